@@ -1,0 +1,90 @@
+"""Units, intervals and the one error type: what every other module counts in."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+GIB = 2**30
+"""Bytes in a GiB: memory as drivers and engines report it."""
+GB = 10**9
+"""Bytes in a GB: vendors' bandwidths and capacities."""
+Z80 = 1.2815515655446004
+"""Standard normal quantile at 0.90: an 80 % interval reaches this many sigmas to each side."""
+
+
+class PlannerError(ValueError):
+    """Bad input, told in one sentence: what is wrong, where, and what would be accepted."""
+
+
+def did_you_mean(name: str, known: Iterable[str], what: str) -> PlannerError:
+    """The error for an unknown `name`: the nearest known ones, or all of them when few."""
+    known = sorted(known)
+    folded = {k.casefold(): k for k in known}
+    close = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.5)]
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known[:12])}{', ...' * (len(known) > 12)}"
+    return PlannerError(f"unknown {what} {name!r}; {hint}")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A predicted figure: `mid`, and the 80 % interval [`lo`, `hi`] around it, all in the same unit."""
+
+    lo: float
+    mid: float
+    hi: float
+
+    @classmethod
+    def exactly(cls, value: float) -> Interval:
+        """A figure that is known, such as arithmetic on a checkpoint's shapes."""
+        return cls(value, value, value)
+
+    @classmethod
+    def spread(cls, mid: float, sigma: float) -> Interval:
+        """Normal around `mid` with standard deviation `sigma`, in the unit of `mid`."""
+        return cls(mid - Z80 * sigma, mid, mid + Z80 * sigma)
+
+    @classmethod
+    def factor(cls, mid: float, sigma: float) -> Interval:
+        """Lognormal around `mid`: `sigma` is the standard deviation of its logarithm (0.1 = about 10 %)."""
+        reach = math.exp(Z80 * sigma)
+        return cls(mid / reach, mid, mid * reach)
+
+    def map(self, function: Callable[[float], float]) -> Interval:
+        """Carry a monotone `function` through the interval."""
+        lo, mid, hi = function(self.lo), function(self.mid), function(self.hi)
+        return Interval(min(lo, hi), mid, max(lo, hi))
+
+    def __add__(self, other: Interval | float) -> Interval:
+        """Sum of independent figures: the half-widths add in quadrature."""
+        if not isinstance(other, Interval):
+            return Interval(self.lo + other, self.mid + other, self.hi + other)
+        mid = self.mid + other.mid
+        down = math.hypot(self.mid - self.lo, other.mid - other.lo)
+        return Interval(mid - down, mid, mid + math.hypot(self.hi - self.mid, other.hi - other.mid))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Interval:
+        return Interval(-self.hi, -self.mid, -self.lo)
+
+    def __sub__(self, other: Interval | float) -> Interval:
+        return self + (-other)
+
+    def __mul__(self, scale: float) -> Interval:
+        return self.map(lambda value: value * scale)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scale: float) -> Interval:
+        return self * (1 / scale)
+
+    def __format__(self, spec: str) -> str:
+        if self.lo == self.hi:
+            return format(self.mid, spec)
+        return f"{self.mid:{spec}} ({self.lo:{spec}} to {self.hi:{spec}})"
+
+    def __str__(self) -> str:
+        return format(self, ".4g")
