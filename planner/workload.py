@@ -1,0 +1,208 @@
+"""Traffic: how long prompts and outputs are, how requests arrive, and traces of both."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+
+from planner.quantities import PlannerError
+from planner.traces import Trace, read_trace
+
+__all__ = ["Lengths", "Trace", "Workload", "read_trace"]
+
+_NORMAL = NormalDist()
+_Z = np.array([_NORMAL.inv_cdf((i + 0.5) / 2000) for i in range(2000)])
+"""2,000 equally likely standard normal values: what a lognormal is integrated over."""
+_Z95 = _NORMAL.inv_cdf(0.95)
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """How many tokens a prompt (or an output) has: a distribution, as its equally likely `values`, ascending."""
+
+    how: Literal["fixed", "uniform", "lognormal", "empirical"]
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    values: np.ndarray = field(compare=False, repr=False)  # [n] tokens
+    misfit: float = 0.0  # the worst of |fitted / asked - 1| over mean, p50 and p95
+
+    @classmethod
+    def _of(cls, how: Literal["fixed", "uniform", "lognormal", "empirical"], values: np.ndarray) -> Lengths:
+        p50, p95, p99 = (float(q) for q in np.quantile(values, (0.50, 0.95, 0.99)))
+        return cls(how, float(values.mean()), p50, p95, p99, values)
+
+    @classmethod
+    def fixed(cls, tokens: float) -> Lengths:
+        """Every request has the same length."""
+        return cls._of("fixed", np.array([_at_least_one(tokens, "length")]))
+
+    @classmethod
+    def uniform(cls, most: float, ratio: float) -> Lengths:
+        """Uniform in [`ratio` x `most`, `most`] tokens, as InferenceX draws its random prompts."""
+        if not 0 <= ratio <= 1:
+            raise PlannerError(f"length_range_ratio must lie between 0 and 1, got {ratio:g}")
+        most = _at_least_one(most, "length")
+        return cls._of("uniform", np.linspace(max(1.0, ratio * most), most, 513)) if ratio < 1 else cls.fixed(most)
+
+    @classmethod
+    def lognormal(
+        cls, mean: float, p95: float | None = None, p50: float | None = None, largest: float | None = None
+    ) -> Lengths:
+        """Lognormal of that mean, cut at `largest`.
+
+        The mean is met exactly, because throughput follows from it. One of `p95` and `p50` fixes the spread; of both,
+        the spread is the one whose logarithms miss them least (`misfit` says by how much); neither: a fixed length.
+        """
+        mean = _at_least_one(mean, "mean length")
+        asked = {q: value for q, value in ((0.95, p95), (0.50, p50)) if value is not None}
+        if not asked:
+            return cls.fixed(mean)
+        if p95 is not None and not mean <= p95 <= mean * math.exp(_Z95**2 / 2):
+            raise PlannerError(
+                f"no lognormal has mean {mean:g} and p95 {p95:g}: p95 must lie between the mean "
+                f"and {math.exp(_Z95**2 / 2):.2f} x the mean"
+            )
+        if p50 is not None and not 1 <= p50 <= mean:
+            raise PlannerError(f"p50 must lie between 1 and the mean of a lognormal ({mean:g}), got {p50:g}")
+        if largest is not None and largest < max(mean, p95 or 0):
+            raise PlannerError(f"the maximum length must not lie below the mean and p95, got {largest:g}")
+
+        def values(sigma: float) -> np.ndarray:
+            shape, scale = np.exp(sigma * _Z), mean
+            for _ in range(50):  # until the distribution has its mean after the cut, and after rounding up to one token
+                cut = np.clip(scale * shape, 1, largest)
+                if abs(cut.mean() / mean - 1) < 1e-6:
+                    break
+                scale *= mean / cut.mean()
+            return cut
+
+        def miss(sigma: float) -> float:
+            cut = values(sigma)
+            return sum(math.log(float(np.quantile(cut, q)) / value) ** 2 for q, value in asked.items())
+
+        low, high = 0.0, _Z95 if p95 is not None else 2 * _Z95  # beyond Z95 a larger sigma lowers p95 again
+        while high - low > 1e-4:  # golden section
+            left, right = high - 0.618 * (high - low), low + 0.618 * (high - low)
+            low, high = (low, right) if miss(left) < miss(right) else (left, high)
+        best = (low + high) / 2
+        found = cls._of("lognormal", values(best))
+        return replace(found, misfit=max(abs(float(np.quantile(found.values, q)) / v - 1) for q, v in asked.items()))
+
+    @classmethod
+    def empirical(cls, tokens: np.ndarray) -> Lengths:
+        """The lengths of a trace, [n] tokens, as they are."""
+        return cls._of("empirical", np.sort(np.asarray(tokens, dtype=float)))
+
+    @property
+    def largest(self) -> float:
+        """The longest length that this distribution knows (a lognormal's: its p99.975)."""
+        return float(self.values[-1])
+
+    def quantile(self, q: float) -> float:
+        """Tokens that a share `q` of requests does not exceed."""
+        return float(np.quantile(self.values, q))
+
+    def cdf(self, tokens: float) -> float:
+        """The share of requests of at most `tokens`."""
+        return float(np.searchsorted(self.values, tokens, side="right") / len(self.values))
+
+    def points(self, n: int = 32) -> np.ndarray:
+        """[n] equally likely lengths: the means of `n` equal slices, so that their mean is the distribution's."""
+        if len(self.values) == 1:
+            return np.full(n, self.values[0])
+        edges = np.linspace(0, len(self.values), n + 1)
+        total = np.interp(edges, np.arange(len(self.values) + 1), np.concatenate(([0.0], np.cumsum(self.values))))
+        return np.diff(total) / np.diff(edges)
+
+    def sample(self, n: int, rng: np.random.Generator) -> np.ndarray:
+        """[n] lengths drawn at random, whole tokens."""
+        return np.maximum(1, np.rint(np.quantile(self.values, rng.random(n)))).astype(np.int64)
+
+    def __str__(self) -> str:
+        if self.how == "fixed":
+            return f"{self.mean:,.0f} tokens"
+        fit = f", {self.how}" + (f", misses the figures asked by up to {self.misfit:.0%}" if self.misfit > 0.02 else "")
+        return f"{self.mean:,.0f} tokens (p50 {self.p50:,.0f}, p95 {self.p95:,.0f}, p99 {self.p99:,.0f}{fit})"
+
+
+def _at_least_one(tokens: float, what: str) -> float:
+    if not (math.isfinite(tokens) and tokens >= 1):
+        raise PlannerError(f"{what} must be at least 1 token, got {tokens:g}")
+    return float(tokens)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Traffic on the whole deployment: open loop (`rate`), closed loop (`concurrency`), or a rate capped by one.
+
+    Of every prompt the first `prefix_tokens` are shared, and a request finds them cached with `prefix_hit_rate`;
+    without `prefix_tokens`, `prefix_hit_rate` is the share of all prompt tokens that is found cached.
+    """
+
+    prompt: Lengths
+    output: Lengths
+    rate: float | None = None  # requests/s
+    concurrency: int | None = None  # requests in flight
+    burstiness: float = 1.0  # gamma shape of the gaps between arrivals; 1 = Poisson
+    prefix_tokens: int = 0
+    prefix_hit_rate: float = 0.0
+    num_prompts: int | None = None  # a measured run's requests; None: 10 x concurrency, or 10 minutes of arrivals
+    trace: Trace | None = field(default=None, compare=False)
+
+    def __post_init__(self) -> None:
+        if self.rate is None and self.concurrency is None:
+            raise PlannerError("a workload needs a rate (requests per second) or a concurrency (requests in flight)")
+        for name in ("rate", "concurrency", "burstiness", "num_prompts"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise PlannerError(f"{name} must be a positive number, got {value:g}")
+        if not 0 <= self.prefix_hit_rate <= 1:
+            raise PlannerError(f"prefix_hit_rate must lie between 0 and 1, got {self.prefix_hit_rate:g}")
+        if self.prefix_tokens < 0:
+            raise PlannerError(f"prefix_tokens must not be negative, got {self.prefix_tokens:g}")
+
+    @classmethod
+    def from_trace(cls, trace: Trace, rate: float | None = None) -> Workload:
+        """A trace as traffic: its own lengths, burstiness and reuse, at its own rate or at `rate` requests/s."""
+        return cls(
+            prompt=Lengths.empirical(trace.prompt),
+            output=Lengths.empirical(trace.output),
+            rate=trace.rate if rate is None else rate,
+            burstiness=trace.burstiness,
+            prefix_hit_rate=trace.prefix_hit_rate,
+            num_prompts=len(trace.arrival),
+            trace=trace,
+        )
+
+    @property
+    def cached_tokens(self) -> float:
+        """Prompt tokens that a request finds in the prefix cache, on average."""
+        return self.prefix_hit_rate * min(self.prefix_tokens or self.prompt.mean, self.prompt.mean)
+
+    def at(self, rate: float) -> Workload:
+        """The same traffic at another arrival rate, requests/s."""
+        return replace(self, rate=rate, concurrency=None)
+
+    def share(self, replicas: int) -> Workload:
+        """What one of `replicas` equal copies sees."""
+        return (
+            self
+            if replicas == 1
+            else replace(
+                self,
+                rate=self.rate and self.rate / replicas,
+                concurrency=self.concurrency and math.ceil(self.concurrency / replicas),
+                num_prompts=self.num_prompts and math.ceil(self.num_prompts / replicas),
+            )
+        )
+
+    def __str__(self) -> str:
+        load = [] if self.rate is None else [f"{self.rate:.3g} requests/s"]
+        load += [] if self.concurrency is None else [f"{self.concurrency:,} in flight"]
+        return f"{', '.join(load)}; prompt {self.prompt}; output {self.output}"
