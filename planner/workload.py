@@ -30,7 +30,6 @@ class Lengths:
     p95: float
     p99: float
     values: np.ndarray = field(compare=False, repr=False)  # [n] tokens
-    misfit: float = 0.0  # the worst of |fitted / asked - 1| over mean, p50 and p95
 
     @classmethod
     def _of(cls, how: Literal["fixed", "uniform", "lognormal", "empirical"], values: np.ndarray) -> Lengths:
@@ -54,45 +53,44 @@ class Lengths:
     def lognormal(
         cls, mean: float, p95: float | None = None, p50: float | None = None, largest: float | None = None
     ) -> Lengths:
-        """Lognormal of that mean, cut at `largest`.
+        """The lognormal that a mean and `p95` (or `p50`) fix, cut at `largest`; with a mean alone, a fixed length.
 
-        The mean is met exactly, because throughput follows from it. One of `p95` and `p50` fixes the spread; of both,
-        the spread is the one whose logarithms miss them least (`misfit` says by how much); neither: a fixed length.
+        Given both, it is bent until all three are met: ln(length / p50) = ln(p95 / p50) t, where t = z / 1.645 of a
+        standard normal z is replaced by t^k between p50 and p95 and by k t below p50 (k = 1: the lognormal itself).
         """
         mean = _at_least_one(mean, "mean length")
-        asked = {q: value for q, value in ((0.95, p95), (0.50, p50)) if value is not None}
-        if not asked:
+        if p95 is not None and p50 is None:
+            if not mean <= p95 <= mean * math.exp(_Z95**2 / 2):
+                raise PlannerError(
+                    f"no lognormal has mean {mean:g} and p95 {p95:g}: p95 must lie between the mean "
+                    f"and {math.exp(_Z95**2 / 2):.2f} x the mean; give p50 too for a longer tail"
+                )
+            p50 = mean * math.exp(-((_Z95 - math.sqrt(_Z95**2 - 2 * math.log(p95 / mean))) ** 2) / 2)
+        elif p50 is not None and p95 is None:
+            if not 1 <= p50 <= mean:
+                raise PlannerError(f"no lognormal has mean {mean:g} and p50 {p50:g}: p50 must not exceed the mean")
+            p95 = p50 * math.exp(_Z95 * math.sqrt(2 * math.log(mean / p50)))
+        if p50 is None or p95 is None:
             return cls.fixed(mean)
-        if p95 is not None and not mean <= p95 <= mean * math.exp(_Z95**2 / 2):
+        if not 1 <= p50 <= p95 <= (largest or math.inf):
+            raise PlannerError(f"lengths must not fall from 1 over p50 and p95 to max, got {p50:g}, {p95:g}, {largest}")
+        median, spread = p50, math.log(p95 / p50)
+
+        def bent(log_k: float) -> np.ndarray:
+            k, t = math.exp(log_k), _Z / _Z95
+            curve = np.where(t < 0, k * t, np.where(t < 1, np.abs(t) ** k, t))
+            return np.clip(median * np.exp(spread * curve), 1, largest)
+
+        low, high = -4.0, 4.0  # the mean falls as k grows
+        if not bent(high).mean() * 0.999 <= mean <= bent(low).mean() * 1.001:
             raise PlannerError(
-                f"no lognormal has mean {mean:g} and p95 {p95:g}: p95 must lie between the mean "
-                f"and {math.exp(_Z95**2 / 2):.2f} x the mean"
+                f"no lengths have p50 {p50:g}, p95 {p95:g} and mean {mean:g}: with these two the mean lies "
+                f"between {bent(high).mean():.4g} and {bent(low).mean():.4g}"
             )
-        if p50 is not None and not 1 <= p50 <= mean:
-            raise PlannerError(f"p50 must lie between 1 and the mean of a lognormal ({mean:g}), got {p50:g}")
-        if largest is not None and largest < max(mean, p95 or 0):
-            raise PlannerError(f"the maximum length must not lie below the mean and p95, got {largest:g}")
-
-        def values(sigma: float) -> np.ndarray:
-            shape, scale = np.exp(sigma * _Z), mean
-            for _ in range(50):  # until the distribution has its mean after the cut, and after rounding up to one token
-                cut = np.clip(scale * shape, 1, largest)
-                if abs(cut.mean() / mean - 1) < 1e-6:
-                    break
-                scale *= mean / cut.mean()
-            return cut
-
-        def miss(sigma: float) -> float:
-            cut = values(sigma)
-            return sum(math.log(float(np.quantile(cut, q)) / value) ** 2 for q, value in asked.items())
-
-        low, high = 0.0, _Z95 if p95 is not None else 2 * _Z95  # beyond Z95 a larger sigma lowers p95 again
-        while high - low > 1e-4:  # golden section
-            left, right = high - 0.618 * (high - low), low + 0.618 * (high - low)
-            low, high = (low, right) if miss(left) < miss(right) else (left, high)
-        best = (low + high) / 2
-        found = cls._of("lognormal", values(best))
-        return replace(found, misfit=max(abs(float(np.quantile(found.values, q)) / v - 1) for q, v in asked.items()))
+        for _ in range(40):
+            middle = (low + high) / 2
+            low, high = (middle, high) if bent(middle).mean() > mean else (low, middle)
+        return cls._of("lognormal", bent(low))
 
     @classmethod
     def empirical(cls, tokens: np.ndarray) -> Lengths:
@@ -127,8 +125,7 @@ class Lengths:
     def __str__(self) -> str:
         if self.how == "fixed":
             return f"{self.mean:,.0f} tokens"
-        fit = f", {self.how}" + (f", misses the figures asked by up to {self.misfit:.0%}" if self.misfit > 0.02 else "")
-        return f"{self.mean:,.0f} tokens (p50 {self.p50:,.0f}, p95 {self.p95:,.0f}, p99 {self.p99:,.0f}{fit})"
+        return f"{self.mean:,.0f} tokens (p50 {self.p50:,.0f}, p95 {self.p95:,.0f}, p99 {self.p99:,.0f}, {self.how})"
 
 
 def _at_least_one(tokens: float, what: str) -> float:

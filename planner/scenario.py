@@ -1,0 +1,263 @@
+"""A capacity question as its owner writes it down: one YAML file, checked on load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from planner.catalog import CATALOGS, Entry, check, read_yaml
+from planner.engines import Engine, EngineArgs, engine
+from planner.framework import Traits
+from planner.hardware import Gpu, gpu, interconnect
+from planner.models import model
+from planner.quantities import GIB, PlannerError, did_you_mean
+from planner.workload import Lengths, Workload, read_trace
+
+SCENARIOS = CATALOGS / "scenarios"
+Metric = Literal["ttft", "itl", "tpot", "e2e"]
+Percentile = Literal["mean", "p50", "p95", "p99"]
+
+
+class LengthsEntry(Entry):
+    """Tokens per request; with a mean alone every request has that length."""
+
+    mean: PositiveFloat
+    p50: PositiveFloat | None = None
+    p95: PositiveFloat | None = None
+    max: PositiveFloat | None = None
+
+
+class PrefixEntry(Entry):
+    """The shared beginning of the prompts."""
+
+    tokens: NonNegativeInt = 0
+    hit_rate: NonNegativeFloat = 1.0
+
+
+class WorkloadEntry(Entry):
+    """Traffic: lengths or a trace; a rate, or a number of requests to finish within some hours."""
+
+    prompt_tokens: LengthsEntry | None = None
+    output_tokens: LengthsEntry | None = None
+    trace: str | None = None
+    rate: PositiveFloat | None = None
+    burstiness: PositiveFloat | None = None
+    requests: PositiveInt | None = None
+    within_hours: PositiveFloat | None = None
+    shared_prefix: PrefixEntry | None = None
+
+
+class GpuEntry(Entry):
+    """One kind of GPU that may be used."""
+
+    gpu: str
+    at_most: PositiveInt
+    gpus_per_node: PositiveInt | None = None
+    interconnect: str | None = None
+
+
+class SpeculationEntry(Entry):
+    """Speculative decoding that may be switched on."""
+
+    method: str
+    num_speculative_tokens: PositiveInt
+    acceptance_rate: NonNegativeFloat
+    draft_model: str | None = None
+
+
+class ScenarioEntry(Entry):
+    """A scenario file; `catalogs/scenarios/chat-70b.yaml` explains every field."""
+
+    question: str
+    model: str
+    quantization: tuple[str, ...] = ("checkpoint",)
+    kv_cache_dtype: tuple[str, ...] = ("auto",)
+    gpus: tuple[GpuEntry, ...]
+    engine: str = "vllm"
+    engine_version: str | None = None
+    engine_args: dict[str, int | float | bool | str] = {}
+    workload: WorkloadEntry
+    service_level: dict[Metric, dict[Percentile, PositiveFloat]] = {}
+    context_buffer: NonNegativeFloat = 0.1
+    prices: dict[str, PositiveFloat] = {}
+    other_tenants_gib: NonNegativeFloat = 0.0
+    speculation: SpeculationEntry | None = None
+    traits: dict[str, bool] = {}
+
+
+@dataclass(frozen=True)
+class CandidateGpu:
+    """A GPU that may be used, how many of it at most, and how they are wired (None: as the catalog says)."""
+
+    gpu: Gpu
+    at_most: int
+    gpus_per_node: int | None = None
+    interconnect: str | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """One promise of the service level: `metric` at `percentile` takes at most `seconds`."""
+
+    metric: Metric
+    percentile: Percentile
+    seconds: float
+
+    def __str__(self) -> str:
+        limit = f"{self.seconds * 1e3:,.0f} ms" if self.seconds < 10 else f"{self.seconds:,.0f} s"
+        return f"{self.percentile} {self.metric.upper()} of at most {limit}"
+
+
+@dataclass(frozen=True)
+class SpeculationOption:
+    """Speculative decoding as the scenario offers it; `draft_model` is loaded when a deployment is made."""
+
+    method: str
+    num_speculative_tokens: int
+    acceptance_rate: float
+    draft_model: str | None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is asked: a model, the hardware to choose from, the traffic and the service level."""
+
+    name: str
+    question: str
+    model: str
+    quantizations: tuple[str | None, ...]  # None: as the checkpoint is
+    kv_cache_dtypes: tuple[str, ...]
+    gpus: tuple[CandidateGpu, ...]
+    engine: Engine
+    workload: Workload
+    service_level: tuple[Target, ...]
+    offline: bool = (
+        False  # all requests are there at once; `workload.rate` is the throughput that the deadline asks for
+    )
+    engine_args: Mapping[str, int | float | bool | str] = field(default_factory=dict)
+    context_buffer: float = 0.1
+    prices: Mapping[str, float] = field(default_factory=dict)
+    other_tenants: int = 0  # bytes on each GPU
+    speculation: SpeculationOption | None = None
+    traits: Traits = Traits()
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.model} on {' or '.join(c.gpu.name for c in self.gpus)}; {self.workload}"
+
+
+def scenarios() -> tuple[str, ...]:
+    """Names of the shipped scenarios."""
+    return tuple(sorted(path.stem for path in SCENARIOS.glob("*.yaml")))
+
+
+def load_scenario(name: str | Path) -> Scenario:
+    """The shipped scenario `name`, or the one in the YAML file `name`; `PlannerError` for whatever is wrong in it."""
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = SCENARIOS / f"{name}.yaml"
+        if not path.is_file():
+            raise did_you_mean(str(name), scenarios(), "scenario")
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise PlannerError(f"{path.name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
+    return scenario(data, path.stem, path.parent)
+
+
+def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Scenario:
+    """A scenario from the fields of a file called `name`; a trace is looked for from `folder`."""
+    entry = check(ScenarioEntry, data, name)
+    try:
+        chosen = engine(entry.engine, entry.engine_version)
+        named = {gpu(key).name: usd for key, usd in entry.prices.items()}
+        found = Scenario(
+            name=name,
+            question=entry.question,
+            model=entry.model,
+            quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
+            kv_cache_dtypes=entry.kv_cache_dtype,
+            gpus=tuple(CandidateGpu(gpu(g.gpu), g.at_most, g.gpus_per_node, g.interconnect) for g in entry.gpus),
+            engine=chosen,
+            workload=_workload(entry.workload, folder),
+            service_level=tuple(
+                Target(metric, percentile, limit / 1e3)
+                for metric, limits in entry.service_level.items()
+                for percentile, limit in limits.items()
+            ),
+            offline=entry.workload.requests is not None,
+            engine_args=_known(entry.engine_args, EngineArgs.__dataclass_fields__, "engine argument"),
+            context_buffer=entry.context_buffer,
+            prices=named,
+            other_tenants=round(entry.other_tenants_gib * GIB),
+            speculation=entry.speculation and SpeculationOption(**entry.speculation.model_dump()),
+            traits=Traits(**_known(entry.traits, Traits.__dataclass_fields__, "trait")),
+        )
+        _possible(found)
+    except PlannerError as error:
+        raise PlannerError(f"{name}: {error}") from None
+    return found
+
+
+def _known(given: Mapping[str, bool | int | float | str], known: Mapping[str, object], what: str) -> Mapping:
+    for key in given:
+        if key not in known:
+            raise did_you_mean(key, known, what)
+    return given
+
+
+def _workload(entry: WorkloadEntry, folder: Path) -> Workload:
+    """The traffic of a scenario file; its own figures win over the trace's."""
+    rate = entry.rate
+    if (entry.requests is None) != (entry.within_hours is None):
+        raise PlannerError("workload: requests and within_hours go together")
+    if entry.requests and entry.within_hours:
+        if rate is not None:
+            raise PlannerError("workload: give a rate, or requests within_hours, not both")
+        rate = entry.requests / (entry.within_hours * 3600)
+    prefix = entry.shared_prefix or PrefixEntry(hit_rate=0.0)
+    if entry.trace is not None:
+        base = Workload.from_trace(read_trace(folder / entry.trace), rate)
+        prompt, output, burstiness, rate = base.prompt, base.output, base.burstiness, base.rate
+        hit_rate, trace = base.prefix_hit_rate, base.trace
+    elif rate is None:
+        raise PlannerError("workload: needs a rate (requests per second), a trace, or requests with within_hours")
+    else:
+        prompt = output = None
+        burstiness, hit_rate, trace = 1.0, 0.0, None
+    return Workload(
+        prompt=_lengths(entry.prompt_tokens, "prompt_tokens", prompt),
+        output=_lengths(entry.output_tokens, "output_tokens", output),
+        rate=rate,
+        burstiness=entry.burstiness or burstiness,
+        prefix_tokens=prefix.tokens,
+        prefix_hit_rate=prefix.hit_rate if entry.shared_prefix else hit_rate,
+        num_prompts=entry.requests,
+        trace=trace,
+    )
+
+
+def _lengths(entry: LengthsEntry | None, field: str, measured: Lengths | None) -> Lengths:
+    if entry is None and measured is None:
+        raise PlannerError(f"workload: needs {field} (mean, and p50 or p95) or a trace")
+    if entry is None:
+        return measured
+    try:
+        return Lengths.lognormal(entry.mean, entry.p95, entry.p50, entry.max)
+    except PlannerError as error:
+        raise PlannerError(f"workload, {field}: {error}") from None
+
+
+def _possible(scenario: Scenario) -> None:
+    """Raise `PlannerError` for what is well-formed but cannot be meant."""
+    if not scenario.gpus:
+        raise PlannerError("gpus: name at least one candidate GPU")
+    if not scenario.service_level and not scenario.offline:
+        raise PlannerError("service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)")
+    for quantization in scenario.quantizations or (None,):
+        model(scenario.model, quantization=quantization)
+    for candidate in scenario.gpus:
+        if candidate.interconnect:
+            interconnect(candidate.gpu, candidate.interconnect)
