@@ -1,0 +1,101 @@
+"""Read a `config.json` with care: synonyms, class defaults, types and ranges checked, every refusal a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.quantities import PlannerError
+
+_MISSING: Any = object()
+_SYNONYMS = {
+    "hidden_size": ("n_embd", "d_model", "dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "num_query_groups", "multi_query_group_num"),
+    "intermediate_size": ("ffn_hidden_size", "n_inner", "ffn_dim"),
+    "vocab_size": ("padded_vocab_size",),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_sequence_length", "model_max_length"),
+    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts", "num_moe_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "moe_k", "top_k_experts", "moe_topk",
+                            "moe_top_k"),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    "moe_intermediate_size": ("expert_intermediate_size", "expert_ffn_hidden_size"),
+    "num_nextn_predict_layers": ("mtp_num_hidden_layers",),
+    "sliding_window": ("sliding_window_size",),
+}  # fmt: skip
+
+
+class Fields:
+    """One (sub)configuration, with the defaults that its class has where the file is silent."""
+
+    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "config.json") -> None:
+        self.config, self.defaults, self.where = config, defaults, where
+        self.warnings: list[str] = []
+
+    def has(self, name: str) -> bool:
+        """The file states the field, be it null."""
+        return any(key in self.config for key in (name, *_SYNONYMS.get(name, ())))
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The file's value, else the class default, else `default`; null counts as silence."""
+        for key in (name, *_SYNONYMS.get(name, ())):
+            if self.config.get(key) is not None:
+                return self.config[key]
+        return self.defaults.get(name, default)
+
+    def refuse(self, name: str, accepted: str, value: Any) -> PlannerError:
+        """The error for a field whose value cannot be used."""
+        return PlannerError(f"{self.where}, field {name}: expected {accepted}, got {value!r:.60}")
+
+    def whole(self, name: str, default: Any = _MISSING, least: int = 1, most: int = 2**20) -> Any:
+        """A whole number in [least, most]; without a `default` the field must be there or have a class default."""
+        value = self.get(name, default)
+        if value is _MISSING:
+            known = ", ".join((name, *_SYNONYMS.get(name, ())))
+            raise PlannerError(f"{self.where}: field {name} is missing; looked for {known}")
+        if default is _MISSING and name in self.defaults and all(
+            self.config.get(key) is None for key in (name, *_SYNONYMS.get(name, ()))
+        ):
+            self.warnings.append(f"{self.where} does not state {name}: {value}, its class default, is assumed")
+        if value is default:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value not in range(
+            least, most + 1
+        ):
+            raise self.refuse(name, f"a whole number from {least} to {most}", value)
+        return int(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.refuse(name, "true or false", value)
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string."""
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            raise self.refuse(name, "a string", value)
+        return value
+
+    def items(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> list[Any]:
+        """A list of `kind`, empty when the field is absent; at least `count` long when `count` is given."""
+        value = self.get(name)
+        if value is None:
+            return []
+        if isinstance(value, str) and kind is str:
+            value = list(value)
+        if not isinstance(value, list | tuple) or not all(isinstance(item, kind) for item in value):
+            raise self.refuse(name, f"a list of {getattr(kind, '__name__', 'number')}", value)
+        if count is not None and value and len(value) < count:
+            raise self.refuse(name, f"one entry for each of the {count} layers", value)
+        return list(value) if count is None else list(value[:count])
+
+    def sub(self, name: str) -> Mapping[str, Any] | None:
+        """A nested configuration, or None when absent."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.refuse(name, "a mapping", value)
+        return value

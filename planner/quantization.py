@@ -1,0 +1,206 @@
+"""How a checkpoint's weights are stored: which matrices are quantized, and to how many bytes.
+
+Formats as vLLM 0.20.2 to 0.33.0 create their parameters (model_executor/layers/quantization/).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import ceil
+from typing import Any
+
+from planner.architecture import Weight
+from planner.quantities import PlannerError, did_you_mean
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One storage format: `bits` per element, and per group of `group` = (rows, columns) a scale and a zero point."""
+
+    method: str
+    bits: float
+    activation: str = "bf16"  # what the matrix product runs in: bf16 fp8 int8 fp4
+    group: tuple[int, int] = (0, 0)  # 0: the whole dimension
+    scale_bytes: float = 4
+    zero_bits: float = 0
+    column_bytes: float = 0  # per input: GPTQ's g_idx
+
+    def bytes(self, rows: int, cols: int) -> float:
+        """Bytes of a `rows` x `cols` matrix with its scales."""
+        groups = ceil(rows / (self.group[0] or rows)) * ceil(cols / (self.group[1] or cols))
+        return rows * cols * self.bits / 8 + groups * (self.scale_bytes + self.zero_bits / 8) + cols * self.column_bytes
+
+
+SCHEMES = {
+    "fp8": Scheme("fp8", 8, "fp8"),
+    "fp8_channel": Scheme("fp8", 8, "fp8", (1, 0)),
+    "fp8_block": Scheme("fp8_block", 8, "fp8", (128, 128)),
+    "int8": Scheme("int8", 8, "int8", (1, 0)),
+    "awq": Scheme("awq", 4, "bf16", (1, 128), 2, 4),
+    "gptq": Scheme("gptq", 4, "bf16", (1, 128), 2, 4, 4),
+    "int4": Scheme("compressed-tensors", 4, "bf16", (1, 128), 2),
+    "nvfp4": Scheme("nvfp4", 4, "fp4", (1, 16), 1),
+    "mxfp4": Scheme("mxfp4", 4, "bf16", (1, 32), 1),
+    "bitsandbytes": Scheme("bitsandbytes", 4, "bf16", (1, 64), 4),
+}
+"""Formats by the name that a user may give."""
+_SPELLINGS = {
+    "none": None, "bf16": None, "bfloat16": None, "fp16": None, "float16": None, "auto": None,
+    "fp8_dynamic": "fp8_channel", "fp8-dynamic": "fp8_channel", "compressed-tensors": "fp8_channel", "w8a8": "int8",
+    "quantized.w8a8": "int8", "w4a16": "int4", "quantized.w4a16": "int4", "w8a16": "int8", "fp4": "nvfp4",
+    "modelopt": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq", "gptq-int4": "gptq",
+    "awq-int4": "awq", "bnb": "bitsandbytes", "nf4": "bitsandbytes", "bnb-4bit": "bitsandbytes",
+    "deepseek_v4_fp8": "fp8_block",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The formats of a checkpoint: the first whose pattern matches a module's path holds, unless `ignore` does."""
+
+    method: str
+    schemes: tuple[tuple[str, Scheme], ...] = ()  # (regular expression of module paths, format)
+    ignore: str = ""  # regular expression of module paths that stay in the model's dtype
+
+    @property
+    def main(self) -> Scheme | None:
+        """The format of most weights; None when nothing is quantized."""
+        return min((scheme for _, scheme in self.schemes), key=lambda scheme: scheme.bits, default=None)
+
+    @property
+    def weight_bits(self) -> float:
+        """Bits per element of the quantized matrices; 16 when there are none."""
+        return self.main.bits if self.main else 16
+
+    @property
+    def group_size(self) -> int | None:
+        """Columns that share a scale; None when whole rows or matrices do."""
+        return (self.main.group[1] or None) if self.main else None
+
+    @property
+    def activation(self) -> str:
+        """What quantized matrix products run in: bf16, fp8, int8 or fp4."""
+        return self.main.activation if self.main else "bf16"
+
+    @cached_property
+    def _patterns(self) -> tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], Scheme], ...]]:
+        return re.compile(self.ignore or r"(?!)"), tuple((re.compile(p), s) for p, s in self.schemes)
+
+    def scheme(self, weight: Weight, prefix: str = "") -> Scheme | None:
+        """The format of `weight` in the module `prefix` ("layers.3."); None: the model's dtype."""
+        if not weight.linear or not self.schemes:
+            return None
+        ignore, schemes = self._patterns
+        path = prefix + weight.name
+        if ignore.search(path):
+            return None
+        return next((scheme for pattern, scheme in schemes if pattern.search(path)), None)
+
+
+_EXCLUSIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules")
+NONE = Quantization("none")
+
+
+def named(name: str) -> Quantization:
+    """The quantization a user asks for by name, on all linear layers but the head; `PlannerError` if unknown."""
+    folded = name.casefold().replace(" ", "")
+    key = _SPELLINGS.get(folded, folded)
+    if key is None:
+        return NONE
+    if key not in SCHEMES:
+        raise did_you_mean(name, (*SCHEMES, *_SPELLINGS), "quantization")
+    targets = r"mlp\.experts" if key == "mxfp4" else ""
+    return Quantization(SCHEMES[key].method, ((targets, SCHEMES[key]),), _union(["lm_head", "re:.*vision.*"]))
+
+
+def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quantization:
+    """The quantization that a `quantization_config` (or ModelOpt's `hf_quant_config.json`) describes."""
+    text = config.get("text_config")
+    found = config.get("quantization_config") or config.get("compression_config")
+    if not found and isinstance(text, Mapping):
+        found = text.get("quantization_config")
+    if not found:
+        return NONE
+    if not isinstance(found, Mapping):
+        raise PlannerError(f"{where}, field quantization_config: expected a mapping, got {found!r:.60}")
+    nested = found.get("quantization")
+    q: Mapping[str, Any] = nested if isinstance(nested, Mapping) else found
+    method = str(q.get("quant_method") or q.get("quant_algo") or "").lower()
+    ignored = [item for key in _EXCLUSIONS if isinstance(q.get(key), list) for item in q[key] if isinstance(item, str)]
+    groups = q.get("config_groups")
+    if isinstance(groups, Mapping) and groups:
+        schemes = tuple(_group(group, f"{where}, quantization_config.config_groups.{name}")
+                        for name, group in groups.items())  # fmt: skip
+        return Quantization(schemes[0][1].method, schemes, _union([*ignored, "lm_head"] if not any(
+            "lm_head" in pattern for pattern, _ in schemes) else ignored))  # fmt: skip
+    scheme = _whole(q, method, where)
+    targets = ""
+    if method == "mxfp4":
+        targets = r"mlp\.experts"
+    if not q.get("lm_head"):
+        ignored.append("lm_head")
+    return Quantization(scheme.method, ((targets, scheme),), _union(ignored))
+
+
+def _whole(q: Mapping[str, Any], method: str, where: str) -> Scheme:
+    """The one format of a checkpoint without groups of formats."""
+    algo = str(q.get("quant_algo") or "").lower()
+    block = q.get("weight_block_size")
+    if method in ("fp8", "modelopt", "fbgemm_fp8", "deepseek_v4_fp8") and algo in ("", "fp8"):
+        if isinstance(block, list) and len(block) == 2 and all(isinstance(side, int) and side > 0 for side in block):
+            return Scheme("fp8_block", 8, "fp8", (block[0], block[1]))
+        return SCHEMES["fp8_channel" if method == "fbgemm_fp8" else "fp8"]
+    if "nvfp4" in (method, algo):
+        return SCHEMES["nvfp4"]
+    if method in ("awq", "gptq", "auto-round", "auto_gptq"):
+        bits, group = q.get("bits", q.get("w_bit", 4)), q.get("group_size", q.get("q_group_size", 128))
+        if bits not in (2, 3, 4, 8) or not isinstance(group, int):
+            raise PlannerError(f"{where}, field quantization_config.bits: expected 2, 3, 4 or 8, got {bits!r:.40}")
+        awq = method == "awq"
+        return Scheme("awq" if awq else "gptq", bits, "bf16", (1, max(group, 0)), 2, bits, 0 if awq else 4)
+    if method == "bitsandbytes":
+        return SCHEMES["bitsandbytes"] if q.get("load_in_4bit", True) else SCHEMES["int8"]
+    if method in SCHEMES:
+        return SCHEMES[method]
+    raise PlannerError(f"{where}, field quantization_config.quant_method: {did_you_mean(method, SCHEMES, 'method')}")
+
+
+def _group(group: Any, where: str) -> tuple[str, Scheme]:
+    """One group of a compressed-tensors or ModelOpt configuration: the modules it targets and their format."""
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping):
+        raise PlannerError(f"{where}: expected a mapping with the field weights, got {group!r:.60}")
+    bits, floating = weights.get("num_bits", 8), weights.get("type", "int") == "float"
+    size, inputs = weights.get("group_size"), group.get("input_activations")
+    strategy = str(weights.get("strategy") or ("group" if size else "tensor"))
+    if bits not in (4, 8) or not (size is None or isinstance(size, int)):
+        raise PlannerError(f"{where}, field weights.num_bits: expected 4 or 8, got {bits!r:.40}")
+    if floating and bits == 4:
+        scheme = SCHEMES["nvfp4" if size == 16 else "mxfp4"]
+        if not inputs:
+            scheme = Scheme(scheme.method, 4, "bf16", scheme.group, scheme.scale_bytes)
+    elif bits == 8 and (floating or inputs):
+        activation = ("fp8" if floating else "int8") if inputs else "bf16"
+        shape = {"channel": (1, 0), "block": (128, 128), "group": (1, size or 0)}.get(strategy, (0, 0))
+        scheme = Scheme("fp8" if floating else "int8", 8, activation, shape, 4)
+    else:
+        symmetric = weights.get("symmetric", True)
+        scheme = Scheme("compressed-tensors", bits, "bf16", (1, max(size or 0, 0)), 2, 0 if symmetric else bits)
+    targets = [item for item in group.get("targets") or [] if isinstance(item, str)]
+    return ("" if not targets or "Linear" in targets else _union(targets)), scheme
+
+
+def _union(patterns: list[str]) -> str:
+    """One regular expression for module names, globs and `re:` expressions, whatever wraps the decoder's path."""
+    return "|".join(dict.fromkeys(map(_expression, patterns)))
+
+
+def _expression(pattern: str) -> str:
+    if pattern.startswith("re:"):
+        return f"(?:{pattern[3:]})"
+    bare = re.sub(r"^(model\.|language_model\.|\*\.)+", "", pattern)
+    bare = re.escape(bare).replace(r"\*", ".*")
+    return rf"(?:(?:^|\.){bare}(?:$|\.))"
