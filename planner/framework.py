@@ -67,15 +67,7 @@ class Framework(Entry):
     """One entry of `catalogs/frameworks.yaml`."""
 
     title: str
-    vendors: tuple[str, ...]
-    architectures: tuple[str, ...] | None = None
     rules: tuple[Rule, ...]
-
-    def serves(self, gpu: Gpu) -> bool:
-        """Whether the framework runs on this GPU at all."""
-        return gpu.vendor.casefold() in self.vendors and (
-            self.architectures is None or gpu.architecture.casefold() in self.architectures
-        )
 
 
 @cache
@@ -144,7 +136,8 @@ def choose(traits: Traits, gpus: Iterable[Gpu]) -> FrameworkChoice:
 
 def _score(name: str, framework: Framework, words: set[str], gpus: tuple[Gpu, ...]) -> Score:
     reasons = tuple(rule for rule in framework.rules if words.issuperset(rule.when))
-    ruled_out = "" if any(map(framework.serves, gpus)) else f"does not serve on {', '.join(gpu.name for gpu in gpus)}"
+    serves = any(name in gpu.supported for gpu in gpus)
+    ruled_out = "" if serves else f"does not serve on {', '.join(gpu.name for gpu in gpus)}"
     return Score(name, framework.title, sum(rule.points for rule in reasons), reasons, ruled_out)
 
 

@@ -1,0 +1,202 @@
+"""From plan to operation: launch command, systemd unit, verifying benchmark, alerts and checklist, all as text.
+
+What each engine calls its flags, and why each is set, stands in `templates/flags/ENGINE.j2`.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.catalog import CATALOGS, Entry, check, read_yaml
+from planner.deployment import Deployment
+from planner.engines import Engine, release
+from planner.memory import MemoryPlan
+from planner.models import model
+from planner.quantities import GIB, PlannerError
+from planner.scenario import Target
+from planner.workload import Workload
+
+if TYPE_CHECKING:
+    import jinja2
+    import pandas as pd
+
+    from planner.steady import Performance
+
+DRAIN_S = 120
+"""Seconds that requests in flight get to finish when the server is stopped."""
+DIRECTORY = "/opt/headroom"
+"""Where the systemd unit expects `serve.sh`."""
+PROGRAMS = {
+    "vllm": ("vllm serve {model}", 8000),
+    "sglang": ("python -m sglang.launch_server --model-path {model}", 30000),
+    "trtllm": ("trtllm-serve {model}", 8000),
+    "tgi": ("text-generation-launcher --model-id {model}", 3000),
+}
+"""How each engine is started, and the port of its first replica."""
+VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
+"""The variable by which each vendor's runtime hides GPUs from a process."""
+METRICS = {
+    "ttft": "vllm:time_to_first_token_seconds",
+    "itl": "vllm:inter_token_latency_seconds",
+    "tpot": "vllm:request_time_per_output_token_seconds",
+    "e2e": "vllm:e2e_request_latency_seconds",
+}
+"""Latency histograms of vLLM's V1 engine, read from the running 0.20.2 and 0.33.0."""
+RAMP = (0.25, 0.5, 0.75, 1.0, 1.25)
+"""Shares of the planned rate worth benchmarking: up to it, and once beyond."""
+
+
+class Options(Entry):
+    """One file of `catalogs/flags/`: the options that an engine version accepts."""
+
+    source: str
+    date: str
+    options: str
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One option of a launch command, and why it is there."""
+
+    name: str
+    value: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name if self.value is None else f"{self.name} {shlex.quote(self.value)}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start one replica: program, flags with their reasons, first port."""
+
+    deployment: Deployment
+    program: str
+    port: int
+    flags: tuple[Flag, ...]
+
+    def frame(self) -> pd.DataFrame:
+        """One row per flag: flag, value, reason."""
+        import pandas as pd
+
+        rows = [(flag.name, flag.value or "", flag.reason) for flag in self.flags]
+        return pd.DataFrame(rows, columns=["flag", "value", "reason"])
+
+    def __str__(self) -> str:
+        return " \\\n  ".join([self.program, *map(str, self.flags)])
+
+
+@cache
+def options(engine: Engine) -> frozenset[str]:
+    """The long options of this engine version, by the nearest earlier list; empty where no list is known."""
+    lists = {path.stem.partition("-")[2]: path for path in (CATALOGS / "flags").glob(f"{engine.name}-*.yaml")}
+    known = [version for version in lists if release(version) <= engine.release]
+    if not known:
+        return frozenset()
+    path = lists[max(known, key=release)]
+    return frozenset(check(Options, read_yaml(path), path.name).options.split())
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    import jinja2
+
+    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    environment = jinja2.Environment(
+        loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    environment.filters |= {"quote": shlex.quote, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}"}
+    return environment
+
+
+def _render(template: str, **values: Any) -> str:
+    return _templates().get_template(f"{template}.j2").render(**values)
+
+
+def launch(deployment: Deployment, memory: MemoryPlan, workload: Workload) -> Launch:
+    """The command for one replica of `deployment`; `PlannerError` if its engine version lacks an option it needs."""
+    engine, args, speculation = deployment.engine, deployment.args, deployment.speculation
+    can = options(engine)
+    quantization = deployment.model.quantization.method
+    speculative = speculation and {
+        "method": speculation.method,
+        "num_speculative_tokens": speculation.num_speculative_tokens,
+        **({"model": speculation.draft.name} if speculation.draft else {}),
+    }
+    left = memory.total - memory.weights.mid - memory.activation.mid - memory.non_torch.mid
+    text = _render(
+        f"flags/{engine.name}",
+        args=args,
+        layout=deployment.layout,
+        can=can,
+        drain_s=DRAIN_S,
+        speculative=speculative,
+        online_quantization=quantization if quantization != model(deployment.model.name).quantization.method else "",
+        total_gib=memory.total / GIB,
+        fit=memory.sequences_that_fit(round(workload.prompt.mean + workload.output.mean)),
+        p99_tokens=workload.prompt.p99 + workload.output.p99,
+        p99_prompt=math.ceil(workload.prompt.p99),
+        static_share=(memory.weights.mid + memory.kv_available.mid) / memory.total,
+        free_share=memory.kv_available.mid / left,
+    )
+    flags = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        option, _, reason = line.rpartition("  # ")
+        name, _, value = option.partition(" ")
+        if can and name not in can:
+            raise PlannerError(f"{engine.name} {engine.version} has no option {name}")
+        flags.append(Flag(name, value or None, reason))
+    program, port = PROGRAMS[engine.name]
+    return Launch(deployment, program.format(model=shlex.quote(deployment.model.name)), port, tuple(flags))
+
+
+def _title(deployment: Deployment) -> str:
+    engine = deployment.engine
+    return f"{deployment.model.name} on {deployment.layout} of {deployment.gpu.name}, {engine.name} {engine.version}"
+
+
+FILES = ("serve.sh", "headroom@.service", "bench.sh", "alerts.yml", "checklist.md")
+"""What `documents` writes; alert rules only for vLLM, whose metric names are known here."""
+
+
+def documents(
+    command: Launch,
+    memory: MemoryPlan,
+    performance: Performance,
+    workload: Workload,
+    targets: Sequence[Target],
+    ramp: Mapping[float, Performance],
+    usd_per_hour: float | None = None,
+) -> dict[str, str]:
+    """File name -> text: shell script, systemd template unit, benchmark, Prometheus rules, checklist (Markdown).
+
+    `performance` and `workload` are the whole deployment's; `ramp` maps requests/s on ONE replica to what the plan
+    expects there, and `bench.sh` runs these rates.
+    """
+    deployment = command.deployment
+    layout, engine = deployment.layout, deployment.engine
+    values = {
+        "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
+        "launch": command,
+        "d": deployment,
+        "layout": layout,
+        "nodes": math.ceil(layout.gpus_per_replica / deployment.gpus_per_node),
+        "visible": VISIBLE[deployment.gpu.vendor],
+        "directory": DIRECTORY,
+        "drain_s": DRAIN_S,
+        "memory": memory,
+        "performance": performance,
+        "workload": workload,
+        "targets": targets,
+        "ramp": dict(sorted(ramp.items())),
+        "metrics": METRICS,
+        "checked": bool(options(engine)),
+        "usd_per_hour": usd_per_hour,
+    }
+    return {name: _render(name, **values) for name in FILES if engine.name == "vllm" or name != "alerts.yml"}
