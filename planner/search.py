@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import TYPE_CHECKING
 
+from planner.candidate import Candidate, describe, judge
 from planner.deployment import Deployment, deploy_on
 from planner.engines import Engine, release
 from planner.hardware import Gpu
 from planner.memory import plan
 from planner.models import model
 from planner.parallelism import legal_layouts
-from planner.predict import Prediction, evaluate
+from planner.predict import evaluate
 from planner.prices import price_per_hour
 from planner.quantities import PlannerError
 from planner.scenario import Scenario
@@ -32,70 +33,8 @@ LENGTH_STEP = 256
 """max_model_len is rounded up to a multiple of this."""
 SEQS_STEP = 8
 """max_num_seqs is a multiple of this: CUDA graphs are captured at such batch sizes."""
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A legal deployment with as many replicas as the traffic needs (or as the scenario allows)."""
-
-    deployment: Deployment
-    prediction: Prediction
-    misses: tuple[str, ...]  # what it does not meet at the middle of its intervals
-    risks: tuple[str, ...]  # what it does not meet at their pessimistic ends
-    constraints: tuple[str, ...]  # the names of what it misses: "p95 TPOT", "rate", "memory"
-    margin: float  # largest share of any limit that it uses, 1 = at the limit
-    preference: tuple[int, ...]  # position of its formats in the scenario's lists, speculation last
-
-    @property
-    def meets(self) -> bool:
-        """Every target holds at the middle of its interval."""
-        return not self.misses
-
-    @property
-    def at_risk(self) -> bool:
-        """It meets the targets, but not at the pessimistic end of every interval."""
-        return self.meets and bool(self.risks)
-
-    @property
-    def usd_per_hour(self) -> float | None:
-        """Price of all its GPUs; None where none is known."""
-        return self.prediction.usd_per_hour
-
-    @property
-    def cost(self) -> tuple[bool, float]:
-        """What candidates are compared by: USD per hour, or GPUs where no price is known (ranked after all others)."""
-        usd = self.usd_per_hour
-        return usd is None, self.deployment.layout.gpus if usd is None else usd
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(tp, pp, dp, ep) of one replica."""
-        layout = self.deployment.layout
-        return layout.tp, layout.pp, layout.dp, layout.ep
-
-    @property
-    def rank(self) -> tuple[object, ...]:
-        """Sorts candidates from best to worst by the rule of this module."""
-        return not self.meets, self.cost, self.at_risk, self.preference, self.deployment.layout.pp, self.margin
-
-    def row(self) -> dict[str, object]:
-        """The candidate in a line, with units in the names."""
-        deployment, layout, found = self.deployment, self.deployment.layout, self.prediction.performance
-        line = {"gpu": deployment.gpu.name, "gpus": layout.gpus, "layout": str(layout)}
-        line |= {"weights": deployment.model.quantization.method, "kv_cache_dtype": deployment.args.kv_cache_dtype}
-        line |= {"speculation": deployment.speculation.method if deployment.speculation else ""}
-        line |= {"usd_per_hour": self.usd_per_hour, "meets": self.meets, "at_risk": self.at_risk}
-        if found:
-            line |= {f"{m}_ms_p95": getattr(found, m)["p95"].mid * 1e3 for m in ("ttft", "tpot", "e2e")}
-            line |= {"output_tps": found.output_tps.mid, "kv_usage": found.kv_usage}
-        return line | {"max_num_seqs": deployment.args.max_num_seqs, "misses": "; ".join(self.misses)}
-
-    def __str__(self) -> str:
-        price = "no price known" if self.usd_per_hour is None else f"${self.usd_per_hour:,.2f} per hour"
-        verdict = (
-            "; ".join(self.misses) or "; ".join(f"at risk: {risk}" for risk in self.risks) or "meets the service level"
-        )
-        return f"{describe(self.deployment)}: {price}; {verdict}"
+MAX_SEQS = 1024
+"""The largest max_num_seqs tried: vLLM's own default on its largest GPUs."""
 
 
 @dataclass(frozen=True)
@@ -144,15 +83,6 @@ class Plan:
             return f"{self.scenario.name}: nothing meets the service level. {self.binding}"
         after = f" Next best: {self.runner_up}." if self.runner_up else ""
         return f"{self.scenario.name}: {self.chosen}. {self.binding}{after}"
-
-
-def describe(deployment: Deployment) -> str:
-    """A deployment in a few words: GPUs, layout, formats."""
-    layout, stored = deployment.layout, deployment.model.quantization.method
-    formats = [deployment.model.dtype if stored == "none" else stored]
-    formats += [f"{deployment.args.kv_cache_dtype} KV"] if deployment.args.kv_cache_dtype != "auto" else []
-    formats += [deployment.speculation.method] if deployment.speculation else []
-    return f"{layout.gpus} x {deployment.gpu.name}, {layout}, {', '.join(formats)}"
 
 
 def context_length(workload: Workload, buffer: float, limit: int) -> int:
@@ -247,8 +177,9 @@ def _size(scenario: Scenario, option: _Option, cheapest: float) -> Candidate | R
     if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
         return Rejection(what, deployment.gpu.name, option.gpus, memory.reason, "memory")
     if "max_num_seqs" not in scenario.engine_args:
-        held = memory.sequences_that_fit(round(scenario.workload.prompt.p50 + scenario.workload.output.p50))
-        seqs = min(deployment.args.max_num_seqs or SEQS_STEP, max(math.ceil(held / SEQS_STEP), 1) * SEQS_STEP)
+        held = memory.pool.sequences(round(scenario.workload.prompt.p50 + scenario.workload.output.p50))
+        most = MAX_SEQS if scenario.offline else deployment.args.max_num_seqs or MAX_SEQS
+        seqs = min(most, max(math.ceil(held / SEQS_STEP), 1) * SEQS_STEP)
         deployment = replace(deployment, args=replace(deployment.args, max_num_seqs=seqs))
     low, high = 0, option.at_most // option.gpus
     best = judge(scenario, deployment, high, option.preference)
@@ -257,41 +188,6 @@ def _size(scenario: Scenario, option: _Option, cheapest: float) -> Candidate | R
         tried = judge(scenario, deployment, middle, option.preference)
         low, high, best = (low, middle, tried) if tried.meets else (middle, high, best)
     return best
-
-
-def judge(scenario: Scenario, deployment: Deployment, replicas: int, preference: tuple[int, ...] = ()) -> Candidate:
-    """`deployment` in `replicas` copies under the scenario's traffic, held against its service level."""
-    deployment = replace(deployment, layout=replace(deployment.layout, replicas=replicas))
-    workload, rate = scenario.workload, scenario.workload.rate or 0.0
-    if scenario.offline:  # the engines are kept full
-        full = replicas * deployment.layout.dp * (deployment.args.max_num_seqs or 1)
-        workload = replace(workload, rate=None, concurrency=min(full, workload.num_prompts or full))
-    prediction = evaluate(deployment, workload, scenario.prices)
-    performance = prediction.performance
-    if performance is None:
-        return Candidate(deployment, prediction, (prediction.memory.reason,), (), ("memory",), math.inf, preference)
-    missed, risks, margin = [], [], 0.0
-    served = performance.request_tps
-    if performance.saturated or (scenario.offline and served.mid < rate):
-        missed.append(("rate", f"serves {served.mid:.3g} of {rate:.3g} requests/s"))
-    elif scenario.offline and served.lo < rate:
-        risks.append(f"may serve only {served.lo:.3g} of {rate:.3g} requests/s")
-    margin = rate / served.mid if scenario.offline else 0.0
-    for target in scenario.service_level:
-        value = getattr(performance, target.metric)[target.percentile]
-        margin = max(margin, value.mid / target.seconds)
-        if value.mid > target.seconds:
-            missed.append((target.name, f"{target.name} is {_ms(value.mid)}, above {_ms(target.seconds)}"))
-        elif value.hi > target.seconds:
-            risks.append(f"{target.name} may reach {_ms(value.hi)}, above {_ms(target.seconds)}")
-    if prediction.memory.status == "at_risk":
-        risks.append(prediction.memory.reason)
-    constraints, misses = zip(*missed, strict=True) if missed else ((), ())
-    return Candidate(deployment, prediction, misses, tuple(risks), constraints, margin, preference)
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:,.0f} ms" if seconds < 10 else f"{seconds:,.0f} s"
 
 
 def _batch_within(scenario: Scenario, candidate: Candidate) -> Candidate:
@@ -313,20 +209,25 @@ def _batch_within(scenario: Scenario, candidate: Candidate) -> Candidate:
 
 
 def _binding(scenario: Scenario, chosen: Candidate, candidates: list[Candidate], rejected: list[Rejection]) -> Binding:
-    """What stops the next cheaper step: a replica less, another candidate, or fewer GPUs."""
-    layout = chosen.deployment.layout
-    if layout.replicas > 1:
-        fewer = judge(scenario, chosen.deployment, layout.replicas - 1)
-        return Binding(fewer.constraints[0], f"With {layout.replicas - 1} replicas, {'; '.join(fewer.misses)}.")
-    cheaper = [c for c in candidates if not c.meets and c.cost < chosen.cost]
+    """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
+    cheaper = []
+    for candidate in candidates:
+        replicas = candidate.deployment.layout.replicas
+        unpriced, each = candidate.cost[0], candidate.cost[1] / replicas
+        affordable = min(math.ceil(chosen.cost[1] / each) - 1, replicas)
+        if unpriced == chosen.cost[0] and affordable > 0:
+            cheaper.append(judge(scenario, candidate.deployment, affordable))
     if cheaper:
-        near = min(cheaper, key=lambda candidate: candidate.margin)
-        return Binding(near.constraints[0], f"The nearest cheaper one, {describe(near.deployment)}: {near.misses[0]}.")
-    card = chosen.deployment.gpu.name
-    small = [r for r in rejected if r.bottleneck == "memory" and r.gpu == card and r.gpus < layout.gpus]
+        near = min(cheaper, key=lambda candidate: (len(candidate.misses) == 0, candidate.margin))
+        return Binding(
+            near.constraints[0],
+            f"Of all that costs less, {describe(near.deployment)} comes nearest, but {near.misses[0]}.",
+        )
+    small = [r for r in rejected if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.gpus]
     if small:
-        return Binding("memory", f"Fewer GPUs do not hold it: {small[-1].what}: {small[-1].reason}")
-    return Binding("one GPU", f"It is the cheapest single replica, and uses {chosen.margin:.0%} of the tightest limit.")
+        nearest = max(small, key=lambda rejection: rejection.gpus)
+        return Binding("memory", f"Less does not hold the model, such as {nearest.what}: {nearest.reason}.")
+    return Binding("one GPU", f"Nothing smaller exists; it uses {chosen.margin:.0%} of the tightest limit.")
 
 
 def _nothing(candidates: list[Candidate], rejected: list[Rejection]) -> Binding:
