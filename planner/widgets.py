@@ -46,6 +46,8 @@ def figure(chart: alt.TopLevelMixin, caption: str) -> Shown:
 
 def table(frame: pd.DataFrame, caption: str = "") -> Shown:
     """A table: numbers to the right at three significant digits, column names with their units as they are."""
+    if frame.index.name or not isinstance(frame.index, pd.RangeIndex):
+        frame = frame.reset_index(names=frame.index.name or "")
     head, body = "", [""] * len(frame)
     for name in frame.columns:
         column = list(frame[name])
@@ -118,7 +120,8 @@ class Explore(ipywidgets.VBox):
     def __init__(self, draw: Callable[..., Any], controls: dict[str, ipywidgets.Widget]) -> None:
         for name, control in controls.items():
             control.description = control.description or name
-            control.style.description_width = "initial"
+            control.style.description_width = "170px"
+            control.layout.width = "420px"
             control.observe(self._redraw, names="value")
         self._draw, self._controls = draw, controls
         self._screen = ipywidgets.HTML(self._html())
