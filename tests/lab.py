@@ -21,6 +21,7 @@ from pathlib import Path
 from playwright.sync_api import Page, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
+THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
 TRACKER = "@jupyterlab/notebook-extension/tracker.jupyterlab-settings"
 
 
@@ -42,7 +43,13 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         environment = {**os.environ, "JUPYTER_CONFIG_DIR": home, "JUPYTERLAB_SETTINGS_DIR": str(settings)}
         options = [f"--port={port}", "--no-browser", "--expose-app-in-browser", "--IdentityProvider.token="]
         options += ["--ServerApp.root_dir=" + str(folder), "--allow-root", "--LabApp.news_url=None"]
-        command = [sys.executable, "-m", "jupyterlab", *options, "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate"]
+        command = [
+            sys.executable,
+            "-m",
+            "jupyterlab",
+            *options,
+            "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
+        ]
         server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
             address = f"http://127.0.0.1:{port}/lab"
@@ -71,10 +78,12 @@ def browser(width: int = 1250, height: int = 1000) -> Iterator[Page]:
 def run_notebook(page: Page, address: str, notebook: str) -> None:
     """Open `notebook` and run all of it; returns when its kernel is idle again and its widgets are drawn."""
     page.goto(f"{address}/tree/{notebook}?reset")
-    page.wait_for_function("window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000)
+    page.wait_for_function(
+        "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000
+    )
     page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
     page.wait_for_timeout(1_000)
-    done = "[...document.querySelectorAll('.jp-CodeCell .jp-InputPrompt')].every(prompt => !prompt.innerText.includes('*'))"
+    done = "[...document.querySelectorAll('.jp-InputPrompt')].every(prompt => !prompt.innerText.includes('*'))"
     page.wait_for_function(done, timeout=120_000)
     page.wait_for_timeout(1_000)
 
@@ -91,7 +100,7 @@ def main(out: Path, names: list[str]) -> None:
                 with browser(height=5000) as page:
                     run_notebook(page, address, notebook.name)
                     for theme in ("Light", "Dark"):
-                        page.evaluate(f"window.jupyterapp.commands.execute('apputils:change-theme', {{theme: 'JupyterLab {theme}'}})")
+                        page.evaluate(THEME, f"JupyterLab {theme}")
                         page.wait_for_timeout(2_000)
                         page.screenshot(path=out / f"{notebook.stem}-{theme.lower()}.png")
                     print(notebook.stem, flush=True)
