@@ -96,7 +96,7 @@ class LatentAttention:
 class Recurrent:
     """A mixer with a constant state per sequence: state space, delta rule, linear attention, short convolution."""
 
-    kind: str  # mamba1 mamba2 gdn kda lightning short_conv
+    kind: str  # mamba1 mamba2 gdn kda lightning short_conv compressor
     heads: int = 1
     conv_channels: int = 0  # split over tensor-parallel ranks
     conv_group_channels: int = 0  # per group; groups are repeated when there are fewer than ranks
@@ -112,7 +112,8 @@ class Recurrent:
 
     def state_bytes(self, tp: int = 1, width: int = 2) -> int:
         """State bytes per sequence on one of `tp` ranks, convolution inputs at `width` bytes."""
-        return self.conv_elements(tp) * width + self.state_elements // tp * self.state_width
+        share = 1 if self.kind == "compressor" else tp  # DeepSeek-V4's compressor is the same on every rank
+        return self.conv_elements(tp) * width + self.state_elements // share * self.state_width
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class Layer:
     mixer: Mixer | None
     mlp: Mlp | Experts | None
     weights: tuple[Weight, ...]
-    extra_mixer: Recurrent | None = None  # a state-space mixer beside the attention (Falcon-H1)
+    extra_mixer: Recurrent | None = None  # beside the attention: Falcon-H1's state space, V4's compressor
 
     def __hash__(self) -> int:
         return id(self)

@@ -1,6 +1,7 @@
 """Any `config.json` to an `Architecture`: which kind every layer is, then its weights from the building blocks.
 
-Families differ by a table of class facts, `catalogs/families.yaml`, not by code.
+Families differ by a table of class facts, `catalogs/families.yaml`, and a layer from its siblings by a few changed
+fields; not by code.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from functools import cache
 from typing import Any
 
 from planner import architecture_blocks as blocks
-from planner.architecture import Architecture, Experts, Layer, Mixer, Mlp, Weight
+from planner.architecture import Architecture, Experts, Layer, Mixer, Mlp, Recurrent, Weight
 from planner.architecture_fields import Fields
+from planner.architecture_mixers import RECURRENT, compressed_attention
+from planner.architecture_towers import TOWERS
 from planner.catalog import CATALOGS, read_yaml
 from planner.quantities import PlannerError
 
@@ -25,83 +28,281 @@ def families() -> dict[str, dict[str, Any]]:
 def from_config(config: Mapping[str, Any], where: str = "config.json") -> Architecture:
     """The architecture that a `config.json` describes.
 
-    Raises `PlannerError` with the field's name when one is missing or impossible.
+    Raises `PlannerError` with the field's name when one is missing or impossible; what had to be assumed is in the
+    result's `warnings`.
     """
     if not isinstance(config, Mapping):
         raise PlannerError(f"{where}: expected a mapping of fields, got {type(config).__name__}")
     top = _fields(config, where)
-    text = next((top.sub(key) for key in ("text_config", "llm_config", "language_config", "thinker_config")
-                 if top.sub(key)), None)  # fmt: skip
-    c = top if text is None else _fields(text, f"{where}, text_config")
+    if top.get("unplanned") or top.flag("is_encoder_decoder"):
+        reason = top.text("unplanned", "encoder-decoder models are not planned for; a decoder-only model would be")
+        raise PlannerError(f"{where}, field model_type: {reason}")
+    nested = next((key for key in ("text_config", "llm_config", "language_config") if top.sub(key)), None)
+    c = _fields(top.sub(nested) or {}, f"{where}, {nested}") if nested else top
     hidden, vocab = c.whole("hidden_size"), c.whole("vocab_size", most=2**24)
-    tied = top.flag("tie_word_embeddings", c.flag("tie_word_embeddings"))
-    kinds = layer_kinds(c)
-    made: dict[tuple[str, str], Layer] = {}
-    layers = tuple(made.setdefault(kind, _layer(c, hidden, *kind)) if kind not in made else made[kind]
-                   for kind in kinds)  # fmt: skip
-    ends: tuple[Weight, ...] = (Weight("embed_tokens", vocab, hidden, "vocab", "embedding", linear=False),)
-    ends += blocks.vector("norm", hidden, bias=c.flag("norm_bias"))
-    if not tied:
-        ends += blocks.matrix("lm_head", vocab, hidden, "vocab", "lm_head", c.flag("head_bias"))
-    return Architecture(
-        model_type=c.text("model_type", top.text("model_type", "unknown")),
-        hidden=hidden, vocab=vocab, max_position=c.whole("max_position_embeddings", 2**31, most=2**31),
-        layers=layers, ends=ends, tied=tied, warnings=tuple(top.warnings + (c.warnings if c is not top else [])),
-    )  # fmt: skip
+    tied = top.flag("tie_word_embeddings") if "tie_word_embeddings" in config else c.flag("tie_word_embeddings")
+    kinds = _kinds(c)
+    made: dict[Any, Layer] = {}
+    for kind in kinds:
+        if kind not in made:
+            made[kind] = _layer(c, hidden, *kind)
+    architecture = Architecture(
+        model_type=top.text("model_type", "unknown"),
+        hidden=hidden,
+        vocab=vocab,
+        max_position=c.whole("max_position_embeddings", 2**31, most=2**31),
+        layers=tuple(made[kind] for kind in kinds),
+        ends=_ends(c, hidden, vocab, len(kinds), tied),
+        towers=_towers(top, c, hidden),
+        mtp=_mtp(c, hidden, kinds),
+        tied=tied,
+    )
+    warnings = dict.fromkeys(top.warnings + c.warnings)
+    return Architecture(**{**vars(architecture), "warnings": tuple(warnings)})
 
 
 def _fields(config: Mapping[str, Any], where: str) -> Fields:
+    """The fields of a configuration with its family's defaults."""
     model_type = config.get("model_type")
-    known = families().get(model_type, {}) if isinstance(model_type, str) else {}
-    fields = Fields(config, known, where)
-    if model_type not in families():
-        fields.warnings.append(f"{where}: model_type {model_type!r} is not a family known here; planned from its "
-                               "generic fields")  # fmt: skip
+    known = families().get(model_type) if isinstance(model_type, str) else None
+    fields = Fields(config, known or {}, where)
+    if known is None:
+        note = f"{where}: model_type {model_type!r} is not a known family; planned from its generic fields"
+        fields.warnings.append(note)
     return fields
 
 
-def layer_kinds(c: Fields) -> list[tuple[str, str]]:
-    """(mixer, feed-forward) of every layer: full, sliding, chunked, recurrent, none; dense, moe, none."""
-    count = c.whole("num_hidden_layers", most=2000)
-    return list(zip(_mixers(c, count), _feed_forwards(c, count), strict=True))
-
-
-_LAYER_TYPES = {
+_MIXERS = {
     "full_attention": "full", "attention": "full", "sliding_attention": "sliding", "chunked_attention": "chunked",
-    "linear_attention": "recurrent", "mamba": "recurrent", "conv": "recurrent",
+    "linear_attention": "recurrent", "mamba": "recurrent", "mamba2": "recurrent", "conv": "recurrent",
+    "hybrid": "both", "deepseek_sparse_attention": "full", "indexed_attention": "full",
+    "compressed_sparse_attention": "compressed 4", "heavily_compressed_attention": "compressed 128", "mlp": "none dense", "moe": "none moe", "M": "recurrent none",
+    "*": "full none", "-": "none dense", "E": "none moe",
 }  # fmt: skip
+"""What configurations call layers, and their kind here: the mixer, and the feed-forward block where it's implied."""
 
 
-def _mixers(c: Fields, count: int) -> list[str]:
-    stated = c.items("layer_types", str, count)
-    if stated:
-        for name in stated:
-            if name not in _LAYER_TYPES:
-                raise c.refuse("layer_types", f"entries among {', '.join(_LAYER_TYPES)}", name)
-        return [_LAYER_TYPES[name] for name in stated]
-    windowed = c.get("sliding_window") is not None and (not c.flag("sliding_off") or c.flag("use_sliding_window"))
-    if not windowed:
+def _kinds(c: Fields) -> list[tuple[str, str, tuple[tuple[str, Any], ...]]]:
+    """(mixer, feed-forward, changed fields) of every layer.
+
+    Mixers are full, sliding, chunked, recurrent, both, compressed and none; feed-forward blocks dense, moe and none.
+    """
+    pattern = c.items("hybrid_override_pattern", str) or c.items("layers_block_type", str)
+    count = c.whole("num_hidden_layers", most=2000) if not pattern else len(pattern)
+    mixers = _mixers(c, count, pattern)
+    stated = [mixer.split()[1:] for mixer in mixers]
+    ffns = _feed_forwards(c, count)
+    kinds = []
+    for index, mixer in enumerate(mixers):
+        name = mixer.split()[0]
+        ffn = stated[index][0] if stated[index] and name != "compressed" else ffns[index]
+        changes = _changes(c, index, count, mixer)
+        kinds.append((changes.pop("mixer", name), changes.pop("ffn", ffn), tuple(changes.items())))
+    return kinds
+
+
+def _mixers(c: Fields, count: int, pattern: list[str]) -> list[str]:
+    for field, stated in (("layer_types", c.items("layer_types", str, count)), ("layers_block_type", pattern)):
+        if stated:
+            for name in stated:
+                if name not in _MIXERS:
+                    raise c.refuse(field, f"entries among {', '.join(_MIXERS)}", name)
+            single = c.flag("single_blocks")
+            return [_MIXERS[name] + (" none" if single and " " not in _MIXERS[name] else "") for name in stated]
+    if linear := c.sub("linear_attn_config"):
+        recurrent = set(Fields(linear, {}, f"{c.where}, linear_attn_config").items("kda_layers", int))
+        return ["recurrent" if index + 1 in recurrent else "full" for index in range(count)]
+    if kinds := c.items("hybrid_layer_pattern", int, count):
+        return ["sliding" if kind else "full" for kind in kinds]
+    if kinds := c.items("attn_type_list", int, count):
+        return ["full" if kind else "recurrent" for kind in kinds]
+    if ratios := c.items("compress_ratios", int, count):
+        return [f"compressed {ratio}" for ratio in ratios]
+    if (period := c.whole("attn_layer_period", 0, least=0)) > 0:
+        offset = c.whole("attn_layer_offset", 0, least=0)
+        return ["full" if index % period == offset else "recurrent" for index in range(count)]
+    if (chosen := c.items("attn_layer_indices", int) or c.items("full_attn_idxs", int)) or c.has("attn_layer_indices"):
+        return ["full" if index in chosen else "recurrent" for index in range(count)]
+    if mixer := c.text("mixer"):
+        return [mixer] * count
+    cycle = c.whole("full_attention_interval", 0, least=0)
+    if cycle:
+        return ["full" if (index + 1) % cycle == 0 else "recurrent" for index in range(count)]
+    return _windows(c, count)
+
+
+def _windows(c: Fields, count: int) -> list[str]:
+    """Which attention layers see a window only."""
+    if c.get("attention_chunk_size") is not None and c.get("layer_cycle"):
+        rotary = c.items("no_rope_layers", int) or [(index + 1) % c.whole("layer_cycle") for index in range(count)]
+        return ["chunked" if turned else "full" for turned in rotary[:count]]
+    if c.get("sliding_window") is None or (c.flag("sliding_off") and not c.flag("use_sliding_window")):
         return ["full"] * count
+    if c.flag("sliding_off"):
+        first = c.whole("max_window_layers", 0, least=0)
+        return ["sliding" if index >= first else "full" for index in range(count)]
+    stated = c.get("sliding_window_pattern")
+    if isinstance(stated, str) and stated:
+        return ["full" if stated[index % len(stated)] == "G" else "sliding" for index in range(count)]
     cycle = c.whole("sliding_window_pattern", c.whole("layer_cycle", 0, least=0), least=0)
     return ["full" if cycle and (index + 1) % cycle == 0 else "sliding" for index in range(count)]
 
 
 def _feed_forwards(c: Fields, count: int) -> list[str]:
+    """dense or moe for every layer."""
+    if ffn := c.text("ffn"):
+        return [ffn] * count
     if not c.whole("num_experts", 0, least=0, most=2**16):
         return ["dense"] * count
-    first = c.whole("first_k_dense_replace", 0, least=0)
-    return ["dense" if index < first else "moe" for index in range(count)]
+    if stated := c.items("mlp_layer_types", str, count):
+        return ["dense" if kind == "dense" else "moe" for kind in stated]
+    frequency = c.get("moe_layer_freq", 1)
+    if isinstance(frequency, list):
+        return ["moe" if kind else "dense" for kind in c.items("moe_layer_freq", int, count)]
+    if (chosen := c.items("moe_layers", int)) or c.has("moe_layers"):
+        return ["moe" if index in chosen else "dense" for index in range(count)]
+    first = max(c.whole(name, 0, least=0) for name in ("first_k_dense_replace", "num_dense_layers",
+                                                       "moe_layer_start_index"))  # fmt: skip
+    last = c.whole("moe_layer_end_index", count - 1, least=-1)
+    last = count - 1 if last == -1 else last
+    step = c.whole("decoder_sparse_step", c.whole("moe_layer_interval", c.whole("interleave_moe_layer_step", 1)))
+    period, offset = c.whole("expert_layer_period", c.whole("moe_layer_freq", 1)), c.whole("expert_layer_offset", 0, 0)
+    dense = c.items("mlp_only_layers", int)
+    routed = [
+        first <= index <= last and (index + 1) % step == 0 and (index - offset) % period == 0 and index not in dense
+        for index in range(count)
+    ]
+    return ["moe" if is_moe else "dense" for is_moe in routed]
 
 
-def _layer(c: Fields, hidden: int, mixer_kind: str, mlp_kind: str) -> Layer:
-    mixer: Mixer | None
-    ffn: Mlp | Experts | None
-    if c.get("kv_lora_rank") is not None:
-        mixer, weights = blocks.latent_attention(c, hidden, "full" if c.get("index_n_heads") is not None else "")
+def _changes(c: Fields, index: int, count: int, mixer: str) -> dict[str, Any]:
+    """The fields in which layer `index` differs from what the configuration says of all."""
+    changes: dict[str, Any] = {}
+    if mixer == "sliding":
+        changes = {name: c.whole(f"swa_{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim",
+                   "v_head_dim") if c.has(f"swa_{name}")}  # fmt: skip
+        changes |= {"sinks": True} if c.flag("add_swa_attention_sink_bias") else {}
+        changes |= {key: value for key, value in (c.sub("attention_other_setting") or {}).items() if "num" in key}
+    if mixer == "full" and c.get("global_head_dim") is not None:
+        changes["head_dim"] = c.whole("global_head_dim")
+        if c.flag("attention_k_eq_v"):
+            changes["key_is_value"] = True
+            changes["num_key_value_heads"] = c.whole("num_global_key_value_heads", c.whole("num_key_value_heads"))
+    if index >= count - c.whole("num_kv_shared_layers", 0, least=0):
+        changes["stores_kv"] = False
+        if c.flag("use_double_wide_mlp"):
+            changes["intermediate_size"] = 2 * c.whole("intermediate_size")
+    if c.get("index_n_heads") is not None and mixer == "full":
+        kinds = c.items("indexer_types", str, count)
+        changes["indexer"] = kinds[index] if kinds else "full"
+    if apart := c.sub("per_layer_config"):
+        changes |= Fields(apart, {}, f"{c.where}, per_layer_config").sub(str(index)) or {}
+    if mixer.startswith("compressed"):
+        changes["compress_ratio"] = int(mixer.split()[1])
+    if blocks_ := c.items("block_configs", Mapping, count):
+        changes |= _searched(c, blocks_[index], f"block_configs[{index}]")
+    return changes
+
+
+def _searched(c: Fields, block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Changes of one layer that a neural architecture search has chosen (Nemotron-NAS, DeciLM)."""
+    fields = Fields(block, {}, f"{c.where}, {where}")
+    attention = Fields(fields.sub("attention") or {}, {}, f"{c.where}, {where}.attention")
+    ffn = Fields(fields.sub("ffn") or {}, {}, f"{c.where}, {where}.ffn")
+    if attention.flag("replace_with_linear") or ffn.flag("replace_with_linear"):
+        raise PlannerError(f"{c.where}, {where}: replace_with_linear is not planned for; attention or no_op would be")
+    changes: dict[str, Any] = {"norms": 2 - attention.flag("no_op") - ffn.flag("no_op")}
+    if attention.flag("no_op"):
+        changes["mixer"] = "none"
     else:
-        mixer, weights = blocks.attention(c, hidden, mixer_kind)
-    if mlp_kind == "moe":
-        ffn, more = blocks.experts(c, hidden)
+        changes["num_key_value_heads"] = c.whole("num_attention_heads") // attention.whole("n_heads_in_group")
+    if ffn.flag("no_op"):
+        changes["ffn"] = "none"
     else:
-        ffn, more = blocks.mlp(c, hidden, c.whole("intermediate_size"))
-    return Layer(mixer, ffn, weights + more + blocks.norms(c, hidden, c.whole("norms", 2, least=0)))
+        multiple = ffn.get("ffn_mult")
+        if not isinstance(multiple, int | float) or not 0 < multiple < 100:
+            raise ffn.refuse("ffn_mult", "a number between 0 and 100", multiple)
+        changes["intermediate_size"] = -(-int(2 * multiple * c.whole("hidden_size") / 3) // 256) * 256
+    return changes
+
+
+def _layer(c: Fields, hidden: int, mixer_kind: str, ffn_kind: str, changes: tuple[tuple[str, Any], ...]) -> Layer:
+    c = c.changed(dict(changes)) if changes else c
+    mixer: Mixer | None = None
+    extra: Recurrent | None = None
+    ffn: Mlp | Experts | None = None
+    weights: tuple[Weight, ...] = ()
+    if mixer_kind == "compressed":
+        mixer, extra, weights = compressed_attention(c, hidden)
+    elif mixer_kind in ("recurrent", "both"):
+        kind = c.text("recurrent")
+        if kind not in RECURRENT:
+            raise c.refuse("model_type", "a family whose recurrent layers are known", c.get("model_type"))
+        state, weights = RECURRENT[kind](c, hidden)
+        mixer = state
+    if mixer_kind == "full" and c.get("kv_lora_rank") is not None:
+        mixer, weights = blocks.latent_attention(c, hidden)
+    elif mixer_kind in ("full", "sliding", "chunked", "both"):
+        extra = mixer if isinstance(mixer, Recurrent) else None
+        mixer, more = blocks.attention(c, hidden, "full" if mixer_kind == "both" else mixer_kind)
+        weights += more
+    if ffn_kind != "none":
+        ffn, more = (blocks.experts if ffn_kind == "moe" else blocks.mlp)(c, hidden)
+        weights += more
+    alone = "none" in (mixer_kind, ffn_kind) or (c.flag("parallel_attn") and not c.flag("new_decoder_architecture"))
+    count = c.whole("norms", 1 if alone else 2, least=0)
+    weights += blocks.norms(c, hidden, count + (c.whole("moe_norms", 0) if ffn_kind == "moe" else 0))
+    if narrow := c.whole("hidden_size_per_layer_input", 0, least=0):
+        weights += blocks.matrix("per_layer_input_gate", narrow, hidden, "replicated", "norm")
+        weights += blocks.matrix("per_layer_projection", hidden, narrow, "replicated", "norm")
+        weights += blocks.vector("post_per_layer_input_norm", hidden)
+    if streams := c.whole("hc_mult", 0, least=0):  # hyper-connections before attention and feed-forward
+        mixing = (2 + streams) * streams
+        weights += 2 * (Weight("hc", mixing, streams * hidden, part="norm", linear=False, bits=32),)
+        weights += blocks.vector("hc.base", 2 * (mixing + 3), bits=32)
+    return Layer(mixer, ffn, weights, extra)
+
+
+def _ends(c: Fields, hidden: int, vocab: int, layers: int, tied: bool) -> tuple[Weight, ...]:
+    """Embeddings, final norm and head."""
+    ends: tuple[Weight, ...] = (Weight("embed_tokens", vocab, hidden, "vocab", "embedding", linear=False),)
+    ends += blocks.norms(c, hidden, c.whole("final_norms", 1, least=0))
+    if not tied:
+        ends += blocks.matrix("lm_head", vocab, hidden, "vocab", "lm_head", c.flag("lm_head_bias", c.flag("head_bias")))
+    if c.has("position_offset") or "position_offset" in c.defaults:
+        rows = c.whole("max_position_embeddings") + c.whole("position_offset", 0, least=0)
+        ends += (Weight("embed_positions", rows, hidden, part="embedding", linear=False),)
+    if narrow := c.whole("hidden_size_per_layer_input", 0, least=0):
+        rows = c.whole("vocab_size_per_layer_input", vocab, most=2**24)
+        ends += (Weight("embed_tokens_per_layer", rows, layers * narrow, "vocab", "embedding", linear=False),)
+        ends += blocks.matrix("per_layer_model_projection", layers * narrow, hidden, "replicated", "embedding")
+        ends += blocks.vector("per_layer_projection_norm", narrow)
+    if streams := c.whole("hc_mult", 0, least=0):
+        ends += (Weight("hc_head", streams, streams * hidden, part="norm", linear=False, bits=32),)
+        ends += blocks.vector("hc_head.base", streams + 1, bits=32)
+    return ends
+
+
+def _towers(top: Fields, c: Fields, hidden: int) -> tuple[Weight, ...]:
+    towers: tuple[Weight, ...] = ()
+    if vision := top.sub("vision_config"):
+        kind = top.text("vision")
+        v = Fields(vision, {}, f"{top.where}, vision_config")
+        if kind in TOWERS:
+            towers = TOWERS[kind](v, top, hidden)
+        else:
+            top.warnings.append(f"{top.where}: the vision tower is of an unknown kind; its weights are not counted")
+    if top.sub("audio_config"):
+        top.warnings.append(f"{top.where}: the audio tower's weights are not counted")
+    return towers
+
+
+def _mtp(c: Fields, hidden: int, kinds: list[tuple[str, str, tuple[tuple[str, Any], ...]]]) -> tuple[Layer, ...]:
+    """Multi-token-prediction layers: a decoder layer each, with a projection of 2 x hidden and three norms."""
+    depth = c.whole("num_nextn_predict_layers", 0, least=0, most=64)
+    if not depth:
+        return ()
+    mixer, ffn, changes = next((kind for kind in reversed(kinds) if kind[0] in ("full", "compressed")), kinds[-1])
+    layer = _layer(c, hidden, mixer, ffn, changes)
+    join = blocks.matrix("mtp.eh_proj", hidden, 2 * hidden, "replicated", "mtp") + blocks.norms(c, hidden, 3)
+    return (Layer(layer.mixer, layer.mlp, layer.weights + join, layer.extra_mixer),) * depth

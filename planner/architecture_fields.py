@@ -12,17 +12,25 @@ _SYNONYMS = {
     "hidden_size": ("n_embd", "d_model", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "num_query_groups", "multi_query_group_num"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "num_attention_groups", "multi_query_group_num"),
     "intermediate_size": ("ffn_hidden_size", "n_inner", "ffn_dim"),
     "vocab_size": ("padded_vocab_size",),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_sequence_length", "model_max_length"),
-    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts", "num_moe_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "moe_k", "top_k_experts", "moe_topk",
-                            "moe_top_k"),
+    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "moe_k", "top_k_experts", "moe_topk", "moe_top_k"),
     "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
     "moe_intermediate_size": ("expert_intermediate_size", "expert_ffn_hidden_size"),
+    "shared_expert_intermediate_size": ("moe_shared_expert_intermediate_size", "shared_intermediate_size",
+                                        "share_expert_dim"),
     "num_nextn_predict_layers": ("mtp_num_hidden_layers",),
     "sliding_window": ("sliding_window_size",),
+    "mamba_num_heads": ("mamba_n_heads",),
+    "mamba_head_dim": ("mamba_d_head",),
+    "ssm_state_size": ("mamba_d_state", "state_size"),
+    "n_groups": ("mamba_n_groups", "mamba_ngroups"),
+    "conv_kernel": ("mamba_d_conv",),
+    "mamba_expand": ("expand",),
+    "time_step_rank": ("mamba_dt_rank",),
 }  # fmt: skip
 
 
@@ -32,6 +40,12 @@ class Fields:
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "config.json") -> None:
         self.config, self.defaults, self.where = config, defaults, where
         self.warnings: list[str] = []
+
+    def changed(self, changes: Mapping[str, Any]) -> Fields:
+        """These fields with some replaced, as one layer may differ from the rest; warnings are shared."""
+        fields = Fields({**self.config, **changes}, self.defaults, self.where)
+        fields.warnings = self.warnings
+        return fields
 
     def has(self, name: str) -> bool:
         """The file states the field, be it null."""

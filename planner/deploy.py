@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from planner.catalog import CATALOGS, Entry, check, read_yaml
 from planner.deployment import Deployment
 from planner.engines import Engine, release
-from planner.memory import MemoryPlan
 from planner.models import model
+from planner.predict import Prediction, evaluate
 from planner.quantities import GIB, PlannerError
 from planner.scenario import Target
-from planner.workload import Workload
+from planner.speculation import method
 
 if TYPE_CHECKING:
     import jinja2
@@ -119,16 +119,19 @@ def _render(template: str, **values: Any) -> str:
     return _templates().get_template(f"{template}.j2").render(**values)
 
 
-def launch(deployment: Deployment, memory: MemoryPlan, workload: Workload) -> Launch:
-    """The command for one replica of `deployment`; `PlannerError` if its engine version lacks an option it needs."""
+def launch(prediction: Prediction) -> Launch:
+    """The command for one replica of what was predicted; `PlannerError` if its engine lacks an option it needs."""
+    deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
     engine, args, speculation = deployment.engine, deployment.args, deployment.speculation
     can = options(engine)
     quantization = deployment.model.quantization.method
-    speculative = speculation and {
-        "method": speculation.method,
-        "num_speculative_tokens": speculation.num_speculative_tokens,
-        **({"model": speculation.draft.name} if speculation.draft else {}),
-    }
+    speculative: dict[str, Any] = {}
+    if speculation:
+        speculative = {"method": speculation.method, "num_speculative_tokens": speculation.num_speculative_tokens}
+        if speculation.draft:
+            speculative["model"] = speculation.draft.name
+        elif method(speculation.method).draft in ("layer", "heads"):  # weights that the plan knows only the size of
+            speculative["model"] = f"NAME-OF-ITS-{speculation.method.upper()}-HEAD"
     left = memory.total - memory.weights.mid - memory.activation.mid - memory.non_torch.mid
     text = _render(
         f"flags/{engine.name}",
@@ -165,38 +168,42 @@ FILES = ("serve.sh", "headroom@.service", "bench.sh", "alerts.yml", "checklist.m
 """What `documents` writes; alert rules only for vLLM, whose metric names are known here."""
 
 
-def documents(
-    command: Launch,
-    memory: MemoryPlan,
-    performance: Performance,
-    workload: Workload,
-    targets: Sequence[Target],
-    ramp: Mapping[float, Performance],
-    usd_per_hour: float | None = None,
-) -> dict[str, str]:
+def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, str]:
     """File name -> text: shell script, systemd template unit, benchmark, Prometheus rules, checklist (Markdown).
 
-    `performance` and `workload` are the whole deployment's; `ramp` maps requests/s on ONE replica to what the plan
-    expects there, and `bench.sh` runs these rates.
+    `prediction` is the whole deployment's at its rate (or concurrency). `bench.sh` runs shares of that on one replica,
+    and states what the plan predicts for each. Raises `PlannerError` when the deployment does not fit.
     """
-    deployment = command.deployment
+    if prediction.performance is None:
+        raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
+    deployment = prediction.deployment
     layout, engine = deployment.layout, deployment.engine
     values = {
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
-        "launch": command,
+        "launch": launch(prediction),
         "d": deployment,
         "layout": layout,
         "nodes": math.ceil(layout.gpus_per_replica / deployment.gpus_per_node),
         "visible": VISIBLE[deployment.gpu.vendor],
         "directory": DIRECTORY,
         "drain_s": DRAIN_S,
-        "memory": memory,
-        "performance": performance,
-        "workload": workload,
+        "memory": prediction.memory,
+        "performance": prediction.performance,
+        "workload": prediction.workload,
         "targets": targets,
-        "ramp": dict(sorted(ramp.items())),
+        "ramp": ramp(prediction),
         "metrics": METRICS,
         "checked": bool(options(engine)),
-        "usd_per_hour": usd_per_hour,
+        "usd_per_hour": prediction.usd_per_hour,
     }
     return {name: _render(name, **values) for name in FILES if engine.name == "vllm" or name != "alerts.yml"}
+
+
+def ramp(prediction: Prediction) -> dict[float, Performance]:
+    """What one replica does at growing shares of its part of the traffic: requests/s -> prediction."""
+    layout = prediction.deployment.layout
+    one = replace(prediction.deployment, layout=replace(layout, replicas=1))
+    performance = prediction.performance
+    rate = prediction.workload.rate or (performance.request_tps.mid if performance else 0.0)
+    steps = {share: evaluate(one, prediction.workload.at(rate / layout.replicas * share)) for share in RAMP}
+    return {found.workload.rate or 0.0: found.performance for found in steps.values() if found.performance}

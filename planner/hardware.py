@@ -4,37 +4,49 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from planner.catalog import CATALOGS, Entry, entries
+from planner.catalog import Entry, entries
 from planner.quantities import GB, GIB, PlannerError, did_you_mean
 
 Dtype = Literal["fp32", "fp16", "bf16", "int8", "fp8", "fp4"]
 
 
-class GpuEntry(Entry):
-    """One GPU as people write it; the head of `catalogs/gpus.yaml` explains every field."""
-
+class _Chip(Entry):
     vendor: Literal["nvidia", "amd", "intel"]
     architecture: str
     compute_capability: float | None = None
-    aliases: tuple[str, ...] = ()
-    memory_gib: PositiveFloat
-    memory_basis: Literal["reported", "estimated"]
-    memory_source: str
+    power_w: PositiveFloat
+
+
+class _Memory(Entry):
+    gib: PositiveFloat
+    basis: Literal["reported", "estimated"]
     marketed_gb: PositiveFloat
-    bandwidth_gbs: PositiveFloat
-    tflops: dict[Dtype, PositiveFloat]
-    link: str
+    gbs: PositiveFloat
+    source: str
+
+
+class _Links(Entry):
+    node: str
     bridge: str | None = None
     pcie: str
     internode_gbs: PositiveFloat
     gpus_per_node: PositiveInt
-    power_w: PositiveFloat
+
+
+class GpuEntry(Entry):
+    """One GPU as people write it; the head of `catalogs/gpus.yaml` explains every field."""
+
+    aliases: tuple[str, ...] = ()
+    chip: _Chip
+    memory: _Memory
+    tflops: dict[Dtype, PositiveFloat]
+    links: _Links
     supported: dict[str, tuple[str, str | None]]
     source: str
     date: str
@@ -58,24 +70,27 @@ class Gpu:
     architecture: str
     compute_capability: float | None
     memory: int  # bytes
-    memory_basis: str  # "reported" by a driver somewhere, or "estimated" from siblings
+    memory_basis: str  # "reported" by somebody's driver, or "estimated" from siblings
     marketed_gb: float
     bandwidth: float  # bytes/s
-    flops: Mapping[str, float]  # dense FLOP/s by dtype; one that the matrix units lack is absent
+    flops: Mapping[str, float] = field(hash=False)  # dense FLOP/s by dtype; one that the matrix units lack is absent
     link: str
     link_bandwidth: float  # bytes/s per direction per GPU inside the node
-    bridge: str | None  # the NVLink bridge that this PCIe card takes, if any
+    bridge: str | None  # the NVLink bridge that this PCIe card can take
     pcie_bandwidth: float  # bytes/s per direction
     internode_bandwidth: float  # bytes/s per direction per GPU
     gpus_per_node: int
     power: float  # W
-    supported: Mapping[str, tuple[str, str | None]]  # engine -> first version, last version (None: still supported)
-
-    def __hash__(self) -> int:
-        return hash(self.name)
+    supported: Mapping[str, tuple[str, str | None]] = field(hash=False)  # engine -> first version, last or None
 
     def __str__(self) -> str:
         return f"{self.name} ({self.memory / GIB:.1f} GiB, {self.bandwidth / GB:,.0f} GB/s)"
+
+
+def fold(name: str) -> str:
+    """`name` without what people write differently: case, separators, vendor and memory words, notes in brackets."""
+    name = re.sub(r"\(.*?\)|nvidia|geforce|tesla|amd|instinct|intel|virtualized|hbm\d+e?|gddr\d", "", name.casefold())
+    return re.sub(r"[\s_-]+", "", re.sub(r"sxm\d", "sxm", name))
 
 
 @cache
@@ -84,66 +99,75 @@ def links() -> Mapping[str, float]:
     return {name: entry.gbs * GB for name, entry in entries("links.yaml", LinkEntry).items()}
 
 
-def _fold(name: str) -> str:
-    return re.sub(r"[\s_/-]+", "", name.casefold())
+def _gpu(name: str, entry: GpuEntry) -> Gpu:
+    for place in ("node", "pcie", "bridge"):
+        link = getattr(entry.links, place)
+        if link is not None and link not in links():
+            raise PlannerError(f"gpus.yaml, entry {name}, field links.{place}: {did_you_mean(link, links(), 'link')}")
+    chip, memory, wires = entry.chip, entry.memory, entry.links
+    return Gpu(
+        name=name,
+        aliases=entry.aliases,
+        vendor=chip.vendor,
+        architecture=chip.architecture,
+        compute_capability=chip.compute_capability,
+        memory=round(memory.gib * GIB),
+        memory_basis=memory.basis,
+        marketed_gb=memory.marketed_gb,
+        bandwidth=memory.gbs * GB,
+        flops={dtype: tera * 1e12 for dtype, tera in entry.tflops.items()},
+        link=wires.node,
+        link_bandwidth=links()[wires.node],
+        bridge=wires.bridge,
+        pcie_bandwidth=links()[wires.pcie],
+        internode_bandwidth=wires.internode_gbs * GB,
+        gpus_per_node=wires.gpus_per_node,
+        power=chip.power_w,
+        supported=entry.supported,
+    )
 
 
 @cache
-def _catalog() -> tuple[dict[str, Gpu], dict[str, str]]:
-    """GPUs by name, and names by folded alias."""
-    found: dict[str, Gpu] = {}
-    names: dict[str, str] = {}
-    for name, entry in entries("gpus.yaml", GpuEntry).items():
-        for used, where in ((entry.link, "link"), (entry.pcie, "pcie"), (entry.bridge or entry.link, "bridge")):
-            if used not in links():
-                raise PlannerError(f"gpus.yaml, entry {name}, field {where}: {did_you_mean(used, links(), 'link')}")
-        for alias in (name, *entry.aliases):
-            if names.setdefault(_fold(alias), name) != name:
-                raise PlannerError(f"gpus.yaml, entry {name}, field aliases: {alias!r} already names {names[_fold(alias)]}")
-        found[name] = Gpu(
-            name=name,
-            memory=round(entry.memory_gib * GIB),
-            bandwidth=entry.bandwidth_gbs * GB,
-            flops={dtype: tera * 1e12 for dtype, tera in entry.tflops.items()},
-            link_bandwidth=links()[entry.link],
-            pcie_bandwidth=links()[entry.pcie],
-            internode_bandwidth=entry.internode_gbs * GB,
-            power=entry.power_w,
-            **{
-                same: getattr(entry, same)
-                for same in ("aliases", "vendor", "architecture", "compute_capability", "memory_basis", "marketed_gb")
-                + ("link", "bridge", "gpus_per_node", "supported")
-            },
-        )
+def _catalog() -> tuple[tuple[Gpu, ...], Mapping[str, Gpu]]:
+    """The GPUs in the catalog's order, and by folded name."""
+    found = tuple(_gpu(name, entry) for name, entry in entries("gpus.yaml", GpuEntry).items())
+    names: dict[str, Gpu] = {}
+    called = [(alias, known) for known in found for alias in (known.name, *known.aliases)]
+    for alias, known in called:
+        if (other := names.setdefault(fold(alias), known)) is not known:
+            raise PlannerError(f"gpus.yaml, entry {known.name}, field aliases: {alias} already names {other.name}")
+    for alias, known in called:
+        names.setdefault(f"{fold(alias)}{known.marketed_gb:g}gb", known)
     return found, names
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Every GPU of the catalog, in its order."""
-    return tuple(_catalog()[0].values())
+    """Every GPU of the catalog."""
+    return _catalog()[0]
 
 
 def gpu(name: str) -> Gpu:
-    """The GPU called `name` (or one of its aliases; case, spaces, `_` and `-` don't matter); `PlannerError` if none."""
+    """The GPU called `name` or known by it (see `aliases` in the catalog); `PlannerError` with the nearest if none."""
     found, names = _catalog()
-    folded = _fold(re.sub(r"\(.*?\)|\b(nvidia|amd|intel|geforce|instinct|tesla)\b", "", name, flags=re.IGNORECASE))
-    if folded not in names:
-        raise did_you_mean(name, {*found, *(alias for known in found.values() for alias in known.aliases)}, "GPU")
-    return found[names[folded]]
+    if fold(name) not in names:
+        raise did_you_mean(name, {alias for known in found for alias in (known.name, *known.aliases)}, "GPU")
+    return names[fold(name)]
 
 
 def interconnect(gpu: Gpu, name: str) -> float:
-    """Bytes/s per direction that `gpu` gets from the named link inside a node; "nvlink" is the card's own generation.
+    """Bytes/s per direction that `gpu` gets inside a node from the named link.
 
-    Raises `PlannerError` for an unknown link, and for NVLink on a card that has none.
+    "nvlink", "nvswitch", "infinity-fabric" and "pcie" mean the card's own. `PlannerError` for a link that it lacks.
     """
-    folded = _fold(name)
-    if folded in ("nvlink", "nvswitch"):
-        own = gpu.link if gpu.link.startswith("nvlink") else gpu.bridge
-        if own is None:
-            raise PlannerError(f"{gpu.name} has no NVLink; its GPUs talk over {gpu.link}")
-        return links()[own]
-    known = {_fold(link): link for link in (*links(), "pcie")}
-    if folded not in known:
-        raise did_you_mean(name, (*links(), "nvlink", "nvswitch", "pcie"), "interconnect")
-    return gpu.pcie_bandwidth if folded == "pcie" else links()[known[folded]]
+    wanted = name.casefold().replace("_", "-").replace(" ", "-")
+    if wanted in links():
+        return links()[wanted]
+    if wanted == "pcie":
+        return gpu.pcie_bandwidth
+    family = {"nvlink": "nvlink", "nvswitch": "nvlink", "infinity-fabric": "infinity-fabric"}.get(wanted)
+    if family is None:
+        raise did_you_mean(name, (*links(), "nvlink", "nvswitch", "infinity-fabric", "pcie"), "interconnect")
+    own = next((link for link in (gpu.link, gpu.bridge) if link and link.startswith(family)), None)
+    if own is None:
+        raise PlannerError(f"{gpu.name} has no {name}; its GPUs talk over {gpu.link}")
+    return links()[own]

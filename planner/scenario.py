@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pydantic import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from planner.catalog import CATALOGS, Entry, check, read_yaml
+from planner.deployment import Speculation
 from planner.engines import Engine, EngineArgs, engine
 from planner.framework import Traits
 from planner.hardware import Gpu, gpu, interconnect
@@ -61,12 +62,13 @@ class GpuEntry(Entry):
 
 
 class SpeculationEntry(Entry):
-    """Speculative decoding that may be switched on."""
+    """Speculative decoding to judge; candidates use it where it is `allowed`."""
 
     method: str
     num_speculative_tokens: PositiveInt
     acceptance_rate: NonNegativeFloat
     draft_model: str | None = None
+    allowed: bool = True
 
 
 class ScenarioEntry(Entry):
@@ -79,14 +81,14 @@ class ScenarioEntry(Entry):
     gpus: tuple[GpuEntry, ...]
     engine: str = "vllm"
     engine_version: str | None = None
-    engine_args: dict[str, int | float | bool | str] = {}
+    engine_args: dict[str, int | float | bool | str] = Field(default_factory=dict)
     workload: WorkloadEntry
-    service_level: dict[Metric, dict[Percentile, PositiveFloat]] = {}
+    service_level: dict[Metric, dict[Percentile, PositiveFloat]] = Field(default_factory=dict)
     context_buffer: NonNegativeFloat = 0.1
-    prices: dict[str, PositiveFloat] = {}
+    prices: dict[str, PositiveFloat] = Field(default_factory=dict)
     other_tenants_gib: NonNegativeFloat = 0.0
     speculation: SpeculationEntry | None = None
-    traits: dict[str, bool] = {}
+    traits: dict[str, bool] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -107,19 +109,29 @@ class Target:
     percentile: Percentile
     seconds: float
 
+    @property
+    def name(self) -> str:
+        """ "p95 TPOT"."""
+        return f"{self.percentile} {self.metric.upper()}"
+
     def __str__(self) -> str:
-        limit = f"{self.seconds * 1e3:,.0f} ms" if self.seconds < 10 else f"{self.seconds:,.0f} s"
-        return f"{self.percentile} {self.metric.upper()} of at most {limit}"
+        return f"{self.name} of at most {self.seconds * 1e3:,.0f} ms"
 
 
 @dataclass(frozen=True)
 class SpeculationOption:
-    """Speculative decoding as the scenario offers it; `draft_model` is loaded when a deployment is made."""
+    """Speculative decoding to judge; candidates use it where it is `allowed`."""
 
     method: str
     num_speculative_tokens: int
     acceptance_rate: float
     draft_model: str | None
+    allowed: bool
+
+    def load(self) -> Speculation:
+        """As a deployment wants it."""
+        draft = model(self.draft_model) if self.draft_model else None
+        return Speculation(self.method, self.num_speculative_tokens, self.acceptance_rate, draft)
 
 
 @dataclass(frozen=True)
@@ -143,7 +155,7 @@ class Scenario:
     prices: Mapping[str, float] = field(default_factory=dict)
     other_tenants: int = 0  # bytes on each GPU
     speculation: SpeculationOption | None = None
-    traits: Traits = Traits()
+    traits: Traits = field(default_factory=Traits)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.model} on {' or '.join(c.gpu.name for c in self.gpus)}; {self.workload}"
@@ -154,13 +166,18 @@ def scenarios() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in SCENARIOS.glob("*.yaml")))
 
 
+def scenario_path(name: str | Path) -> Path:
+    """The file of the shipped scenario `name`, or `name` itself where it is a YAML file's path."""
+    if Path(name).suffix in (".yaml", ".yml"):
+        return Path(name)
+    if str(name) not in scenarios():
+        raise did_you_mean(str(name), scenarios(), "scenario")
+    return SCENARIOS / f"{name}.yaml"
+
+
 def load_scenario(name: str | Path) -> Scenario:
     """The shipped scenario `name`, or the one in the YAML file `name`; `PlannerError` for whatever is wrong in it."""
-    path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        path = SCENARIOS / f"{name}.yaml"
-        if not path.is_file():
-            raise did_you_mean(str(name), scenarios(), "scenario")
+    path = scenario_path(name)
     data = read_yaml(path)
     if not isinstance(data, dict):
         raise PlannerError(f"{path.name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
@@ -258,6 +275,8 @@ def _possible(scenario: Scenario) -> None:
         raise PlannerError("service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)")
     for quantization in scenario.quantizations or (None,):
         model(scenario.model, quantization=quantization)
+    if scenario.speculation:
+        scenario.speculation.load()
     for candidate in scenario.gpus:
         if candidate.interconnect:
             interconnect(candidate.gpu, candidate.interconnect)

@@ -31,7 +31,7 @@ STEP_S = 0.45e-3
 PASS_S = 0.10e-3
 """Launching one draft pass and sampling from it."""
 SIGMA = 0.10
-"""Standard deviation of ln(measured / predicted) of a speed-up: the target's own step cost cancels, the draft's doesn't."""
+"""Standard deviation of ln(measured / predicted) of a speed-up (the target's own step cost cancels in it)."""
 
 
 class Method(Entry):
@@ -115,7 +115,7 @@ def _layer_config(architecture: Architecture, how: Method) -> dict[str, object]:
 
 
 def draft_bytes(deployment: Deployment) -> float:
-    """Bytes of draft weights on one GPU, without what the draft shares with the target: embedding, and head at its size."""
+    """Bytes of draft weights on one GPU, without the embedding and head that the draft shares with the target."""
     speculation = deployment.speculation
     draft = speculation and draft_of(deployment.model, speculation)
     if not speculation or draft is None:
@@ -165,7 +165,7 @@ class Speedup:
     def __str__(self) -> str:
         return (
             f"{self.verdict}: {self.speedup:.2f} x at batch {self.batch:g} ({self.tokens_per_step:.2f} tokens a step; "
-            f"{self.plain_s * 1e3:.1f} ms becomes {self.verify_s * 1e3:.1f} to verify + {self.draft_s * 1e3:.1f} to draft)"
+            f"{self.plain_s * 1e3:.1f} ms becomes {self.verify_s * 1e3:.1f} to verify, {self.draft_s * 1e3:.1f} to draft)"
         )
 
 
@@ -179,7 +179,7 @@ def _steps(deployment: Deployment) -> tuple[StepModel, StepModel | None]:
 
 
 def _pass_s(step: StepModel, batch: float, each: int, context: float) -> float:
-    """One pass over `each` tokens of every one of `batch` sequences, without the host: KV is read once for all of them."""
+    """One pass over `each` tokens of each of `batch` sequences, without the host; KV is read once for all of them."""
     batch = max(batch / step.stages, 1.0)
     rows = len(step.rows_s) - 1
     head = step.rows_s[rows] * max(1.0, batch * each / rows) if batch * each > rows else step.rows(batch * each)

@@ -33,7 +33,7 @@ class Lengths:
 
     @classmethod
     def _of(cls, how: Literal["fixed", "uniform", "lognormal", "empirical"], values: np.ndarray) -> Lengths:
-        p50, p95, p99 = (float(q) for q in np.quantile(values, (0.50, 0.95, 0.99)))
+        p50, p95, p99 = (float(q) for q in np.quantile(values, (0.50, 0.95, 0.99), method="hazen"))
         return cls(how, float(values.mean()), p50, p95, p99, values)
 
     @classmethod
@@ -104,7 +104,7 @@ class Lengths:
 
     def quantile(self, q: float) -> float:
         """Tokens that a share `q` of requests does not exceed."""
-        return float(np.quantile(self.values, q))
+        return float(np.quantile(self.values, q, method="hazen"))
 
     def cdf(self, tokens: float) -> float:
         """The share of requests of at most `tokens`."""
@@ -120,7 +120,7 @@ class Lengths:
 
     def sample(self, n: int, rng: np.random.Generator) -> np.ndarray:
         """[n] lengths drawn at random, whole tokens."""
-        return np.maximum(1, np.rint(np.quantile(self.values, rng.random(n)))).astype(np.int64)
+        return np.maximum(1, np.rint(np.quantile(self.values, rng.random(n), method="hazen"))).astype(np.int64)
 
     def __str__(self) -> str:
         if self.how == "fixed":
@@ -181,6 +181,18 @@ class Workload:
     def cached_tokens(self) -> float:
         """Prompt tokens that a request finds in the prefix cache, on average."""
         return self.prefix_hit_rate * min(self.prefix_tokens or self.prompt.mean, self.prompt.mean)
+
+    @property
+    def context(self) -> float:
+        """Tokens that a decoding sequence attends to, on average over its steps: long answers weigh more."""
+        output = self.output.values
+        return self.prompt.mean + float((output**2).mean() / (2 * output.mean()))
+
+    def total_quantile(self, q: float) -> float:
+        """Tokens of prompt and output together that a share `q` of requests does not exceed."""
+        if self.trace is not None and self.prompt.how == self.output.how == "empirical":
+            return float(np.quantile(self.trace.prompt + self.trace.output, q))
+        return float(np.quantile(np.add.outer(self.prompt.points(500), self.output.points(500)), q))
 
     def at(self, rate: float) -> Workload:
         """The same traffic at another arrival rate, requests/s."""

@@ -1,0 +1,121 @@
+"""Vision towers: encoders that turn images into tokens, and the projector into the decoder's width."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from planner.architecture import Weight
+from planner.architecture_blocks import Weights, concat, matrix, vector
+from planner.architecture_fields import Fields
+
+PART = "vision_audio"
+
+
+def _encoder(depth: int, hidden: int, inner: int, bias: bool = True, norm_bias: bool = True, gated: bool = False,
+             norms: int = 2, extra: int = 0) -> Weights:  # fmt: skip
+    """`depth` transformer blocks; `extra` counts further elements of each block."""
+    names = ("gate_proj", "fc1") if gated else ("fc1",)
+    block = concat([
+        *(matrix(f"vision.attn.{name}", hidden, hidden, "column", PART, bias, depth) for name in "qkv"),
+        matrix("vision.attn.proj", hidden, hidden, "row", PART, bias, depth),
+        *(matrix(f"vision.mlp.{name}", inner, hidden, "column", PART, bias, depth) for name in names),
+        matrix("vision.mlp.fc2", hidden, inner, "row", PART, bias, depth),
+    ])  # fmt: skip
+    rest = norms * hidden * (2 if norm_bias else 1) + extra
+    return (*block, Weight("vision.norms", rest, part=PART, copies=depth, linear=False))
+
+
+def _other(count: int) -> Weights:
+    """Embeddings, norms and whatever else is neither split nor quantized."""
+    return vector("vision.embeddings", count, PART)
+
+
+def _patch(v: Fields, hidden: int, frames: int = 1) -> int:
+    """Elements of the patch embedding."""
+    return hidden * v.whole("in_channels", v.whole("num_channels", 3)) * frames * v.whole("patch_size", 14) ** 2
+
+
+def _projector(inputs: int, inner: int, outputs: int, bias: bool = True) -> Weights:
+    return (*matrix("vision.projector.linear_1", inner, inputs, "column", PART, bias),
+            *matrix("vision.projector.linear_2", outputs, inner, "row", PART, bias))  # fmt: skip
+
+
+def qwen(v: Fields, c: Fields, hidden: int) -> Weights:
+    """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5."""
+    third = v.has("num_position_embeddings")
+    gated = not third and v.has("intermediate_size")
+    width = v.whole("embed_dim", None) or v.whole("hidden_size")
+    inner = v.whole("intermediate_size", None) or width * v.whole("mlp_ratio", 4)
+    merged = width * v.whole("spatial_merge_size", 2) ** 2
+    outputs = v.whole("hidden_size" if v.has("embed_dim") else "out_hidden_size", hidden)
+    patch = _patch(v, width, v.whole("temporal_patch_size", 2))
+    towers = _encoder(v.whole("depth"), width, inner, norm_bias=not gated, gated=gated)
+    towers += _projector(merged, merged, outputs)
+    if not third:
+        return towers + _other(patch + width * (1 if gated else 2))
+    deep = len(v.items("deepstack_visual_indexes", int))
+    stacked = concat([_projector(merged, merged, outputs)] * deep)
+    return towers + stacked + _other(patch + width * (3 + v.whole("num_position_embeddings")) + deep * 2 * merged)
+
+
+def clip(v: Fields, c: Fields, hidden: int) -> Weights:
+    """CLIP and SigLIP encoders with LLaVA's or Gemma 3's projector."""
+    width, depth, siglip = v.whole("hidden_size"), v.whole("num_hidden_layers"), "siglip" in v.text("model_type")
+    patches = (v.whole("image_size") // v.whole("patch_size", 14)) ** 2
+    towers = _encoder(depth, width, v.whole("intermediate_size"))
+    other = _patch(v, width) + patches * width + (3 if siglip else 6) * width
+    if siglip and v.flag("vision_use_head", True):  # attention pooling
+        inner = v.whole("intermediate_size")
+        other += 4 * width * width + 2 * width * inner + inner + 8 * width
+    if c.has("mm_tokens_per_image"):
+        return towers + _other(other + width) + matrix("vision.projector", hidden, width, "replicated", PART)
+    chosen = c.get("vision_feature_layer")
+    features = len(chosen) if isinstance(chosen, list) else 1
+    newline = hidden if "next" in c.text("model_type") else 0
+    return towers + _projector(features * width, hidden, hidden) + _other(other + newline)
+
+
+def pixtral(v: Fields, c: Fields, hidden: int) -> Weights:
+    """Pixtral's encoder with Mistral 3's patch merger."""
+    width, merged = v.whole("hidden_size"), c.whole("spatial_merge_size", 2) ** 2
+    towers = _encoder(v.whole("num_hidden_layers"), width, v.whole("intermediate_size"), False, False, True)
+    towers += matrix("vision.projector.patch_merger", width, width * merged, "replicated", PART)
+    return towers + _projector(width, hidden, hidden, False) + _other(_patch(v, width) + 2 * width)
+
+
+def llama4(v: Fields, c: Fields, hidden: int) -> Weights:
+    """Llama 4's encoder, pixel-shuffle adapter and projector."""
+    width, inner = v.whole("hidden_size"), v.whole("intermediate_size")
+    patches = (v.whole("image_size") // v.whole("patch_size")) ** 2
+    towers = _encoder(v.whole("num_hidden_layers"), width, inner)
+    adapter = v.whole("projector_output_dim")
+    towers += _projector(inner, v.whole("projector_input_dim"), adapter, False)
+    towers += matrix("vision.projector.linear", hidden, v.whole("vision_output_dim"), "replicated", PART)
+    return towers + _other(_patch(v, width) + (patches + 6) * width)
+
+
+def gemma4(v: Fields, c: Fields, hidden: int) -> Weights:
+    """Gemma 4's encoder: gated blocks with four norms and per-head query and key norms."""
+    width, head = v.whole("hidden_size"), v.whole("head_dim")
+    towers = _encoder(v.whole("num_hidden_layers"), width, v.whole("intermediate_size"), False, False, True, 4, 2 * head)
+    positions = 2 * v.whole("position_embedding_size") * width
+    return towers + matrix("vision.projector", hidden, width, "replicated", PART) + _other(_patch(v, width) + positions)
+
+
+def moonvit(v: Fields, c: Fields, hidden: int) -> Weights:
+    """Kimi's MoonViT with its patch-merging projector."""
+    width = v.whole("vt_hidden_size", None) or v.whole("hidden_size")
+    depth = v.whole("vt_num_hidden_layers", None) or v.whole("num_hidden_layers")
+    inner = v.whole("vt_intermediate_size", None) or v.whole("intermediate_size")
+    positions = v.whole("init_pos_emb_height", v.whole("pos_emb_height", 64)) * v.whole(
+        "init_pos_emb_width", v.whole("pos_emb_width", 64)
+    )
+    merged = 4 * width
+    towers = _encoder(depth, width, inner) + _projector(merged, merged, hidden)
+    return towers + _other(_patch(v, width) + width * (1 + positions + 4))
+
+
+TOWERS: dict[str, Callable[[Fields, Fields, int], Weights]] = {
+    "qwen": qwen, "clip": clip, "pixtral": pixtral, "llama4": llama4, "gemma4": gemma4, "moonvit": moonvit,
+}  # fmt: skip
+"""Builders by the name that families give their tower: (vision_config, whole configuration, decoder width)."""

@@ -1,0 +1,86 @@
+"""The `planner` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from planner import __version__
+from planner.quantities import PlannerError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 when all went well, 1 when rows of a batch failed, 2 for unusable input."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.run(options) or 0)
+    except PlannerError as error:
+        print(f"planner: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("planner: interrupted", file=sys.stderr, flush=True)
+        os._exit(130)  # does not wait for the notebooks that still run: their kernels end with this process
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="planner", description="Capacity planning for LLM serving.")
+    parser.add_argument("--version", action="version", version=f"planner {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    report = commands.add_parser("report", help="write the capacity report of a scenario, a PDF")
+    report.add_argument("scenario", help="a YAML file, or the name of a shipped scenario")
+    report.add_argument("--out", type=Path, metavar="DIR", help="where to (default: reports/SCENARIO)")
+    report.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="set a field of the scenario, such as workload.rate=12 (may be repeated)",
+    )
+    report.set_defaults(run=_report)
+
+    predict = commands.add_parser("predict", help="predict a CSV of deployments, one a row")
+    predict.add_argument("rows", type=Path, metavar="ROWS.csv")
+    predict.add_argument("--out", type=Path, required=True, metavar="PREDICTIONS.csv")
+    predict.set_defaults(run=_predict)
+
+    scenarios = commands.add_parser("scenarios", help="list the shipped scenarios")
+    scenarios.set_defaults(run=_scenarios)
+    return parser
+
+
+def _report(options: argparse.Namespace) -> None:
+    from planner.report import report
+
+    overrides = dict(_assignment(text) for text in options.set)
+    print(f"report: {report(options.scenario, options.out, overrides)}")
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    import yaml
+
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise PlannerError(f"--set takes FIELD=VALUE, such as workload.rate=12, got {text!r}")
+    try:
+        return key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise PlannerError(f"--set {key}: {value!r} is not a YAML value") from None
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from planner.batch import predict_file
+
+    return predict_file(options.rows, options.out)
+
+
+def _scenarios(_options: argparse.Namespace) -> None:
+    from planner.catalog import read_yaml
+    from planner.scenario import SCENARIOS, scenarios
+
+    for name in scenarios():
+        print(f"{name:20}{read_yaml(SCENARIOS / f'{name}.yaml')['question']}")

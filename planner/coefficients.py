@@ -1,0 +1,116 @@
+"""What fraction of its published peaks a GPU reaches under an engine: `catalogs/calibration/ENGINE.yaml`, by GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from typing import Literal
+
+from pydantic import PositiveFloat
+
+from planner.catalog import CATALOGS, Entry, entries
+from planner.hardware import Gpu
+from planner.models import Model
+from planner.quantities import PlannerError, did_you_mean
+
+Basis = Literal["measured", "model-transfer", "gpu-transfer", "prior"]
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """The fitted numbers of the step cost: fractions of a published peak, or seconds (`_s`)."""
+
+    memory: float  # of bandwidth, reading weights of dense linears
+    expert_memory: float  # of bandwidth, reading weights of the experts that a step touches
+    kv: float  # of bandwidth, reading KV cache in decode
+    gemm_bf16: float  # of dense peak, by the dtype that the matrix units compute in
+    gemm_fp8: float
+    gemm_fp4: float
+    expert_gemm: float  # of what a dense GEMM of that dtype reaches
+    attention: float  # of dense bf16 peak, prefill attention
+    link: float  # of link bandwidth, large all-reduces
+    allreduce_s: float  # latency of one small all-reduce between two GPUs
+    layer_s: float  # kernel latencies of one layer that no roofline covers
+    expert_layer_s: float  # the same, what routing and permuting tokens to experts adds
+    token_passes: float  # activations of one token: passes over `hidden` bf16 values per layer
+    step_s: float  # host time of one step that the GPU waits for
+    row_s: float  # the same, per scheduled sequence
+    prefill_step_s: float  # the same, what a step with prompt tokens adds (no full CUDA graph)
+    request_s: float  # front end per request before its first token: HTTP, scheduling, detokenizing
+    prompt_token_s: float  # the same per prompt token: tokenizing, moving
+
+
+class Calibration(Entry):
+    """One entry of a calibration file; coefficients that it leaves out are those of the file's `prior`."""
+
+    coefficients: dict[str, PositiveFloat]
+    sigma_tpot: PositiveFloat | None = None  # standard deviation of ln(measured / predicted)
+    sigma_ttft: PositiveFloat | None = None
+    models: tuple[str, ...] = ()
+    points: int = 0
+    versions: tuple[str, ...] = ()
+    residuals: str = ""
+    source: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """Coefficients for one GPU, engine and model, what they rest on, and how far off a prediction from them may be."""
+
+    coefficients: Coefficients
+    basis: Basis
+    sigma_tpot: float
+    sigma_ttft: float
+    note: str
+
+
+WIDTHS: dict[Basis, tuple[float, float]] = {
+    "measured": (0.07, 0.20),
+    "model-transfer": (0.13, 0.28),
+    "gpu-transfer": (0.18, 0.35),
+    "prior": (0.35, 0.60),
+}
+"""Default standard deviations of ln(measured / predicted) for TPOT and TTFT, by basis."""
+
+
+@cache
+def calibrations(engine: str) -> dict[str, Calibration]:
+    """The calibration file of `engine`; an engine without one is planned with vLLM's."""
+    file = CATALOGS / "calibration" / f"{engine}.yaml"
+    found = entries(f"calibration/{engine if file.exists() else 'vllm'}.yaml", Calibration)
+    names = {field.name for field in fields(Coefficients)}
+    for name, entry in found.items():
+        for unknown in entry.coefficients.keys() - names:
+            raise PlannerError(
+                f"calibration/{engine}.yaml, entry {name}: {did_you_mean(unknown, names, 'coefficient')}"
+            )
+    if missing := names - found["prior"].coefficients.keys():
+        raise PlannerError(f"calibration/{engine}.yaml, entry prior: field is missing: {', '.join(sorted(missing))}")
+    return found
+
+
+@cache
+def calibrated(gpu: Gpu, engine: str, model_type: str) -> Calibrated:
+    """Coefficients for `gpu` under `engine`: its own entry, else that of its architecture, else the prior.
+
+    `model_type` (config.json) decides whether the model's family was among those measured.
+    """
+    known = calibrations(engine)
+    own, family, prior = known.get(gpu.name), known.get(gpu.architecture), known["prior"]
+    chosen = own or family or prior
+    basis: Basis = "prior"
+    if own is not None:
+        basis = "measured" if model_type in own.models else "model-transfer"
+    elif family is not None:
+        basis = "gpu-transfer"
+    coefficients = replace(Coefficients(**prior.coefficients), **chosen.coefficients)
+    tpot, ttft = WIDTHS[basis]
+    if basis == "measured":
+        tpot, ttft = chosen.sigma_tpot or tpot, chosen.sigma_ttft or ttft
+    return Calibrated(coefficients, basis, tpot, ttft, chosen.source)
+
+
+def calibration_of(model: Model, gpu: Gpu, engine: str) -> Calibrated:
+    """`calibrated` for a model."""
+    return calibrated(gpu, engine, model.architecture.model_type)

@@ -1,0 +1,249 @@
+"""The memory plan: what an engine does with a GPU's bytes at start-up, term by term, and whether it starts at all.
+
+vLLM 0.20.2 v1/worker/gpu_worker.py:332, 0.33.0 v1/worker/gpu_worker.py:641: requested = ceil(total x utilization);
+what weights, activation peak, non-torch memory (and, from 0.20.2 on, the CUDA-graph estimate) leave is the KV pool.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+from planner import runtime
+from planner.deployment import Deployment
+from planner.kv import KvLayout, KvPool, kv_layout
+from planner.quantities import GIB, Interval, PlannerError
+from planner.weights import rank_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Status = Literal["ok", "at_risk", "does_not_fit"]
+TERMS = ("weights", "activation", "non_torch", "cudagraph")
+"""Terms of the budget that a local calibration may shift."""
+WEIGHTS_SIGMA = 0.004
+"""Relative spread of logged weights around the checkpoint's arithmetic (loader padding, repacked quantized formats)."""
+BOOT_SIGMA = 0.05
+"""Relative spread of a term between identical boots, where a log of this very deployment calibrates it."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes per GPU on the rank that decides the pool. Parts of the budget sum to `requested` to the byte."""
+
+    deployment: Deployment
+    total: int
+    requested: int
+    weights: Interval
+    activation: Interval
+    non_torch: Interval
+    cudagraph: Interval
+    cudagraph_in_budget: bool
+    context: Interval
+    kv_available: Interval
+    layout: KvLayout
+    pool: KvPool
+    max_concurrency: Interval
+    status: Status
+    reason: str
+    warnings: tuple[str, ...]
+
+    @property
+    def other_tenants(self) -> int:
+        """Bytes that other processes hold on this GPU."""
+        return self.deployment.other_tenants
+
+    @property
+    def headroom(self) -> int:
+        """Bytes outside the budget: driver context, other tenants and, in versions that don't deduct them, graphs."""
+        return self.total - self.requested
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by name, summing to `total`; a negative KV cache is what the budget lacks."""
+        tenants = min(self.headroom, self.other_tenants)
+        context = min(self.headroom - tenants, round(self.context.mid))
+        outside = 0 if self.cudagraph_in_budget else min(self.headroom - tenants - context, round(self.cudagraph.mid))
+        return {
+            "weights": round(self.weights.mid),
+            "activation": round(self.activation.mid),
+            "non-torch": round(self.non_torch.mid),
+            "CUDA graphs": round(self.cudagraph.mid) if self.cudagraph_in_budget else outside,
+            "KV cache": round(self.kv_available.mid),
+            "driver context": context,
+            "other tenants": tenants,
+            "headroom": self.headroom - tenants - context - outside,
+        }
+
+    def sequences_that_fit(self, tokens: int) -> int:
+        """Sequences of `tokens` of context that decode at once without preemption, at most max_num_seqs."""
+        return min(self.pool.sequences(tokens), self.deployment.args.max_num_seqs or self.pool.num_blocks)
+
+    @cached_property
+    def remedy(self) -> str:
+        """The smallest change that would make it fit; empty when it fits."""
+        return "" if self.status == "ok" else _remedy(self)
+
+    def frame(self) -> pd.DataFrame:
+        """One row per term: GiB with its 80 % interval."""
+        import pandas as pd
+
+        terms = {"requested": Interval.exactly(self.requested), **{t: getattr(self, t) for t in TERMS}}
+        rows = {**terms, "kv_available": self.kv_available}
+        return pd.DataFrame({name: (i / GIB).__dict__ for name, i in rows.items()}).T.rename(
+            columns={"lo": "lo_gib", "mid": "gib", "hi": "hi_gib"}
+        )
+
+    def __str__(self) -> str:
+        lines = [f"{self.deployment}: {self.status}"]
+        lines += [f"  {name:<15}{size / GIB:8.2f} GiB" for name, size in self.parts.items()]
+        lines.append(f"  {self.pool.num_blocks} blocks, {self.pool.kv_tokens} tokens, {self.max_concurrency:.2f}x")
+        return "\n".join(lines + [text for text in (self.reason, self.remedy) if text])
+
+
+def plan(deployment: Deployment, calibration: Mapping[str, float] | None = None) -> MemoryPlan:
+    """The start-up accounting of `deployment` on its fullest pipeline stage.
+
+    `calibration` maps a name of `TERMS` to bytes added to that term, from a log of this deployment (`startup_log`).
+    """
+    engine, args = deployment.engine, deployment.args
+    requested = math.ceil(deployment.gpu_total * (args.gpu_memory_utilization or 0))
+    deducted = engine.facts["cudagraph_memory"] == "estimated"
+    shifts = dict(calibration or {})
+    if unknown := set(shifts) - set(TERMS):
+        raise PlannerError(f"memory calibration: unknown term {', '.join(sorted(unknown))}; known: {', '.join(TERMS)}")
+    layout = kv_layout(deployment)
+    estimate = runtime.cudagraph_estimate(deployment)
+    graphs = estimate if deducted else runtime.cudagraph_actual(deployment, estimate)
+    stages = []
+    weights = rank_bytes(deployment)
+    for stage, size in enumerate(weights):
+        terms = {
+            "weights": Interval.factor(size, WEIGHTS_SIGMA),
+            "activation": runtime.activation(deployment, last_stage=stage == len(weights) - 1),
+            "non_torch": runtime.non_torch(deployment),
+            "cudagraph": graphs,
+        }
+        terms = {name: _shifted(term, shifts.get(name)) for name, term in terms.items()}
+        used = terms["weights"] + terms["activation"] + terms["non_torch"]
+        stages.append((terms, _budget(deployment, requested, used + terms["cudagraph"] if deducted else used)))
+    pools = [layout.pool([getattr(kv, end) for _, kv in stages]) for end in ("lo", "mid", "hi")]
+    tight = min(range(len(stages)), key=lambda i: stages[i][1].mid / layout.stage_bytes_per_block[i])
+    terms, available = stages[tight]
+    concurrency = Interval(*(pool.max_concurrency_x for pool in pools))
+    context = runtime.context(deployment)
+    found = MemoryPlan(
+        deployment, deployment.gpu_total, requested, terms["weights"], terms["activation"], terms["non_torch"],
+        terms["cudagraph"], deducted, context, available, layout, pools[1], concurrency, "ok", "", (),
+    )  # fmt: skip
+    status, reason = _judge(found, pools)
+    return replace(found, status=status, reason=reason, warnings=(reason,) if status == "at_risk" else ())
+
+
+def _shifted(term: Interval, shift: float | None) -> Interval:
+    """`term` with whole bytes in the middle, moved by a calibrated `shift` and then as tight as boots repeat."""
+    if shift is None:
+        return Interval(term.lo, round(term.mid), term.hi)
+    return Interval.factor(max(0, round(term.mid + shift)), BOOT_SIGMA)
+
+
+def _budget(deployment: Deployment, requested: int, used: Interval) -> Interval:
+    """KV bytes that `used` leaves, in the engine's own meaning of its memory fraction."""
+    if deployment.engine.name == "trtllm":  # free_gpu_memory_fraction: of what remains after loading
+        share = requested / deployment.gpu_total
+        return (-used + deployment.gpu_total) * share
+    return -used + requested
+
+
+def _judge(found: MemoryPlan, pools: list[KvPool]) -> tuple[Status, str]:
+    """Status and reason, in the engine's words: the start check, the pool's size, then what comes after the pool."""
+    deployment, layout, gib = found.deployment, found.layout, GIB
+    free = _free_at_start(found)
+    if free.hi < found.requested:
+        return "does_not_fit", (
+            f"Free memory on device ({free.mid / gib:.2f}/{found.total / gib:.2f} GiB) on startup is less than desired "
+            f"GPU memory utilization ({deployment.args.gpu_memory_utilization}, {found.requested / gib:.2f} GiB)"
+        )
+    reserve = 1 if deployment.engine.facts["null_block_reserved"] else 0
+    need = layout.blocks_per_request + reserve
+    if pools[0].num_blocks < need:
+        status: Status = "at_risk" if pools[2].num_blocks >= need else "does_not_fit"
+        have, want = found.kv_available.mid, need * found.pool.bytes_per_block
+        if have <= 0:
+            return status, f"No available memory for the cache blocks: the budget lacks {-have / gib:.2f} GiB"
+        return status, (
+            f"One request of max_model_len {layout.max_model_len} needs {want / gib:.2f} GiB KV cache, "
+            f"{have / gib:.2f} GiB is available ({found.kv_available / gib:.2f}); "
+            f"{max(0.0, want - have) / gib:.2f} GiB is missing; "
+            f"estimated maximum model length {longest_model_len(layout, found.pool.num_blocks - reserve)}"
+        )
+    if free.lo < found.requested:
+        return "at_risk", (
+            f"{free.mid / gib:.2f} GiB may be free at start, {found.requested / gib:.2f} GiB is requested"
+        )
+    rest = found.headroom - found.other_tenants - found.context.mid + found.activation.mid
+    wanted = runtime.after_pool(deployment, found.cudagraph if not found.cudagraph_in_budget else Interval.exactly(0))
+    if rest < wanted.hi:
+        return "at_risk", (
+            f"CUDA graphs and the sampler's warm-up on {deployment.args.max_num_seqs} rows want {wanted / gib:.2f} GiB "
+            f"after the KV pool is allocated, {rest / gib:.2f} GiB remains; lower max_num_seqs or gpu_memory_utilization"
+        )
+    return "ok", ""
+
+
+def _free_at_start(found: MemoryPlan) -> Interval:
+    if found.deployment.gpu_free is not None:
+        return Interval.exactly(found.deployment.gpu_free)
+    return -found.context + (found.total - found.other_tenants)
+
+
+def longest_model_len(layout: KvLayout, num_blocks: int) -> int:
+    """The largest max_model_len for which `num_blocks` hold one request; 0 when none does."""
+    low, high = 0, 2**26
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if layout.blocks_for(middle, layout.in_flight) <= num_blocks else (low, middle - 1)
+    return low
+
+
+def safe_utilization(deployment: Deployment) -> float:
+    """The largest gpu_memory_utilization, in hundredths, that passes the start check and leaves room after the pool."""
+    found = plan(deployment)
+    total, tenants = found.total, found.other_tenants
+    start = _free_at_start(found).lo
+    graphs = Interval.exactly(0) if found.cudagraph_in_budget else found.cudagraph
+    after = total - tenants - found.context.mid + found.activation.mid - runtime.after_pool(deployment, graphs).hi
+    return max(0.0, math.floor(100 * min(start, after, total) / total) / 100)
+
+
+def _remedy(found: MemoryPlan) -> str:
+    """The first change, from the smallest on, after which `plan` says ok."""
+    deployment, args = found.deployment, found.deployment.args
+    current = args.gpu_memory_utilization or 0
+    changes: list[tuple[str, Deployment]] = []
+
+    def change(text: str, **values: object) -> None:
+        changes.append((text, replace(deployment, args=replace(args, **values))))  # type: ignore[arg-type]
+
+    if (safe := safe_utilization(deployment)) != current and safe > 0:
+        change(f"set gpu_memory_utilization to {safe}", gpu_memory_utilization=safe)
+    if (args.max_num_seqs or 0) > 256:
+        change("set max_num_seqs to 256", max_num_seqs=256)
+    reserve = 1 if deployment.engine.facts["null_block_reserved"] else 0
+    low = found.layout.pool([max(0.0, found.kv_available.lo)] * len(found.layout.stage_bytes_per_block))
+    if (length := longest_model_len(found.layout, low.num_blocks - reserve)) >= 1024:
+        change(f"set max_model_len to {length}", max_model_len=length)
+    if (args.kv_cache_dtype or "auto") == "auto":
+        change("store the KV cache in FP8 (kv_cache_dtype fp8)", kv_cache_dtype="fp8")
+    heads = deployment.model.architecture.heads
+    for tp in (2, 4, 8):
+        if tp > deployment.layout.tp and heads % tp == 0 and tp <= deployment.gpus_per_node:
+            wider = replace(deployment, layout=replace(deployment.layout, tp=tp, ep=1))
+            changes.append((f"spread the model over tensor parallel {tp}", wider))
+    for text, changed in changes:
+        if plan(changed).status == "ok":
+            return text
+    return "use quantized weights, or a GPU with more memory"

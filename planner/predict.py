@@ -1,0 +1,108 @@
+"""What one deployment does under one workload: the function that report, search and batch share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from planner.cost import Cost, cost
+from planner.deployment import Deployment
+from planner.memory import MemoryPlan, plan
+from planner.prices import price_per_hour
+from planner.quantities import Z80, Interval
+from planner.speculation import speculate
+from planner.steady import Performance, closed_loop, open_loop
+from planner.workload import Workload
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Memory, latency and cost of `deployment` under `workload`; no `performance` when it does not fit."""
+
+    deployment: Deployment
+    workload: Workload
+    memory: MemoryPlan
+    performance: Performance | None
+    usd_per_hour: float | None  # of all GPUs; None where no price is known
+    speedup: Interval | None = None  # TPOT without / with speculative decoding, where the deployment has it
+
+    @property
+    def fits(self) -> bool:
+        """The engine would start."""
+        return self.performance is not None
+
+    @property
+    def cost(self) -> Cost | None:
+        """Running cost, where a price is known and the deployment fits."""
+        if self.performance is None or self.usd_per_hour is None:
+            return None
+        gpus = self.deployment.layout.gpus
+        return cost(self.usd_per_hour / gpus, gpus, self.performance.output_tps, self.performance.request_tps)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know before trusting the figures."""
+        notes = (*self.deployment.model.warnings, self.deployment.engine.note, *self.memory.warnings)
+        notes += self.performance.warnings if self.performance else ()
+        if self.performance and self.performance.saturated:
+            notes += (f"overloaded: it serves {self.performance.request_tps.mid:.3g} requests/s of the rate asked",)
+        return tuple(dict.fromkeys(note for note in notes if note))
+
+    def __str__(self) -> str:
+        what = str(self.performance) if self.performance else self.memory.reason
+        return f"{self.deployment}: {what}"
+
+
+def evaluate(deployment: Deployment, workload: Workload, prices: Mapping[str, float] | None = None) -> Prediction:
+    """Predict `deployment` under `workload`; `prices` (USD per GPU hour by name) win over the catalog's.
+
+    With a rate the loop is open; with a concurrency closed; with both, a rate that would hold more requests in flight
+    than the concurrency allows becomes a closed loop. Raises `PlannerError` for what the engine would refuse.
+    """
+    memory = plan(deployment)
+    price = price_per_hour(deployment.gpu, prices or {})
+    usd = price.usd * deployment.layout.gpus if price else None
+    if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
+        return Prediction(deployment, workload, memory, None, usd)
+    performance, speedup = _perform(deployment, memory, workload), None
+    if deployment.speculation is not None:
+        performance, speedup = _speculative(deployment, performance, workload)
+    return Prediction(deployment, workload, memory, performance, usd, speedup)
+
+
+def _perform(deployment: Deployment, memory: MemoryPlan, workload: Workload) -> Performance:
+    if workload.rate is None:
+        return closed_loop(deployment, memory, workload)
+    performance = open_loop(deployment, memory, workload)
+    in_flight = workload.rate * performance.e2e["mean"].mid
+    if workload.concurrency is not None and (performance.saturated or in_flight > workload.concurrency):
+        return closed_loop(deployment, memory, replace(workload, rate=None))
+    return performance
+
+
+def _speculative(deployment: Deployment, plain: Performance, workload: Workload) -> tuple[Performance, Interval]:
+    """`plain` with every wait between tokens divided by the speed-up at the batch that it leads to (Little's law)."""
+    batch = max(plain.decode_batch, 1.0)
+    found = speculate(deployment, batch, workload.context).speedup
+    if workload.concurrency is None:  # at a given rate, answers that leave sooner leave a smaller batch behind
+        batch = max(batch / max(found.mid, 0.1), 1.0)
+        found = speculate(deployment, batch, workload.context).speedup
+    sigma = math.log(found.hi / found.lo) / (2 * Z80)
+
+    def faster(times: Mapping[str, Interval]) -> dict[str, Interval]:
+        return {name: _widened(time / found.mid, sigma) for name, time in times.items()}
+
+    outputs = workload.output.mean - 1
+    saved = {name: outputs * plain.tpot[name].mid * (1 - 1 / found.mid) for name in plain.e2e}
+    e2e = {name: _widened(time * max(1 - saved[name] / time.mid, 0.01), sigma) for name, time in plain.e2e.items()}
+    faster_by = found.mid if workload.rate is None else 1.0
+    names = ("output_tps", "total_tps", "request_tps")
+    rates = {name: _widened(getattr(plain, name) * faster_by, sigma) for name in names}
+    return replace(plain, tpot=faster(plain.tpot), itl=faster(plain.itl), e2e=e2e, decode_batch=batch, **rates), found
+
+
+def _widened(value: Interval, sigma: float) -> Interval:
+    """`value` with an independent relative spread `sigma` added to its own."""
+    down, up = (math.exp(math.hypot(math.log(r), Z80 * sigma)) for r in (value.mid / value.lo, value.hi / value.mid))
+    return Interval(value.mid / down, value.mid, value.mid * up)

@@ -1,0 +1,181 @@
+"""The walk as one PDF: execute the notebooks headlessly, side by side, and typeset what they show."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner import __version__
+from planner.catalog import read_yaml
+from planner.quantities import PlannerError
+from planner.scenario import SCENARIOS, Scenario, load_scenario
+from planner.search import search
+
+_PACKAGE = Path(__file__).resolve().parent
+NOTEBOOKS = _PACKAGE / "notebooks" if (_PACKAGE / "notebooks").is_dir() else _PACKAGE.parent / "notebooks"
+"""Where the notebooks lie: inside an installed package, or beside it in a checkout."""
+TEMPLATE = _PACKAGE / "templates" / "report.typ"
+TEXT_WIDTH = 640
+"""Width of the page's text in a chart's pixels: a chart's type comes out a little smaller than the page's."""
+SHOWN = ["text/html", "image/svg+xml", "image/png", "text/markdown", "text/latex", "text/plain"]
+"""Outputs that reach the page, the first that a cell offers: widgets are left out for their plain HTML."""
+
+
+def walk() -> list[Path]:
+    """The notebooks of the walk, in reading order."""
+    return sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
+
+
+def report(
+    name: str | Path,
+    out: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    notebooks: Sequence[Path] | None = None,
+    progress: Callable[[str], None] = print,
+) -> Path:
+    """Write the capacity report of the scenario `name` (a shipped one, or a YAML file) into the folder `out`.
+
+    `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. What the walk makes for
+    use (launch script, unit file) lies beside the PDF, whose path is returned. Raises `PlannerError` for a scenario
+    that cannot be planned and for a notebook that fails.
+    """
+    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else SCENARIOS / f"{name}.yaml"
+    out = (out or Path("reports") / path.stem).resolve()
+    if overrides:
+        load_scenario(name)
+        path = _overridden(path, overrides, out)
+        name = path
+    scenario = load_scenario(name)
+    out.mkdir(parents=True, exist_ok=True)
+    parameters = {"scenario": str(path.resolve()), "out_dir": str(out)}
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        work = Path(folder)
+        executed = _execute(notebooks or walk(), parameters, work, progress)
+        (work / "title.json").write_text(json.dumps(_title(scenario)))
+        (work / "body.typ").write_text("\n\n".join(_typst(notebook, work) for notebook in executed))
+        _compile(work, out / "report.pdf")
+    return out / "report.pdf"
+
+
+def _overridden(path: Path, overrides: Mapping[str, Any], out: Path) -> Path:
+    """A copy of the scenario file `path`, in `out`, with the fields that `overrides` names set."""
+    data = read_yaml(path)
+    for key, value in overrides.items():
+        *parents, last = key.split(".")
+        place = data
+        for parent in parents:
+            place = place.setdefault(parent, {}) if isinstance(place, dict) else None
+        if not isinstance(place, dict):
+            raise PlannerError(f"cannot set {key}: {path.name} has no fields under {'.'.join(parents)}")
+        place[last] = value
+    workload = data.get("workload")
+    if isinstance(workload, dict) and workload.get("trace"):
+        beside = path.parent / workload["trace"]
+        workload["trace"] = str((beside if beside.is_file() else Path(workload["trace"])).resolve())
+    out.mkdir(parents=True, exist_ok=True)
+    copy = out / path.name
+    copy.write_text(yaml.safe_dump(data, sort_keys=False))
+    return copy
+
+
+def _execute(
+    notebooks: Sequence[Path], parameters: Mapping[str, str], work: Path, progress: Callable[[str], None]
+) -> list[Path]:
+    """Run `notebooks` side by side, each with the `parameters` that it knows; the executed copies, in order."""
+    import papermill
+
+    def run(notebook: Path) -> Path:
+        known = papermill.inspect_notebook(str(notebook))
+        papermill.execute_notebook(
+            str(notebook),
+            str(work / notebook.name),
+            parameters={key: value for key, value in parameters.items() if key in known},
+            cwd=str(Path.cwd()),
+            progress_bar=False,
+            request_save_on_cell_execute=False,
+            extra_arguments=["--log-level=ERROR"],
+        )
+        return work / notebook.name
+
+    start = time.monotonic()
+    pool = ThreadPoolExecutor(min(len(notebooks), os.cpu_count() or 1, 4))
+    running = {pool.submit(run, notebook): notebook for notebook in notebooks}
+    try:
+        for done, future in enumerate(as_completed(running), 1):
+            notebook = running[future]
+            try:
+                future.result()
+            except papermill.PapermillExecutionError as error:
+                planned = error.ename == "PlannerError"
+                raise PlannerError(
+                    error.evalue if planned else f"notebook {notebook.stem} failed: {error.ename}: {error.evalue}"
+                ) from None
+            progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s)")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return [work / notebook.name for notebook in notebooks]
+
+
+def _title(scenario: Scenario) -> dict[str, Any]:
+    """What stands on the title page."""
+    plan = search(scenario)
+    engine = scenario.engine
+    facts = {
+        "Model": scenario.model,
+        "Traffic": str(scenario.workload),
+        "Service level": ", ".join(str(target) for target in scenario.service_level) or "none stated",
+        "GPUs considered": ", ".join(
+            f"{candidate.gpu.name} (at most {candidate.at_most})" for candidate in scenario.gpus
+        ),
+        "Engine": f"{engine.name} {engine.version}" + (f" ({engine.note})" if engine.note else ""),
+        "Date": f"{datetime.date.today():%-d %B %Y}",
+        "Planned with": f"Headroom {__version__}",
+    }
+    verdict = str(plan.chosen) if plan.chosen else f"Nothing meets the service level. {plan.binding}"
+    return {"name": scenario.name, "question": scenario.question, "verdict": verdict, "facts": list(facts.items())}
+
+
+def _typst(notebook: Path, work: Path) -> str:
+    """What an executed notebook shows, as Typst; its charts become PDF files in `work`, with their type embedded."""
+    import pypandoc
+    import vl_convert
+    from nbconvert import HTMLExporter
+    from traitlets.config import Config
+
+    def placed(match: re.Match[str]) -> str:
+        file = f"{notebook.stem}-{match.start()}.pdf"
+        (work / file).write_bytes(vl_convert.svg_to_pdf(match[0]))
+        share = min(100, round(float(match[1]) / TEXT_WIDTH * 100))
+        return f'<img src="{file}" width="{share}%">'
+
+    exporter = HTMLExporter(
+        template_name="basic",
+        exclude_input=True,
+        exclude_output_prompt=True,
+        exclude_anchor_links=True,
+        config=Config({"NbConvertBase": {"display_data_priority": SHOWN}}),
+    )
+    html, _ = exporter.from_filename(str(notebook))
+    html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', placed, html, flags=re.DOTALL)
+    dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
+    typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=["--wrap=none"]))
+    return typst.replace("align(center)[#table(", "align(left)[#table(")
+
+
+def _compile(work: Path, pdf: Path) -> None:
+    """Typeset `work` with the fonts that Typst brings along, so that the PDF is the same everywhere."""
+    import typst
+
+    shutil.copy(TEMPLATE, work)
+    typst.compile(str(work / TEMPLATE.name), output=str(pdf), ignore_system_fonts=True)

@@ -1,0 +1,110 @@
+"""A real JupyterLab in a real browser, for the browser test and for pictures to look at.
+
+Run as a script it saves a picture of every notebook, light and dark: `python tests/lab.py FOLDER [NOTEBOOK ...]`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
+TRACKER = "@jupyterlab/notebook-extension/tracker.jupyterlab-settings"
+
+
+def chromium() -> str | None:
+    """The system's own browser."""
+    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@contextmanager
+def jupyterlab(folder: Path) -> Iterator[str]:
+    """A server over `folder`, with settings of its own; its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
+        settings = Path(home) / "lab" / "user-settings"
+        (settings / TRACKER).parent.mkdir(parents=True)
+        (settings / TRACKER).write_text(json.dumps({"windowingMode": "none"}))  # cells out of sight are drawn too
+        environment = {**os.environ, "JUPYTER_CONFIG_DIR": home, "JUPYTERLAB_SETTINGS_DIR": str(settings)}
+        options = [f"--port={port}", "--no-browser", "--expose-app-in-browser", "--IdentityProvider.token="]
+        options += ["--ServerApp.root_dir=" + str(folder), "--allow-root", "--LabApp.news_url=None"]
+        command = [
+            sys.executable,
+            "-m",
+            "jupyterlab",
+            *options,
+            "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
+        ]
+        server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            address = f"http://127.0.0.1:{port}/lab"
+            for _ in range(300):
+                with suppress(OSError):
+                    urllib.request.urlopen(address, timeout=5).close()
+                    break
+                time.sleep(0.2)
+            yield address
+        finally:
+            server.terminate()
+            server.wait(timeout=20)
+
+
+@contextmanager
+def browser(width: int = 1250, height: int = 1000) -> Iterator[Page]:
+    """A page in the system's Chromium."""
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        try:
+            yield opened.new_page(viewport={"width": width, "height": height})
+        finally:
+            opened.close()
+
+
+def run_notebook(page: Page, address: str, notebook: str) -> None:
+    """Open `notebook` and run all of it; returns when its kernel is idle again and its widgets are drawn."""
+    page.goto(f"{address}/tree/{notebook}?reset")
+    page.wait_for_function(
+        "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000
+    )
+    page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
+    page.wait_for_timeout(1_000)
+    done = "[...document.querySelectorAll('.jp-InputPrompt')].every(prompt => !prompt.innerText.includes('*'))"
+    page.wait_for_function(done, timeout=120_000)
+    page.wait_for_timeout(1_000)
+
+
+def main(out: Path, names: list[str]) -> None:
+    """Save pictures of the walk's notebooks and the lessons."""
+    out.mkdir(parents=True, exist_ok=True)
+    notebooks = [Path(name) for name in names] or sorted((ROOT / "notebooks").rglob("*.ipynb"))
+    with tempfile.TemporaryDirectory() as folder:
+        for notebook in notebooks:
+            shutil.copy(notebook, folder)
+        with jupyterlab(Path(folder)) as address:
+            for notebook in notebooks:
+                with browser(height=5000) as page:
+                    run_notebook(page, address, notebook.name)
+                    for theme in ("Light", "Dark"):
+                        page.evaluate(THEME, f"JupyterLab {theme}")
+                        page.wait_for_timeout(2_000)
+                        page.screenshot(path=out / f"{notebook.stem}-{theme.lower()}.png")
+                    print(notebook.stem, flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -1,0 +1,192 @@
+"""What `planner.deploy` writes is accepted by the programs that will read it."""
+
+import json
+import shlex
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner import deploy
+from planner.deployment import Deployment, Speculation, deploy_on
+from planner.engines import engine
+from planner.memory import plan
+from planner.predict import evaluate
+from planner.quantities import PlannerError
+from planner.scenario import Target
+from planner.steady import open_loop
+from planner.workload import Lengths, Workload
+
+# `# TYPE` lines of /metrics of a running vLLM 0.20.2 and 0.33.0, those that both versions have.
+VLLM_METRICS = {
+    "vllm:e2e_request_latency_seconds",
+    "vllm:inter_token_latency_seconds",
+    "vllm:kv_cache_usage_perc",
+    "vllm:num_preemptions_total",
+    "vllm:num_requests_running",
+    "vllm:num_requests_waiting",
+    "vllm:request_success_total",
+    "vllm:request_time_per_output_token_seconds",
+    "vllm:time_to_first_token_seconds",
+}
+TARGETS = (
+    Target("ttft", "p99", 0.8),
+    Target("itl", "p95", 0.06),
+    Target("tpot", "mean", 0.05),
+    Target("e2e", "p50", 20.0),
+)
+WORKLOAD = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(200, 500), rate=2.0, prefix_tokens=100)
+
+
+def deployment(version: str = "0.20.2", engine_name: str = "vllm", **changes: object) -> Deployment:
+    known = {"tp": 2, "max_model_len": 8192, "max_num_seqs": 64, "engine": engine_name, "engine_version": version}
+    return deploy_on("meta-llama/Llama-3.1-8B", "H100", **{**known, **changes})
+
+
+def documents(served: Deployment) -> dict[str, str]:
+    return deploy.documents(evaluate(served, WORKLOAD, {served.gpu.name: 4.0}), TARGETS)
+
+
+def command(served: Deployment) -> deploy.Launch:
+    return deploy.launch(evaluate(served, WORKLOAD))
+
+
+VARIANTS = [
+    {},
+    {"pp": 2, "kv_cache_dtype": "fp8", "enforce_eager": True},
+    {"enable_prefix_caching": False, "enable_chunked_prefill": False, "max_num_batched_tokens": 8192},
+    {"speculation": Speculation("eagle3", 3, 0.7)},
+    {"quantization": "fp8", "block_size": 32},
+]
+
+
+@pytest.mark.parametrize("version", ["0.20.2", "0.33.0"])
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_every_flag_is_an_option_of_that_version_with_a_reason(version: str, changes: dict) -> None:
+    launch = command(deployment(version, **changes))
+    known = deploy.options(launch.deployment.engine)
+    assert {flag.name for flag in launch.flags} <= known
+    assert all(len(flag.reason) > 10 for flag in launch.flags)
+    # what argparse does: an exact option wins over any it is a prefix of, and no flag is given twice
+    assert len({flag.name for flag in launch.flags}) == len(launch.flags)
+    assert shlex.split(str(launch).replace("\\\n", " "))[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B"]
+
+
+def test_flags_that_guides_still_name_are_gone() -> None:
+    gone = {
+        "--swap-space",
+        "--num-scheduler-steps",
+        "--use-v2-block-manager",
+        "--speculative-model",
+        "--device",
+        "--task",
+    }
+    for version in ("0.20.2", "0.33.0"):
+        assert not gone & deploy.options(engine("vllm", version))
+
+
+def test_switching_a_default_off_is_spelled_as_the_version_spells_it() -> None:
+    def off(version: str) -> str:
+        names = [flag.name for flag in command(deployment(version, enable_prefix_caching=False)).flags]
+        return next(name for name in names if "prefix-caching" in name)
+
+    assert off("0.20.2") == "--no-enable-prefix-caching"
+    assert off("0.33.0") == "--disable-prefix-caching"
+
+
+def test_speculation_travels_as_json() -> None:
+    launch = command(deployment(speculation=Speculation("ngram", 4, 0.5)))
+    value = next(flag.value for flag in launch.flags if flag.name == "--speculative-config")
+    assert json.loads(value or "") == {"method": "ngram", "num_speculative_tokens": 4}
+
+
+def test_an_older_version_is_not_given_flags_nobody_checked() -> None:
+    assert "--shutdown-timeout" not in str(command(deployment("0.12.0")))
+
+
+@pytest.mark.parametrize("changes", [{}, {"tp": 8, "pp": 2}])
+def test_scripts_parse(tmp_path: Path, changes: dict) -> None:
+    written = documents(deployment(**changes))
+    for name in ("serve.sh", "bench.sh"):
+        path = tmp_path / name
+        path.write_text(written[name])
+        done = subprocess.run(["bash", "-n", path], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert ("--node-rank" in written["serve.sh"]) == (changes != {})
+
+
+@pytest.mark.parametrize(("replica", "gpus", "port"), [("0", "0,1", "8000"), ("3", "6,7", "8003")])
+def test_a_replica_starts_on_its_own_gpus_and_port(tmp_path: Path, replica: str, gpus: str, port: str) -> None:
+    (tmp_path / "vllm").write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES"\nprintf "%s\\n" "$@"\n')
+    (tmp_path / "vllm").chmod(0o755)
+    (tmp_path / "serve.sh").write_text(documents(deployment())["serve.sh"])
+    done = subprocess.run(
+        ["bash", tmp_path / "serve.sh", replica],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    lines = done.stdout.splitlines()
+    assert lines[0] == gpus
+    assert lines[lines.index("--port") + 1] == port
+    assert lines[lines.index("--max-num-seqs") + 1] == "64"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_the_unit_passes_systemd_analyze(tmp_path: Path) -> None:
+    path = tmp_path / "headroom@.service"
+    path.write_text(documents(deployment())["headroom@.service"])
+    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_alerts_carry_the_service_level_in_true_metric_names() -> None:
+    rules = yaml.safe_load(documents(deployment())["alerts.yml"])["groups"][0]["rules"]
+    by_name = {rule["alert"]: rule["expr"] for rule in rules}
+    assert by_name["TTFTP99AboveServiceLevel"].startswith("histogram_quantile(0.99,")
+    assert by_name["TTFTP99AboveServiceLevel"].endswith("> 0.8")
+    assert by_name["ITLP95AboveServiceLevel"].endswith("> 0.06")
+    assert "_sum{" in by_name["TPOTMeanAboveServiceLevel"] and by_name["TPOTMeanAboveServiceLevel"].endswith("> 0.05")
+    for expression in by_name.values():
+        for word in expression.replace("(", " ").split():
+            if word.startswith("vllm:"):
+                name = word.partition("{")[0]
+                assert name in VLLM_METRICS or name.rsplit("_", 1)[0] in VLLM_METRICS, name
+
+
+def test_the_benchmark_states_what_to_compare_with() -> None:
+    served = deployment()
+    performance = open_loop(served, plan(served), WORKLOAD)  # one replica, the whole rate: the ramp's step at 1.0
+    text = documents(served)["bench.sh"]
+    assert f"{performance.ttft['p99'].mid * 1e3:.0f} (" in text and f"{performance.itl['p99'].mid * 1e3:.0f} (" in text
+    assert "--goodput ttft:800 tpot:50 e2el:20000" in text
+    assert "--random-input-len 900" in text and "--random-prefix-len 100" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "words"),
+    [
+        ("sglang", None, ["sglang.launch_server", "--tp-size", "--context-length", "--mem-fraction-static"]),
+        ("trtllm", None, ["trtllm-serve", "--tp_size", "--max_seq_len", "--kv_cache_free_gpu_memory_fraction"]),
+        ("tgi", None, ["text-generation-launcher", "--num-shard", "--max-total-tokens", "--max-input-tokens"]),
+    ],
+)
+def test_other_engines_get_their_own_command(name: str, version: str | None, words: list[str]) -> None:
+    served = deployment(version, engine_name=name)
+    text = documents(served)["serve.sh"]
+    assert all(word in text for word in words)
+    assert "alerts.yml" not in documents(served)
+
+
+def test_a_version_without_the_option_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deploy, "options", lambda _: frozenset({"--tensor-parallel-size"}))
+    with pytest.raises(PlannerError, match=r"vllm 0\.20\.2 has no option --max-model-len"):
+        command(deployment())
+
+
+def test_the_checklist_has_the_numbers_of_the_plan() -> None:
+    served = deployment()
+    text = documents(served)["checklist.md"]
+    assert f"{plan(served).pool.kv_tokens:,} tokens" in text
+    assert "$8.00 an hour" in text
+    assert len(text.splitlines()) < 60  # one page

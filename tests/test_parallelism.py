@@ -1,0 +1,76 @@
+"""Layouts that vLLM accepts or refuses, and what GPUs say to each other."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner.coefficients import Coefficients, calibrations
+from planner.deployment import ParallelLayout, deploy_on
+from planner.hardware import gpu
+from planner.models import model
+from planner.parallelism import allreduce_seconds, collectives, legal_layouts, pipeline_bubble, refuse
+
+LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
+PRIOR = Coefficients(**calibrations("vllm")["prior"].coefficients)
+
+
+def test_llama_70b_takes_tp_8_but_not_tp_3_nor_tp_across_nodes():
+    llama = model(LLAMA_70B)  # 64 heads, 8 KV heads
+    assert refuse(llama, ParallelLayout(tp=8), 8) is None
+    assert "must be divisible by tensor parallel size (3)" in refuse(llama, ParallelLayout(tp=3), 8)
+    assert "node boundary" in refuse(llama, ParallelLayout(tp=16), 8)
+    assert "81 exceeds the 80 layers" in refuse(llama, ParallelLayout(pp=81), 8)
+
+
+def test_block_fp8_refuses_the_tp_that_cuts_through_a_block():
+    """Qwen3-235B-A22B-FP8: experts of 1536, and 1536 / 8 is no multiple of 128 (vLLM's refusal); EP is the way out."""
+    qwen = model("Qwen/Qwen3-235B-A22B", quantization="fp8_block")
+    assert "not divisible by weight quantization block_n = 128" in refuse(qwen, ParallelLayout(tp=8), 8)
+    assert refuse(qwen, ParallelLayout(tp=4), 8) is None
+    assert refuse(qwen, ParallelLayout(tp=8, ep=8), 8) is None
+
+
+def test_decode_context_parallelism_needs_replicated_kv_heads():
+    """vLLM 0.33 config/model.py:1578: GQA needs tp > KV heads and dcp <= tp / KV heads."""
+    qwen = model("Qwen/Qwen3-235B-A22B-Instruct-2507")  # 4 KV heads
+    assert refuse(qwen, ParallelLayout(tp=8, dcp=2), 8) is None
+    assert "at most tp / KV heads" in refuse(qwen, ParallelLayout(tp=4, dcp=2), 8)
+
+
+def test_every_layout_listed_is_accepted_and_fits_the_gpus():
+    llama, h100 = model(LLAMA_70B), gpu("H100")
+    layouts = legal_layouts(llama, h100, 16)
+    assert {layout.tp for layout in layouts} == {1, 2, 4, 8}
+    assert ParallelLayout(tp=8, pp=2) in layouts
+    assert all(layout.gpus <= 16 and refuse(llama, layout, 8) is None for layout in layouts)
+    assert all(layout.ep == 1 for layout in layouts)
+
+
+def test_bubble_of_gpipe():
+    """Huang et al. 2019: (p - 1) / (p - 1 + m), negligible when m >= 4 p."""
+    assert pipeline_bubble(1, 4) == 0
+    assert pipeline_bubble(4, 1) == 0.75
+    assert pipeline_bubble(4, 16) < 0.16
+
+
+def test_allreduce_near_nccl_measurements():
+    """NCCL 2.27 on 8 H100s, 16 MiB bf16: 204 us (AIConfigurator comm tables); within a third with 70 % of the link."""
+    seconds = float(allreduce_seconds(np.array(2.0 * 2**24), 8, 450e9 * 0.7, 5e-6))
+    assert seconds == pytest.approx(204e-6, rel=0.33)
+
+
+@given(st.integers(1, 8192), st.sampled_from([2, 4, 8]))
+def test_messages_grow_with_tokens_and_pcie_is_slower(tokens, tp):
+    nvlink, pcie = (deploy_on(LLAMA_70B, "H100", tp=tp, interconnect=link) for link in ("nvlink", "pcie5"))
+    cost = [
+        sum(part.seconds for part in collectives(d, np.array([tokens, tokens + 1.0]), PRIOR)) for d in (nvlink, pcie)
+    ]
+    assert cost[0][0] < cost[0][1]
+    assert (cost[0] < cost[1]).all()
+
+
+def test_llama_70b_reduces_twice_a_layer():
+    (reduce,) = collectives(deploy_on(LLAMA_70B, "H100", tp=4), np.array([1.0]), PRIOR)
+    assert reduce.count == 160
+    assert reduce.bytes[0] == 8192 * 2

@@ -1,0 +1,129 @@
+"""The report of a scenario is a PDF that holds what the notebooks show, and nothing that a reader should not see."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+import yaml
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from pypdf import PageObject, PdfReader
+
+from planner.quantities import PlannerError
+from planner.report import report, walk
+
+CONTENT = """
+import altair as alt, pandas as pd
+from IPython.display import Markdown, display
+from planner.quantities import Interval
+from planner.widgets import choice, code, explore, figure, note, slider, table
+frame = pd.DataFrame({"Concurrency": [1, 2, 3], "TPOT (ms)": [4, 5, 6]})
+def draw(scale, mark):
+    chart = alt.Chart(frame.assign(y=frame["TPOT (ms)"] * scale)).mark_line().encode(x="Concurrency", y="y")
+    return figure(chart, f"Scaled by {scale}.")
+display(explore(draw, scale=slider(1, 9, 2), mark=choice(["line"])))
+wide = pd.DataFrame({f"A long column name {i} (tokens/s)": ["some words that wrap", 1234567.0] for i in range(14)})
+display(table(wide, "Wide."), table(pd.DataFrame({"TTFT p99 (ms)": [Interval(300, 412.3, 550)]}), "Costs $3 or $4."))
+display(note("A note."), code("vllm serve " + "--option value " * 40), Markdown("The product is $6 \\\\times 7$."))
+"""
+
+
+@pytest.fixture
+def notebook(tmp_path):
+    def write(source: str) -> Path:
+        parameters = new_code_cell('scenario: str = ""', metadata={"tags": ["parameters"]})
+        nb = new_notebook(cells=[new_markdown_cell("# A title\n\n## A section"), parameters, new_code_cell(source)])
+        nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+        path = tmp_path / "1-made.ipynb"
+        nbformat.write(nb, path)
+        return path
+
+    return write
+
+
+def test_every_kind_of_content_reaches_the_page(notebook, tmp_path):
+    said: list[str] = []
+    pdf = report("chat-70b", tmp_path, notebooks=[notebook(CONTENT)], progress=said.append)
+    pages = PdfReader(pdf).pages
+    text = " ".join(" ".join(page.extract_text() for page in pages).split())
+    for expected in (
+        "chat-70b",
+        "A title",
+        "A section",
+        "Figure 1",
+        "Scaled by 2.",
+        "Drawn for scale 2",
+        "Concurrency",
+    ):
+        assert expected in text
+    for expected in (
+        "Table 1",
+        "Wide.",
+        "1,234,567",
+        "412 (300 to 550)",
+        "Costs $3 or $4.",
+        "A note.",
+        "--option value",
+    ):
+        assert expected in text
+    assert "import altair" not in text and "VBox" not in text  # neither code nor a widget's name
+    assert len(said) == 1 and "1-made" in said[0]
+    assert all(0 < edge < 540 for page in pages for edge in _text_starts(page))  # of a page 595 points wide
+
+
+def _text_starts(page: PageObject) -> list[float]:
+    """Where each run of text starts, in points from the left edge."""
+    found: list[float] = []
+
+    def visit(text: str, cm: list[float], tm: list[float], *_: object) -> None:
+        if text.strip():
+            found.append(tm[4] * cm[0] + tm[5] * cm[2] + cm[4])
+
+    page.extract_text(visitor_text=visit)
+    return found
+
+
+def test_the_same_scenario_gives_the_same_pages(notebook, tmp_path):
+    made = notebook("from planner.widgets import note\nnote('Hello.')")
+    first = report("chat-70b", tmp_path / "a", notebooks=[made], progress=str).read_bytes()
+    assert first == report("chat-70b", tmp_path / "b", notebooks=[made], progress=str).read_bytes()
+
+
+def test_a_planner_error_in_a_notebook_is_told_as_it_is(notebook, tmp_path):
+    made = notebook("from planner.hardware import gpu\ngpu('H1000')")
+    with pytest.raises(PlannerError, match=r"^unknown GPU 'H1000'"):
+        report("chat-70b", tmp_path, notebooks=[made], progress=str)
+
+
+def test_any_other_error_names_the_notebook(notebook, tmp_path):
+    with pytest.raises(PlannerError, match=r"^notebook 1-made failed: ZeroDivisionError: division by zero$"):
+        report("chat-70b", tmp_path, notebooks=[notebook("1 / 0")], progress=str)
+
+
+def test_fields_of_the_scenario_can_be_set(notebook, tmp_path):
+    overrides = {"workload.rate": 1.25, "prices": {"H100": 9.5}}
+    report("chat-70b", tmp_path, overrides, [notebook("scenario")], progress=str)
+    copy = yaml.safe_load((tmp_path / "chat-70b.yaml").read_text())
+    assert copy["workload"]["rate"] == 1.25 and copy["prices"] == {"H100": 9.5}
+    assert copy["model"] == "meta-llama/Llama-3.1-70B-Instruct"
+
+
+def test_the_default_walk(tmp_path):
+    said: list[str] = []
+    pdf = report("chat-70b", tmp_path, progress=said.append)
+    assert len(said) == len(walk()) == 7
+    pages = PdfReader(pdf).pages
+    assert len(pages) > 9
+    text = " ".join(page.extract_text() for page in pages)
+    for title in (
+        "Summary",
+        "Framework choice",
+        "VRAM sizing",
+        "Layout",
+        "Batching and latency",
+        "Speculative decoding",
+        "Deploy",
+    ):
+        assert title in text
+    assert "Traceback" not in text and "object at 0x" not in text
