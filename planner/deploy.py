@@ -21,6 +21,7 @@ from planner.predict import Prediction, evaluate
 from planner.quantities import GIB, PlannerError
 from planner.scenario import Target
 from planner.speculation import method
+from planner.workload import Workload
 
 if TYPE_CHECKING:
     import jinja2
@@ -121,7 +122,7 @@ def _render(template: str, **values: Any) -> str:
 
 def launch(prediction: Prediction) -> Launch:
     """The command for one replica of what was predicted; `PlannerError` if its engine lacks an option it needs."""
-    deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
+    deployment, memory, workload = prediction.deployment, prediction.memory, _workload(prediction)
     engine, args, speculation = deployment.engine, deployment.args, deployment.speculation
     can = options(engine)
     quantization = deployment.model.quantization.method
@@ -201,9 +202,15 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
 
 def ramp(prediction: Prediction) -> dict[float, Performance]:
     """What one replica does at growing shares of its part of the traffic: requests/s -> prediction."""
-    layout = prediction.deployment.layout
+    layout, workload = prediction.deployment.layout, _workload(prediction)
     one = replace(prediction.deployment, layout=replace(layout, replicas=1))
-    performance = prediction.performance
-    rate = prediction.workload.rate or (performance.request_tps.mid if performance else 0.0)
-    steps = {share: evaluate(one, prediction.workload.at(rate / layout.replicas * share)) for share in RAMP}
-    return {found.workload.rate or 0.0: found.performance for found in steps.values() if found.performance}
+    served = prediction.performance.request_tps.mid if prediction.performance else 0.0
+    rates = [(workload.rate or served) / layout.replicas * share for share in RAMP]
+    found = {rate: evaluate(one, workload.at(rate)).performance for rate in rates}
+    return {rate: performance for rate, performance in found.items() if performance}
+
+
+def _workload(prediction: Prediction) -> Workload:
+    if prediction.workload is None:
+        raise PlannerError("the prediction has no workload to deploy for")
+    return prediction.workload
