@@ -167,8 +167,8 @@ class Speedup:
 
     def __str__(self) -> str:
         return (
-            f"{self.verdict}: {self.speedup:.2f} x at batch {self.batch:g} ({self.tokens_per_step:.2f} tokens a step; "
-            f"{1e3 * self.plain_s:.1f} ms become {1e3 * self.verify_s:.1f} to verify + {1e3 * self.draft_s:.1f} to draft)"
+            f"{self.verdict}: {self.speedup:.2f} x at batch {self.batch:g} ({self.tokens_per_step:.2f} tokens, "
+            f"{1e3 * self.verify_s:.1f} ms to verify and {1e3 * self.draft_s:.1f} to draft, for {1e3 * self.plain_s:.1f})"
         )
 
 

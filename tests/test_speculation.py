@@ -80,7 +80,7 @@ def test_reported_slow_downs_at_large_batch() -> None:
 
 
 def test_the_draft_head_is_as_large_as_the_published_ones() -> None:
-    """yuhuili/EAGLE-LLaMA3-Instruct-8B: 0.25 B parameters; EAGLE3-LLaMA3.1-Instruct-8B, with its head of 32k: 0.43 B."""
+    """yuhuili/EAGLE-LLaMA3-Instruct-8B: 0.25 B parameters; EAGLE3-LLaMA3.1-Instruct-8B, with a 32k head: 0.43 B"""
     assert draft_bytes(llama()) / 2 == pytest.approx(0.25e9, rel=0.15)
     assert draft_bytes(llama(method="eagle3")) / 2 == pytest.approx(0.43e9, rel=0.25)
     assert draft_bytes(llama(method="ngram")) == 0
