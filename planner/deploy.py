@@ -128,9 +128,9 @@ def launch(prediction: Prediction) -> Launch:
     engine, args, speculation = deployment.engine, deployment.args, deployment.speculation
     can = options(engine)
     converted = _converted(deployment)
-    name = shlex.quote(deployment.model.name)
+    checkpoint = shlex.quote(deployment.model.name)
     if converted and converted not in ONLINE:
-        name = f'"${{MODEL:?name a checkpoint of {deployment.model.name} quantised with {converted}}}"'
+        checkpoint = f'"${{MODEL:?name a checkpoint of {deployment.model.name} quantised with {converted}}}"'
     speculative: dict[str, Any] = {}
     if speculation:
         speculative = {"method": speculation.method, "num_speculative_tokens": speculation.num_speculative_tokens}
@@ -162,7 +162,7 @@ def launch(prediction: Prediction) -> Launch:
             raise PlannerError(f"{engine.name} {engine.version} has no option {name}")
         flags.append(Flag(name, value or None, reason))
     program, port = PROGRAMS[engine.name]
-    return Launch(deployment, program.format(model=name), port, tuple(flags))
+    return Launch(deployment, program.format(model=checkpoint), port, tuple(flags))
 
 
 def _converted(deployment: Deployment) -> str:

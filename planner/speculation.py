@@ -166,9 +166,10 @@ class Speedup:
         return pd.DataFrame([row])
 
     def __str__(self) -> str:
+        plain, verify, draft = (f"{1e3 * seconds:.1f}" for seconds in (self.plain_s, self.verify_s, self.draft_s))
         return (
-            f"{self.verdict}: {self.speedup:.2f} x at batch {self.batch:g} ({self.tokens_per_step:.2f} tokens, "
-            f"{1e3 * self.verify_s:.1f} ms to verify and {1e3 * self.draft_s:.1f} to draft, for {1e3 * self.plain_s:.1f})"
+            f"{self.verdict}: {self.speedup:.2f} x at batch {self.batch:g} ({self.tokens_per_step:.2f} tokens a step; "
+            f"{verify} ms to verify and {draft} ms to draft instead of {plain} ms)"
         )
 
 
