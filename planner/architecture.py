@@ -49,6 +49,11 @@ class Attention:
     stores_kv: bool = True  # False: reads an earlier layer's cache
 
     @property
+    def rope_dim(self) -> int:
+        """Dimensions that a rotary embedding may turn."""
+        return self.head_dim
+
+    @property
     def kv_elements(self) -> int:
         """Cached elements per token over all heads."""
         return self.kv_heads * (self.head_dim + self.v_head_dim) if self.stores_kv else 0
@@ -193,8 +198,8 @@ class Architecture:
             yield weight, 1
 
     @cached_property
-    def params_by_part(self) -> Mapping[str, int]:
-        """Parameters by part: embedding, lm_head, attention, routed_experts, norm, vision_audio, ..."""
+    def params_by_part(self) -> Counter[str]:
+        """Elements by part: embedding, lm_head, attention, routed_experts, norm, vision_audio, ...; engine: what only engines hold."""
         parts: Counter[str] = Counter()
         for weight, times in self.weights():
             parts[weight.part] += weight.count * times
@@ -203,12 +208,12 @@ class Architecture:
     @cached_property
     def params_total(self) -> int:
         """Parameters; the routers' correction biases are buffers and not in it (they are in `params_stored`)."""
-        return self.params_stored - self.params_by_part.get("router_bias", 0)
+        return self.params_stored - self.params_by_part["router_bias"]
 
     @cached_property
     def params_stored(self) -> int:
         """Elements of the served model's tensors in the checkpoint, tied embeddings once."""
-        return sum(self.params_by_part.values())
+        return sum(self.params_by_part.values()) - self.params_by_part["engine"]
 
     @cached_property
     def params_active(self) -> float:
@@ -220,7 +225,7 @@ class Architecture:
             for weight in layer.weights
             if weight.part == "routed_experts"
         )
-        return self.params_total - self.params_by_part.get("vision_audio", 0) - idle
+        return self.params_total - self.params_by_part["vision_audio"] - idle
 
     @cached_property
     def mixers(self) -> tuple[Mixer, ...]:

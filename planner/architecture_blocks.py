@@ -67,8 +67,9 @@ def attention(c: Fields, hidden: int, kind: str) -> tuple[Attention, Weights]:
     weights = matrix("self_attn.q_proj", query, hidden, "column", "attention", qkv_bias)
     if own:
         weights += matrix("self_attn.k_proj", kv_heads * head_dim, hidden, "kv", "attention", qkv_bias, 1, kv_heads)
-    if own and not c.flag("key_is_value"):
-        weights += matrix("self_attn.v_proj", kv_heads * v_dim, hidden, "kv", "attention", qkv_bias, 1, kv_heads)
+    if own:  # Gemma 4 reads values from the keys of full layers, yet vLLM makes room for a projection of their own
+        part = "engine" if c.flag("key_is_value") else "attention"
+        weights += matrix("self_attn.v_proj", kv_heads * v_dim, hidden, "kv", part, qkv_bias, 1, kv_heads)
     weights += matrix("self_attn.o_proj", hidden, heads * v_dim, "row", "attention", o_bias)
     if c.flag("use_qk_norm", True) and (normed := c.text("qk_norm")):
         whole, bias = normed == "full", c.flag("norm_bias")
@@ -147,7 +148,7 @@ def experts(c: Fields, hidden: int) -> tuple[Experts, Weights]:
         shared = c.whole("n_shared_experts", 0, least=0) * inner
     latent = c.whole("moe_latent_size", hidden)  # Nemotron-3: experts work on a projection of the hidden state
     weights = feed_forward(c, latent, inner, "mlp.experts", "routed_experts", c.flag("expert_bias"), total)
-    weights += (Weight("mlp.gate", total + c.whole("zero_expert_num", 0, least=0), hidden, part="router", linear=False),)
+    weights += (Weight("mlp.gate", total, hidden, part="router", linear=False, bits=c.whole("router_bits", None)),)
     if c.flag("router_has_bias"):
         weights += vector("mlp.gate.bias", total, "router")
     if c.flag("router_correction"):

@@ -6,12 +6,12 @@ fields; not by code.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
 from planner import architecture_blocks as blocks
-from planner.architecture import Architecture, Experts, Layer, Mixer, Mlp, Recurrent, Weight
+from planner.architecture import Architecture, Attention, Experts, Layer, Mixer, Mlp, Recurrent, Weight
 from planner.architecture_fields import Fields
 from planner.architecture_mixers import RECURRENT, compressed_attention
 from planner.architecture_towers import TOWERS
@@ -52,7 +52,7 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> Archit
         vocab=vocab,
         max_position=c.whole("max_position_embeddings", 2**31, most=2**31),
         layers=tuple(made[kind] for kind in kinds),
-        ends=_ends(c, hidden, vocab, len(kinds), tied),
+        ends=_ends(c, hidden, vocab, len(kinds), tied) + _rotary(c, made.values()),
         towers=_towers(top, c, hidden),
         mtp=_mtp(c, hidden, kinds),
         tied=tied,
@@ -76,8 +76,8 @@ _MIXERS = {
     "full_attention": "full", "attention": "full", "sliding_attention": "sliding", "chunked_attention": "chunked",
     "linear_attention": "recurrent", "mamba": "recurrent", "mamba2": "recurrent", "conv": "recurrent",
     "hybrid": "both", "deepseek_sparse_attention": "full", "indexed_attention": "full",
-    "compressed_sparse_attention": "compressed 4", "heavily_compressed_attention": "compressed 128", "mlp": "none dense", "moe": "none moe", "M": "recurrent none",
-    "*": "full none", "-": "none dense", "E": "none moe",
+    "compressed_sparse_attention": "compressed 4", "heavily_compressed_attention": "compressed 128",
+    "mlp": "none dense", "moe": "none moe", "M": "recurrent none", "*": "full none", "-": "none dense", "E": "none moe",
 }  # fmt: skip
 """What configurations call layers, and their kind here: the mixer, and the feed-forward block where it's implied."""
 
@@ -275,12 +275,41 @@ def _ends(c: Fields, hidden: int, vocab: int, layers: int, tied: bool) -> tuple[
     if narrow := c.whole("hidden_size_per_layer_input", 0, least=0):
         rows = c.whole("vocab_size_per_layer_input", vocab, most=2**24)
         ends += (Weight("embed_tokens_per_layer", rows, layers * narrow, "vocab", "embedding", linear=False),)
-        ends += blocks.matrix("per_layer_model_projection", layers * narrow, hidden, "replicated", "embedding")
+        ends += blocks.matrix("per_layer_model_projection", layers * narrow, hidden, "column", "embedding")
         ends += blocks.vector("per_layer_projection_norm", narrow)
     if streams := c.whole("hc_mult", 0, least=0):
         ends += (Weight("hc_head", streams, streams * hidden, part="norm", linear=False, bits=32),)
         ends += blocks.vector("hc_head.base", streams + 1, bits=32)
     return ends
+
+
+def _rotary(c: Fields, layers: Iterable[Layer]) -> tuple[Weight, ...]:
+    """The cosine and sine tables that engines keep on every GPU: positions by rotary dimension, per kind of layer."""
+    if c.flag("no_rope"):
+        return ()
+    stated = c.sub("rope_parameters") or c.sub("rope_scaling") or {}
+    tables = set()
+    for mixer in (layer.mixer for layer in layers):
+        if mixer is None or isinstance(mixer, Recurrent):
+            continue
+        local = mixer.window is not None and c.flag("local_rope")
+        rope = stated.get("sliding_attention" if local else "full_attention", stated)
+        r = Fields(rope if isinstance(rope, Mapping) else {}, {}, f"{c.where}, rope_parameters")
+        kind, dim = r.text("rope_type", r.text("type")), mixer.rope_dim
+        if isinstance(mixer, Attention) and kind != "proportional":
+            dim = c.whole("rotary_dim", int(dim * c.fraction("partial_rotary_factor", r.fraction("partial_rotary_factor", 1))))
+        positions = c.whole("max_position_embeddings", 0, least=0, most=2**31)
+        if kind == "yarn" and r.get("original_max_position_embeddings"):
+            original = r.whole("original_max_position_embeddings", most=2**31)
+            positions = round(original * r.fraction("factor", 1, 2**16))
+        copies = c.whole("mrope_tables", 4) if r.get("mrope_section") else 1
+        tables.add((positions, dim, copies, local))
+    bits = c.whole("rope_bits", None)
+    return tuple(
+        Weight("mrope" if copies > 1 else "rope", positions, dim, part="engine", copies=copies, linear=False, bits=bits)
+        for positions, dim, copies, _ in sorted(tables)
+        if dim
+    )
 
 
 def _towers(top: Fields, c: Fields, hidden: int) -> tuple[Weight, ...]:

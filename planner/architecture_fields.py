@@ -17,7 +17,8 @@ _SYNONYMS = {
     "vocab_size": ("padded_vocab_size",),
     "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_sequence_length", "model_max_length"),
     "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "moe_k", "top_k_experts", "moe_topk", "moe_top_k"),
+    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "moe_k", "top_k_experts", "moe_topk",
+                            "moe_top_k"),
     "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
     "moe_intermediate_size": ("expert_intermediate_size", "expert_ffn_hidden_size"),
     "shared_expert_intermediate_size": ("moe_shared_expert_intermediate_size", "shared_intermediate_size",
@@ -79,6 +80,13 @@ class Fields:
         ):
             raise self.refuse(name, f"a whole number from {least} to {most}", value)
         return int(value)
+
+    def fraction(self, name: str, default: float, most: float = 1) -> float:
+        """A number above 0 and up to `most`."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+            raise self.refuse(name, f"a number above 0 and up to {most:g}", value)
+        return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""

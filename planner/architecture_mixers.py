@@ -70,7 +70,8 @@ def mamba2(c: Fields, hidden: int) -> tuple[Recurrent, Weights]:
     groups, kernel = c.whole("n_groups", 1), c.whole("conv_kernel", 4)
     if inner % heads:
         raise c.refuse("mamba_d_ssm", f"a multiple of the {heads} heads", inner)
-    mixer = Recurrent("mamba2", heads, inner, 2 * state, groups, kernel, inner * state, _state_width(c, c.text("state")))
+    width = _state_width(c, c.text("state", "auto"))
+    mixer = Recurrent("mamba2", heads, inner, 2 * state, groups, kernel, inner * state, width)
     grouped = groups * state
     bias = c.flag("mamba_proj_bias", c.flag("use_bias"))
     return mixer, concat([

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
-from planner.architecture import Weight
+from planner.architecture import Shard, Weight
 from planner.architecture_blocks import Weights, concat, matrix, vector
 from planner.architecture_fields import Fields
 
 PART = "vision_audio"
+
+
+def _matrix(name: str, rows: int, cols: int, shard: Shard, bias: bool = False, copies: int = 1) -> Weights:
+    """A linear layer that stays in the model's dtype: quantizers leave towers alone."""
+    return tuple(replace(weight, linear=False) for weight in matrix(f"vision.{name}", rows, cols, shard, PART, bias, copies))
 
 
 def _encoder(depth: int, hidden: int, inner: int, bias: bool = True, norm_bias: bool = True, gated: bool = False,
@@ -16,10 +22,10 @@ def _encoder(depth: int, hidden: int, inner: int, bias: bool = True, norm_bias: 
     """`depth` transformer blocks; `extra` counts further elements of each block."""
     names = ("gate_proj", "fc1") if gated else ("fc1",)
     block = concat([
-        *(matrix(f"vision.attn.{name}", hidden, hidden, "column", PART, bias, depth) for name in "qkv"),
-        matrix("vision.attn.proj", hidden, hidden, "row", PART, bias, depth),
-        *(matrix(f"vision.mlp.{name}", inner, hidden, "column", PART, bias, depth) for name in names),
-        matrix("vision.mlp.fc2", hidden, inner, "row", PART, bias, depth),
+        *(_matrix(f"attn.{name}", hidden, hidden, "column", bias, depth) for name in "qkv"),
+        _matrix("attn.proj", hidden, hidden, "row", bias, depth),
+        *(_matrix(f"mlp.{name}", inner, hidden, "column", bias, depth) for name in names),
+        _matrix("mlp.fc2", hidden, inner, "row", bias, depth),
     ])  # fmt: skip
     rest = norms * hidden * (2 if norm_bias else 1) + extra
     return (*block, Weight("vision.norms", rest, part=PART, copies=depth, linear=False))
@@ -35,9 +41,11 @@ def _patch(v: Fields, hidden: int, frames: int = 1) -> int:
     return hidden * v.whole("in_channels", v.whole("num_channels", 3)) * frames * v.whole("patch_size", 14) ** 2
 
 
-def _projector(inputs: int, inner: int, outputs: int, bias: bool = True) -> Weights:
-    return (*matrix("vision.projector.linear_1", inner, inputs, "column", PART, bias),
-            *matrix("vision.projector.linear_2", outputs, inner, "row", PART, bias))  # fmt: skip
+def _projector(inputs: int, inner: int, outputs: int, bias: bool = True, split: bool = True) -> Weights:
+    first, second = _matrix("projector.linear_1", inner, inputs, "column" if split else "replicated", bias), _matrix(
+        "projector.linear_2", outputs, inner, "row" if split else "replicated", bias
+    )
+    return first + second
 
 
 def qwen(v: Fields, c: Fields, hidden: int) -> Weights:
@@ -68,7 +76,7 @@ def clip(v: Fields, c: Fields, hidden: int) -> Weights:
         inner = v.whole("intermediate_size")
         other += 4 * width * width + 2 * width * inner + inner + 8 * width
     if c.has("mm_tokens_per_image"):
-        return towers + _other(other + width) + matrix("vision.projector", hidden, width, "replicated", PART)
+        return towers + _other(other + width) + _matrix("projector", hidden, width, "replicated")
     chosen = c.get("vision_feature_layer")
     features = len(chosen) if isinstance(chosen, list) else 1
     newline = hidden if "next" in c.text("model_type") else 0
@@ -79,7 +87,7 @@ def pixtral(v: Fields, c: Fields, hidden: int) -> Weights:
     """Pixtral's encoder with Mistral 3's patch merger."""
     width, merged = v.whole("hidden_size"), c.whole("spatial_merge_size", 2) ** 2
     towers = _encoder(v.whole("num_hidden_layers"), width, v.whole("intermediate_size"), False, False, True)
-    towers += matrix("vision.projector.patch_merger", width, width * merged, "replicated", PART)
+    towers += _matrix("projector.patch_merger", width, width * merged, "replicated")
     return towers + _projector(width, hidden, hidden, False) + _other(_patch(v, width) + 2 * width)
 
 
@@ -90,16 +98,18 @@ def llama4(v: Fields, c: Fields, hidden: int) -> Weights:
     towers = _encoder(v.whole("num_hidden_layers"), width, inner)
     adapter = v.whole("projector_output_dim")
     towers += _projector(inner, v.whole("projector_input_dim"), adapter, False)
-    towers += matrix("vision.projector.linear", hidden, v.whole("vision_output_dim"), "replicated", PART)
+    towers += _matrix("projector.linear", hidden, v.whole("vision_output_dim"), "replicated")
     return towers + _other(_patch(v, width) + (patches + 6) * width)
 
 
 def gemma4(v: Fields, c: Fields, hidden: int) -> Weights:
     """Gemma 4's encoder: gated blocks with four norms and per-head query and key norms."""
     width, head = v.whole("hidden_size"), v.whole("head_dim")
-    towers = _encoder(v.whole("num_hidden_layers"), width, v.whole("intermediate_size"), False, False, True, 4, 2 * head)
-    positions = 2 * v.whole("position_embedding_size") * width
-    return towers + matrix("vision.projector", hidden, width, "replicated", PART) + _other(_patch(v, width) + positions)
+    depth, inner = v.whole("num_hidden_layers"), v.whole("intermediate_size")
+    towers = _encoder(depth, width, inner, False, False, True, 4, 2 * head)
+    towers += _matrix("projector", hidden, width, "replicated")
+    whole = tuple(replace(weight, shard="replicated") for weight in towers)  # vLLM runs it unsplit
+    return whole + _other(_patch(v, width) + 2 * v.whole("position_embedding_size") * width)
 
 
 def moonvit(v: Fields, c: Fields, hidden: int) -> Weights:
@@ -111,7 +121,7 @@ def moonvit(v: Fields, c: Fields, hidden: int) -> Weights:
         "init_pos_emb_width", v.whole("pos_emb_width", 64)
     )
     merged = 4 * width
-    towers = _encoder(depth, width, inner) + _projector(merged, merged, hidden)
+    towers = _encoder(depth, width, inner) + _projector(merged, merged, hidden, split=False)
     return towers + _other(_patch(v, width) + width * (1 + positions + 4))
 
 

@@ -21,17 +21,18 @@ class Coefficients:
     """The fitted numbers of the step cost: fractions of a published peak, or seconds (`_s`)."""
 
     memory: float  # of bandwidth, reading weights of dense linears
+    memory_fp4: float  # the same for 4-bit weights
     expert_memory: float  # of bandwidth, reading weights of the experts that a step touches
     kv: float  # of bandwidth, reading KV cache in decode
     gemm_bf16: float  # of dense peak, by the dtype that the matrix units compute in
     gemm_fp8: float
     gemm_fp4: float
     expert_gemm: float  # of what a dense GEMM of that dtype reaches
+    expert_spread: float  # exponent: a batch of T tokens routes as differently as T^spread independent ones
     attention: float  # of dense bf16 peak, prefill attention
     link: float  # of link bandwidth, large all-reduces
     allreduce_s: float  # latency of one small all-reduce between two GPUs
-    layer_s: float  # kernel latencies of one layer that no roofline covers
-    expert_layer_s: float  # the same, what routing and permuting tokens to experts adds
+    kernel_s: float  # latency of one kernel in a CUDA graph that no roofline covers
     token_passes: float  # activations of one token: passes over `hidden` bf16 values per layer
     step_s: float  # host time of one step that the GPU waits for
     row_s: float  # the same, per scheduled sequence

@@ -21,6 +21,7 @@ from planner.predict import Prediction, evaluate
 from planner.quantities import GIB, PlannerError
 from planner.scenario import Target
 from planner.speculation import method
+from planner.workload import Workload
 
 if TYPE_CHECKING:
     import jinja2
@@ -48,6 +49,8 @@ METRICS = {
     "e2e": "vllm:e2e_request_latency_seconds",
 }
 """Latency histograms of vLLM's V1 engine, read from the running 0.20.2 and 0.33.0."""
+ONLINE = ("fp8", "bitsandbytes")
+"""Quantizations that an engine applies to a 16-bit checkpoint while it loads; others need a checkpoint of their own."""
 RAMP = (0.25, 0.5, 0.75, 1.0, 1.25)
 """Shares of the planned rate worth benchmarking: up to it, and once beyond."""
 
@@ -121,10 +124,13 @@ def _render(template: str, **values: Any) -> str:
 
 def launch(prediction: Prediction) -> Launch:
     """The command for one replica of what was predicted; `PlannerError` if its engine lacks an option it needs."""
-    deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
+    deployment, memory, workload = prediction.deployment, prediction.memory, _workload(prediction)
     engine, args, speculation = deployment.engine, deployment.args, deployment.speculation
     can = options(engine)
-    quantization = deployment.model.quantization.method
+    converted = _converted(deployment)
+    checkpoint = shlex.quote(deployment.model.name)
+    if converted and converted not in ONLINE:
+        checkpoint = f'"${{MODEL:?name a checkpoint of {deployment.model.name} quantised with {converted}}}"'
     speculative: dict[str, Any] = {}
     if speculation:
         speculative = {"method": speculation.method, "num_speculative_tokens": speculation.num_speculative_tokens}
@@ -140,9 +146,9 @@ def launch(prediction: Prediction) -> Launch:
         can=can,
         drain_s=DRAIN_S,
         speculative=speculative,
-        online_quantization=quantization if quantization != model(deployment.model.name).quantization.method else "",
+        online_quantization=converted if converted in ONLINE else "",
         total_gib=memory.total / GIB,
-        fit=memory.sequences_that_fit(round(workload.prompt.mean + workload.output.mean)),
+        fit=memory.pool.sequences(round(workload.prompt.mean + workload.output.mean)),
         p99_tokens=workload.prompt.p99 + workload.output.p99,
         p99_prompt=math.ceil(workload.prompt.p99),
         static_share=(memory.weights.mid + memory.kv_available.mid) / memory.total,
@@ -156,7 +162,17 @@ def launch(prediction: Prediction) -> Launch:
             raise PlannerError(f"{engine.name} {engine.version} has no option {name}")
         flags.append(Flag(name, value or None, reason))
     program, port = PROGRAMS[engine.name]
-    return Launch(deployment, program.format(model=shlex.quote(deployment.model.name)), port, tuple(flags))
+    return Launch(deployment, program.format(model=checkpoint), port, tuple(flags))
+
+
+def _converted(deployment: Deployment) -> str:
+    """The quantization that the plan gives to a checkpoint stored otherwise; nothing when it is served as it is."""
+    try:
+        stored = model(deployment.model.name).quantization.method
+    except PlannerError:  # a local configuration: nothing to compare with
+        return ""
+    planned = deployment.model.quantization.method
+    return planned if planned not in (stored, "none") else ""
 
 
 def _title(deployment: Deployment) -> str:
@@ -178,6 +194,7 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
         raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
     deployment = prediction.deployment
     layout, engine = deployment.layout, deployment.engine
+    slowest = sorted(targets, key=lambda target: target.seconds)  # one limit per metric: the last and widest
     values = {
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
         "launch": launch(prediction),
@@ -191,6 +208,7 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
         "performance": prediction.performance,
         "workload": prediction.workload,
         "targets": targets,
+        "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
         "ramp": ramp(prediction),
         "metrics": METRICS,
         "checked": bool(options(engine)),
@@ -201,9 +219,15 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
 
 def ramp(prediction: Prediction) -> dict[float, Performance]:
     """What one replica does at growing shares of its part of the traffic: requests/s -> prediction."""
-    layout = prediction.deployment.layout
+    layout, workload = prediction.deployment.layout, _workload(prediction)
     one = replace(prediction.deployment, layout=replace(layout, replicas=1))
-    performance = prediction.performance
-    rate = prediction.workload.rate or (performance.request_tps.mid if performance else 0.0)
-    steps = {share: evaluate(one, prediction.workload.at(rate / layout.replicas * share)) for share in RAMP}
-    return {found.workload.rate or 0.0: found.performance for found in steps.values() if found.performance}
+    served = prediction.performance.request_tps.mid if prediction.performance else 0.0
+    rates = [(workload.rate or served) / layout.replicas * share for share in RAMP]
+    found = {rate: evaluate(one, workload.at(rate)).performance for rate in rates}
+    return {rate: performance for rate, performance in found.items() if performance}
+
+
+def _workload(prediction: Prediction) -> Workload:
+    if prediction.workload is None:
+        raise PlannerError("the prediction has no workload to deploy for")
+    return prediction.workload

@@ -1,4 +1,4 @@
-"""Serving engines by version, their arguments, and how a version fills in what the user left out."""
+"""Serving engines by version: what each is known to do, its arguments, and how it fills in what the user left out."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from planner.catalog import Entry, check, entries
 from planner.hardware import Gpu
@@ -17,14 +17,20 @@ from planner.quantities import GIB, PlannerError, did_you_mean
 if TYPE_CHECKING:
     from planner.models import Model
 
+Share = Field(gt=0, le=1)
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of `--max-lora-rank` (vLLM 0.20.2 and 0.33.0)."""
+
 
 class Tier(Entry):
-    """Default batch limits of the GPUs with at least `memory_gib`."""
+    """Default batch limits of some GPUs."""
 
     memory_gib: NonNegativeFloat
-    excluded: tuple[str, ...] = Field(default=(), alias="except")
+    named: tuple[str, ...] = ()
+    not_named: tuple[str, ...] = ()
     max_num_batched_tokens: PositiveInt
     max_num_seqs: PositiveInt
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
 
 
 class Capture(Entry):
@@ -37,10 +43,11 @@ class Capture(Entry):
 
 
 class Facts(Entry):
-    """Everything the planner knows of one engine version; the head of `catalogs/engines.yaml` explains every field."""
+    """Everything known of one engine version; the head of `catalogs/engines.yaml` explains every field."""
 
     upto: str
-    gpu_memory_utilization: PositiveFloat
+    gpu_memory_utilization: float = Share
+    memory_budget: Literal["total", "static", "free"]
     limits: tuple[Tier, ...]
     block_size: PositiveInt
     cudagraph_memory: Literal["outside", "estimated"]
@@ -52,10 +59,12 @@ class Facts(Entry):
     chunked_prefill: bool
     async_scheduling: bool
     capture: Capture
+    kv_cache_dtypes: tuple[str, ...]
+    metrics: dict[str, str | None]
 
 
 class EngineEntry(Entry):
-    """One version's changed facts."""
+    """What one version changed."""
 
     source: str
     date: str
@@ -76,62 +85,76 @@ class Engine:
 
     @property
     def release(self) -> tuple[int, int, int]:
-        """The version as numbers, for comparing."""
-        return release(self.version)
+        """The version as numbers, for comparing; a nightly build counts as the newest known version."""
+        return release(self.version if self.version[0].isdigit() else self.facts_version)
 
     @property
     def note(self) -> str:
         """Which version's facts stand in for this one's; empty when they are its own."""
-        if release(self.version) == release(self.facts_version):
+        if self.version[0].isdigit() and self.release == release(self.facts_version):
             return ""
-        return f"{self.name} {self.version} planned with the facts of {self.facts_version}"
+        return f"{self.name} {self.version} is planned with the facts of {self.facts_version}"
 
 
 def release(version: str) -> tuple[int, int, int]:
-    """(major, minor, patch) of a version such as "v0.19.0", "0.15.2rc1.dev93" or "0.20.2+cu130"; `PlannerError` if none.
+    """(major, minor, patch) of a version such as "v0.19.0", "0.15.2rc1.dev93" or "0.20.2+cu130", else `PlannerError`.
 
-    A release candidate counts as its release; what follows the numbers (rc, dev, post, local part) is not compared.
+    What follows the numbers (rc, dev, post, local part) is not compared: a candidate counts as its release.
     """
-    match = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[._+-]?[a-z][\w.+-]*|\+[\w.]+)?", version.strip().lower())
+    match = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[.-]?[a-z][\w.+-]*|\+[\w.]+)?", version.strip().lower())
     if not match:
-        raise PlannerError(f"engine_version {version!r} is not a version; something like 0.20.2 would be")
+        raise PlannerError(f"engine_version {version!r} is not a version; write it like 0.20.2")
     return int(match[1]), int(match[2]), int(match[3] or 0)
 
 
 @cache
-def _catalog() -> dict[str, dict[str, Mapping[str, Any]]]:
+def _catalog() -> dict[str, dict[str, dict[str, Any]]]:
     """Engine name -> version -> all its facts, versions in ascending order."""
-    known: dict[str, dict[str, Mapping[str, Any]]] = {}
+    known: dict[str, dict[str, dict[str, Any]]] = {}
     for title, entry in entries("engines.yaml", EngineEntry).items():
         name, _, version = title.partition(" ")
         versions = known.setdefault(name, {})
-        inherited = next(reversed(versions.values()), {})
-        facts = {**inherited, **entry.facts}
-        check(Facts, facts, f"engines.yaml, entry {title}")
-        versions[version] = facts
+        facts = dict(next(reversed(versions.values()), {}))
+        for key, fact in entry.facts.items():
+            facts[key] = {**facts.get(key, {}), **fact} if isinstance(fact, dict) else fact
+        versions[version] = check(Facts, facts, f"engines.yaml, entry {title}").model_dump()
     return known
 
 
 def engine(name: str = "vllm", version: str | None = None) -> Engine:
-    """The engine at `version` (None: the newest the catalog has facts for); `PlannerError` outside the known range."""
-    folded = re.sub(r"[\s_-]", "", name.casefold())
-    folded = {"tensorrtllm": "trtllm", "textgenerationinference": "tgi"}.get(folded, folded)
-    if folded not in _catalog():
+    """The engine at `version` (None: the newest known); `PlannerError` for an unknown engine or version."""
+    name = re.sub(r"[\s_-]", "", name.casefold())
+    name = {"tensorrtllm": "trtllm", "textgenerationinference": "tgi"}.get(name, name)
+    if name not in _catalog():
         raise did_you_mean(name, _catalog(), "engine")
-    versions = _catalog()[folded]
-    newest = next(reversed(versions))
-    version = (version or newest).strip().removeprefix("v")
+    versions = _catalog()[name]
+    first, newest = next(iter(versions)), next(reversed(versions))
+    upto = versions[newest]["upto"]
+    version = (version or upto).strip().removeprefix("v")
+    if version.startswith("nightly"):
+        return Engine(name, version, newest, versions[newest])
     wanted = release(version)
-    first, upto = next(iter(versions)), versions[newest]["upto"]
-    if not release(first) <= wanted or wanted[:2] > release(upto)[:2]:
-        raise PlannerError(f"engine_version {version}: {folded} {first} to {upto} can be planned")
+    if wanted < release(first) or wanted[:2] > release(upto)[:2]:
+        raise PlannerError(f"engine_version {version} of {name} is not known; accepted: {first} to {upto}")
     facts_version = max((known for known in versions if release(known) <= wanted), key=release)
-    return Engine(folded, version, facts_version, versions[facts_version])
+    return Engine(name, version, facts_version, versions[facts_version])
+
+
+def unsupported(gpu: Gpu, engine: Engine) -> str | None:
+    """Why `engine` does not run on `gpu`, by the catalog; None if it does."""
+    if engine.name not in gpu.supported:
+        return f"{engine.name} does not support {gpu.name}; supported there: {', '.join(gpu.supported)}"
+    first, last = gpu.supported[engine.name]
+    if engine.release < release(first):
+        return f"{engine.name} supports {gpu.name} from {first} on, not yet in {engine.version}"
+    if last is not None and engine.release[:2] > release(last)[:2]:
+        return f"{engine.name} supports {gpu.name} up to {last}, no longer in {engine.version}"
+    return None
 
 
 @dataclass(frozen=True)
 class EngineArgs:
-    """The engine's own argument names; None means the engine's default for this version, GPU and model."""
+    """The engine's own argument names; None means its default for this version, GPU and model."""
 
     gpu_memory_utilization: float | None = None
     max_model_len: int | None = None
@@ -144,50 +167,39 @@ class EngineArgs:
     enable_prefix_caching: bool | None = None
     enable_chunked_prefill: bool | None = None
     async_scheduling: bool | None = None
-    max_loras: int | None = None
+    max_loras: int | None = None  # 0 once resolved: no LoRA
     max_lora_rank: int | None = None
     long_prefill_token_threshold: int | None = None
     scheduling_policy: str | None = None
 
 
-def _limits(engine: Engine, gpu: Gpu) -> Tier:
-    """The version's default batch limits on this GPU (by the total memory it reports and its name)."""
-    device = gpu.name.lower()
-    tiers = (Tier.model_validate(tier) for tier in engine.facts["limits"])
-    return next(t for t in tiers if gpu.memory >= t.memory_gib * GIB and not any(word in device for word in t.excluded))
-
-
 def resolve(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
-    """Fill every field as `engine` does on start-up; `PlannerError` where it would refuse to start.
+    """Fill in every field as `engine` does at start; `PlannerError` where it would refuse to start.
 
-    Order and checks: vLLM 0.20.2 engine/arg_utils.py:2339 and config/scheduler.py, 0.33.0 engine/arg_utils.py:3151.
-    `block_size` stays as given: backends and hybrid models change it (see `planner.kv`).
+    `block_size` stays as given: backends and hybrid models change its default (see `planner.kv`).
+    Order: vLLM 0.20.2 engine/arg_utils.py:2339, 0.33.0 engine/arg_utils.py:3151.
     """
-    facts, limits = engine.facts, _limits(engine, gpu)
-    architecture = model.architecture
-    derived = architecture.max_position
-    length = args.max_model_len or derived
-    if length > derived:
-        raise PlannerError(
-            f"max_model_len {length} is above the {derived} tokens of {model.name}; give at most {derived}"
-        )
+    facts, shape = engine.facts, model.architecture
+    tier = _tier(engine, gpu)
+    length = args.max_model_len or shape.max_position
     chunked = facts["chunked_prefill"] if args.enable_chunked_prefill is None else args.enable_chunked_prefill
-    prefix = facts["prefix_caching_hybrid" if architecture.is_hybrid else "prefix_caching"]
     tokens, seqs = args.max_num_batched_tokens, args.max_num_seqs
     if tokens is None:
-        tokens = limits.max_num_batched_tokens if chunked else max(limits.max_num_batched_tokens, length)
-        tokens = min(tokens, (seqs or limits.max_num_seqs) * length)
-    if seqs is None:
-        seqs = min(limits.max_num_seqs, tokens)
-    filled = EngineArgs(
-        gpu_memory_utilization=facts["gpu_memory_utilization"],
+        tokens = tier["max_num_batched_tokens"]
+        if engine.name == "vllm":
+            tokens = min(tokens if chunked else max(tokens, length), (seqs or tier["max_num_seqs"]) * length)
+    dtype = model.dtype
+    if dtype == "bfloat16" and "bf16" not in gpu.flops:
+        dtype = "float16"
+    defaults = EngineArgs(
+        gpu_memory_utilization=tier["gpu_memory_utilization"] or facts["gpu_memory_utilization"],
         max_model_len=length,
-        max_num_seqs=seqs,
+        max_num_seqs=min(tier["max_num_seqs"], tokens),
         max_num_batched_tokens=tokens,
         kv_cache_dtype="auto",
-        dtype=model.dtype,
+        dtype=dtype,
         enforce_eager=False,
-        enable_prefix_caching=prefix,
+        enable_prefix_caching=facts["prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"],
         enable_chunked_prefill=chunked,
         async_scheduling=facts["async_scheduling"],
         max_loras=0,
@@ -195,27 +207,61 @@ def resolve(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> EngineA
         long_prefill_token_threshold=0,
         scheduling_policy="fcfs",
     )
-    given = {f.name: value for f in fields(args) if (value := getattr(args, f.name)) is not None}
-    filled = replace(filled, **given)
-    _refuse(filled)
+    given = {field.name: value for field in fields(args) if (value := getattr(args, field.name)) is not None}
+    filled = replace(defaults, **given)
+    if (reason := _refusal(filled, engine, gpu, model)) is not None:
+        raise PlannerError(reason)
     return filled
 
 
-def _refuse(args: EngineArgs) -> None:
-    """The engine's own validity checks."""
+def _tier(engine: Engine, gpu: Gpu) -> Mapping[str, Any]:
+    """The version's default limits on this GPU: by total memory and by parts of the device name, as the engine does."""
+    return next(
+        tier
+        for tier in engine.facts["limits"]
+        if gpu.memory >= tier["memory_gib"] * GIB
+        and (not tier["named"] or any(part in gpu.name.lower() for part in tier["named"]))
+        and not any(part in gpu.name.lower() for part in tier["not_named"])
+    )
+
+
+def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | None:
+    """Why the engine would not start with these arguments (vLLM config/scheduler.py, cache.py, model.py); else None."""
+    length, tokens, seqs = args.max_model_len or 0, args.max_num_batched_tokens or 0, args.max_num_seqs or 0
+    accepted = engine.facts["kv_cache_dtypes"]
+    longest = model.architecture.max_position
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            return f"{name} is {value}; it must be at least 1"
+    if not 0 < (args.gpu_memory_utilization or 0) <= 1:
+        return f"gpu_memory_utilization is {args.gpu_memory_utilization}; it must be above 0 and at most 1"
+    if length > longest:
+        return f"max_model_len {length} is more than the {longest} tokens that {model.name} was made for"
+    if tokens < seqs and engine.name == "vllm":
+        return f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})"
+    if tokens < length and engine.name == "vllm" and not args.enable_chunked_prefill:
+        return f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}) without chunked prefill"
+    if accepted and args.kv_cache_dtype not in accepted:
+        return f"kv_cache_dtype {args.kv_cache_dtype!r} is none of {', '.join(accepted)}"
+    if args.dtype == "bfloat16" and "bf16" not in gpu.flops:
+        return f"dtype bfloat16 does not run on {gpu.name}; use float16"
+    if args.max_loras and args.max_lora_rank not in LORA_RANKS:
+        return f"max_lora_rank {args.max_lora_rank} is none of {', '.join(map(str, LORA_RANKS))}"
+    if args.scheduling_policy not in ("fcfs", "priority"):
+        return f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority"
+    return None
 
 
 def cudagraph_sizes(engine: Engine, args: EngineArgs, gpu: Gpu, k: int = 0) -> tuple[int, ...]:
-    """Batch sizes (tokens) that get a CUDA graph, with `k` speculative tokens; empty with `enforce_eager`.
+    """Batch sizes (tokens) that get a CUDA graph, with `k` speculative tokens; none with `enforce_eager`.
 
-    vLLM 0.20.2 config/vllm.py:1423, 0.33.0 config/vllm.py:2398.
+    `args` resolved. vLLM 0.20.2 config/vllm.py:1423, 0.33.0 config/vllm.py:2398.
     """
-    if args.enforce_eager:
-        return ()
-    capture = Capture.model_validate(engine.facts["capture"])
-    most = capture.max_cc10 if gpu.compute_capability is not None and int(gpu.compute_capability) == 10 else capture.max
-    if capture.by_seqs:
+    capture = engine.facts["capture"]
+    most = capture["max_cc10" if int(gpu.compute_capability or 0) == 10 else "max"]
+    if capture["by_seqs"]:
         most = min(most, 2 * (args.max_num_seqs or 0) * (1 + k))
-    most = min(most, args.max_num_batched_tokens or most)
-    sizes = (1, 2, 4, *range(8, capture.coarse_from, 8), *range(capture.coarse_from, most + 1, 16))
+    most = 0 if args.enforce_eager else min(most, args.max_num_batched_tokens or 0)
+    coarse = capture["coarse_from"]
+    sizes = (1, 2, 4, *range(8, coarse, 8), *range(coarse, most + 1, 16))
     return tuple(size for size in sizes if size <= most)

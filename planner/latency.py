@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from planner.architecture import Attention, Experts, LatentAttention, Recurrent, Weight
+from planner.architecture import Attention, Experts, LatentAttention, Layer, Recurrent, Weight
 from planner.coefficients import Basis, Coefficients, calibration_of
 from planner.deployment import Deployment
 from planner.models import Model
@@ -25,8 +25,7 @@ SMOOTH = 4.0
 EP_IMBALANCE = 1.15
 """The busiest of several expert-parallel ranks against their mean, for routers trained with balancing losses."""
 LAUNCH_S = 5e-6
-KERNELS_PER_LAYER = 12
-"""A step without a CUDA graph issues a dozen kernels a layer from Python, about 5 us each on a current host."""
+"""Issuing one kernel from Python in a step without a CUDA graph, on a current host."""
 SPARSE_TOKENS = 2048
 """Tokens that DeepSeek sparse attention keeps per query (`index_topk` of DeepSeek-V3.2 and GLM-5)."""
 PINGPONG = 0.35
@@ -40,6 +39,7 @@ class Matmul:
     dtype: str  # the matrix units' format: bf16, fp8, fp4, int8
     bytes: float
     flops: float
+    bits: float = 16.0  # per stored weight
     experts: int = 0  # of how many experts per layer (0: dense)
     active: int = 0
 
@@ -63,34 +63,34 @@ class Work:
     vocab: float
     contexts: tuple[Context, ...]
     state_bytes: float  # read and written per sequence and step
-    layers: int
-    expert_layers: int
+    kernels: int  # launched one after the other, all layers
     token_bytes: float  # one pass over the activations of one token, all layers
 
 
-def _matmul(model: Model, weight: Weight, deployment: Deployment) -> tuple[str, float, float]:
-    """(format of the matrix units, bytes, FLOP per token) on one GPU; a format that it lacks is computed in 16 bit."""
+def _matmul(model: Model, weight: Weight, deployment: Deployment) -> tuple[str, float, float, float]:
+    """(format of the matrix units, bytes, FLOP per token, bits) on one GPU; a format it lacks is computed in 16 bit."""
     peaks, scheme = deployment.gpu.flops, model.quantization.scheme(weight)
     wide = "bf16" if "bf16" in peaks else "fp16"
     rows, cols, copies = rank_shape(weight, deployment.layout)
     dtype = scheme.activation if scheme is not None and scheme.activation in peaks else wide
-    return dtype, weight_bytes(model, weight, deployment.layout), 2.0 * rows * cols * copies
+    bits = 16.0 if scheme is None else scheme.bits
+    return dtype, weight_bytes(model, weight, deployment.layout), 2.0 * rows * cols * copies, bits
 
 
 def _matmuls(deployment: Deployment) -> tuple[Matmul, ...]:
     """Every linear of the layers, gathered by format and by dense or expert."""
     model, layout = deployment.model, deployment.layout
-    found: dict[tuple[str, int, int], list[float]] = {}
+    found: dict[tuple[str, float, int, int], list[float]] = {}
     for layer, times in model.architecture.distinct_layers.items():
         for weight in layer.weights:
             if not weight.linear:
                 continue
-            dtype, size, flops = _matmul(model, weight, deployment)
+            dtype, size, flops, bits = _matmul(model, weight, deployment)
             experts = active = 0
             if weight.part == "routed_experts" and isinstance(layer.mlp, Experts):
                 experts, active = layer.mlp.total, layer.mlp.active
                 flops *= active / experts * layout.dp  # a rank's experts see the tokens of all data-parallel ranks
-            total = found.setdefault((dtype, experts, active), [0.0, 0.0])
+            total = found.setdefault((dtype, bits, experts, active), [0.0, 0.0])
             total[0] += size * times
             total[1] += flops * times
     return tuple(Matmul(key[0], size, flops, *key[1:]) for key, (size, flops) in found.items())
@@ -127,6 +127,22 @@ def _contexts(deployment: Deployment) -> tuple[Context, ...]:
     return tuple(Context(window, *costs) for window, costs in found.items())
 
 
+def _kernels(model: Model, layer: Layer) -> int:
+    """Kernels that one layer launches, all-reduces apart: as vLLM's compiled graph leaves them, counted on its layers."""
+    names = {weight.name for weight in layer.weights}
+    count = 0
+    for mixer in layer.mixers:
+        count += 7 if isinstance(mixer, Attention) else 14 if isinstance(mixer, LatentAttention) else 10
+    count += any("q_norm" in name for name in names)
+    if isinstance(layer.mlp, Experts):
+        count += 8 + 4 * any("shared" in name for name in names)
+    elif layer.mlp is not None:
+        count += 4
+    schemes = [model.quantization.scheme(weight) for weight in layer.weights if weight.linear]
+    quantized = sum(scheme is not None and scheme.activation != "bf16" for scheme in schemes)
+    return count + min(quantized, 4)  # activations are quantized once per fused linear
+
+
 @lru_cache(maxsize=4096)
 def work(deployment: Deployment) -> Work:
     """Count what a step of `deployment` has to do; pure arithmetic on the architecture's shapes."""
@@ -139,8 +155,7 @@ def work(deployment: Deployment) -> Work:
         vocab=architecture.vocab,
         contexts=_contexts(deployment),
         state_bytes=2.0 * sum(m.state_bytes(tp) for m in architecture.mixers if isinstance(m, Recurrent)),
-        layers=len(architecture.layers),
-        expert_layers=sum(isinstance(layer.mlp, Experts) for layer in architecture.layers),
+        kernels=sum(times * _kernels(model, layer) for layer, times in architecture.distinct_layers.items()),
         token_bytes=2.0 * architecture.hidden * len(architecture.layers),
     )
 
@@ -249,9 +264,13 @@ def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Co
     """Seconds of a group of linears for these token counts."""
     gpu, layout = deployment.gpu, deployment.layout
     rate = gpu.flops[m.dtype] * {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
-    bandwidth, touched, flops = gpu.bandwidth * c.memory, np.ones_like(tokens), m.flops
+    bandwidth, touched, flops = (
+        gpu.bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory),
+        np.ones_like(tokens),
+        m.flops,
+    )
     if m.experts:
-        touched = 1 - (1 - m.active / m.experts) ** (tokens * layout.dp)
+        touched = 1 - (1 - m.active / m.experts) ** ((tokens * layout.dp) ** c.expert_spread)
         bandwidth, rate = gpu.bandwidth * c.expert_memory, rate * c.expert_gemm
         if layout.ep > 1:
             flops = flops * EP_IMBALANCE
@@ -275,10 +294,10 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None)
         ),
         "collectives": sum((part.seconds for part in collectives(deployment, tokens, c)), np.zeros(len(tokens))),
         "activations": tokens * w.token_bytes * c.token_passes / gpu.bandwidth,
-        "kernel latency": np.full(len(tokens), w.layers * c.layer_s + w.expert_layers * c.expert_layer_s),
+        "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
     }
     if args.enforce_eager:
-        launches = w.layers * KERNELS_PER_LAYER * LAUNCH_S
+        launches = w.kernels * LAUNCH_S
         parts["kernel latency"] = parts["kernel latency"] + np.maximum(launches - sum(parts.values()), 0)
     host = PINGPONG if args.async_scheduling else 1.0
     rows = np.arange((args.max_num_seqs or 256) + 1, dtype=float)

@@ -198,9 +198,18 @@ def _union(patterns: list[str]) -> str:
     return "|".join(dict.fromkeys(map(_expression, patterns)))
 
 
+_DIALECTS = (
+    (r"\bshared_expert\b", "shared_experts"), (r"\b(block_sparse_moe|feed_forward)\b", "mlp"),
+    (r"\bexperts\.\d+\b", "experts"),
+)  # fmt: skip
+"""Module names that families spell in their own way, and the spelling of the building blocks."""
+
+
 def _expression(pattern: str) -> str:
     if pattern.startswith("re:"):
         return f"(?:{pattern[3:]})"
-    bare = re.sub(r"^(model\.|language_model\.|\*\.)+", "", pattern)
-    bare = re.escape(bare).replace(r"\*", ".*")
+    bare = re.sub(r"^(model\.|language_model\.|backbone\.|\*\.)+", "", pattern)
+    for theirs, ours in _DIALECTS:
+        bare = re.sub(theirs, ours, bare)
+    bare = re.escape(bare).replace(r"\*", ".*").replace("mixer", "(?:mixer|self_attn|mlp)")
     return rf"(?:(?:^|\.){bare}(?:$|\.))"

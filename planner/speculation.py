@@ -116,13 +116,10 @@ def _layer_config(architecture: Architecture, how: Method) -> dict[str, object]:
 
 def draft_bytes(deployment: Deployment) -> float:
     """Bytes of draft weights on one GPU, without the embedding and head that the draft shares with the target."""
-    speculation = deployment.speculation
-    draft = speculation and draft_of(deployment.model, speculation)
-    if not speculation or draft is None:
+    if (speculation := deployment.speculation) is None or (draft := draft_of(deployment.model, speculation)) is None:
         return 0.0
     how = method(speculation.method)
-    shared = {"model": set(), "layer": {"embedding"} if how.head_vocab else {"embedding", "lm_head"}}.get(how.draft)
-    shared = {"embedding", "lm_head"} if shared is None else shared
+    shared = () if how.draft == "model" else ("embedding",) if how.head_vocab else ("embedding", "lm_head")
     kept = [weight for layer in draft.architecture.layers for weight in layer.weights]
     kept += [weight for weight in draft.architecture.ends if weight.part not in shared]
     return sum(weight_bytes(draft, weight, deployment.layout) for weight in kept)
@@ -152,20 +149,27 @@ class Speedup:
         return "pays" if self.speedup.lo > 1 else "does not pay" if self.speedup.hi < 1 else "may pay"
 
     def frame(self) -> pd.DataFrame:
-        """One row: batch, tokens a step, ms of each part, speed-up with its interval, draft GiB, verdict."""
+        """One row, the speed-up as an `Interval`."""
         import pandas as pd
 
-        times = {"plain_ms": self.plain_s, "verify_ms": self.verify_s, "draft_ms": self.draft_s}
-        row = {"batch": self.batch, "tokens_per_step": self.tokens_per_step}
-        row |= {name: seconds * 1e3 for name, seconds in times.items()}
-        row |= {"speedup": self.speedup.mid, "speedup_lo": self.speedup.lo, "speedup_hi": self.speedup.hi}
-        row |= {"draft_gib": self.draft_bytes / GIB, "sequences_lost": self.sequences_lost, "verdict": self.verdict}
+        row = {
+            "batch": self.batch,
+            "tokens per step": self.tokens_per_step,
+            "plain ms": self.plain_s * 1e3,
+            "verify ms": self.verify_s * 1e3,
+            "draft ms": self.draft_s * 1e3,
+            "speed-up": self.speedup,
+            "draft GiB per GPU": self.draft_bytes / GIB,
+            "sequences lost": self.sequences_lost,
+            "verdict": self.verdict,
+        }
         return pd.DataFrame([row])
 
     def __str__(self) -> str:
+        plain, verify, draft = (f"{1e3 * seconds:.1f}" for seconds in (self.plain_s, self.verify_s, self.draft_s))
         return (
             f"{self.verdict}: {self.speedup:.2f} x at batch {self.batch:g} ({self.tokens_per_step:.2f} tokens a step; "
-            f"{self.plain_s * 1e3:.1f} ms becomes {self.verify_s * 1e3:.1f} to verify, {self.draft_s * 1e3:.1f} to draft)"
+            f"{verify} ms to verify and {draft} ms to draft instead of {plain} ms)"
         )
 
 

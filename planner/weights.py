@@ -34,10 +34,23 @@ def rank_shape(weight: Weight, layout: ParallelLayout) -> tuple[int, int, int]:
     return rows, cols, copies
 
 
+def _tiled(weight: Weight, rows: int, cols: int) -> tuple[int, int]:
+    """MXFP4 experts as the Marlin and TRT-LLM kernels want them: inner size to 128, hidden to 256.
+
+    vLLM 0.33.0 fused_moe/oracle/mxfp4.py:837.
+    """
+    inner, outer = (0, 1) if weight.shard == "column" else (1, 0)
+    shape = [rows, cols]
+    shape[inner], shape[outer] = ceil(shape[inner] / 128) * 128, ceil(shape[outer] / 256) * 256
+    return shape[0], shape[1]
+
+
 def weight_bytes(model: Model, weight: Weight, layout: ParallelLayout, prefix: str = "") -> float:
     """Bytes of `weight` on the fullest rank, in the module `prefix`."""
     rows, cols, copies = rank_shape(weight, layout)
     scheme = model.quantization.scheme(weight, prefix)
+    if scheme is not None and scheme.method == "mxfp4" and weight.part == "routed_experts":
+        rows, cols = _tiled(weight, rows, cols)
     if scheme is not None:
         return copies * scheme.bytes(rows, cols)
     return rows * cols * copies * (weight.bits // 8 if weight.bits else model.dtype_bytes)
@@ -76,7 +89,8 @@ def _stages(model: Model, layout: ParallelLayout) -> tuple[int, ...]:
         first, last = stage == 0, stage == layout.pp - 1
         for weight in architecture.ends:
             embedding = weight.part == "embedding"
-            if (first and embedding) or (last and (not embedding or architecture.tied)):
+            everywhere = weight.part == "engine"
+            if everywhere or (first and embedding) or (last and (not embedding or architecture.tied)):
                 total += weight_bytes(model, weight, layout)
         total += sum(weight_bytes(model, weight, layout) for weight in architecture.towers)
         stages.append(round(total))

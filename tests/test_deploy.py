@@ -102,6 +102,13 @@ def test_speculation_travels_as_json() -> None:
     assert json.loads(value or "") == {"method": "ngram", "num_speculative_tokens": 4}
 
 
+def test_only_what_an_engine_can_convert_is_converted() -> None:
+    assert "--quantization fp8" in str(command(deployment(quantization="fp8")))
+    text = str(command(deployment(quantization="awq")))
+    assert "--quantization" not in text
+    assert "${MODEL:?name a checkpoint of meta-llama/Llama-3.1-8B quantised with awq}" in text
+
+
 def test_an_older_version_is_not_given_flags_nobody_checked() -> None:
     assert "--shutdown-timeout" not in str(command(deployment("0.12.0")))
 
@@ -159,7 +166,7 @@ def test_the_benchmark_states_what_to_compare_with() -> None:
     performance = open_loop(served, plan(served), WORKLOAD)  # one replica, the whole rate: the ramp's step at 1.0
     text = documents(served)["bench.sh"]
     assert f"{performance.ttft['p99'].mid * 1e3:.0f} (" in text and f"{performance.itl['p99'].mid * 1e3:.0f} (" in text
-    assert "--goodput ttft:800 tpot:50 e2el:20000" in text
+    assert "--goodput tpot:50 ttft:800 e2el:20000" in text
     assert "--random-input-len 900" in text and "--random-prefix-len 100" in text
 
 
