@@ -13,7 +13,7 @@ from numba import njit
 
 
 class Pool(NamedTuple):
-    """Free blocks as a ring through the last index, ascending in age; cached blocks of equal content as rings, oldest first."""
+    """Free blocks as a ring through the last index, next to be taken first; cached blocks of equal content as rings."""
 
     free: np.ndarray  # [1]
     next: np.ndarray

@@ -1,106 +1,92 @@
-"""vLLM V1's scheduler and block pool, step for step, compiled: arrays in, arrays out, no Python object per request.
+"""vLLM V1's scheduler, step for step, compiled: arrays in, arrays out, no Python object per request or token.
 
-Follows vLLM 0.20.2 (v1/core/sched/scheduler.py:352, v1/core/block_pool.py, v1/core/kv_cache_manager.py,
-v1/core/kv_cache_coordinator.py, v1/core/single_type_kv_cache_manager.py) and, with `Rules.recent`, 0.33.0 where it differs.
+Follows vLLM 0.20.2 (v1/core/sched/scheduler.py:352, v1/core/sched/async_scheduler.py, v1/engine/core.py:443) and, with
+`Rules.recent`, 0.33.0 where it differs. The KV blocks are in `planner.blocks`.
 """
 
 from __future__ import annotations
 
 import heapq
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numba import njit
 
 from planner.blocks import fill, leave, longest_hit, missing, needed, new_pool, new_seats, publish, slide, touch
-
-ITL_PER_DECADE = 200
-"""Bins of the inter-token latency histogram per factor of ten; the first starts at `ITL_FIRST`."""
-ITL_FIRST = 1e-5
-ITL_BINS = 8 * ITL_PER_DECADE
-USAGE_BINS = 1001
-
-
-class Rules(NamedTuple):
-    """What the engine is told, in its own argument names; tokens, blocks and requests."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    num_blocks: int  # including the null block
-    max_model_len: int
-    enable_prefix_caching: bool
-    enable_chunked_prefill: bool
-    long_prefill_token_threshold: int
-    async_scheduling: bool
-    priority: bool  # policy
-    recent: bool  # as 0.33.0 does it, else as 0.20.2
-    groups: np.ndarray  # [groups, 2]: 0 = full attention, w > 0 = sliding window, -b = b blocks of state; block size
-    num_speculative_tokens: int = 0
-    acceptance_rate: float = 0.0  # chance that a drafted token is kept, given the ones before it were
-    num_lookahead_tokens: int = 0  # slots beyond the drafted ones: k for EAGLE, MTP and draft models
-    seed: int = 0
-
-
-class StepTable(NamedTuple):
-    """Seconds of one engine step with T tokens of R sequences:
-
-    fixed_s + tokens_s[T] + rows_s[R] + state_s R + sum over decoding sequences of decode_context_s * context
-    + sum over prompt chunks of t tokens after c of prefill_pair_s * t (c + (t + 1) / 2), and for every row (w, d, p) of
-    `windows` the same two sums with d and p, where no query sees more than w keys.
-
-    R counts a sequence with drafted tokens once per token that is sampled. Tables shorter than T or R use their last entry.
-    """
-
-    tokens_s: np.ndarray
-    rows_s: np.ndarray
-    fixed_s: float = 0.0
-    state_s: float = 0.0
-    decode_context_s: float = 0.0
-    prefill_pair_s: float = 0.0
-    windows: np.ndarray = np.empty((0, 3))
-
-
-class Traffic(NamedTuple):
-    """[n] requests in order of arrival. `content` names full blocks: equal prefixes have equal numbers."""
-
-    arrival: np.ndarray  # [n] float64, seconds (steps when untimed), ascending
-    prompt: np.ndarray  # [n] int32
-    output: np.ndarray  # [n] int32
-    rank: np.ndarray  # [n] int64, place in the order of (priority, arrival); empty under fcfs
-    content: np.ndarray  # int32; request i's k-th full block is content[content_start[i] + k]
-    content_start: np.ndarray  # [n] int64
-    concurrency: int = 0  # requests in flight at most, 0 = no limit
-    request_s: float = 0.0  # from being sent to being seen by the scheduler
-
-
-class Outcome(NamedTuple):
-    """What happened. `stuck`: -1, or a request that can never be scheduled; -2: stopped before the first preemption."""
-
-    stuck: int
-    sent: np.ndarray  # [n] seconds; NaN where not reached, as in the next three
-    scheduled: np.ndarray
-    first_token: np.ndarray
-    last_token: np.ndarray
-    preemptions: np.ndarray
-    cached: np.ndarray  # [n] prompt tokens found in the prefix cache when first scheduled
-    itl: np.ndarray  # [ITL_BINS] counts
-    totals: np.ndarray  # steps, busy seconds, scheduled tokens; decoding sequences summed over steps, and over seconds
-    usage: np.ndarray  # [USAGE_BINS] busy seconds by share of blocks in use
-    gauges: np.ndarray  # [samples, 5]: seconds, running, waiting, used blocks, scheduled tokens
-    steps: np.ndarray  # [steps, 5] log: step, tokens, running, waiting, free blocks
-    entries: np.ndarray  # [.., 3] log: row of `steps`, request, its tokens
-    preempted: np.ndarray  # [.., 2] log: row, request
-    finished: np.ndarray  # [.., 2] log: row, request
+from planner.rules import ITL_BINS, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS, Outcome, Rules, StepTable, Traffic
 
 
 @njit(cache=True)
 def _push(rows: Any, used: int, values: Any) -> Any:
-    """`rows` with `values` written to row `used`, twice as long if that was full."""
+    """`rows` with `values` written to row `used`, twice as long if it was full."""
     if used == len(rows):
         rows = np.concatenate((rows, np.empty_like(rows)))
     for column, value in enumerate(values):
         rows[used, column] = value
     return rows
+
+
+@njit(cache=True)
+def _accepted(rules: Any, request: int, position: int, drafted: int) -> int:
+    """Drafted tokens kept: draws that depend on seed, request and position only (SplitMix64)."""
+    for k in range(drafted):
+        z = np.uint64(rules.seed) + np.uint64(request) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(position + k + 1)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        if (z ^ (z >> np.uint64(31))) / 18446744073709551616.0 >= rules.acceptance_rate:
+            return k
+    return drafted
+
+
+@njit(cache=True)
+def _pairs(tokens: int, context: int, window: float) -> float:
+    """(query, key) pairs of a chunk of `tokens` after `context`, each query seeing `window` keys at most."""
+    growing = min(tokens, max(0.0, window - context))
+    return growing * (context + (growing + 1) / 2) + (tokens - growing) * window
+
+
+@njit(cache=True)
+def _cost(table: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: Any) -> tuple[int, int, float]:
+    """Tokens, decoding sequences and seconds of a step."""
+    total, sampled, decoding, contexts, pairs, windows_s = 0, taken, 0, 0, 0.0, 0.0
+    for j in range(taken):
+        tokens, context = tokens_of[j], context_of[j]
+        total += tokens
+        sampled += drafted_of[j]
+        if tokens == 1 + drafted_of[j] and context > 0:
+            decoding += 1
+            contexts += context
+            for k in range(len(table.decode_windows)):
+                windows_s += table.decode_windows[k, 1] * min(context, table.decode_windows[k, 0])
+        else:
+            pairs += tokens * (context + (tokens + 1) / 2)
+            for k in range(len(table.prefill_windows)):
+                windows_s += table.prefill_windows[k, 1] * _pairs(tokens, context, table.prefill_windows[k, 0])
+    seconds = table.fixed_s + table.state_s * taken + windows_s + (table.prefill_step_s if pairs else 0.0)
+    seconds += table.tokens_s[min(total, table.tokens_s.size - 1)] + table.rows_s[min(sampled, table.rows_s.size - 1)]
+    return total, decoding, seconds + table.decode_context_s * contexts + table.prefill_pair_s * pairs
+
+
+@njit(cache=True)
+def _victim(running: Any, seated: Any, rank: Any) -> int:
+    """Place in `running` of the one to preempt: the last, or with priorities the least urgent."""
+    last = len(running) - 1
+    for j in range(len(running) if len(rank) else 0):
+        if rank[seated[running[j]]] > rank[seated[running[last]]]:
+            last = j
+    return last
+
+
+@njit(cache=True)
+def _unschedule(batch: Any, taken: int, seat: int) -> int:
+    """Take a seat out of the step being scheduled; its tokens, 0 if it had no part."""
+    for j in range(taken):
+        if batch[1, j] == seat:
+            tokens = batch[2, j]
+            for row in batch:
+                row[j : taken - 1] = row[j + 1 : taken]
+            return tokens
+    return 0
 
 
 @njit(cache=True)
@@ -114,66 +100,27 @@ def _withdraw(waiting: Any, request: int) -> None:
             return
 
 
-@njit(cache=True)
-def _accepted(rules: Any, request: int, position: int, drafted: int) -> int:
-    """Drafted tokens kept: a chain of draws that depend on seed, request and position only (SplitMix64)."""
-    for k in range(drafted):
-        z = np.uint64(rules.seed) + np.uint64(request) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(position + k + 1)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        if (z ^ (z >> np.uint64(31))) / 18446744073709551616.0 >= rules.acceptance_rate:
-            return k
-    return drafted
-
-
-@njit(cache=True)
-def _attended(context: int, tokens: int, window: int) -> float:
-    """(query, key) pairs of `tokens` queries after `context` keys, each seeing `window` keys at most (0 = all)."""
-    full = tokens if window == 0 else min(tokens, max(0, window - context))
-    return full * (context + (full + 1) / 2) + (tokens - full) * float(window)
-
-
-@njit(cache=True)
-def _cost(table: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: Any) -> tuple[int, int, float]:
-    """Tokens, decoding sequences and seconds of a step."""
-    total, sampled, decoding, contexts, pairs, windows_s = 0, taken, 0, 0, 0.0, 0.0
-    for j in range(taken):
-        tokens, context = tokens_of[j], context_of[j]
-        total += tokens
-        sampled += drafted_of[j]
-        decodes = tokens == 1 + drafted_of[j] and context > 0
-        if decodes:
-            decoding += 1
-            contexts += context
-        else:
-            pairs += _attended(context, tokens, 0)
-        for k in range(len(table.windows)):
-            window, decode_s, pair_s = table.windows[k]
-            windows_s += decode_s * min(context, window) if decodes else pair_s * _attended(context, tokens, int(window))
-    seconds = table.fixed_s + table.state_s * taken + windows_s
-    seconds += table.tokens_s[min(total, table.tokens_s.size - 1)] + table.rows_s[min(sampled, table.rows_s.size - 1)]
-    return total, decoding, seconds + table.decode_context_s * contexts + table.prefill_pair_s * pairs
-
-
 @njit(cache=True, nogil=True)
 def simulate(
     rules: Rules, table: StepTable, traffic: Traffic, timed: bool, log: bool, gauge_s: float, halt: bool
 ) -> Outcome:
     """Run all requests to their end.
 
-    `timed`: steps last what `table` says, else 1. `log` keeps the step log, `gauge_s` > 0 samples the gauges that often.
+    `timed`: steps last what `table` says, else 1. `log` keeps the step log, `gauge_s` > 0 is how often to sample gauges.
     `halt`: stop before the first preemption; up to there prompts that share no prefix never hit the prefix cache, so
     block counts suffice.
     """
-    prompt, output, n = traffic.prompt, traffic.output, traffic.prompt.size
-    groups, count, seqs, overlap = rules.groups, len(rules.groups), rules.max_num_seqs, rules.async_scheduling
-    model_len, usable, size = rules.max_model_len, rules.num_blocks - 1, rules.groups[0, 1]
+    # no comprehensions in here: numba 0.68 then drops writes to fields of named tuples as dead code
+    prompt, output, rank, n = traffic.prompt, traffic.output, traffic.rank, traffic.prompt.size
+    groups, count, seqs, model_len = rules.groups, len(rules.groups), rules.max_num_seqs, rules.max_model_len
+    usable, size, windowed = rules.num_blocks - 1, rules.groups[0, 1], groups[:, 0].max() > 0
     caching = rules.enable_prefix_caching and traffic.content.size > 0
-    windowed = groups[:, 0].max() > 0
+    overlap = rules.async_scheduling and table.stages == 1
+    depth = 2 if overlap else table.stages  # steps under way at once
     cap = np.full(count, 1 << 40)  # blocks that admission asks for at most
     for g in range(count):
         if groups[g, 0] > 0:
-            in_flight = rules.max_num_batched_tokens * (2 if rules.recent and overlap else 1)
+            in_flight = rules.max_num_batched_tokens * (depth if rules.recent else 1)
             cap[g] = needed(min(groups[g, 0] - 1 + in_flight, model_len), 0, groups[g, 1]) + 1
 
     longest = 0
@@ -184,44 +131,50 @@ def simulate(
     seats = new_seats(seqs, count)
     tables = np.empty((seqs if caching else 0, count, needed(longest, 0, groups[:, 1].min())), np.int32)
     running, num_running, spare = np.zeros(seqs, np.int64), 0, list(range(seqs))
-    waiting = [(0, 0)]  # a heap of (order, request)
+    coming, waiting = [(0.0, 0)], [(0, 0)]  # heaps of (time, request) and (order, request)
+    coming.clear()
     waiting.clear()
-    front = 0  # order of the last request put back to the front of the queue
+    queued = front = 0  # order of the last request that joined the queue, and that was put back to its front
 
     sent, scheduled = np.full(n, np.nan), np.full(n, np.nan)
     first_token, last_token = np.full(n, np.nan), np.full(n, np.nan)
     preemptions, cached_tokens, made = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.int32)
     released = np.empty(n if traffic.concurrency else 0)  # when the k-th request ended
-    itl, totals, usage = np.zeros(ITL_BINS, np.int64), np.zeros(5), np.zeros(USAGE_BINS)
+    itl, usage, totals = np.zeros(ITL_BINS, np.int64), np.zeros(USAGE_BINS), np.zeros(5)
     gauges, num_gauges = np.empty((64, 5)), 0
-    steps, num_steps = np.empty((64, 5), np.int64), 0
-    entries, num_entries = np.empty((64, 3), np.int64), 0
-    dropped, num_dropped = np.empty((64, 2), np.int64), 0
-    ended, num_ended = np.empty((64, 2), np.int64), 0
-    # the step being scheduled and, with async scheduling, the one before: who takes part, with what
-    batch = np.zeros((2, 6, seqs), np.int64)
-    sizes, ends, rows = np.zeros(2, np.int64), np.zeros(2), np.zeros(2, np.int64)
+    steps, num_steps, entries, num_entries = np.empty((64, 5), np.int64), 0, np.empty((64, 3), np.int64), 0
+    dropped, num_dropped, finished, num_finished = np.empty((64, 2), np.int64), 0, np.empty((64, 2), np.int64), 0
+    # steps under way, oldest at `first`: request, seat, tokens, context, drafts, yields a token, past preemptions
+    batches, first, flying = np.zeros((depth, 7, seqs), np.int64), 0, 0
+    sizes, ends, rows = np.zeros(depth, np.int64), np.zeros(depth), np.zeros(depth, np.int64)
 
-    now, arrived, done, turn, last_gap, last_bin, stuck = 0.0, 0, 0, 0, -1.0, 0, -1
+    now, entry, end, arrived, done, last_gap, last_bin, stuck = 0.0, 0.0, 0.0, 0, 0, -1.0, 0, -1
     while done < n:
-        # requests that have arrived by now
-        while arrived < n:
-            at = traffic.arrival[arrived]
-            if traffic.concurrency and arrived >= traffic.concurrency:
-                if arrived - traffic.concurrency >= done:
+        # requests are sent, and reach the queue
+        while True:
+            at = np.inf
+            while arrived < n:
+                at = traffic.arrival[arrived]
+                if traffic.concurrency and arrived >= traffic.concurrency:
+                    ended = arrived - traffic.concurrency
+                    at = max(at, released[ended]) if ended < done else np.inf
+                if at > now:
                     break
-                at = max(at, released[arrived - traffic.concurrency])
-            if at + traffic.request_s > now:
-                if num_running or len(waiting) or sizes[1 - turn]:
-                    break
-                now = at + traffic.request_s
-            sent[arrived] = at
-            heapq.heappush(waiting, (traffic.rank[arrived] if rules.priority else np.int64(arrived), np.int64(arrived)))
-            arrived += 1
+                sent[arrived] = at
+                heapq.heappush(coming, (at + traffic.request_s + traffic.prompt_token_s * prompt[arrived], arrived))
+                arrived += 1
+                at = np.inf
+            while len(coming) and coming[0][0] <= now:
+                i = heapq.heappop(coming)[1]
+                queued += 1
+                heapq.heappush(waiting, (rank[i] if rules.priority else queued, i))
+            if num_running or len(waiting) or flying:
+                break
+            now = min(at, coming[0][0]) if len(coming) else at
 
         budget, taken, victims, k = rules.max_num_batched_tokens, 0, 0, 0
-        who, seat_of, tokens_of = batch[turn, 0], batch[turn, 1], batch[turn, 2]
-        context_of, drafted_of, yields = batch[turn, 3], batch[turn, 4], batch[turn, 5]
+        turn = (first + flying) % depth
+        batch = batches[turn]
         threshold = rules.long_prefill_token_threshold
         if threshold == 0 or (rules.recent and num_running + len(waiting) <= 1):
             threshold = model_len
@@ -231,7 +184,7 @@ def simulate(
             s = running[k]
             i, computed, placeholders = seats.request[s], seats.computed[s], seats.placeholders[s]
             if placeholders > 0 and computed + 2 - placeholders >= prompt[i] + output[i]:
-                k += 1
+                k += 1  # the step under way yields its last token
                 continue
             want = seats.known[s] + seats.drafts[s] + placeholders - computed
             want = min(want, threshold, budget, model_len - 1 - computed)
@@ -246,37 +199,28 @@ def simulate(
                 if halt:
                     stuck = -2
                     break
-                last = num_running - 1
-                if rules.priority:
-                    for j in range(num_running):
-                        if traffic.rank[seats.request[running[j]]] > traffic.rank[seats.request[running[last]]]:
-                            last = j
-                victim = running[last]
-                v = seats.request[victim]
-                running[last : num_running - 1] = running[last + 1 : num_running]
+                place = _victim(running[:num_running], seats.request, rank)
+                seat = running[place]
+                victim = seats.request[seat]
+                running[place : num_running - 1] = running[place + 1 : num_running]
                 num_running -= 1
-                gave_back = False
-                for j in range(taken):
-                    if seat_of[j] == victim:
-                        budget += tokens_of[j]
-                        for row in batch[turn]:
-                            row[j : taken - 1] = row[j + 1 : taken]
-                        taken -= 1
-                        gave_back = True
-                        break
-                if gave_back or (rules.recent and last < k):
+                given_back = _unschedule(batch, taken, seat)
+                if given_back:
+                    budget += given_back
+                    taken -= 1
+                if given_back or (rules.recent and place < k):  # 0.20.2 skips a request where it should not
                     k -= 1
-                made[v] = seats.known[victim] - prompt[v]
-                preemptions[v] += 1
-                leave(rules, pool, seats, tables, victim)
-                spare.append(victim)
+                made[victim] = seats.known[seat] - prompt[victim]
+                preemptions[victim] += 1
+                leave(rules, pool, seats, tables, seat)
+                spare.append(seat)
                 front -= 1
-                heapq.heappush(waiting, (traffic.rank[v] if rules.priority else np.int64(front), v))
+                heapq.heappush(waiting, (rank[victim] if rules.priority else front, victim))
                 victims += 1
                 if log:
-                    dropped = _push(dropped, num_dropped, (num_steps, v))
+                    dropped = _push(dropped, num_dropped, (num_steps, victim))
                     num_dropped += 1
-                if victim == s:
+                if seat == s:
                     break
             if stuck == -2:
                 break
@@ -289,9 +233,9 @@ def simulate(
             if caching:
                 content = traffic.content[traffic.content_start[i] :]
                 publish(rules, pool, seats, tables, s, content, min(computed + want, seats.known[s]))
-            drafted = max(0, min(seats.drafts[s], want + computed - seats.known[s] - placeholders))
+            batch[0, taken], batch[1, taken], batch[2, taken], batch[3, taken] = i, s, want, computed
+            batch[4, taken] = max(0, min(seats.drafts[s], want + computed - seats.known[s] - placeholders))
             seats.drafts[s] = 0
-            who[taken], seat_of[taken], tokens_of[taken], context_of[taken], drafted_of[taken] = i, s, want, computed, drafted
             taken += 1
             budget -= want
             k += 1
@@ -307,14 +251,13 @@ def simulate(
                 hit = longest_hit(pool, content, (known - 1) // size, groups)
             computed = hit * size
             want = min(known - computed, threshold)
-            if not rules.enable_chunked_prefill and want > budget:
+            if want > budget and not rules.enable_chunked_prefill:
                 break
             want = min(want, budget)
             slots = min(computed + want + (rules.num_lookahead_tokens if rules.recent else 0), model_len)
-            whole = part = 0
+            whole = part = 0  # blocks for all of its tokens, which must be free, and for those of this step
             for g in range(count):
-                have, window = (hit, groups[g, 0]) if groups[g, 0] >= 0 else (0, groups[g, 0])
-                idle = 0
+                window, have, idle = groups[g, 0], hit if groups[g, 0] >= 0 else 0, 0
                 for j in range(max(0, computed - window + 1) // size if window > 0 else 0, have):
                     idle += pool.refs[pool.cached[content[j] * count + g]] == 0
                 whole += max(0, min(needed(min(known, model_len), window, groups[g, 1]), cap[g]) - have) + idle
@@ -325,9 +268,8 @@ def simulate(
             s = spare.pop()
             running[num_running] = s
             num_running += 1
-            seats.request[s], seats.known[s], seats.computed[s] = i, known, computed
+            seats.request[s], seats.known[s], seats.computed[s], seats.published[s] = i, known, computed, hit
             seats.placeholders[s] = seats.drafts[s] = seats.in_flight[s] = 0
-            seats.published[s] = hit
             for g in range(count):
                 window = groups[g, 0]
                 if hit and window >= 0:
@@ -341,114 +283,111 @@ def simulate(
                 publish(rules, pool, seats, tables, s, content, min(computed + want, known))
             if np.isnan(scheduled[i]):
                 scheduled[i], cached_tokens[i] = now, computed
-            who[taken], seat_of[taken], tokens_of[taken], context_of[taken], drafted_of[taken] = i, s, want, computed, 0
+            batch[0, taken], batch[1, taken], batch[2, taken], batch[3, taken] = i, s, want, computed
+            batch[4, taken] = 0
             taken += 1
             budget -= want
 
-        # the step runs
-        for j in range(taken):
-            s = seat_of[j]
-            seats.computed[s] += tokens_of[j]
-            seats.in_flight[s] += tokens_of[j]
-            if seats.computed[s] < seats.known[s] + seats.placeholders[s]:
-                yields[j] = 0  # a chunk before the last
-            else:
-                yields[j] = 1
-                if overlap:
-                    seats.placeholders[s] += 1 + drafted_of[j]
-                    seats.drafts[s] = rules.num_speculative_tokens
-        sizes[turn], rows[turn] = taken, num_steps
         if taken:
-            total, decoding, spent = _cost(table, taken, tokens_of, context_of, drafted_of)
+            for j in range(taken):
+                s = batch[1, j]
+                seats.computed[s] += batch[2, j]
+                seats.in_flight[s] += batch[2, j]
+                batch[5, j] = seats.computed[s] >= seats.known[s] + seats.placeholders[s]  # not a chunk before the last
+                batch[6, j] = preemptions[batch[0, j]]
+                if overlap and batch[5, j]:
+                    seats.placeholders[s] += 1 + batch[4, j]
+                    seats.drafts[s] = rules.num_speculative_tokens
+            total, decoding, spent = _cost(table, taken, batch[2], batch[3], batch[4])
             if not timed:
                 spent = 1.0
-            start = max(now, ends[1 - turn]) if overlap else now
-            ends[turn] = start + spent
+            start = max(now, entry)
+            entry = start + spent / table.stages
+            end = max(start + spent, end + spent / table.stages)
+            sizes[turn], ends[turn], rows[turn] = taken, end, num_steps
+            flying += 1
             used = usable - pool.free[0]
-            totals[0] += 1
-            totals[1] += spent
-            totals[2] += total
-            totals[3] += decoding
-            totals[4] += decoding * spent
-            usage[used * (USAGE_BINS - 1) // usable] += spent
-            while gauge_s > 0 and num_gauges * gauge_s < ends[turn]:
-                at = num_gauges * gauge_s
-                on = 1.0 if at >= start else 0.0
-                state = (at, on * num_running, on * len(waiting), on * used, on * total)
-                gauges = _push(gauges, num_gauges, state)
+            busy = entry - start
+            totals += np.array([1.0, busy, float(total), float(decoding), decoding * busy])
+            usage[used * (USAGE_BINS - 1) // usable] += busy
+            while gauge_s > 0 and num_gauges * gauge_s < entry:
+                on = 1.0 if num_gauges * gauge_s >= start else 0.0
+                values = (num_gauges * gauge_s, on * num_running, on * len(waiting), on * used, on * total)
+                gauges = _push(gauges, num_gauges, values)
                 num_gauges += 1
             if log:
                 steps = _push(steps, num_steps, (np.int64(now), total, num_running, len(waiting), pool.free[0]))
                 for j in range(taken):
-                    entries = _push(entries, num_entries, (num_steps, who[j], tokens_of[j]))
+                    entries = _push(entries, num_entries, (num_steps, batch[0, j], batch[2, j]))
                     num_entries += 1
                 num_steps += 1
-        elif victims == 0 and sizes[1 - turn] == 0 and (num_running or len(waiting)):
+        elif victims:
+            num_dropped -= victims if log else 0  # no step, no line in the log
+        elif flying == 0:
             stuck = waiting[0][1] if len(waiting) else seats.request[running[0]]
             break
+        if not timed:
+            now += 1
+        if taken and flying < depth:
+            continue
 
-        # outputs: of this step, or with async scheduling of the one before
-        apply = 1 - turn if overlap else turn
-        gone = 0
-        for j in range(sizes[apply]):
-            i, s, drafted = batch[apply, 0, j], batch[apply, 1, j], batch[apply, 4, j]
-            seated_still = seats.request[s] == i
-            if seated_still:
-                seats.in_flight[s] -= batch[apply, 2, j]
+        # outputs of the oldest step under way
+        batch, gone = batches[first], 0
+        for j in range(sizes[first] if flying else 0):
+            i, s, drafted = batch[0, j], batch[1, j], batch[4, j]
+            current = seats.request[s] == i and batch[6, j] == preemptions[i]
+            if current:
+                seats.in_flight[s] -= batch[2, j]
                 made[i] = seats.known[s] - prompt[i]
-            if not batch[apply, 5, j]:
+            if not batch[5, j] or (depth > 2 and not current):
                 continue
             kept = _accepted(rules, i, made[i], drafted)
             room = min(output[i], model_len - prompt[i]) - made[i]
             if made[i] == 0:
-                first_token[i] = ends[apply]
+                first_token[i] = ends[first]
             else:
-                gap = ends[apply] - last_token[i]
+                gap = ends[first] - last_token[i]
                 if gap != last_gap:
                     last_gap = gap
-                    last_bin = min(max(int(np.log10(max(gap, ITL_FIRST) / ITL_FIRST) * ITL_PER_DECADE), 0), ITL_BINS - 1)
+                    last_bin = min(int(np.log10(max(gap, ITL_FIRST) / ITL_FIRST) * ITL_PER_DECADE), ITL_BINS - 1)
                 itl[last_bin] += 1
-            last_token[i] = ends[apply]
+            last_token[i] = ends[first]
             made[i] += min(1 + kept, room)
-            if seated_still:
+            if current:
                 seats.known[s] = prompt[i] + made[i]
                 seats.computed[s] -= drafted - kept
-                if overlap:
+                if not overlap:
+                    seats.drafts[s] = rules.num_speculative_tokens
+                else:
                     seats.placeholders[s] -= 1 + drafted
                     if caching:
                         content = traffic.content[traffic.content_start[i] :]
                         settled = min(seats.computed[s] - seats.placeholders[s], seats.known[s])
                         publish(rules, pool, seats, tables, s, content, settled)
-                else:
-                    seats.drafts[s] = rules.num_speculative_tokens
             if 1 + kept >= room:
                 if traffic.concurrency:
-                    released[done] = ends[apply]
+                    released[done] = ends[first]
                 done += 1
                 if log:
-                    ended = _push(ended, num_ended, (rows[apply], i))
-                    num_ended += 1
-                if seated_still:
+                    finished = _push(finished, num_finished, (rows[first], i))
+                    num_finished += 1
+                if current:
                     leave(rules, pool, seats, tables, s)
                     spare.append(s)
                     gone += 1
                 else:
                     _withdraw(waiting, i)
         if gone:
-            left = 0
+            stay = 0
             for j in range(num_running):
                 if seats.request[running[j]] >= 0:
-                    running[left] = running[j]
-                    left += 1
-            num_running = left
-        if not timed:
-            now += 1
-        elif sizes[apply]:
-            now = ends[apply]
-        sizes[apply] = 0
-        if overlap:
-            turn = 1 - turn
+                    running[stay] = running[j]
+                    stay += 1
+            num_running = stay
+        if flying:
+            now = ends[first] if timed else now
+            first, flying = (first + 1) % depth, flying - 1
     return Outcome(
-        stuck, sent, scheduled, first_token, last_token, preemptions, cached_tokens, itl, totals, usage,
-        gauges[:num_gauges], steps[:num_steps], entries[:num_entries], dropped[:num_dropped], ended[:num_ended],
+        stuck, sent, scheduled, first_token, last_token, preemptions, cached_tokens, itl, usage, totals,
+        gauges[:num_gauges], steps[:num_steps], entries[:num_entries], dropped[:num_dropped], finished[:num_finished],
     )  # fmt: skip
