@@ -1,7 +1,7 @@
 """vLLM's block pool and block tables, compiled: allocation, the free queue and its order, prefix caching, windows.
 
 Follows vLLM 0.20.2 (v1/core/block_pool.py, kv_cache_coordinator.py, single_type_kv_cache_manager.py) and, where
-`recent`, 0.33.0. Blocks are counted, and only with prefix caching told apart: `tables` is empty without it.
+`recent`, 0.33.0. Without prefix caching blocks are only counted, not told apart.
 """
 
 from __future__ import annotations
@@ -25,18 +25,14 @@ class Pool(NamedTuple):
     cached: np.ndarray  # [contents * groups] oldest block with that key, else -1
 
 
-class Seats(NamedTuple):
-    """Running requests, one seat each: request, tokens known and computed, and what async scheduling and drafts add."""
+class Tables(NamedTuple):
+    """Block tables of the running requests, one seat each."""
 
-    request: np.ndarray  # -1: empty
-    known: np.ndarray
-    computed: np.ndarray
-    placeholders: np.ndarray
-    drafts: np.ndarray
-    in_flight: np.ndarray
-    published: np.ndarray  # full blocks whose content is known to the cache
-    held: np.ndarray  # [seats, groups] length of the block table
+    blocks: np.ndarray  # [seats, groups, longest] block numbers; no seats where only their number matters
+    held: np.ndarray  # [seats, groups] length of the table
     passed: np.ndarray  # [seats, groups] blocks at its start that left the window
+    published: np.ndarray  # [seats] full blocks whose content is known to the cache
+    capacity: np.ndarray  # [seats] tokens that fit
 
 
 @njit(cache=True)
@@ -54,10 +50,11 @@ def new_pool(num_blocks: int, contents: int) -> Any:
 
 
 @njit(cache=True)
-def new_seats(seats: int, groups: int) -> Any:
-    """`seats` empty ones."""
-    one, table = np.zeros((6, seats), np.int64), np.zeros((2, seats, groups), np.int64)
-    return Seats(np.full(seats, -1), one[0], one[1], one[2], one[3], one[4], one[5], table[0], table[1])
+def new_tables(seats: int, groups: int, longest: int) -> Any:
+    """Empty tables; `longest` = 0 where only the number of blocks matters."""
+    sizes = np.zeros((2, seats, groups), np.int64)
+    blocks = np.empty((seats if longest else 0, groups, longest), np.int32)
+    return Tables(blocks, sizes[0], sizes[1], np.zeros(seats, np.int64), np.zeros(seats, np.int64))
 
 
 @njit(cache=True)
@@ -99,16 +96,6 @@ def _release(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
             pool.next[left], pool.prev[right] = block, block
             pool.prev[block], pool.next[block] = left, right
             pool.free[0] += 1
-
-
-@njit(cache=True)
-def touch(pool: Any, block: int) -> None:
-    """One more request uses a cached block."""
-    if pool.refs[block] == 0:
-        pool.next[pool.prev[block]] = pool.next[block]
-        pool.prev[pool.next[block]] = pool.prev[block]
-        pool.free[0] -= 1
-    pool.refs[block] += 1
 
 
 @njit(cache=True)
@@ -163,60 +150,102 @@ def needed(tokens: int, window: int, size: int) -> int:
 
 
 @njit(cache=True)
-def slide(rules: Any, pool: Any, seats: Any, tables: Any, s: int, settled: int) -> None:
-    """Free blocks that no token after `settled` computed ones will look back at."""
+def slide(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
+    """Free blocks of seat `s` that no token after `settled` computed ones will look back at."""
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
-        first, end = seats.passed[s, g], min(max(0, settled - window + 1) // size, seats.held[s, g])
+        first, end = tables.passed[s, g], min(max(0, settled - window + 1) // size, tables.held[s, g])
         if window > 0 and end > first:
-            if len(tables):
-                _release(pool, tables[s, g], first, end, rules.recent)
+            if len(tables.blocks):
+                _release(pool, tables.blocks[s, g], first, end, rules.recent)
             else:
                 pool.free[0] += end - first
-            seats.passed[s, g] = end
+            tables.passed[s, g] = end
 
 
 @njit(cache=True)
-def missing(rules: Any, seats: Any, s: int, tokens: int) -> int:
+def missing(rules: Any, tables: Any, s: int, tokens: int) -> int:
     """Blocks that a seat lacks to hold `tokens`."""
     lacking = 0
     for g in range(len(rules.groups)):
-        lacking += max(0, needed(tokens, rules.groups[g, 0], rules.groups[g, 1]) - seats.held[s, g])
+        lacking += max(0, needed(tokens, rules.groups[g, 0], rules.groups[g, 1]) - tables.held[s, g])
     return lacking
 
 
 @njit(cache=True)
-def fill(rules: Any, pool: Any, seats: Any, tables: Any, s: int, tokens: int) -> None:
-    """Give a seat the blocks that it lacks."""
+def claim(rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, cap: Any) -> int:
+    """Free blocks that must be there to admit a request with `hit` cached ones per group.
+
+    For all of its `whole` tokens (no group counts more than `cap`), and for the `part` up to the end of this step;
+    cached blocks that nobody uses are taken from the free ones too.
+    """
+    for_all = for_part = 0
     for g in range(len(rules.groups)):
-        held = seats.held[s, g]
-        end = max(held, needed(tokens, rules.groups[g, 0], rules.groups[g, 1]))
-        if len(tables):
+        window, size = rules.groups[g]
+        have = hit if window >= 0 else 0
+        idle = 0
+        for j in range(max(0, hit * size - window + 1) // size if window > 0 else 0, have):
+            idle += pool.refs[pool.cached[content[j] * len(rules.groups) + g]] == 0
+        for_all += max(0, min(needed(whole, window, size), cap[g]) - have) + idle
+        for_part += max(0, needed(part, window, size) - have) + idle
+    return max(for_all, for_part)
+
+
+@njit(cache=True)
+def adopt(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) -> None:
+    """Start the tables of a seat with `hit` cached blocks per group, without those that already left the window."""
+    tables.published[s], tables.capacity[s] = hit, 0
+    for g in range(len(rules.groups)):
+        window, size = rules.groups[g]
+        if hit and window >= 0:
+            tables.held[s, g] = hit
+            tables.passed[s, g] = max(0, hit * size - window + 1) // size if window > 0 else 0
+            for j in range(tables.passed[s, g], hit):
+                block = pool.cached[content[j] * len(rules.groups) + g]
+                tables.blocks[s, g, j] = block
+                if pool.refs[block] == 0:
+                    pool.next[pool.prev[block]] = pool.next[block]
+                    pool.prev[pool.next[block]] = pool.prev[block]
+                    pool.free[0] -= 1
+                pool.refs[block] += 1
+
+
+@njit(cache=True)
+def fill(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> None:
+    """Give a seat the blocks that it lacks to hold `tokens`."""
+    capacity = 1 << 60
+    for g in range(len(rules.groups)):
+        window, size = rules.groups[g]
+        held = tables.held[s, g]
+        end = max(held, needed(tokens, window, size))
+        if len(tables.blocks):
             for j in range(held, end):
-                tables[s, g, j] = _take(pool)
+                tables.blocks[s, g, j] = _take(pool)
         else:
             pool.free[0] -= end - held
-        seats.held[s, g] = end
+        tables.held[s, g] = end
+        if window >= 0:
+            capacity = min(capacity, end * size)
+    tables.capacity[s] = capacity
 
 
 @njit(cache=True)
-def leave(rules: Any, pool: Any, seats: Any, tables: Any, s: int) -> None:
-    """Empty a seat: free its blocks, group by group, the last block first."""
+def leave(rules: Any, pool: Any, tables: Any, s: int) -> None:
+    """Free a seat's blocks, group by group, the last block first."""
     for g in range(len(rules.groups)):
-        if len(tables):
-            _release(pool, tables[s, g], seats.passed[s, g], seats.held[s, g], rules.recent)
+        if len(tables.blocks):
+            _release(pool, tables.blocks[s, g], tables.passed[s, g], tables.held[s, g], rules.recent)
         else:
-            pool.free[0] += seats.held[s, g] - seats.passed[s, g]
-        seats.held[s, g] = seats.passed[s, g] = 0
-    seats.request[s] = -1
+            pool.free[0] += tables.held[s, g] - tables.passed[s, g]
+        tables.held[s, g] = tables.passed[s, g] = 0
 
 
 @njit(cache=True)
-def publish(rules: Any, pool: Any, seats: Any, tables: Any, s: int, content: Any, tokens: int) -> None:
+def publish(rules: Any, pool: Any, tables: Any, s: int, content: Any, tokens: int) -> None:
     """Make a seat's full blocks among its first `tokens` known to the cache."""
     count, full = len(rules.groups), tokens // rules.groups[0, 1]
-    for j in range(seats.published[s], full):
+    for j in range(tables.published[s], full):
         for g in range(count):
-            if rules.groups[g, 0] >= 0 and j >= seats.passed[s, g]:
-                _publish(pool, tables[s, g, j], content[j] * count + g)
-    seats.published[s] = max(full, seats.published[s])
+            if rules.groups[g, 0] >= 0 and j >= tables.passed[s, g]:
+                _publish(pool, tables.blocks[s, g, j], content[j] * count + g)
+    tables.published[s] = max(full, tables.published[s])

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from planner.blocks import fill, leave, longest_hit, missing, needed, new_pool, new_seats, publish, slide, touch
-from planner.rules import ITL_BINS, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS, Outcome, Rules, StepTable, Traffic
+from planner.blocks import adopt, claim, fill, leave, longest_hit, missing, needed, new_pool, new_tables, publish, slide
+from planner.rules import ITL_BINS, USAGE_BINS, Outcome, Rules, StepTable, Traffic
+from planner.steps import coast, cost, itl_bin
 
 
 @njit(cache=True)
@@ -39,35 +40,6 @@ def _accepted(rules: Any, request: int, position: int, drafted: int) -> int:
 
 
 @njit(cache=True)
-def _pairs(tokens: int, context: int, window: float) -> float:
-    """(query, key) pairs of a chunk of `tokens` after `context`, each query seeing `window` keys at most."""
-    growing = min(tokens, max(0.0, window - context))
-    return growing * (context + (growing + 1) / 2) + (tokens - growing) * window
-
-
-@njit(cache=True)
-def _cost(table: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: Any) -> tuple[int, int, float]:
-    """Tokens, decoding sequences and seconds of a step."""
-    total, sampled, decoding, contexts, pairs, windows_s = 0, taken, 0, 0, 0.0, 0.0
-    for j in range(taken):
-        tokens, context = tokens_of[j], context_of[j]
-        total += tokens
-        sampled += drafted_of[j]
-        if tokens == 1 + drafted_of[j] and context > 0:
-            decoding += 1
-            contexts += context
-            for k in range(len(table.decode_windows)):
-                windows_s += table.decode_windows[k, 1] * min(context, table.decode_windows[k, 0])
-        else:
-            pairs += tokens * (context + (tokens + 1) / 2)
-            for k in range(len(table.prefill_windows)):
-                windows_s += table.prefill_windows[k, 1] * _pairs(tokens, context, table.prefill_windows[k, 0])
-    seconds = table.fixed_s + table.state_s * taken + windows_s + (table.prefill_step_s if pairs else 0.0)
-    seconds += table.tokens_s[min(total, table.tokens_s.size - 1)] + table.rows_s[min(sampled, table.rows_s.size - 1)]
-    return total, decoding, seconds + table.decode_context_s * contexts + table.prefill_pair_s * pairs
-
-
-@njit(cache=True)
 def _victim(running: Any, seated: Any, rank: Any) -> int:
     """Place in `running` of the one to preempt: the last, or with priorities the least urgent."""
     last = len(running) - 1
@@ -75,6 +47,12 @@ def _victim(running: Any, seated: Any, rank: Any) -> int:
         if rank[seated[running[j]]] > rank[seated[running[last]]]:
             last = j
     return last
+
+
+@njit(cache=True)
+def _put(batch: Any, j: int, request: int, seat: int, tokens: int, context: int, drafted: int) -> None:
+    """Write what a request does in a step."""
+    batch[0, j], batch[1, j], batch[2, j], batch[3, j], batch[4, j] = request, seat, tokens, context, drafted
 
 
 @njit(cache=True)
@@ -120,16 +98,18 @@ def simulate(
     cap = np.full(count, 1 << 40)  # blocks that admission asks for at most
     for g in range(count):
         if groups[g, 0] > 0:
-            in_flight = rules.max_num_batched_tokens * (depth if rules.recent else 1)
-            cap[g] = needed(min(groups[g, 0] - 1 + in_flight, model_len), 0, groups[g, 1]) + 1
+            ahead = rules.max_num_batched_tokens * (depth if rules.recent else 1)
+            cap[g] = needed(min(groups[g, 0] - 1 + ahead, model_len), 0, groups[g, 1]) + 1
 
     longest = 0
     for i in range(n):
         longest = max(longest, prompt[i] + output[i])
     longest = min(longest + rules.num_lookahead_tokens, model_len)
     pool = new_pool(rules.num_blocks, (traffic.content.max() + 1) * count if caching else 0)
-    seats = new_seats(seqs, count)
-    tables = np.empty((seqs if caching else 0, count, needed(longest, 0, groups[:, 1].min())), np.int32)
+    tables = new_tables(seqs, count, needed(longest, 0, groups[:, 1].min()) if caching else 0)
+    request = np.full(seqs, -1)  # per seat: who runs on it, its tokens known and computed, and what async and drafts add
+    known, computed, placeholders = np.zeros(seqs, np.int64), np.zeros(seqs, np.int64), np.zeros(seqs, np.int64)
+    drafts, in_flight, free = np.zeros(seqs, np.int64), np.zeros(seqs, np.int64), pool.free
     running, num_running, spare = np.zeros(seqs, np.int64), 0, list(range(seqs))
     coming, waiting = [(0.0, 0)], [(0, 0)]  # heaps of (time, request) and (order, request)
     coming.clear()
@@ -148,7 +128,10 @@ def simulate(
     batches, first, flying = np.zeros((depth, 7, seqs), np.int64), 0, 0
     sizes, ends, rows = np.zeros(depth, np.int64), np.zeros(depth), np.zeros(depth, np.int64)
 
-    now, entry, end, arrived, done, last_gap, last_bin, stuck = 0.0, 0.0, 0.0, 0, 0, -1.0, 0, -1
+    can_coast = timed and not (log or caching or windowed or rules.priority or gauge_s > 0 or rules.num_speculative_tokens)
+    can_coast &= table.stages == 1 and len(table.decode_windows) == 0
+    now, entry, end, spent, arrived, done, last_gap, last_bin, stuck = 0.0, 0.0, 0.0, 0.0, 0, 0, -1.0, 0, -1
+    steady = blocked = False  # in the last step everybody decoded; the first in the queue did not fit
     while done < n:
         # requests are sent, and reach the queue
         while True:
@@ -172,7 +155,22 @@ def simulate(
                 break
             now = min(at, coming[0][0]) if len(coming) else at
 
-        budget, taken, victims, k = rules.max_num_batched_tokens, 0, 0, 0
+        sooner = min(at, coming[0][0]) if len(coming) else at
+        if steady and sooner > now + 2 * spent and (blocked or num_running == seqs or len(waiting) == 0):
+            many, now, entry, end, ends[first] = coast(
+                rules, table, pool, tables, running[:num_running], request, known, computed, placeholders, prompt, output,
+                last_token, itl, usage, totals, overlap, now, sooner, entry, end, ends[first],
+            )  # fmt: skip
+            steady = False
+            if many:
+                for j in range(num_running if overlap else 0):
+                    s = running[j]
+                    in_flight[s] = 1
+                    _put(batches[first], j, request[s], s, 1, computed[s] - 1, 0)
+                    batches[first, 5, j], batches[first, 6, j] = 1, preemptions[request[s]]
+                continue
+
+        budget, taken, victims, k, blocked = rules.max_num_batched_tokens, 0, 0, 0, False
         turn = (first + flying) % depth
         batch = batches[turn]
         threshold = rules.long_prefill_token_threshold
@@ -182,37 +180,32 @@ def simulate(
         # running requests first, in the order in which they were admitted
         while k < num_running and budget > 0:
             s = running[k]
-            i, computed, placeholders = seats.request[s], seats.computed[s], seats.placeholders[s]
-            if placeholders > 0 and computed + 2 - placeholders >= prompt[i] + output[i]:
-                k += 1  # the step under way yields its last token
-                continue
-            want = seats.known[s] + seats.drafts[s] + placeholders - computed
-            want = min(want, threshold, budget, model_len - 1 - computed)
+            i, context, pending = request[s], computed[s], placeholders[s]
+            k += 1
+            if pending > 0 and context + 2 - pending >= prompt[i] + output[i]:
+                continue  # the step under way yields its last token
+            want = min(known[s] + drafts[s] + pending - context, threshold, budget, model_len - 1 - context)
             if want == 0:
-                k += 1
                 continue
             if windowed:
-                slide(rules, pool, seats, tables, s, computed - (seats.in_flight[s] if rules.recent else 0))
-            slots = min(computed + want + rules.num_lookahead_tokens, model_len)
-            lacking = missing(rules, seats, s, slots)
-            while lacking > pool.free[0]:
-                if halt:
-                    stuck = -2
-                    break
-                place = _victim(running[:num_running], seats.request, rank)
+                slide(rules, pool, tables, s, context - (in_flight[s] if rules.recent else 0))
+            slots = min(context + want + rules.num_lookahead_tokens, model_len)
+            lacking = missing(rules, tables, s, slots) if slots > tables.capacity[s] else 0
+            while lacking > free[0] and request[s] == i and not halt:
+                place = _victim(running[:num_running], request, rank)
                 seat = running[place]
-                victim = seats.request[seat]
+                victim = request[seat]
                 running[place : num_running - 1] = running[place + 1 : num_running]
                 num_running -= 1
                 given_back = _unschedule(batch, taken, seat)
-                if given_back:
-                    budget += given_back
-                    taken -= 1
-                if given_back or (rules.recent and place < k):  # 0.20.2 skips a request where it should not
+                budget += given_back
+                taken -= given_back > 0
+                if given_back or seat == s or (rules.recent and place < k):  # 0.20.2 then skips one that it should not
                     k -= 1
-                made[victim] = seats.known[seat] - prompt[victim]
+                made[victim] = known[seat] - prompt[victim]
                 preemptions[victim] += 1
-                leave(rules, pool, seats, tables, seat)
+                leave(rules, pool, tables, seat)
+                request[seat] = -1
                 spare.append(seat)
                 front -= 1
                 heapq.heappush(waiting, (rank[victim] if rules.priority else front, victim))
@@ -220,85 +213,69 @@ def simulate(
                 if log:
                     dropped = _push(dropped, num_dropped, (num_steps, victim))
                     num_dropped += 1
-                if seat == s:
-                    break
-            if stuck == -2:
-                break
-            if seats.request[s] < 0:
+            if request[s] != i:
                 if rules.recent and rules.priority:
                     continue
                 break
+            if lacking > free[0]:
+                stuck = -2
+                break
             if lacking:
-                fill(rules, pool, seats, tables, s, slots)
+                fill(rules, pool, tables, s, slots)
             if caching:
                 content = traffic.content[traffic.content_start[i] :]
-                publish(rules, pool, seats, tables, s, content, min(computed + want, seats.known[s]))
-            batch[0, taken], batch[1, taken], batch[2, taken], batch[3, taken] = i, s, want, computed
-            batch[4, taken] = max(0, min(seats.drafts[s], want + computed - seats.known[s] - placeholders))
-            seats.drafts[s] = 0
+                publish(rules, pool, tables, s, content, min(context + want, known[s]))
+            _put(batch, taken, i, s, want, context, max(0, min(drafts[s], want + context - known[s] - pending)))
+            drafts[s] = 0
             taken += 1
             budget -= want
-            k += 1
         if stuck == -2:
             break
 
         # then waiting ones, unless somebody had to leave; the first that does not fit stops the queue
         while victims == 0 and len(waiting) and budget > 0 and num_running < seqs:
             i = waiting[0][1]
-            known, hit = np.int64(prompt[i] + made[i]), 0
+            tokens, hit = np.int64(prompt[i] + made[i]), 0
             content = traffic.content[traffic.content_start[i] if caching else 0 :]
             if caching:
-                hit = longest_hit(pool, content, (known - 1) // size, groups)
-            computed = hit * size
-            want = min(known - computed, threshold)
+                hit = longest_hit(pool, content, (tokens - 1) // size, groups)
+            context = hit * size
+            want = min(tokens - context, threshold)
             if want > budget and not rules.enable_chunked_prefill:
                 break
             want = min(want, budget)
-            slots = min(computed + want + (rules.num_lookahead_tokens if rules.recent else 0), model_len)
-            whole = part = 0  # blocks for all of its tokens, which must be free, and for those of this step
-            for g in range(count):
-                window, have, idle = groups[g, 0], hit if groups[g, 0] >= 0 else 0, 0
-                for j in range(max(0, computed - window + 1) // size if window > 0 else 0, have):
-                    idle += pool.refs[pool.cached[content[j] * count + g]] == 0
-                whole += max(0, min(needed(min(known, model_len), window, groups[g, 1]), cap[g]) - have) + idle
-                part += max(0, needed(slots, window, groups[g, 1]) - have) + idle
-            if max(whole, part) > pool.free[0]:
+            slots = min(context + want + (rules.num_lookahead_tokens if rules.recent else 0), model_len)
+            if claim(rules, pool, content, hit, tokens, slots, cap) > free[0]:
+                blocked = not caching
                 break
             heapq.heappop(waiting)
             s = spare.pop()
             running[num_running] = s
             num_running += 1
-            seats.request[s], seats.known[s], seats.computed[s], seats.published[s] = i, known, computed, hit
-            seats.placeholders[s] = seats.drafts[s] = seats.in_flight[s] = 0
-            for g in range(count):
-                window = groups[g, 0]
-                if hit and window >= 0:
-                    seats.passed[s, g] = max(0, computed - window + 1) // size if window > 0 else 0
-                    seats.held[s, g] = hit
-                    for j in range(seats.passed[s, g], hit):
-                        tables[s, g, j] = pool.cached[content[j] * count + g]
-                        touch(pool, tables[s, g, j])
-            fill(rules, pool, seats, tables, s, slots)
+            request[s], known[s], computed[s] = i, tokens, context
+            placeholders[s] = drafts[s] = in_flight[s] = 0
+            adopt(rules, pool, tables, s, content, hit)
+            fill(rules, pool, tables, s, slots)
             if caching:
-                publish(rules, pool, seats, tables, s, content, min(computed + want, known))
+                publish(rules, pool, tables, s, content, min(context + want, tokens))
             if np.isnan(scheduled[i]):
-                scheduled[i], cached_tokens[i] = now, computed
-            batch[0, taken], batch[1, taken], batch[2, taken], batch[3, taken] = i, s, want, computed
-            batch[4, taken] = 0
+                scheduled[i], cached_tokens[i] = now, context
+            _put(batch, taken, i, s, want, context, 0)
             taken += 1
             budget -= want
 
         if taken:
+            who, seat_of, tokens_of, drafted_of = batch[0], batch[1], batch[2], batch[4]
             for j in range(taken):
-                s = batch[1, j]
-                seats.computed[s] += batch[2, j]
-                seats.in_flight[s] += batch[2, j]
-                batch[5, j] = seats.computed[s] >= seats.known[s] + seats.placeholders[s]  # not a chunk before the last
-                batch[6, j] = preemptions[batch[0, j]]
+                s = seat_of[j]
+                computed[s] += tokens_of[j]
+                in_flight[s] += tokens_of[j]
+                batch[5, j] = computed[s] >= known[s] + placeholders[s]  # not a chunk before the last
+                batch[6, j] = preemptions[who[j]]
                 if overlap and batch[5, j]:
-                    seats.placeholders[s] += 1 + batch[4, j]
-                    seats.drafts[s] = rules.num_speculative_tokens
-            total, decoding, spent = _cost(table, taken, batch[2], batch[3], batch[4])
+                    placeholders[s] += 1 + drafted_of[j]
+                    drafts[s] = rules.num_speculative_tokens
+            total, decoding, spent = cost(table, taken, tokens_of, batch[3], drafted_of)
             if not timed:
                 spent = 1.0
             start = max(now, entry)
@@ -306,25 +283,29 @@ def simulate(
             end = max(start + spent, end + spent / table.stages)
             sizes[turn], ends[turn], rows[turn] = taken, end, num_steps
             flying += 1
-            used = usable - pool.free[0]
-            busy = entry - start
-            totals += np.array([1.0, busy, float(total), float(decoding), decoding * busy])
+            used, busy = usable - free[0], entry - start
             usage[used * (USAGE_BINS - 1) // usable] += busy
+            totals[0] += 1
+            totals[1] += busy
+            totals[2] += total
+            totals[3] += decoding
+            totals[4] += decoding * busy
             while gauge_s > 0 and num_gauges * gauge_s < entry:
                 on = 1.0 if num_gauges * gauge_s >= start else 0.0
                 values = (num_gauges * gauge_s, on * num_running, on * len(waiting), on * used, on * total)
                 gauges = _push(gauges, num_gauges, values)
                 num_gauges += 1
             if log:
-                steps = _push(steps, num_steps, (np.int64(now), total, num_running, len(waiting), pool.free[0]))
+                steps = _push(steps, num_steps, (np.int64(now), total, num_running, len(waiting), free[0]))
                 for j in range(taken):
-                    entries = _push(entries, num_entries, (num_steps, batch[0, j], batch[2, j]))
+                    entries = _push(entries, num_entries, (num_steps, who[j], tokens_of[j]))
                     num_entries += 1
                 num_steps += 1
+            steady = can_coast and total == taken == num_running
         elif victims:
             num_dropped -= victims if log else 0  # no step, no line in the log
         elif flying == 0:
-            stuck = waiting[0][1] if len(waiting) else seats.request[running[0]]
+            stuck = waiting[0][1] if len(waiting) else request[running[0]]
             break
         if not timed:
             now += 1
@@ -333,37 +314,36 @@ def simulate(
 
         # outputs of the oldest step under way
         batch, gone = batches[first], 0
+        who, seat_of, tokens_of, drafted_of, yields = batch[0], batch[1], batch[2], batch[4], batch[5]
         for j in range(sizes[first] if flying else 0):
-            i, s, drafted = batch[0, j], batch[1, j], batch[4, j]
-            current = seats.request[s] == i and batch[6, j] == preemptions[i]
+            i, s, drafted = who[j], seat_of[j], drafted_of[j]
+            current = request[s] == i and batch[6, j] == preemptions[i]
             if current:
-                seats.in_flight[s] -= batch[2, j]
-                made[i] = seats.known[s] - prompt[i]
-            if not batch[5, j] or (depth > 2 and not current):
+                in_flight[s] -= tokens_of[j]
+                made[i] = known[s] - prompt[i]
+            if not yields[j] or (depth > 2 and not current):
                 continue
-            kept = _accepted(rules, i, made[i], drafted)
+            kept = _accepted(rules, i, made[i], drafted) if drafted else 0
             room = min(output[i], model_len - prompt[i]) - made[i]
             if made[i] == 0:
                 first_token[i] = ends[first]
             else:
                 gap = ends[first] - last_token[i]
                 if gap != last_gap:
-                    last_gap = gap
-                    last_bin = min(int(np.log10(max(gap, ITL_FIRST) / ITL_FIRST) * ITL_PER_DECADE), ITL_BINS - 1)
+                    last_gap, last_bin = gap, itl_bin(gap)
                 itl[last_bin] += 1
             last_token[i] = ends[first]
             made[i] += min(1 + kept, room)
             if current:
-                seats.known[s] = prompt[i] + made[i]
-                seats.computed[s] -= drafted - kept
+                known[s] = prompt[i] + made[i]
+                computed[s] -= drafted - kept
                 if not overlap:
-                    seats.drafts[s] = rules.num_speculative_tokens
+                    drafts[s] = rules.num_speculative_tokens
                 else:
-                    seats.placeholders[s] -= 1 + drafted
+                    placeholders[s] -= 1 + drafted
                     if caching:
                         content = traffic.content[traffic.content_start[i] :]
-                        settled = min(seats.computed[s] - seats.placeholders[s], seats.known[s])
-                        publish(rules, pool, seats, tables, s, content, settled)
+                        publish(rules, pool, tables, s, content, min(computed[s] - placeholders[s], known[s]))
             if 1 + kept >= room:
                 if traffic.concurrency:
                     released[done] = ends[first]
@@ -372,15 +352,16 @@ def simulate(
                     finished = _push(finished, num_finished, (rows[first], i))
                     num_finished += 1
                 if current:
-                    leave(rules, pool, seats, tables, s)
+                    leave(rules, pool, tables, s)
+                    request[s] = -1
                     spare.append(s)
                     gone += 1
                 else:
                     _withdraw(waiting, i)
         if gone:
-            stay = 0
+            steady, stay = False, 0
             for j in range(num_running):
-                if seats.request[running[j]] >= 0:
+                if request[running[j]] >= 0:
                     running[stay] = running[j]
                     stay += 1
             num_running = stay
