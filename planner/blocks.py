@@ -11,6 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+_ONLY = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+compiled: Any = njit(cache=True, error_model="numpy", **_ONLY)  # type: ignore[call-overload]
+"""For functions that only compiled code calls."""
+
 
 class Pool(NamedTuple):
     """Free blocks as a ring through the last index, next to be taken first; cached blocks of equal content as rings."""
@@ -35,7 +39,7 @@ class Tables(NamedTuple):
     capacity: np.ndarray  # [seats] tokens that fit
 
 
-@njit(cache=True)
+@compiled
 def new_pool(num_blocks: int, contents: int) -> Any:
     """All blocks free but the null block 0; with `contents` = 0 only their number matters."""
     ring = num_blocks if contents else 0
@@ -49,7 +53,7 @@ def new_pool(num_blocks: int, contents: int) -> Any:
     return pool
 
 
-@njit(cache=True)
+@compiled
 def new_tables(seats: int, groups: int, longest: int) -> Any:
     """Empty tables; `longest` = 0 where only the number of blocks matters."""
     sizes = np.zeros((2, seats, groups), np.int64)
@@ -57,7 +61,7 @@ def new_tables(seats: int, groups: int, longest: int) -> Any:
     return Tables(blocks, sizes[0], sizes[1], np.zeros(seats, np.int64), np.zeros(seats, np.int64))
 
 
-@njit(cache=True)
+@compiled
 def _take(pool: Any) -> int:
     """The block at the front of the free ring, its cached content forgotten."""
     ring = pool.next.size - 1
@@ -80,7 +84,7 @@ def _take(pool: Any) -> int:
     return block
 
 
-@njit(cache=True)
+@compiled
 def _release(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
     """Give back blocks table[first:end], the last one first; 0.33 puts blocks without content to the front."""
     ring = pool.next.size - 1
@@ -98,7 +102,7 @@ def _release(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
             pool.free[0] += 1
 
 
-@njit(cache=True)
+@compiled
 def _publish(pool: Any, block: int, key: int) -> None:
     """Make a full block's content known, behind older blocks of equal content."""
     pool.key[block] = key
@@ -111,7 +115,7 @@ def _publish(pool: Any, block: int, key: int) -> None:
         pool.before[block], pool.after[block] = newest, oldest
 
 
-@njit(cache=True)
+@compiled
 def longest_hit(pool: Any, content: Any, most: int, groups: Any) -> int:
     """Blocks of the longest cached prefix, up to `most`: each group needs all of it, or the window before its end."""
     hit, count, settled = most, len(groups), False
@@ -143,13 +147,13 @@ def longest_hit(pool: Any, content: Any, most: int, groups: Any) -> int:
     return hit
 
 
-@njit(cache=True)
+@compiled
 def needed(tokens: int, window: int, size: int) -> int:
     """Length of a group's block table that holds `tokens`."""
     return -window if window < 0 else (tokens + size - 1) // size
 
 
-@njit(cache=True)
+@compiled
 def slide(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
     """Free blocks of seat `s` that no token after `settled` computed ones will look back at."""
     for g in range(len(rules.groups)):
@@ -163,7 +167,7 @@ def slide(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
             tables.passed[s, g] = end
 
 
-@njit(cache=True)
+@compiled
 def missing(rules: Any, tables: Any, s: int, tokens: int) -> int:
     """Blocks that a seat lacks to hold `tokens`."""
     lacking = 0
@@ -172,7 +176,7 @@ def missing(rules: Any, tables: Any, s: int, tokens: int) -> int:
     return lacking
 
 
-@njit(cache=True)
+@compiled
 def claim(rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, cap: Any) -> int:
     """Free blocks that must be there to admit a request with `hit` cached ones per group.
 
@@ -191,7 +195,7 @@ def claim(rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, 
     return max(for_all, for_part)
 
 
-@njit(cache=True)
+@compiled
 def adopt(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) -> None:
     """Start the tables of a seat with `hit` cached blocks per group, without those that already left the window."""
     tables.published[s], tables.capacity[s] = hit, 0
@@ -210,7 +214,7 @@ def adopt(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) ->
                 pool.refs[block] += 1
 
 
-@njit(cache=True)
+@compiled
 def fill(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> None:
     """Give a seat the blocks that it lacks to hold `tokens`."""
     capacity = 1 << 60
@@ -229,7 +233,7 @@ def fill(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> None:
     tables.capacity[s] = capacity
 
 
-@njit(cache=True)
+@compiled
 def leave(rules: Any, pool: Any, tables: Any, s: int) -> None:
     """Free a seat's blocks, group by group, the last block first."""
     for g in range(len(rules.groups)):
@@ -240,7 +244,7 @@ def leave(rules: Any, pool: Any, tables: Any, s: int) -> None:
         tables.held[s, g] = tables.passed[s, g] = 0
 
 
-@njit(cache=True)
+@compiled
 def publish(rules: Any, pool: Any, tables: Any, s: int, content: Any, tokens: int) -> None:
     """Make a seat's full blocks among its first `tokens` known to the cache."""
     count, full = len(rules.groups), tokens // rules.groups[0, 1]

@@ -15,8 +15,9 @@ from pydantic import Field
 
 from planner.catalog import Entry, check
 from planner.quantities import PlannerError
-from planner.replay import ReplayResult, blocks_of_prompt, is_recent, run
-from planner.rules import Rules, StepTable, Traffic
+from planner.replay import ReplayResult, is_recent, run
+from planner.requests import blocks_of
+from planner.rules import ENTRY, FINISHED, PREEMPTED, STEP, Rules, StepTable, Traffic
 
 STEP_LOG = ("step", "scheduled_tokens", "running", "waiting", "free_blocks", "preempted", "finished", "scheduled")
 """Columns of the step log."""
@@ -51,18 +52,16 @@ class CaseConfig(Entry):
     long_prefill_token_threshold: Annotated[int, Field(ge=0, strict=True)] = 0
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = False
-    groups: Annotated[list[Annotated[FullGroup | WindowGroup, Field(discriminator="type")]], Field(min_length=1)] = [
-        FullGroup(type="full")
-    ]
+    groups: tuple[Annotated[FullGroup | WindowGroup, Field(discriminator="type")], ...] = (FullGroup(type="full"),)
     engine_version: str | None = None
 
     def rules(self) -> Rules:
         """The same as the replay reads it."""
-        groups = [(getattr(group, "window", 0), self.block_size) for group in self.groups]
+        groups = [(group.window if isinstance(group, WindowGroup) else 0, self.block_size) for group in self.groups]
         return Rules(
             self.max_num_seqs, self.max_num_batched_tokens, self.num_blocks, self.max_model_len,
             self.enable_prefix_caching, self.enable_chunked_prefill, self.long_prefill_token_threshold,
-            self.async_scheduling, self.policy == "priority", is_recent(self.engine_version), np.array(groups, np.int64),
+            self.async_scheduling, self.policy == "priority", is_recent(self.engine_version), np.array(groups),
         )  # fmt: skip
 
 
@@ -93,6 +92,8 @@ def read_case(path: Path) -> tuple[CaseConfig, list[CaseRequest]]:
     if not isinstance(data, dict) or set(data) != {"config", "requests"} or not isinstance(data["requests"], list):
         raise PlannerError(f'{path.name}: expected an object with "config" and a list of "requests"')
     config = check(CaseConfig, data["config"], f"{path.name}, config")
+    if not config.groups:
+        raise PlannerError(f"{path.name}, config, field groups: the list is empty; leave it out for full attention")
     requests: list[CaseRequest] = []
     for position, fields in enumerate(data["requests"]):
         name = fields.get("id", f"number {position}") if isinstance(fields, dict) else f"number {position}"
@@ -128,7 +129,7 @@ def _traffic(config: CaseConfig, requests: Sequence[CaseRequest]) -> Traffic:
     content, start = np.empty(0, np.int32), np.empty(0, np.int64)
     if config.enable_prefix_caching:
         whole = [[*request.segments, (f"out:{request.id}", request.output_len)] for request in requests]
-        content, start = blocks_of_prompt(whole, config.block_size)
+        content, start = blocks_of(whole, config.block_size)
     arrival = np.array([request.arrival_step for request in requests], float)
     urgency = np.argsort(np.array([request.priority for request in requests]), kind="stable")
     rank = np.argsort(urgency) if config.policy == "priority" else np.empty(0, np.int64)
@@ -158,17 +159,12 @@ def run_case(path: str | Path, step_log: str | Path | None = None, fixed_step_ti
 
 def write_steps(file: Any, result: ReplayResult, names: Sequence[str]) -> None:
     """The step log as CSV, one line per step that schedules at least one token."""
-    outcome = result.outcome
-    cells: Mapping[str, list[list[str]]] = {
-        name: [[] for _ in outcome.steps] for name in ("preempted", "finished", "scheduled")
-    }
-    for row, request, tokens in outcome.entries:
-        cells["scheduled"][row].append(f"{names[request]}:{tokens}")
-    for column, events in (("preempted", outcome.preempted), ("finished", outcome.finished)):
-        for row, request in events:
-            if row < len(outcome.steps):
-                cells[column][row].append(names[request])
+    steps = result.outcome.noted(STEP, 5).astype(np.int64).tolist()
+    cells: Mapping[int, list[list[str]]] = {kind: [[] for _ in steps] for kind in (PREEMPTED, FINISHED, ENTRY)}
+    for kind, rows in cells.items():
+        for row, request, tokens in result.outcome.noted(kind, 3).astype(np.int64).tolist():
+            rows[row].append(f"{names[request]}:{tokens}" if kind == ENTRY else names[request])
     writer = csv.writer(file)
     writer.writerow(STEP_LOG)
-    for row, counts in enumerate(outcome.steps.tolist()):
-        writer.writerow(counts + [";".join(cells[column][row]) for column in ("preempted", "finished", "scheduled")])
+    for row, counts in enumerate(steps):
+        writer.writerow(counts + [";".join(rows[row]) for rows in cells.values()])

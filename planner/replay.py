@@ -1,13 +1,12 @@
 """The replay: what happens to every request when traffic meets a deployment, by vLLM V1's own schedule.
 
-`replay` is for arrays of requests, `replay_workload` for a `Workload` on a `Deployment`; `planner.cases` reads step-log
-cases. The schedule is exact (`planner.scheduler`); the clock is the step cost that the caller gives. Same seed, same numbers.
+`replay` is for arrays of requests, `replay_workload` for a `Workload` on a `Deployment`, `planner.cases` for step logs.
+The schedule is exact (`planner.scheduler`); the clock is the step cost that the caller gives. Same seed, same numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,7 +16,8 @@ import numpy as np
 
 from planner.engines import engine, release
 from planner.quantities import PlannerError
-from planner.rules import ITL_FIRST, ITL_PER_DECADE, USAGE_BINS, Outcome, Rules, StepTable, Traffic
+from planner.requests import Content, arrivals, shared_prefix
+from planner.rules import GAUGE, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS, Outcome, Rules, StepTable, Traffic, as_compiled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ DEFAULT_SECONDS = 600.0
 
 
 def is_recent(version: str | None) -> bool:
-    """Whether vLLM `version` (None: the newest known) schedules as 0.33.0 does; `PlannerError` outside the known range."""
+    """Whether vLLM `version` (None: the newest known) schedules as 0.33.0 does; `PlannerError` for an unknown one."""
     return release(engine("vllm", version).version) >= RECENT
 
 
@@ -111,7 +111,8 @@ class ReplayResult:
         """Samples of the engine's gauges, if asked for: seconds, running, waiting, kv_usage, scheduled_tokens."""
         import pandas as pd
 
-        frame = pd.DataFrame(self.outcome.gauges, columns=["seconds", "running", "waiting", "kv_usage", "scheduled_tokens"])
+        columns = ["seconds", "running", "waiting", "kv_usage", "scheduled_tokens"]
+        frame = pd.DataFrame(self.outcome.noted(GAUGE, 5), columns=columns)
         return frame.assign(seconds=frame.seconds * self.second, kv_usage=frame.kv_usage / (self.num_blocks - 1))
 
     def stats(self, metric: str) -> dict[str, float]:
@@ -139,8 +140,8 @@ class ReplayResult:
         return pd.DataFrame(
             {
                 "sent_s": self.sent, "prompt_tokens": self.prompt, "output_tokens": self.output,
-                "queue_ms": self.queue * 1e3, "ttft_ms": self.ttft * 1e3, "tpot_ms": tpot * 1e3, "e2e_ms": self.e2e * 1e3,
-                "cached_tokens": self.outcome.cached, "preemptions": self.preemptions,
+                "queue_ms": self.queue * 1e3, "ttft_ms": self.ttft * 1e3, "tpot_ms": tpot * 1e3,
+                "e2e_ms": self.e2e * 1e3, "cached_tokens": self.outcome.cached, "preemptions": self.preemptions,
             }
         )  # fmt: skip
 
@@ -169,38 +170,33 @@ def _quantile(counts: np.ndarray, q: float) -> float:
 def replay(
     rules: Rules, table: StepTable, arrival: np.ndarray, prompt: np.ndarray, output: np.ndarray, *,
     concurrency: int = 0, request_s: float = 0.0, prompt_token_s: float = 0.0, priority: np.ndarray | None = None,
-    content: tuple[np.ndarray, np.ndarray] | None = None, gauge_s: float = 0.0,
+    content: Content | None = None, gauge_s: float = 0.0,
 ) -> ReplayResult:  # fmt: skip
     """Replay [n] requests: `arrival` in seconds (ascending), `prompt` and `output` in tokens.
 
-    `concurrency` > 0 holds requests back while so many are in flight (a closed loop, if all arrive at 0). `request_s` and
-    `prompt_token_s` are the front end's seconds before the scheduler sees a request. `content` (see `blocks_of_prompt`,
-    `shared_prefix`) says which blocks are equal; without it no two prompts share a prefix. `gauge_s` samples the gauges.
+    `concurrency` > 0 holds requests back while so many are in flight (a closed loop, if all arrive at 0). `request_s`
+    and `prompt_token_s` are the front end's seconds before the scheduler sees a request. `content` (see
+    `planner.requests`) says which blocks are equal; without it no two prompts share a prefix. Lower `priority` is more
+    urgent. `gauge_s` > 0 samples the gauges so often.
     Raises `PlannerError` naming the request and field for anything that cannot be replayed.
     """
-    columns = {"arrival": arrival, "prompt_tokens": prompt, "output_tokens": output}
-    for name, values in columns.items():
+    for name, values in {"arrival": arrival, "prompt_tokens": prompt, "output_tokens": output}.items():
         if len(values) != len(arrival):
             raise PlannerError(f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many")
-        bad = np.flatnonzero(~np.isfinite(values))
+        least = 0 if name == "arrival" else 1
+        bad = np.flatnonzero(~((values >= least) & (values < np.inf)))
         if len(bad):
-            raise PlannerError(f"request {bad[0] + 1}, field {name}: {values[bad[0]]} is not a number")
-        bad = np.flatnonzero(np.asarray(values) < (0 if name == "arrival" else 1))
-        if len(bad):
-            least = "0 seconds" if name == "arrival" else "1 token"
-            raise PlannerError(f"request {bad[0] + 1}, field {name}: {values[bad[0]]:g} is less than {least}")
+            accepted = "0 seconds or later" if name == "arrival" else "1 token or more"
+            raise PlannerError(f"request {bad[0] + 1}, field {name}: {values[bad[0]]:g} is not {accepted}")
     late = np.flatnonzero(np.diff(arrival) < 0)
     if len(late):
         before, after = arrival[late[0]], arrival[late[0] + 1]
         raise PlannerError(f"request {late[0] + 2}, field arrival: {after:g} comes after {before:g}; sort by arrival")
-    rank = np.empty(0, np.int64)
+    rank: np.ndarray = np.empty(0)
     if rules.priority:
         rank = np.argsort(np.argsort(np.zeros(len(arrival)) if priority is None else priority, kind="stable"))
-    ids, start = content or (np.empty(0, np.int32), np.empty(0, np.int64))
-    traffic = Traffic(
-        np.ascontiguousarray(arrival, float), np.ascontiguousarray(prompt, np.int32), np.ascontiguousarray(output, np.int32),
-        rank, ids, start, concurrency, request_s, prompt_token_s,
-    )  # fmt: skip
+    ids, start = content or (np.empty(0), np.empty(0))
+    traffic = Traffic(arrival, prompt, output, rank, ids, start, concurrency, request_s, prompt_token_s)
     return run(rules, table, traffic, gauge_s=gauge_s)
 
 
@@ -214,32 +210,33 @@ def run(
     def label(i: int) -> str:
         return f"{where}{', ' * bool(where)}request {names[i] if names else i + 1}"
 
-    prompt, output = traffic.prompt, traffic.output
-    if not len(prompt):
+    if not len(traffic.prompt):
         raise PlannerError(f"{where}{': ' * bool(where)}there are no requests; at least one is needed")
-    if (longest := int(prompt.argmax())) is not None and prompt[longest] >= rules.max_model_len:
+    rules, table, traffic = as_compiled(rules), as_compiled(table), as_compiled(traffic)
+    prompt, output, usable = traffic.prompt, traffic.output, rules.num_blocks - 1
+    longest = int(prompt.argmax())
+    if prompt[longest] >= rules.max_model_len:
         raise PlannerError(
             f"{label(longest)}, field prompt: {prompt[longest]:,} tokens leave no room for an output within "
             f"max_model_len {rules.max_model_len:,}"
         )
-    needs, usable = blocks_at_end(rules, prompt, output), rules.num_blocks - 1
-    if needs.max() > usable:
-        most = int(needs.argmax())
+    needs = blocks_at_end(rules, prompt, output)
+    most = int(needs.argmax())
+    if needs[most] > usable:
         raise PlannerError(
-            f"{label(most)} can never fit: its {prompt[most]:,} + {output[most]:,} tokens need {needs[most]:,} KV blocks and "
-            f"the pool has {usable:,}"
+            f"{label(most)} can never fit: its {prompt[most]:,} + {output[most]:,} tokens need {needs[most]:,} KV "
+            f"blocks and the pool has {usable:,}"
         )
-    del needs
-    outcome = simulate(rules, table, traffic, timed, log, gauge_s, rules.enable_prefix_caching and not len(traffic.content))
+    halt = rules.enable_prefix_caching and not len(traffic.content)
+    outcome = simulate(rules, table, traffic, timed, log, gauge_s, halt)
     if outcome.stuck == -2:  # a preempted request may find its own blocks again: tell blocks apart
-        full = ((prompt.astype(np.int64) + output) // rules.groups[0, 1]).cumsum()
-        start = np.concatenate(([0], full[:-1]))
-        own = traffic._replace(content=np.arange(max(full[-1], 1), dtype=np.int32), content_start=start)
-        outcome = simulate(rules, table, own, timed, log, gauge_s, False)
+        own = shared_prefix(prompt, output, np.zeros_like(prompt), int(rules.groups[0, 1]))
+        traffic = as_compiled(traffic._replace(content=own[0], content_start=own[1]))
+        outcome = simulate(rules, table, traffic, timed, log, gauge_s, False)
     if outcome.stuck >= 0:
         raise PlannerError(
-            f"{label(outcome.stuck)} can never be scheduled: with {prompt[outcome.stuck]:,} prompt tokens it does not fit "
-            f"the {usable:,} KV blocks of {rules.groups[0, 1]} tokens and {rules.max_num_batched_tokens:,} tokens a step"
+            f"{label(outcome.stuck)} can never be scheduled: its {prompt[outcome.stuck]:,} prompt tokens do not fit "
+            f"{usable:,} KV blocks of {rules.groups[0, 1]} tokens and steps of {rules.max_num_batched_tokens:,} tokens"
         )
     return ReplayResult(outcome, prompt, output, rules.num_blocks)
 
@@ -286,85 +283,21 @@ def replay_workload(
     deployment: Deployment, pool: KvPool, model: StepModel, workload: Workload, seed: int = 0, gauge_s: float = 0.0
 ) -> ReplayResult:
     """Replay one engine's share of `workload`: its own trace, or lengths and arrivals drawn with `seed`."""
-    share = workload.share(deployment.layout.replicas * deployment.layout.dp)
-    rng = np.random.default_rng(seed)
-    if workload.trace is not None:
-        parts = slice(None, None, deployment.layout.replicas * deployment.layout.dp)
-        arrival, prompt, output = (a[parts] for a in (workload.trace.arrival, workload.trace.prompt, workload.trace.output))
-        arrival = arrival * (workload.trace.rate / workload.rate) if workload.rate else arrival
+    engines = deployment.layout.replicas * deployment.layout.dp
+    share, trace, rng = workload.share(engines), workload.trace, np.random.default_rng(seed)
+    if trace is not None:
+        speed = trace.rate / workload.rate if workload.rate else 1.0
+        arrival, prompt, output = trace.arrival[::engines] * speed, trace.prompt[::engines], trace.output[::engines]
     else:
-        n = share.num_prompts or (10 * share.concurrency if share.concurrency else math.ceil((share.rate or 0) * DEFAULT_SECONDS))
+        n = share.num_prompts or 10 * (share.concurrency or 0) or math.ceil((share.rate or 0) * DEFAULT_SECONDS)
         prompt, output = share.prompt.sample(n, rng), share.output.sample(n, rng)
         arrival = arrivals(n, share.rate or math.inf, share.burstiness, rng)
     rules = engine_rules(deployment, pool, seed)
     content = None
     if rules.enable_prefix_caching and share.prefix_tokens and share.prefix_hit_rate:
-        shares = rng.random(len(prompt)) < share.prefix_hit_rate
-        content = shared_prefix(prompt, output, np.where(shares, share.prefix_tokens, 0), int(rules.groups[0, 1]))
+        prefix = np.where(rng.random(len(prompt)) < share.prefix_hit_rate, share.prefix_tokens, 0)
+        content = shared_prefix(prompt, output, prefix, int(rules.groups[0, 1]))
     return replay(
         rules, step_table(model), arrival, prompt, output, concurrency=share.concurrency or 0, content=content,
         request_s=model.request_s, prompt_token_s=model.prompt_token_s, gauge_s=gauge_s,
     )  # fmt: skip
-
-
-def arrivals(n: int, rate: float, burstiness: float, rng: np.random.Generator) -> np.ndarray:
-    """[n] arrival times, s, as `vllm bench serve` draws them (vllm/benchmarks/serve.py, 0.20.2:243).
-
-    Gaps are gamma distributed with shape `burstiness` (1 = Poisson, inf = constant), then stretched so that the last
-    request comes at exactly n / rate. An infinite rate sends all at once.
-    """
-    if not n >= 1 or not rate > 0 or not burstiness > 0:
-        raise PlannerError(f"arrivals need n, rate and burstiness above 0, got {n}, {rate:g} and {burstiness:g}")
-    if math.isinf(rate):
-        return np.zeros(n)
-    gaps = np.ones(n) if math.isinf(burstiness) else rng.gamma(burstiness, 1 / (rate * burstiness), n)
-    times = np.cumsum(gaps)
-    return times * (n / rate / times[-1])
-
-
-def ramp(rates: Sequence[float], seconds: float, rng: np.random.Generator) -> np.ndarray:
-    """Poisson arrivals, s, at each of `rates` (requests/s) for so many `seconds`, one after the other."""
-    stages = [np.sort(rng.uniform(k * seconds, (k + 1) * seconds, rng.poisson(rate * seconds))) for k, rate in enumerate(rates)]
-    return np.concatenate(stages)
-
-
-def shared_prefix(prompt: np.ndarray, output: np.ndarray, prefix: np.ndarray, block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """`content` of requests whose first `prefix` [n] tokens are those of one common text, and the rest their own."""
-    full = (prompt.astype(np.int64) + output) // block_size
-    common = np.minimum(prefix, prompt) // block_size
-    start = np.concatenate(([0], full.cumsum()[:-1]))
-    place = np.arange(full.sum()) - np.repeat(start, full)
-    shared = place < np.repeat(common, full)
-    return np.where(shared, place, common.max() + np.cumsum(~shared)).astype(np.int32), start
-
-
-def blocks_of_prompt(texts: Sequence[Sequence[tuple[str, int]]], block_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """`content` of texts given as segments (name, tokens): full blocks are equal where all segments up to them are.
-
-    Segments of equal name are the same text from its start, as far as they go.
-    """
-    uses = Counter(name for text in texts for name in {name for name, _ in text})
-    known: dict[tuple[int, tuple[tuple[str, int, int], ...]], int] = {}
-    numbers: list[np.ndarray] = []
-    fresh = 0
-    for text in texts:
-        left = sum(tokens for _, tokens in text) // block_size
-        own: list[int] = []
-        parent, pieces, room, shared = -1, [], block_size, True
-        for name, tokens in text:
-            offset = 0
-            shared &= uses[name] > 1 or not tokens
-            while offset < tokens and shared and len(own) < left:
-                piece = min(room, tokens - offset)
-                pieces.append((name, offset, piece))
-                offset, room = offset + piece, room - piece
-                if not room:
-                    parent = known.setdefault((parent, tuple(pieces)), fresh)
-                    fresh += parent == fresh
-                    own.append(parent)
-                    pieces, room = [], block_size
-        alone = left - len(own)  # from the first block on that holds a text of this request only
-        numbers.append(np.concatenate((np.array(own, np.int64), np.arange(fresh, fresh + alone))))
-        fresh += alone
-    start = np.concatenate(([0], np.cumsum([len(part) for part in numbers])[:-1]))
-    return np.concatenate(numbers).astype(np.int32), start

@@ -3,9 +3,7 @@
 Named tuples of numbers and arrays, because that is what compiled code can read; `planner.replay` makes them.
 """
 
-from __future__ import annotations
-
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -15,6 +13,9 @@ ITL_FIRST = 1e-5
 ITL_BINS = 8 * ITL_PER_DECADE
 USAGE_BINS = 1001
 """Bins of KV usage from 0 to 1."""
+GAUGE, STEP, ENTRY, PREEMPTED, FINISHED = range(5)
+"""Notes. GAUGE: seconds, running, waiting, used blocks, scheduled tokens. STEP: step, tokens, running, waiting, free
+blocks. The others: row of the step among steps, request; ENTRY also its tokens in that step."""
 
 
 class Rules(NamedTuple):
@@ -89,8 +90,24 @@ class Outcome(NamedTuple):
     itl: np.ndarray  # [ITL_BINS] counts
     usage: np.ndarray  # [USAGE_BINS] busy seconds by share of blocks in use
     totals: np.ndarray  # steps, busy seconds, scheduled tokens; decoding sequences summed over steps, and over seconds
-    gauges: np.ndarray  # [samples, 5]: seconds, running, waiting, used blocks, scheduled tokens
-    steps: np.ndarray  # [steps, 5] log: step, tokens, running, waiting, free blocks
-    entries: np.ndarray  # [.., 3] log: row of `steps`, request, its tokens
-    preempted: np.ndarray  # [.., 2] log: row, request
-    finished: np.ndarray  # [.., 2] log: row, request
+    notes: np.ndarray  # [.., 6] what was to be noted: a kind (below) and five numbers
+
+    def noted(self, kind: int, columns: int) -> np.ndarray:
+        """[.., columns] the notes of one kind, in order."""
+        return self.notes[self.notes[:, 0] == kind, 1 : 1 + columns]
+
+
+T = TypeVar("T", Rules, StepTable, Traffic)
+_DTYPES: dict[str, type] = {
+    "prompt": np.int32, "output": np.int32, "content": np.int32,
+    "rank": np.int64, "content_start": np.int64, "groups": np.int64,
+}  # fmt: skip
+
+
+def as_compiled(part: T) -> T:
+    """The same with every field of exactly the type that `planner.scheduler` was compiled for."""
+    values: list[Any] = []
+    for (name, kind), value in zip(part.__annotations__.items(), part, strict=True):
+        is_array = kind is np.ndarray
+        values.append(np.require(value, _DTYPES.get(name, float), ["C", "W"]) if is_array else kind(value))
+    return type(part)(*values)

@@ -12,22 +12,39 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from planner.blocks import adopt, claim, fill, leave, longest_hit, missing, needed, new_pool, new_tables, publish, slide
-from planner.rules import ITL_BINS, USAGE_BINS, Outcome, Rules, StepTable, Traffic
+from planner import blocks
+from planner.blocks import compiled
+from planner.rules import (
+    ENTRY,
+    FINISHED,
+    GAUGE,
+    ITL_BINS,
+    PREEMPTED,
+    STEP,
+    USAGE_BINS,
+    Outcome,
+    Rules,
+    StepTable,
+    Traffic,
+)
 from planner.steps import coast, cost, itl_bin
 
 
-@njit(cache=True)
-def _push(rows: Any, used: int, values: Any) -> Any:
-    """`rows` with `values` written to row `used`, twice as long if it was full."""
-    if used == len(rows):
-        rows = np.concatenate((rows, np.empty_like(rows)))
-    for column, value in enumerate(values):
-        rows[used, column] = value
-    return rows
+@njit("f8[:,::1](f8[:,::1], i8, f8, f8, f8, f8, f8, f8)", cache=True)
+def _note(notes: Any, used: int, kind: float, a: float, b: float, c: float, d: float, e: float) -> Any:
+    """`notes` with one more, in an array twice as long if it was full."""
+    if used == len(notes):
+        longer = np.empty((2 * used, 6))
+        for row in range(used):
+            for column in range(6):
+                longer[row, column] = notes[row, column]
+        notes = longer
+    notes[used, 0], notes[used, 1], notes[used, 2] = kind, a, b
+    notes[used, 3], notes[used, 4], notes[used, 5] = c, d, e
+    return notes
 
 
-@njit(cache=True)
+@compiled
 def _accepted(rules: Any, request: int, position: int, drafted: int) -> int:
     """Drafted tokens kept: draws that depend on seed, request and position only (SplitMix64)."""
     for k in range(drafted):
@@ -39,7 +56,7 @@ def _accepted(rules: Any, request: int, position: int, drafted: int) -> int:
     return drafted
 
 
-@njit(cache=True)
+@compiled
 def _victim(running: Any, seated: Any, rank: Any) -> int:
     """Place in `running` of the one to preempt: the last, or with priorities the least urgent."""
     last = len(running) - 1
@@ -49,25 +66,26 @@ def _victim(running: Any, seated: Any, rank: Any) -> int:
     return last
 
 
-@njit(cache=True)
+@njit("void(i8[:,::1], i8, i8, i8, i8, i8, i8)", cache=True)
 def _put(batch: Any, j: int, request: int, seat: int, tokens: int, context: int, drafted: int) -> None:
     """Write what a request does in a step."""
     batch[0, j], batch[1, j], batch[2, j], batch[3, j], batch[4, j] = request, seat, tokens, context, drafted
 
 
-@njit(cache=True)
+@njit("i8(i8[:,::1], i8, i8)", cache=True)
 def _unschedule(batch: Any, taken: int, seat: int) -> int:
     """Take a seat out of the step being scheduled; its tokens, 0 if it had no part."""
+    tokens, place = 0, taken
     for j in range(taken):
         if batch[1, j] == seat:
-            tokens = batch[2, j]
-            for row in batch:
-                row[j : taken - 1] = row[j + 1 : taken]
-            return tokens
-    return 0
+            tokens, place = batch[2, j], j
+    for j in range(place, taken - 1):
+        for field in range(5):
+            batch[field, j] = batch[field, j + 1]
+    return tokens
 
 
-@njit(cache=True)
+@compiled
 def _withdraw(waiting: Any, request: int) -> None:
     """Take a request out of the heap of waiting ones."""
     for k in range(len(waiting)):
@@ -78,13 +96,13 @@ def _withdraw(waiting: Any, request: int) -> None:
             return
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, error_model="numpy")
 def simulate(
     rules: Rules, table: StepTable, traffic: Traffic, timed: bool, log: bool, gauge_s: float, halt: bool
 ) -> Outcome:
     """Run all requests to their end.
 
-    `timed`: steps last what `table` says, else 1. `log` keeps the step log, `gauge_s` > 0 is how often to sample gauges.
+    `timed`: steps last what `table` says, else 1. `log` notes every step, `gauge_s` > 0 is how often to note gauges.
     `halt`: stop before the first preemption; up to there prompts that share no prefix never hit the prefix cache, so
     block counts suffice.
     """
@@ -99,37 +117,43 @@ def simulate(
     for g in range(count):
         if groups[g, 0] > 0:
             ahead = rules.max_num_batched_tokens * (depth if rules.recent else 1)
-            cap[g] = needed(min(groups[g, 0] - 1 + ahead, model_len), 0, groups[g, 1]) + 1
+            cap[g] = blocks.needed(min(groups[g, 0] - 1 + ahead, model_len), 0, groups[g, 1]) + 1
 
     longest = 0
     for i in range(n):
         longest = max(longest, prompt[i] + output[i])
     longest = min(longest + rules.num_lookahead_tokens, model_len)
-    pool = new_pool(rules.num_blocks, (traffic.content.max() + 1) * count if caching else 0)
-    tables = new_tables(seqs, count, needed(longest, 0, groups[:, 1].min()) if caching else 0)
-    request = np.full(seqs, -1)  # per seat: who runs on it, its tokens known and computed, and what async and drafts add
-    known, computed, placeholders = np.zeros(seqs, np.int64), np.zeros(seqs, np.int64), np.zeros(seqs, np.int64)
-    drafts, in_flight, free = np.zeros(seqs, np.int64), np.zeros(seqs, np.int64), pool.free
-    running, num_running, spare = np.zeros(seqs, np.int64), 0, list(range(seqs))
-    coming, waiting = [(0.0, 0)], [(0, 0)]  # heaps of (time, request) and (order, request)
+    pool = blocks.new_pool(rules.num_blocks, (traffic.content.max() + 1) * count if caching else 0)
+    tables = blocks.new_tables(seqs, count, blocks.needed(longest, 0, groups[:, 1].min()) if caching else 0)
+    seats = np.full((8, seqs), -1)  # who runs there, its tokens known and computed, what async and drafts add
+    request, known, computed, placeholders, drafts, in_flight = (
+        seats[0],
+        seats[1],
+        seats[2],
+        seats[3],
+        seats[4],
+        seats[5],
+    )
+    running, num_running, spare, num_spare, free = seats[6], 0, seats[7], seqs, pool.free
+    for s in range(seqs):
+        spare[s] = s
+    coming, waiting = [(0.0, 0)], [(0.0, 0)]  # heaps of (time, request) and (order, request)
     coming.clear()
     waiting.clear()
     queued = front = 0  # order of the last request that joined the queue, and that was put back to its front
 
-    sent, scheduled = np.full(n, np.nan), np.full(n, np.nan)
-    first_token, last_token = np.full(n, np.nan), np.full(n, np.nan)
-    preemptions, cached_tokens, made = np.zeros(n, np.int32), np.zeros(n, np.int32), np.zeros(n, np.int32)
+    times, counts = np.full((4, n), np.nan), np.zeros((3, n), np.int32)
+    sent, scheduled, first_token, last_token = times[0], times[1], times[2], times[3]
+    preemptions, cached_tokens, made = counts[0], counts[1], counts[2]
     released = np.empty(n if traffic.concurrency else 0)  # when the k-th request ended
     itl, usage, totals = np.zeros(ITL_BINS, np.int64), np.zeros(USAGE_BINS), np.zeros(5)
-    gauges, num_gauges = np.empty((64, 5)), 0
-    steps, num_steps, entries, num_entries = np.empty((64, 5), np.int64), 0, np.empty((64, 3), np.int64), 0
-    dropped, num_dropped, finished, num_finished = np.empty((64, 2), np.int64), 0, np.empty((64, 2), np.int64), 0
+    notes, num_notes, num_steps, num_gauges = np.empty((64, 6)), 0, 0, 0
     # steps under way, oldest at `first`: request, seat, tokens, context, drafts, yields a token, past preemptions
     batches, first, flying = np.zeros((depth, 7, seqs), np.int64), 0, 0
     sizes, ends, rows = np.zeros(depth, np.int64), np.zeros(depth), np.zeros(depth, np.int64)
 
-    can_coast = timed and not (log or caching or windowed or rules.priority or gauge_s > 0 or rules.num_speculative_tokens)
-    can_coast &= table.stages == 1 and len(table.decode_windows) == 0
+    can_coast = timed and not (log or caching or windowed or rules.priority or gauge_s > 0)
+    can_coast &= rules.num_speculative_tokens == 0 and table.stages == 1 and len(table.decode_windows) == 0
     now, entry, end, spent, arrived, done, last_gap, last_bin, stuck = 0.0, 0.0, 0.0, 0.0, 0, 0, -1.0, 0, -1
     steady = blocked = False  # in the last step everybody decoded; the first in the queue did not fit
     while done < n:
@@ -150,7 +174,7 @@ def simulate(
             while len(coming) and coming[0][0] <= now:
                 i = heapq.heappop(coming)[1]
                 queued += 1
-                heapq.heappush(waiting, (rank[i] if rules.priority else queued, i))
+                heapq.heappush(waiting, (float(rank[i] if rules.priority else queued), i))
             if num_running or len(waiting) or flying:
                 break
             now = min(at, coming[0][0]) if len(coming) else at
@@ -158,8 +182,8 @@ def simulate(
         sooner = min(at, coming[0][0]) if len(coming) else at
         if steady and sooner > now + 2 * spent and (blocked or num_running == seqs or len(waiting) == 0):
             many, now, entry, end, ends[first] = coast(
-                rules, table, pool, tables, running[:num_running], request, known, computed, placeholders, prompt, output,
-                last_token, itl, usage, totals, overlap, now, sooner, entry, end, ends[first],
+                rules, table, pool, tables, running[:num_running], request, known, computed, placeholders, prompt,
+                output, last_token, itl, usage, totals, overlap, now, sooner, entry, end, ends[first],
             )  # fmt: skip
             steady = False
             if many:
@@ -188,15 +212,16 @@ def simulate(
             if want == 0:
                 continue
             if windowed:
-                slide(rules, pool, tables, s, context - (in_flight[s] if rules.recent else 0))
+                blocks.slide(rules, pool, tables, s, context - (in_flight[s] if rules.recent else 0))
             slots = min(context + want + rules.num_lookahead_tokens, model_len)
-            lacking = missing(rules, tables, s, slots) if slots > tables.capacity[s] else 0
+            lacking = blocks.missing(rules, tables, s, slots) if slots > tables.capacity[s] else 0
             while lacking > free[0] and request[s] == i and not halt:
                 place = _victim(running[:num_running], request, rank)
                 seat = running[place]
                 victim = request[seat]
-                running[place : num_running - 1] = running[place + 1 : num_running]
                 num_running -= 1
+                for j in range(place, num_running):
+                    running[j] = running[j + 1]
                 given_back = _unschedule(batch, taken, seat)
                 budget += given_back
                 taken -= given_back > 0
@@ -204,15 +229,16 @@ def simulate(
                     k -= 1
                 made[victim] = known[seat] - prompt[victim]
                 preemptions[victim] += 1
-                leave(rules, pool, tables, seat)
+                blocks.leave(rules, pool, tables, seat)
                 request[seat] = -1
-                spare.append(seat)
+                spare[num_spare] = seat
+                num_spare += 1
                 front -= 1
-                heapq.heappush(waiting, (rank[victim] if rules.priority else front, victim))
+                heapq.heappush(waiting, (float(rank[victim] if rules.priority else front), victim))
                 victims += 1
                 if log:
-                    dropped = _push(dropped, num_dropped, (num_steps, victim))
-                    num_dropped += 1
+                    notes = _note(notes, num_notes, PREEMPTED, num_steps, victim, 0, 0, 0)
+                    num_notes += 1
             if request[s] != i:
                 if rules.recent and rules.priority:
                     continue
@@ -221,10 +247,10 @@ def simulate(
                 stuck = -2
                 break
             if lacking:
-                fill(rules, pool, tables, s, slots)
+                blocks.fill(rules, pool, tables, s, slots)
             if caching:
                 content = traffic.content[traffic.content_start[i] :]
-                publish(rules, pool, tables, s, content, min(context + want, known[s]))
+                blocks.publish(rules, pool, tables, s, content, min(context + want, known[s]))
             _put(batch, taken, i, s, want, context, max(0, min(drafts[s], want + context - known[s] - pending)))
             drafts[s] = 0
             taken += 1
@@ -238,26 +264,27 @@ def simulate(
             tokens, hit = np.int64(prompt[i] + made[i]), 0
             content = traffic.content[traffic.content_start[i] if caching else 0 :]
             if caching:
-                hit = longest_hit(pool, content, (tokens - 1) // size, groups)
+                hit = blocks.longest_hit(pool, content, (tokens - 1) // size, groups)
             context = hit * size
             want = min(tokens - context, threshold)
             if want > budget and not rules.enable_chunked_prefill:
                 break
             want = min(want, budget)
             slots = min(context + want + (rules.num_lookahead_tokens if rules.recent else 0), model_len)
-            if claim(rules, pool, content, hit, tokens, slots, cap) > free[0]:
+            if blocks.claim(rules, pool, content, hit, tokens, slots, cap) > free[0]:
                 blocked = not caching
                 break
             heapq.heappop(waiting)
-            s = spare.pop()
+            num_spare -= 1
+            s = spare[num_spare]
             running[num_running] = s
             num_running += 1
             request[s], known[s], computed[s] = i, tokens, context
             placeholders[s] = drafts[s] = in_flight[s] = 0
-            adopt(rules, pool, tables, s, content, hit)
-            fill(rules, pool, tables, s, slots)
+            blocks.adopt(rules, pool, tables, s, content, hit)
+            blocks.fill(rules, pool, tables, s, slots)
             if caching:
-                publish(rules, pool, tables, s, content, min(context + want, tokens))
+                blocks.publish(rules, pool, tables, s, content, min(context + want, tokens))
             if np.isnan(scheduled[i]):
                 scheduled[i], cached_tokens[i] = now, context
             _put(batch, taken, i, s, want, context, 0)
@@ -292,18 +319,19 @@ def simulate(
             totals[4] += decoding * busy
             while gauge_s > 0 and num_gauges * gauge_s < entry:
                 on = 1.0 if num_gauges * gauge_s >= start else 0.0
-                values = (num_gauges * gauge_s, on * num_running, on * len(waiting), on * used, on * total)
-                gauges = _push(gauges, num_gauges, values)
+                values = on * num_running, on * len(waiting), on * used, on * total
+                notes = _note(notes, num_notes, GAUGE, num_gauges * gauge_s, values[0], values[1], values[2], values[3])
+                num_notes += 1
                 num_gauges += 1
             if log:
-                steps = _push(steps, num_steps, (np.int64(now), total, num_running, len(waiting), free[0]))
+                notes = _note(notes, num_notes, STEP, now, total, num_running, len(waiting), free[0])
                 for j in range(taken):
-                    entries = _push(entries, num_entries, (num_steps, who[j], tokens_of[j]))
-                    num_entries += 1
+                    notes = _note(notes, num_notes + 1 + j, ENTRY, num_steps, who[j], tokens_of[j], 0, 0)
+                num_notes += 1 + taken
                 num_steps += 1
             steady = can_coast and total == taken == num_running
         elif victims:
-            num_dropped -= victims if log else 0  # no step, no line in the log
+            num_notes -= victims if log else 0  # no step, no line in the log
         elif flying == 0:
             stuck = waiting[0][1] if len(waiting) else request[running[0]]
             break
@@ -343,18 +371,19 @@ def simulate(
                     placeholders[s] -= 1 + drafted
                     if caching:
                         content = traffic.content[traffic.content_start[i] :]
-                        publish(rules, pool, tables, s, content, min(computed[s] - placeholders[s], known[s]))
+                        blocks.publish(rules, pool, tables, s, content, min(computed[s] - placeholders[s], known[s]))
             if 1 + kept >= room:
                 if traffic.concurrency:
                     released[done] = ends[first]
                 done += 1
                 if log:
-                    finished = _push(finished, num_finished, (rows[first], i))
-                    num_finished += 1
+                    notes = _note(notes, num_notes, FINISHED, rows[first], i, 0, 0, 0)
+                    num_notes += 1
                 if current:
-                    leave(rules, pool, tables, s)
+                    blocks.leave(rules, pool, tables, s)
                     request[s] = -1
-                    spare.append(s)
+                    spare[num_spare] = s
+                    num_spare += 1
                     gone += 1
                 else:
                     _withdraw(waiting, i)
@@ -370,5 +399,5 @@ def simulate(
             first, flying = (first + 1) % depth, flying - 1
     return Outcome(
         stuck, sent, scheduled, first_token, last_token, preemptions, cached_tokens, itl, usage, totals,
-        gauges[:num_gauges], steps[:num_steps], entries[:num_entries], dropped[:num_dropped], finished[:num_finished],
+        notes[:num_notes],
     )  # fmt: skip

@@ -5,27 +5,29 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from planner.blocks import compiled
 from planner.rules import ITL_BINS, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS
 
 
-@njit(cache=True)
+@compiled
 def _pairs(tokens: int, context: int, window: float) -> float:
     """(query, key) pairs of a chunk of `tokens` after `context`, each query seeing `window` keys at most."""
     growing = min(tokens, max(0.0, window - context))
     return growing * (context + (growing + 1) / 2) + (tokens - growing) * window
 
 
-@njit(cache=True)
-def _price(table: Any, tokens: int, sequences: int, sampled: int, contexts: int, pairs: float, windows_s: float) -> float:
+@compiled
+def _price(
+    table: Any, tokens: int, sequences: int, sampled: int, contexts: int, pairs: float, windows_s: float
+) -> float:
     """Seconds of a step, given its sums."""
     seconds = table.fixed_s + table.state_s * sequences + windows_s + (table.prefill_step_s if pairs else 0.0)
     seconds += table.tokens_s[min(tokens, table.tokens_s.size - 1)] + table.rows_s[min(sampled, table.rows_s.size - 1)]
     return seconds + table.decode_context_s * contexts + table.prefill_pair_s * pairs
 
 
-@njit(cache=True)
+@compiled
 def cost(table: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: Any) -> tuple[int, int, float]:
     """Tokens, decoding sequences and seconds of a step with `taken` sequences."""
     total, sampled, decoding, contexts, pairs, windows_s = 0, taken, 0, 0, 0.0, 0.0
@@ -46,13 +48,13 @@ def cost(table: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: An
     return total, decoding, _price(table, total, taken, sampled, contexts, pairs, windows_s)
 
 
-@njit(cache=True)
+@compiled
 def itl_bin(gap: float) -> int:
     """Bin of the inter-token latency histogram."""
     return min(int(np.log10(max(gap, ITL_FIRST) / ITL_FIRST) * ITL_PER_DECADE), ITL_BINS - 1)
 
 
-@njit(cache=True)
+@compiled
 def coast(
     rules: Any, table: Any, pool: Any, tables: Any, running: Any, request: Any, known: Any, computed: Any,
     placeholders: Any, prompt: Any, output: Any, last_token: Any, itl: Any, usage: Any, totals: Any,
@@ -67,7 +69,7 @@ def coast(
     count, size, growing = len(running), rules.groups[0, 1], 0
     for g in range(len(rules.groups)):
         growing += rules.groups[g, 0] == 0
-        if rules.groups[g, 0] > 0 or rules.groups[g, 1] != size and rules.groups[g, 0] == 0:
+        if rules.groups[g, 0] > 0 or (rules.groups[g, 1] != size and rules.groups[g, 0] == 0):
             return 0, now, entry, end, oldest
     turns, contexts, most, last = np.zeros(size, np.int64), 0, 1 << 60, last_token[request[running[0]]]
     for s in running:
