@@ -178,7 +178,7 @@ def _judge(found: MemoryPlan, pools: list[KvPool]) -> tuple[Status, str]:
             f"One request of max_model_len {layout.max_model_len} needs {want / gib:.2f} GiB KV cache, "
             f"{have / gib:.2f} GiB is available ({found.kv_available / gib:.2f}); "
             f"{max(0.0, want - have) / gib:.2f} GiB is missing; "
-            f"estimated maximum model length {longest_model_len(layout, found.pool.num_blocks - reserve)}"
+            f"estimated maximum model length {layout.longest(found.pool.num_blocks - reserve)}"
         )
     if free.lo < found.requested:
         return "at_risk", (
@@ -198,15 +198,6 @@ def _free_at_start(found: MemoryPlan) -> Interval:
     if found.deployment.gpu_free is not None:
         return Interval.exactly(found.deployment.gpu_free)
     return -found.context + (found.total - found.other_tenants)
-
-
-def longest_model_len(layout: KvLayout, num_blocks: int) -> int:
-    """The largest max_model_len for which `num_blocks` hold one request; 0 when none does."""
-    low, high = 0, 2**26
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if layout.blocks_for(middle, layout.in_flight) <= num_blocks else (low, middle - 1)
-    return low
 
 
 def safe_utilization(deployment: Deployment) -> float:
@@ -234,7 +225,7 @@ def _remedy(found: MemoryPlan) -> str:
         change("set max_num_seqs to 256", max_num_seqs=256)
     reserve = 1 if deployment.engine.facts["null_block_reserved"] else 0
     low = found.layout.pool([max(0.0, found.kv_available.lo)] * len(found.layout.stage_bytes_per_block))
-    if (length := longest_model_len(found.layout, low.num_blocks - reserve)) >= 1024:
+    if (length := found.layout.longest(low.num_blocks - reserve)) >= 1024:
         change(f"set max_model_len to {length}", max_model_len=length)
     if (args.kv_cache_dtype or "auto") == "auto":
         change("store the KV cache in FP8 (kv_cache_dtype fp8)", kv_cache_dtype="fp8")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -64,6 +64,7 @@ class Quantization:
     method: str
     schemes: tuple[tuple[str, Scheme], ...] = ()  # (regular expression of module paths, format)
     ignore: str = ""  # regular expression of module paths that stay in the model's dtype
+    kv_cache_dtype: str | None = None  # what the checkpoint asks of "auto"
 
     @property
     def main(self) -> Scheme | None:
@@ -118,6 +119,23 @@ def named(name: str) -> Quantization:
 
 def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quantization:
     """The quantization that a `quantization_config` (or ModelOpt's `hf_quant_config.json`) describes."""
+    found = _from_config(config, where)
+    return replace(found, kv_cache_dtype="fp8") if found is not NONE and _fp8_cache(config) else found
+
+
+def _fp8_cache(config: Mapping[str, Any]) -> bool:
+    """The checkpoint carries FP8 scales of the KV cache, which makes "auto" mean FP8."""
+    text = config.get("text_config")
+    q = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, Mapping) else None)
+    q = q if isinstance(q, Mapping) else {}
+    nested = q.get("quantization")
+    q = nested if isinstance(nested, Mapping) else q
+    scheme = q.get("kv_cache_scheme")
+    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
+    return bits == 8 or str(q.get("kv_cache_quant_algo")).upper() == "FP8"
+
+
+def _from_config(config: Mapping[str, Any], where: str) -> Quantization:
     text = config.get("text_config")
     found = config.get("quantization_config") or config.get("compression_config")
     if not found and isinstance(text, Mapping):

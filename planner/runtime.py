@@ -87,14 +87,18 @@ def _inner(architecture: Architecture, deployment: Deployment) -> tuple[float, f
 def _vision(deployment: Deployment) -> tuple[float, float, float]:
     """Bytes that an encoder's profiling batch leaves behind; elements of its inner layers, and of its patch states."""
     architecture, tokens = deployment.model.architecture, deployment.args.max_num_batched_tokens or 0
-    towers = [weight for weight in architecture.towers if weight.linear and weight.cols > 1]
-    if not towers:
+    blocks = [weight for weight in architecture.towers if weight.copies > 1 and weight.cols > 1]
+    if not blocks:
         return 0.0, 0.0, 0.0
-    widest = max(towers, key=lambda weight: weight.rows)
+    widest = max(blocks, key=lambda weight: weight.rows)
     tokens = max(tokens, _prefixed(IMAGE_TOKENS, architecture.model_type, 0))
     patches = tokens * _prefixed(PATCHES_PER_TOKEN, architecture.model_type, 4)
     pixels = patches * 3 * 14 * 14
-    return 2.0 * (tokens * architecture.hidden + pixels), patches * widest.rows / deployment.layout.tp, patches * widest.cols
+    return (
+        2.0 * (tokens * architecture.hidden + pixels),
+        patches * widest.rows / deployment.layout.tp,
+        patches * widest.cols,
+    )
 
 
 def activation(deployment: Deployment, last_stage: bool = True) -> Interval:
@@ -156,12 +160,17 @@ def cudagraph_estimate(deployment: Deployment) -> Interval:
     layers = math.ceil(len(architecture.layers) / deployment.layout.pp)
     first = _of(deployment, "graph-first-mib").times(MIB)
     if deployment.gpu.compute_capability == 9.0 and deployment.engine.release >= (0, 11, 0):
-        first = max(first, Interval.exactly(_split_bytes(architecture, deployment.layout.tp, sizes[-1])), key=lambda i: i.mid)
-    return first + _of(deployment, "graph-mib-per-layer").times(MIB * layers * (len(sizes) - 1))
+        first = max(
+            first, Interval.exactly(_split_bytes(architecture, deployment.layout.tp, sizes[-1])), key=lambda i: i.mid
+        )
+    per_layer = _of(deployment, "graph-mib-per-moe-layer" if architecture.is_moe else "graph-mib-per-layer")
+    return first + per_layer.times(MIB * layers * (len(sizes) - 1))
 
 
 def _split_bytes(architecture: Architecture, tp: int, batch: int) -> int:
-    widths = [m.heads * (m.kv_lora_rank if isinstance(m, LatentAttention) else m.v_head_dim) for m in architecture.attentions]
+    widths = [
+        m.heads * (m.kv_lora_rank if isinstance(m, LatentAttention) else m.v_head_dim) for m in architecture.attentions
+    ]
     return FA3_SPLITS * max(widths, default=0) // tp * batch * 4
 
 
