@@ -104,7 +104,7 @@ def _execute(
             cwd=str(Path.cwd()),
             progress_bar=False,
             request_save_on_cell_execute=False,
-            extra_arguments=["--log-level=ERROR"],
+            extra_arguments=["--log-level=CRITICAL"],
         )
         return work / notebook.name
 

@@ -22,9 +22,9 @@ from planner.quantities import Interval, PlannerError
 _SMALL = 'style="font-size: 0.9em; opacity: 0.75; margin: 0.4em 0"'
 
 
-def escape(plain: str) -> str:
+def escape(plain: object) -> str:
     """Text as HTML; a dollar stands in an element of its own, or two of them would enclose a formula."""
-    return html_escape(plain).replace("$", "<span>$</span>")
+    return html_escape(str(plain)).replace("$", "<span>$</span>")
 
 
 class Shown:
@@ -62,8 +62,8 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
     return Shown(f"<table>{top}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
 
 
-def note(message: str) -> Shown:
-    """A sentence or two set apart from the rest."""
+def note(message: object) -> Shown:
+    """A sentence or two, or a result that prints as such, set apart from the rest."""
     style = "border-left: 3px solid #3b7dd8; background: #3b7dd81a; padding: 0.5em 0.9em; margin: 0.6em 0"
     return Shown(f'<blockquote style="{style}"><p>{escape(message)}</p></blockquote>')
 
