@@ -10,9 +10,9 @@ from planner.catalog import CATALOGS, entries
 from planner.hardware import GpuEntry, gpu, gpus, interconnect, links
 from planner.quantities import GB, GIB, PlannerError
 
-REQUIRED = """T4, V100 16GB, V100 32GB, A10, A10G, A30, A40, A100 40GB PCIe, A100 40GB, A100 80GB PCIe, A100 80GB, L4, L40,
-L40S, H100 PCIe, H100 SXM, H100 NVL, H200, H20, GH200, B200, B300, GB200, GB300, RTX 3090, RTX 4090, RTX 5090, RTX A6000,
-RTX 6000 Ada, RTX PRO 6000 Blackwell, GB10, MI250, MI300X, MI325X, MI355X, R9700, Gaudi 3"""
+REQUIRED = """T4, V100 16GB, V100 32GB, A10, A10G, A30, A40, A100 40GB PCIe, A100 40GB, A100 80GB PCIe, A100 80GB, L4,
+L40, L40S, H100 PCIe, H100 SXM, H100 NVL, H200, H20, GH200, B200, B300, GB200, GB300, RTX 3090, RTX 4090, RTX 5090,
+RTX A6000, RTX 6000 Ada, RTX PRO 6000 Blackwell, GB10, MI250, MI300X, MI325X, MI355X, R9700, Gaudi 3"""
 
 
 def test_the_gpus_people_ask_for_are_there() -> None:
