@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from planner.cost import Cost, cost
 from planner.deployment import Deployment
@@ -15,17 +16,29 @@ from planner.speculation import speculate
 from planner.steady import Performance, closed_loop, open_loop
 from planner.workload import Workload
 
+RATES = ("output_tps", "total_tps", "request_tps")
+"""What a `Performance` counts per second over the whole deployment."""
+
 
 @dataclass(frozen=True)
 class Prediction:
-    """Memory, latency and cost of `deployment` under `workload`; no `performance` when it does not fit."""
+    """Memory, latency and cost of `deployment` under `workload`; no `performance` when it does not fit.
+
+    With a `prefill` pool, `deployment` and `memory` are those of the decode pool, the rest is of both together.
+    """
 
     deployment: Deployment
-    workload: Workload
+    workload: Workload | None  # None: only memory was asked for
     memory: MemoryPlan
     performance: Performance | None
     usd_per_hour: float | None  # of all GPUs; None where no price is known
     speedup: Interval | None = None  # TPOT without / with speculative decoding, where the deployment has it
+    prefill: Deployment | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas and pools."""
+        return self.deployment.layout.gpus + (self.prefill.layout.gpus if self.prefill else 0)
 
     @property
     def fits(self) -> bool:
@@ -37,8 +50,7 @@ class Prediction:
         """Running cost, where a price is known and the deployment fits."""
         if self.performance is None or self.usd_per_hour is None:
             return None
-        gpus = self.deployment.layout.gpus
-        return cost(self.usd_per_hour / gpus, gpus, self.performance.output_tps, self.performance.request_tps)
+        return cost(self.usd_per_hour / self.gpus, self.gpus, self.performance.output_tps, self.performance.request_tps)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -63,6 +75,8 @@ def evaluate(deployment: Deployment, workload: Workload, prices: Mapping[str, fl
     memory = plan(deployment)
     price = price_per_hour(deployment.gpu, prices or {})
     usd = price.usd * deployment.layout.gpus if price else None
+    if not deployment.args.enable_prefix_caching:
+        workload = replace(workload, prefix_hit_rate=0.0)
     if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
         return Prediction(deployment, workload, memory, None, usd)
     performance, speedup = _perform(deployment, memory, workload), None
@@ -97,9 +111,10 @@ def _speculative(deployment: Deployment, plain: Performance, workload: Workload)
     saved = {name: outputs * plain.tpot[name].mid * (1 - 1 / found.mid) for name in plain.e2e}
     e2e = {name: _widened(time * max(1 - saved[name] / time.mid, 0.01), sigma) for name, time in plain.e2e.items()}
     faster_by = found.mid if workload.rate is None else 1.0
-    names = ("output_tps", "total_tps", "request_tps")
-    rates = {name: _widened(getattr(plain, name) * faster_by, sigma) for name in names}
-    return replace(plain, tpot=faster(plain.tpot), itl=faster(plain.itl), e2e=e2e, decode_batch=batch, **rates), found
+    rates = {name: _widened(getattr(plain, name) * faster_by, sigma) for name in RATES}
+    times = {"tpot": faster(plain.tpot), "itl": faster(plain.itl), "e2e": e2e}
+    changed: dict[str, Any] = {**times, **rates, "decode_batch": batch}
+    return replace(plain, **changed), found
 
 
 def _widened(value: Interval, sigma: float) -> Interval:
