@@ -26,8 +26,8 @@ TERMS = ("weights", "activation", "non_torch", "cudagraph")
 """Terms of the budget that a local calibration may shift."""
 WEIGHTS_SIGMA = 0.004
 """Relative spread of logged weights around the checkpoint's arithmetic (loader padding, repacked quantized formats)."""
-BOOT_SIGMA = 0.05
-"""Relative spread of a term between identical boots, where a log of this very deployment calibrates it."""
+BOOT_SPREAD = 0.05
+"""By how much a term differs between identical boots (first, uncached compile), where a log calibrates it."""
 
 
 @dataclass(frozen=True)
@@ -144,10 +144,14 @@ def plan(deployment: Deployment, calibration: Mapping[str, float] | None = None)
 
 
 def _shifted(term: Interval, shift: float | None) -> Interval:
-    """`term` with whole bytes in the middle, moved by a calibrated `shift` and then as tight as boots repeat."""
+    """`term` with whole bytes in the middle, moved by a calibrated `shift` and then at most as wide as boots differ."""
+    mid = round(term.mid)
     if shift is None:
-        return Interval(term.lo, round(term.mid), term.hi)
-    return Interval.factor(max(0, round(term.mid + shift)), BOOT_SIGMA)
+        return Interval(min(term.lo, mid), mid, max(term.hi, mid))
+    moved = max(0, round(term.mid + shift))
+    return Interval(
+        moved - min(mid - term.lo, BOOT_SPREAD * moved), moved, moved + min(term.hi - mid, BOOT_SPREAD * moved)
+    )
 
 
 def _budget(deployment: Deployment, requested: int, used: Interval) -> Interval:

@@ -18,6 +18,8 @@ from planner.quantities import GIB, Interval
 MIB = 2**20
 FA3_SPLITS = 32
 """Partial results per query that FlashAttention-3 keeps in captured graphs, FP32 (Hopper only)."""
+PIECEWISE = 0.6
+"""Share of a layer's graph memory per size that its piecewise graph takes; the full graph takes the rest."""
 IMAGE_TOKENS = {"qwen": 16384, "gemma": 256, "mistral3": 3025, "pixtral": 4096, "llava": 2928, "llama4": 2465}
 """Tokens of the largest image by `model_type` prefix: the encoder's profiling batch holds at least one."""
 PATCHES_PER_TOKEN = {"gemma": 16, "llava": 1}
@@ -150,21 +152,26 @@ def context(deployment: Deployment) -> Interval:
 def cudagraph_estimate(deployment: Deployment) -> Interval:
     """The engine's own estimate of its graphs: the first size of a mode in full, the others by the second's growth.
 
-    vLLM 0.20.2 v1/worker/gpu_model_runner.py:5949. The first full graph holds FlashAttention-3's split results.
+    Piecewise graphs at every size, full ones up to max_num_seqs sequences; the first full graph on Hopper holds
+    FlashAttention-3's split results. vLLM 0.20.2 v1/worker/gpu_model_runner.py:5949.
     """
     k = deployment.speculation.num_speculative_tokens if deployment.speculation else 0
     sizes = cudagraph_sizes(deployment.engine, deployment.args, deployment.gpu, k)
     if not sizes:
         return Interval.exactly(0)
     architecture = deployment.model.architecture
-    layers = math.ceil(len(architecture.layers) / deployment.layout.pp)
+    if architecture.model_type == "gpt_oss" and sizes[-1] == 512:  # vLLM captures up to 1024 for it (0.19.0 logs)
+        most = min(1024, deployment.args.max_num_batched_tokens or 0, 2 * (deployment.args.max_num_seqs or 0))
+        sizes = (*sizes, *range(528, most + 1, 16))
+    decode = sum(size <= (deployment.args.max_num_seqs or 0) * (1 + k) for size in sizes)
     first = _of(deployment, "graph-first-mib").times(MIB)
     if deployment.gpu.compute_capability == 9.0 and deployment.engine.release >= (0, 11, 0):
-        first = max(
-            first, Interval.exactly(_split_bytes(architecture, deployment.layout.tp, sizes[-1])), key=lambda i: i.mid
-        )
+        splits = Interval.exactly(_split_bytes(architecture, deployment.layout.tp, sizes[-1]))
+        first = max(first, splits, key=lambda interval: interval.mid)
+    layers = math.ceil(len(architecture.layers) / deployment.layout.pp)
     per_layer = _of(deployment, "graph-mib-per-moe-layer" if architecture.is_moe else "graph-mib-per-layer")
-    return first + per_layer.times(MIB * layers * (len(sizes) - 1))
+    full = max(0, decode - 1) if deployment.engine.release >= (0, 11, 0) else 0
+    return first + per_layer.times(MIB * layers * (PIECEWISE * (len(sizes) - 1) + (1 - PIECEWISE) * full))
 
 
 def _split_bytes(architecture: Architecture, tp: int, batch: int) -> int:

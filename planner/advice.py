@@ -1,0 +1,135 @@
+"""What to set: the longest context and the largest batch that memory carries, and what more memory would buy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.deployment import Deployment
+from planner.memory import MemoryPlan, plan
+from planner.quantities import GIB, PlannerError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from planner.workload import Workload
+
+DRAWS = 512
+"""Sequences drawn to know the mean and spread of what one holds; fixed seed, so that equal questions get equal answers."""
+
+
+def longest_model_len(found: MemoryPlan) -> tuple[int, int]:
+    """The largest max_model_len that surely starts (lower end of the KV interval), and that the middle says starts.
+
+    Never above what the model was trained for.
+    """
+    limit = found.deployment.model.architecture.max_position
+    reserve = bool(found.deployment.engine.facts["null_block_reserved"])
+    blocks = (
+        math.floor(max(0.0, size) / found.pool.bytes_per_block)
+        for size in (found.kv_available.lo, found.kv_available.mid)
+    )
+    safe, likely = (min(limit, found.layout.longest(max(0, n - reserve))) for n in blocks)
+    return safe, likely
+
+
+def preemption_risk(found: MemoryPlan, workload: Workload, sequences: int) -> float:
+    """Probability that `sequences` concurrent requests outgrow the pool at a random moment, so that one is preempted.
+
+    Each has a prompt of the workload and is somewhere in its answer; long answers are met more often than short ones.
+    The blocks of all of them together are taken as normal. Sharing of cached prefixes is left out.
+    """
+    held = _blocks_held(found, workload)
+    free = found.pool.num_blocks - 1 - sequences * held.mean()
+    spread = max(held.std() * math.sqrt(sequences), 1e-9)
+    return 0.5 * math.erfc(free / spread / math.sqrt(2))
+
+
+def _blocks_held(found: MemoryPlan, workload: Workload) -> np.ndarray:
+    """[DRAWS] blocks that a request holds at a random moment of its decoding."""
+    rng = np.random.default_rng(7)
+    prompts, outputs = workload.prompt.sample(DRAWS, rng), workload.output.sample(4 * DRAWS, rng)
+    met = rng.choice(outputs, DRAWS, p=outputs / outputs.sum())
+    contexts = np.minimum(prompts + rng.random(DRAWS) * met, found.layout.max_model_len)
+    return np.array([found.pool.blocks_for(max(1, int(context))) for context in contexts])
+
+
+def safe_max_num_seqs(found: MemoryPlan, workload: Workload, risk: float = 0.05) -> int:
+    """The largest max_num_seqs whose preemption risk is at most `risk`; 0 when not even one request fits."""
+    low, high = 0, max(1, found.pool.num_blocks)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if preemption_risk(found, workload, middle) <= risk else (low, middle - 1)
+    return low
+
+
+def sequence_table(found: MemoryPlan, workload: Workload) -> pd.DataFrame:
+    """One row per length (p50, p95, max_model_len): how many sequences fit, and the preemption risk of so many."""
+    import pandas as pd
+
+    rows = [
+        ("p50", workload.total_quantile(0.5)),
+        ("p95", workload.total_quantile(0.95)),
+        ("max_model_len", found.layout.max_model_len),
+    ]
+    fits = [
+        (name, round(tokens), found.pool.sequences(min(round(tokens), found.layout.max_model_len)))
+        for name, tokens in rows
+    ]
+    return pd.DataFrame(
+        [{"length": name, "tokens": tokens, "max_num_seqs": n, "preemption_risk": preemption_risk(found, workload, max(1, n))}
+         for name, tokens, n in fits]
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What one change buys: KV tokens and sequences of `tokens` of context, beside the present plan's."""
+
+    change: str
+    kv_gib: float
+    sequences: int
+    more_sequences: int
+
+    def __str__(self) -> str:
+        return f"{self.change}: {self.kv_gib:.1f} GiB KV cache, {self.sequences} sequences ({self.more_sequences:+d})"
+
+
+def gains(found: MemoryPlan, tokens: int) -> list[Gain]:
+    """What one more GiB, FP8 KV cache, FP8 and 4-bit weights each buy in sequences of `tokens` of context."""
+    deployment = found.deployment
+    changes: list[tuple[str, Deployment]] = [
+        (
+            "one more GiB",
+            replace(deployment, gpu_total=deployment.gpu_total + math.ceil(GIB / _utilization(deployment))),
+        ),
+        ("FP8 KV cache", replace(deployment, args=replace(deployment.args, kv_cache_dtype="fp8"))),
+    ]
+    for name, scheme in (("FP8 weights", "fp8"), ("4-bit weights (AWQ)", "awq")):
+        if (quantized := _requantized(deployment, scheme)) is not None:
+            changes.append((name, quantized))
+    base = found.pool.sequences(tokens)
+    plans = [(name, plan(changed)) for name, changed in changes]
+    return [
+        Gain(name, p.kv_available.mid / GIB, p.pool.sequences(tokens), p.pool.sequences(tokens) - base)
+        for name, p in plans
+    ]
+
+
+def _utilization(deployment: Deployment) -> float:
+    return deployment.args.gpu_memory_utilization or 1.0
+
+
+def _requantized(deployment: Deployment, scheme: str) -> Deployment | None:
+    from planner.quantization import named
+
+    quantized = named(scheme)
+    if quantized.weight_bits >= deployment.model.quantization.weight_bits:
+        return None
+    try:
+        return replace(deployment, model=replace(deployment.model, quantization=quantized))
+    except PlannerError:
+        return None
