@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from planner.workload import Workload
 
 DRAWS = 512
-"""Sequences drawn to know the mean and spread of what one holds; fixed seed, so that equal questions get equal answers."""
+"""Sequences drawn to know what one holds; with a fixed seed, so that equal questions get equal answers."""
 
 
 def longest_model_len(found: MemoryPlan) -> tuple[int, int]:
@@ -79,10 +79,9 @@ def sequence_table(found: MemoryPlan, workload: Workload) -> pd.DataFrame:
         (name, round(tokens), found.pool.sequences(min(round(tokens), found.layout.max_model_len)))
         for name, tokens in rows
     ]
-    return pd.DataFrame(
-        [{"length": name, "tokens": tokens, "max_num_seqs": n, "preemption_risk": preemption_risk(found, workload, max(1, n))}
-         for name, tokens, n in fits]
-    )  # fmt: skip
+    risks = (preemption_risk(found, workload, max(1, n)) for _, _, n in fits)
+    columns = ["length", "tokens", "max_num_seqs", "preemption_risk"]
+    return pd.DataFrame([(*fit, risk) for fit, risk in zip(fits, risks, strict=True)], columns=columns)
 
 
 @dataclass(frozen=True)

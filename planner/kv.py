@@ -125,7 +125,7 @@ class KvPool:
 
     @property
     def kv_tokens(self) -> int:
-        """ "GPU KV cache size" as this version logs it: blocks x block size up to 0.20.0, concurrency x length since."""
+        """What this version logs as GPU KV cache size: blocks x block size up to 0.20.0, concurrency x length since."""
         if self.layout.counts_blocks:
             return self.num_blocks // len(self.groups) * self.block_size * self.layout.dcp
         return int(self.max_concurrency_x * self.layout.max_model_len)
@@ -242,7 +242,9 @@ def kv_layout(deployment: Deployment) -> KvLayout:
         stages[-1] += count_caches(speculation.draft.architecture.layers, layout.tp, dtype, k)
     elif speculation and "mtp" in speculation.method:
         stages[-1] += count_caches(architecture.mtp, layout.tp, dtype, k)
-    block_size = args.block_size or backend_block_size(architecture, dtype, deployment.gpu.compute_capability)
+    block_size = args.block_size or facts["block_size"]
+    if engine.name == "vllm" and args.block_size is None:
+        block_size = backend_block_size(architecture, dtype, deployment.gpu.compute_capability)
     states = 1 + k
     if any(cache.kind == "state" for stage in stages for cache in stage):
         cached = bool(args.enable_prefix_caching)

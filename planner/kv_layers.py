@@ -1,6 +1,6 @@
 """What one layer keeps in the KV cache on one rank, in the engine's storage formats.
 
-Rules read from vLLM 0.20.2 (v1/kv_cache_interface.py:130-570, config/model.py:1219) and 0.33.0 (v1/kv_cache_interface.py:552).
+Rules read from vLLM 0.20.2 (v1/kv_cache_interface.py:130-570, config/model.py:1219) and 0.33.0 (:552, :1663).
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _latent_caches(mixer: LatentAttention, width: float) -> list[Cache]:
 def _compressed_caches(mixer: LatentAttention, window: int, keys: int) -> list[Cache]:
     """DeepSeek-V4: latents of a window and of every `compress` tokens, index keys, and the compressors' FP32 states.
 
-    vLLM 0.27 models/deepseek_v4 (attention, compressor): pages padded to multiples of 576 bytes, states kept in small blocks.
+    vLLM 0.27 models/deepseek_v4 (attention, compressor): pages padded to multiples of 576 bytes.
     """
 
     def page(size: int) -> int:

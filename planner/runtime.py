@@ -61,8 +61,13 @@ def constant(name: str, version: tuple[int, int, int]) -> Constant | None:
     return next((c for since, c in reversed(_constants()[name]) if since <= version), None)
 
 
+def _release(deployment: Deployment) -> tuple[int, int, int]:
+    """The vLLM release whose constants hold; other engines are planned with the newest."""
+    return deployment.engine.release if deployment.engine.name == "vllm" else (99, 0, 0)
+
+
 def _of(deployment: Deployment, name: str) -> Constant:
-    found = constant(name, deployment.engine.release)
+    found = constant(name, _release(deployment))
     assert found is not None, name
     return found
 
@@ -116,7 +121,7 @@ def activation(deployment: Deployment, last_stage: bool = True) -> Interval:
     hidden = 2.0 * tokens * architecture.hidden
     dense, experts = _inner(architecture, deployment)
     left, inner, patches = _vision(deployment)
-    kept = constant("expert-workspace", deployment.engine.release)
+    kept = constant("expert-workspace", _release(deployment))
     marlin = deployment.model.quantization.method == "mxfp4"  # its kernels hold no buffers between layers
     workspace = kept.times(2.0 * tokens * experts) if kept and not marlin else Interval.exactly(0)
     phases = [
@@ -138,7 +143,7 @@ def _fabric(deployment: Deployment) -> str:
 
 
 def non_torch(deployment: Deployment) -> Interval:
-    """Bytes outside the torch allocator that loading and the profiling batch add: libraries, NCCL, all-reduce buffers."""
+    """Bytes outside the torch allocator that loading and profiling add: libraries, NCCL, all-reduce buffers."""
     if deployment.gpu.vendor == "amd":
         return _of(deployment, "non-torch-rocm").amount
     return _of(deployment, "non-torch" + _fabric(deployment)).amount
@@ -147,6 +152,11 @@ def non_torch(deployment: Deployment) -> Interval:
 def context(deployment: Deployment) -> Interval:
     """Bytes that the driver context and NCCL's set-up hold before the engine measures; outside its budget."""
     return _of(deployment, "context" + _fabric(deployment)).amount
+
+
+def base_context(deployment: Deployment) -> float:
+    """The driver context alone: what NCCL's set-up holds is counted in `non_torch` again once weights are loaded."""
+    return _of(deployment, "context").amount.mid
 
 
 def cudagraph_estimate(deployment: Deployment) -> Interval:
@@ -165,12 +175,12 @@ def cudagraph_estimate(deployment: Deployment) -> Interval:
         sizes = (*sizes, *range(528, most + 1, 16))
     decode = sum(size <= (deployment.args.max_num_seqs or 0) * (1 + k) for size in sizes)
     first = _of(deployment, "graph-first-mib").times(MIB)
-    if deployment.gpu.compute_capability == 9.0 and deployment.engine.release >= (0, 11, 0):
+    if deployment.gpu.compute_capability == 9.0 and _release(deployment) >= (0, 11, 0):
         splits = Interval.exactly(_split_bytes(architecture, deployment.layout.tp, sizes[-1]))
         first = max(first, splits, key=lambda interval: interval.mid)
     layers = math.ceil(len(architecture.layers) / deployment.layout.pp)
     per_layer = _of(deployment, "graph-mib-per-moe-layer" if architecture.is_moe else "graph-mib-per-layer")
-    full = max(0, decode - 1) if deployment.engine.release >= (0, 11, 0) else 0
+    full = max(0, decode - 1) if _release(deployment) >= (0, 11, 0) else 0
     return first + per_layer.times(MIB * layers * (PIECEWISE * (len(sizes) - 1) + (1 - PIECEWISE) * full))
 
 

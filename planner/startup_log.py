@@ -22,8 +22,8 @@ _FIGURES: Mapping[str, tuple[str, ...]] = {
     "total": (rf"Free memory on device[^(]*\([\d.]+/{_NUMBER} GiB\)", rf"total_gpu_memory \({_NUMBER}GiB\)",
               rf"total_memory={_NUMBER}GiB"),
     "free": (rf"Free memory on device[^(]*\({_NUMBER}/", rf"Initial free memory: {_NUMBER} GiB"),
-    "requested": (rf"Requested memory: [\d.]+ \(util\), {_NUMBER} GiB", rf"utilization (?:is )?\([\d.]+, {_NUMBER} GiB\)",
-                  rf"gpu_memory_utilization \([\d.]+\) = {_NUMBER}GiB"),
+    "requested": (rf"Requested memory: [\d.]+ \(util\), {_NUMBER} GiB",
+                  rf"utilization (?:is )?\([\d.]+, {_NUMBER} GiB\)", rf"gpu_memory_utilization \([\d.]+\) = {_NUMBER}GiB"),
     "weights": (rf"Model loading took {_NUMBER} Gi?B", rf"Loading model weights took {_NUMBER} Gi?B",
                 rf"model weights take {_NUMBER}GiB", rf"{_NUMBER} GiB for weight"),
     "activation": (rf"torch peak memory increase: {_NUMBER}GiB", rf"activation peak memory takes {_NUMBER}GiB",
@@ -31,7 +31,7 @@ _FIGURES: Mapping[str, tuple[str, ...]] = {
     "non_torch": (rf"non-torch forward increase memory: {_NUMBER}GiB", rf"non_torch_memory takes {_NUMBER}GiB",
                   rf"{_NUMBER} GiB for non-torch"),
     "cudagraph_estimate": (rf"Estimated CUDA graph memory: {_NUMBER} GiB",),
-    "cudagraph_actual": (rf"CUDA graph pool memory: {_NUMBER} GiB", rf"Graph capturing finished in \S+ secs, took {_NUMBER} GiB"),
+    "cudagraph_actual": (rf"CUDA graph pool memory: {_NUMBER} GiB", rf"Graph capturing .*took {_NUMBER} GiB"),
     "kv_available": (rf"Available KV cache memory: {_NUMBER} GiB", rf"reserved for KV Cache is {_NUMBER}GiB"),
     "kv_tokens": (rf"GPU KV cache size: {_NUMBER} tokens",),
     "num_blocks": (rf"# (?:GPU|cuda) blocks: {_NUMBER}", rf"num_gpu_blocks is: {_NUMBER}"),
@@ -71,9 +71,7 @@ def read_log(text: str) -> StartupLog:
             value = min(values) if name in _SMALLEST else max(values)
             figures[name] = value if name in _COUNTS else value * GIB
     if not {"weights", "kv_available", "kv_tokens", "free"} & set(figures):
-        raise PlannerError(
-            'no vLLM start-up figures found; lines such as "Model loading took" and "Available KV cache memory" would be'
-        )
+        raise PlannerError('no vLLM start-up figures found; lines such as "Available KV cache memory: ..." would be')
     arguments: dict[str, Any] = {}
     for name, ours in _ARGUMENTS.items():
         if match := re.search(rf"\b{name}['\"]?\s*[=:]\s*(?:'([^']*)'|\"([^\"]*)\"|([\w./+-]+))", text):
@@ -122,7 +120,8 @@ class Comparison:
     def __str__(self) -> str:
         unit, name = (1, "") if self.term in _COUNTS else (GIB, " GiB")
         verdict = "as planned" if self.inside else f"off by {self.off / unit:+,.2f}{name}"
-        return f"{self.term:<16} planned {self.planned / unit:,.2f}{name}, logged {self.logged / unit:,.2f}{name}: {verdict}"
+        planned, logged = f"{self.planned / unit:,.2f}{name}", f"{self.logged / unit:,.2f}{name}"
+        return f"{self.term:<16} planned {planned}, logged {logged}: {verdict}"
 
 
 @dataclass(frozen=True)
@@ -169,7 +168,7 @@ class Explanation:
 
 def explain(log: StartupLog, plan: MemoryPlan) -> Explanation:
     """Every figure of `log` that `plan` has too, in the order in which the engine subtracts them."""
-    graphs = "cudagraph_estimate" if plan.cudagraph_in_budget else "cudagraph_actual"
+    graphs = "cudagraph_estimate" if "cudagraph" in plan.in_budget else "cudagraph_actual"
     planned = {
         "requested": Interval.exactly(plan.requested), "weights": plan.weights, "activation": plan.activation,
         "non_torch": plan.non_torch, graphs: plan.cudagraph, "kv_available": plan.kv_available,
@@ -196,7 +195,7 @@ def _unexplained(figures: Mapping[str, float], plan: MemoryPlan, graphs: str) ->
         return None
     used = figures["weights"] + figures["kv_available"]
     missing = Interval.exactly(0)
-    for name in ("activation", "non_torch", *((graphs,) if plan.cudagraph_in_budget else ())):
+    for name in ("activation", "non_torch", *((graphs,) if "cudagraph" in plan.in_budget else ())):
         if name in figures:
             used += figures[name]
         else:
