@@ -26,8 +26,11 @@ if TYPE_CHECKING:
 
     from planner.memory import MemoryPlan
 
-STEP_S = 0.45e-3
-"""What a speculative step adds whatever it drafts: rejection sampling, rolling back, preparing inputs twice."""
+STEP_S = 0.8e-3
+"""What a speculative step adds whatever it drafts: rejection sampling, rolling back, preparing inputs twice.
+
+Fitted with `PASS_S` to the batch-1 rows of Llama-3.1-8B: vLLM issue 20780 (H100 class), SpecForge's bundle (H200).
+"""
 PASS_S = 0.10e-3
 """Launching one draft pass and sampling from it."""
 SIGMA = 0.10
