@@ -207,7 +207,7 @@ def _judge(found: MemoryPlan, pools: list[KvPool]) -> tuple[Status, str]:
 def _free_at_start(found: MemoryPlan) -> Interval:
     if found.deployment.gpu_free is not None:
         return Interval.exactly(found.deployment.gpu_free)
-    return -found.context + (found.total - found.other_tenants)
+    return (-found.context + (found.total - found.other_tenants)).map(lambda size: max(0.0, size))
 
 
 def _after_pool(found: MemoryPlan) -> tuple[float, Interval]:

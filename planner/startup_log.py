@@ -23,7 +23,8 @@ _FIGURES: Mapping[str, tuple[str, ...]] = {
               rf"total_memory={_NUMBER}GiB"),
     "free": (rf"Free memory on device[^(]*\({_NUMBER}/", rf"Initial free memory: {_NUMBER} GiB"),
     "requested": (rf"Requested memory: [\d.]+ \(util\), {_NUMBER} GiB",
-                  rf"utilization (?:is )?\([\d.]+, {_NUMBER} GiB\)", rf"gpu_memory_utilization \([\d.]+\) = {_NUMBER}GiB"),
+                  rf"utilization (?:is )?\([\d.]+, {_NUMBER} GiB\)",
+                  rf"gpu_memory_utilization \([\d.]+\) = {_NUMBER}GiB"),
     "weights": (rf"Model loading took {_NUMBER} Gi?B", rf"Loading model weights took {_NUMBER} Gi?B",
                 rf"model weights take {_NUMBER}GiB", rf"{_NUMBER} GiB for weight"),
     "activation": (rf"torch peak memory increase: {_NUMBER}GiB", rf"activation peak memory takes {_NUMBER}GiB",
@@ -142,12 +143,13 @@ class Explanation:
     def calibration(self) -> dict[str, float]:
         """Bytes to add to each term, for `memory.plan(deployment, calibration)` and a scenario's `memory_calibration`.
 
-        What the log leaves between its total and its terms goes to non-torch memory.
+        What the log leaves between its total and its terms goes to the activation peak, or non-torch memory if the log
+        states the former.
         """
         shifts = {line.term: line.off for line in self.lines if line.term in TERMS}
         rest = next((line.off for line in self.lines if line.term == "unexplained"), None)
         if rest is not None:
-            shifts["non_torch"] = shifts.get("non_torch", 0.0) + rest
+            shifts["non_torch" if "activation" in self.log.figures else "activation"] = rest
         return shifts
 
     def frame(self) -> pd.DataFrame:
