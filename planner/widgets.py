@@ -33,6 +33,9 @@ class Shown:
     def __init__(self, html: str) -> None:
         self.html = html
 
+    def __repr__(self) -> str:
+        return "shown as HTML"  # no address in it: lessons compare their outputs
+
     def _repr_html_(self) -> str:
         return self.html
 
@@ -121,7 +124,7 @@ class Explore(ipywidgets.VBox):
         for name, control in controls.items():
             control.description = control.description or name
             control.style.description_width = "170px"
-            control.layout.width = "420px"
+            control.layout.width = "480px"
             control.observe(self._redraw, names="value")
         self._draw, self._controls = draw, controls
         self._screen = ipywidgets.HTML(self._html())
