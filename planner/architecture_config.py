@@ -133,8 +133,8 @@ def _mixers(c: Fields, count: int, pattern: list[str]) -> list[str]:
 
 def _windows(c: Fields, count: int) -> list[str]:
     """Which attention layers see a window only."""
-    if c.get("attention_chunk_size") is not None and c.get("layer_cycle"):
-        rotary = c.items("no_rope_layers", int) or [(index + 1) % c.whole("layer_cycle") for index in range(count)]
+    if c.get("attention_chunk_size") is not None and (cycle := c.whole("layer_cycle", 0, least=0)):
+        rotary = c.items("no_rope_layers", int) or [(index + 1) % cycle for index in range(count)]
         return ["chunked" if turned else "full" for turned in rotary[:count]]
     if c.get("sliding_window") is None or (c.flag("sliding_off") and not c.flag("use_sliding_window")):
         return ["full"] * count

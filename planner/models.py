@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -139,12 +141,16 @@ def _entry(name: str) -> Model:
 
 
 _FORMATS = (
-    (r"nvfp4|fp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8[-_]?(dynamic|static|kv)|fp8", "fp8_channel"),
+    (r"nvfp4|fp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8[-_](dynamic|static|kv)", "fp8_channel"), (r"fp8", "fp8"),
     (r"gptq(-?marlin)?(-?int4|-?4bit)?", "gptq"), (r"awq(-?int4|-?4bit)?", "awq"),
     (r"quantized\.w4a16|w4a16|int4|4bit|autoround", "int4"), (r"quantized\.w8a8|w8a8|int8", "int8"),
-    (r"bnb-4bit|bnb", "bitsandbytes"), (r"bf16|bfloat16|fp16", "none"),
+    (r"bnb-4bit|bnb|bitsandbytes", "bitsandbytes"), (r"bf16|bfloat16|fp16", "none"),
 )  # fmt: skip
-_DRESS = r"(^meta-)|(-(instruct|chat|it|hf|base|thinking|reasoning|preview|\d{4}|v\d+(\.\d+)?)(?=-|$))"
+"""How names say the format of a quantized copy, and the format."""
+_DRESS = r"^meta-|-(instruct|chat|it|hf|base|thinking|reasoning|preview|\d{4}|v\d+(\.\d+)?)(?=-|$)"
+"""What names add that doesn't change any shape."""
+_BLOCK_FP8 = ("qwen", "zai-org", "deepseek-ai", "minimaxai", "moonshotai", "stepfun-ai", "xiaomimimo")
+"""Makers whose own FP8 releases scale blocks of 128 x 128."""
 
 
 @cache
@@ -154,22 +160,37 @@ def _named(name: str) -> Model:
         return _entry(key)
     if (config := _cached(name)) is not None:
         return _build(config, name)
-    bare, wanted = _fold(name.split("/")[-1]), None
-    for pattern, spelled in _FORMATS:
-        stripped = re.sub(rf"[-.]({pattern})(?=-|$)", "", bare)
-        if stripped != bare:
-            bare, wanted = stripped, wanted or spelled
-    plain = re.sub(_DRESS, "", bare)
-    for candidate in (bare, plain):
-        for known, key in folded.items():
-            if candidate in (known, re.sub(_DRESS, "", known.split("/")[-1])):
-                base = _entry(key)
-                stored = q.named(wanted) if wanted else base.quantization
-                note = f"{name} is not in the catalog: planned as {key}" + (f" with {wanted} weights" if wanted else "")
-                return replace(base, name=name, quantization=stored, warnings=(*base.warnings, note))
+    if (variant := _variant(name)) is not None:
+        return variant
     if (config := _download(name)) is not None:
         return _build(config, name)
-    raise did_you_mean(name, catalog, "model")
+    error = did_you_mean(name, {alias for key, entry in catalog.items() for alias in (key, *entry.aliases)}, "model")
+    network = "" if _online() else ", or a network to ask the Hub for it"
+    raise PlannerError(f"{error}; the path of its config.json would do as well{network}")
+
+
+def _variant(name: str) -> Model | None:
+    """A catalog model under a dressed-up name, or a quantized copy of one: its base, with what the name says."""
+    bare, wanted = _fold(name.split("/")[-1]), None
+    for pattern, spelled in _FORMATS:
+        stripped = re.sub(rf"[-.]({pattern})(?=[-.]|$)", "", bare)
+        if stripped != bare:
+            bare, wanted = stripped, wanted or spelled
+    if wanted == "fp8" and _fold(name).split("/")[0] in _BLOCK_FP8:
+        wanted = "fp8_block"
+    known = _catalog()[1]
+    undressed = {re.sub(_DRESS, "", alias.split("/")[-1]): key for alias, key in reversed(known.items())}
+    key = known.get(bare) or undressed.get(re.sub(_DRESS, "", bare))
+    if key is None:
+        return None
+    base, stored = _entry(key), wanted
+    note = f"{name} is not in the catalog; planned as {key}"
+    quantization = base.quantization
+    if stored is not None and q.named(stored).method != base.quantization.method:
+        moe = base.architecture.is_moe and stored == "nvfp4"
+        quantization = q.named(stored, experts_only=moe)
+        note += f" with {stored} weights" + (", attention left unquantized" if moe else "")
+    return replace(base, name=name, quantization=quantization, warnings=(*base.warnings, note))
 
 
 def _cached(name: str) -> dict[str, Any] | None:
@@ -180,9 +201,21 @@ def _cached(name: str) -> dict[str, Any] | None:
     return _read(found[-1]) if found else None
 
 
+@cache
+def _online() -> bool:
+    """The Hub answers; asked once, so that a planner without a network doesn't wait for every unknown name."""
+    from huggingface_hub import constants
+
+    try:
+        socket.create_connection((urlsplit(constants.ENDPOINT).hostname or "", 443), timeout=2).close()
+    except OSError:
+        return False
+    return not constants.HF_HUB_OFFLINE
+
+
 def _download(name: str) -> dict[str, Any] | None:
     """`config.json` from the Hub; None without a network or repository."""
-    if name.count("/") != 1:
+    if name.count("/") != 1 or not _online():
         return None
     from huggingface_hub import hf_hub_download
 

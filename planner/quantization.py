@@ -102,19 +102,23 @@ class Quantization:
 
 
 _EXCLUSIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules")
+_EXPERTS = r"mlp\.experts\."
 NONE = Quantization("none")
 
 
-def named(name: str) -> Quantization:
-    """The quantization a user asks for by name, on all linear layers but the head; `PlannerError` if unknown."""
+def named(name: str, experts_only: bool = False) -> Quantization:
+    """The quantization called `name`, on all linear layers but the head, or on feed-forward blocks only.
+
+    Raises `PlannerError` for an unknown name.
+    """
     folded = name.casefold().replace(" ", "")
     key = _SPELLINGS.get(folded, folded)
     if key is None:
         return NONE
     if key not in SCHEMES:
         raise did_you_mean(name, (*SCHEMES, *_SPELLINGS), "quantization")
-    targets = r"mlp\.experts" if key == "mxfp4" else ""
-    return Quantization(SCHEMES[key].method, ((targets, SCHEMES[key]),), _union(["lm_head", "re:.*vision.*"]))
+    targets = _EXPERTS if key == "mxfp4" else r"mlp\." if experts_only else ""
+    return Quantization(SCHEMES[key].method, ((targets, SCHEMES[key]),), _union(["lm_head"]))
 
 
 def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quantization:
@@ -155,12 +159,12 @@ def _from_config(config: Mapping[str, Any], where: str) -> Quantization:
         return Quantization(schemes[0][1].method, schemes, _union([*ignored, "lm_head"] if not any(
             "lm_head" in pattern for pattern, _ in schemes) else ignored))  # fmt: skip
     scheme = _whole(q, method, where)
-    targets = ""
-    if method == "mxfp4":
-        targets = r"mlp\.experts"
+    schemes: tuple[tuple[str, Scheme], ...] = ((_EXPERTS if method == "mxfp4" else "", scheme),)
+    if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
+        schemes = ((_EXPERTS, SCHEMES["mxfp4"]), *schemes)
     if not q.get("lm_head"):
         ignored.append("lm_head")
-    return Quantization(scheme.method, ((targets, scheme),), _union(ignored))
+    return Quantization(scheme.method, schemes, _union(ignored))
 
 
 def _whole(q: Mapping[str, Any], method: str, where: str) -> Scheme:
