@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.advice import longest_model_len
+from planner.deployment import Deployment
 from planner.disaggregated import evaluate_disaggregated
-from planner.memory import plan
-from planner.predict import RATES, Prediction, evaluate
+from planner.predict import RATES, Prediction, evaluate, memory_of
 from planner.quantities import GIB, Interval, PlannerError
 from planner.rows import ENGINE_ARGS, POOL_SIZES, read_cells, read_deployment, read_model, read_workload
+from planner.workload import Workload
 
 if TYPE_CHECKING:
     from planner.search import Plan
@@ -73,11 +76,14 @@ def predict_row(row: Mapping[str, str], folder: Path = Path(), surplus: int = 0)
         pools = [pool for pool in ("prefill", "decode") if any(f"{pool}_{size}" in cells for size in POOL_SIZES)]
         if len(pools) == 1:
             raise PlannerError(f"only the {pools[0]} pool is given; disaggregated serving needs both pools' sizes")
-        deployments = [read_deployment(served, cells, folder, pool) for pool in pools or [""]]
+        deployments = [read_deployment(served, cells, folder, notes, pool) for pool in pools or [""]]
         if workload is None:
-            found = Prediction(deployments[-1], None, plan(deployments[-1]), None, None)
-        elif pools:
-            found = evaluate_disaggregated(*deployments, workload)
+            found = Prediction(deployments[-1], None, memory_of(deployments[-1]), None, None)
+            return answer | _columns(found) | {"warnings": ";".join((*notes, *found.warnings))}
+        if "max_model_len" not in cells:
+            deployments = [_that_starts(deployment, workload, notes) for deployment in deployments]
+        if pools:
+            found = evaluate_disaggregated(deployments[0], deployments[1], workload)
         else:
             found = evaluate(deployments[0], workload)
     except PlannerError as error:
@@ -85,6 +91,16 @@ def predict_row(row: Mapping[str, str], folder: Path = Path(), surplus: int = 0)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one odd row must not end the others
         return {**answer, "status": "error", "error": f"this row cannot be planned ({type(error).__name__}: {error})"}
     return answer | _columns(found) | {"warnings": ";".join((*notes, *found.warnings))}
+
+
+def _that_starts(deployment: Deployment, workload: Workload, notes: list[str]) -> Deployment:
+    """`deployment`, with the largest max_model_len that fits where the model's own does not, but the workload does."""
+    memory = memory_of(deployment)
+    longest = longest_model_len(memory)[1]
+    if memory.pool.max_concurrency_x >= 1 or longest < workload.total_quantile(1.0):
+        return deployment
+    notes.append(f"max_model_len {deployment.args.max_model_len:,} does not fit: planned with {longest:,}")
+    return replace(deployment, args=replace(deployment.args, max_model_len=longest))
 
 
 def _columns(found: Prediction) -> dict[str, object]:
@@ -154,8 +170,8 @@ def rows_for(plan: Plan) -> list[dict[str, str]]:
     }  # fmt: skip
     for name, lengths in (("isl", workload.prompt), ("osl", workload.output)):  # a trace's lengths were not asked for
         row |= {name if what == "mean" else f"{name}_{what}": value for what, value in lengths.asked.items()}
-    if deployment.speculation:
-        given = scenario.speculation
+    given = scenario.speculation
+    if given and deployment.speculation:
         row |= {"speculative_method": given.method, "num_speculative_tokens": given.num_speculative_tokens}
         row |= {"acceptance_rate": given.acceptance_rate, "draft_model": given.draft_model}
     return [{name: str(value) for name, value in row.items() if value is not None}]

@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.deployment import Deployment
-from planner.memory import plan
-from planner.predict import RATES, Prediction
+from planner.predict import RATES, Prediction, memory_of
 from planner.prices import price_per_hour
 from planner.quantities import Interval
 from planner.steady import Performance, closed_loop, open_loop
@@ -24,7 +23,7 @@ def evaluate_disaggregated(
     prefill: Deployment, decode: Deployment, workload: Workload, prices: Mapping[str, float] | None = None
 ) -> Prediction:
     """Predict a `prefill` and a `decode` pool (replicas = workers) under `workload`; see `predict.evaluate`."""
-    memories = {pool: plan(pool) for pool in (prefill, decode)}
+    memories = {pool: memory_of(pool) for pool in (prefill, decode)}
     price = price_per_hour(decode.gpu, prices or {})
     usd = price.usd * (prefill.layout.gpus + decode.layout.gpus) if price else None
     for pool, memory in memories.items():

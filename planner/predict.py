@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from planner.cost import Cost, cost
 from planner.deployment import Deployment
 from planner.memory import MemoryPlan, plan
 from planner.prices import price_per_hour
-from planner.quantities import Z80, Interval
+from planner.quantities import Z80, Interval, PlannerError
 from planner.speculation import speculate
 from planner.steady import Performance, closed_loop, open_loop
 from planner.workload import Workload
@@ -72,9 +73,12 @@ def evaluate(deployment: Deployment, workload: Workload, prices: Mapping[str, fl
     With a rate the loop is open; with a concurrency closed; with both, a rate that would hold more requests in flight
     than the concurrency allows becomes a closed loop. Raises `PlannerError` for what the engine would refuse.
     """
-    memory = plan(deployment)
+    memory = memory_of(deployment)
     price = price_per_hour(deployment.gpu, prices or {})
     usd = price.usd * deployment.layout.gpus if price else None
+    mean, limit = workload.prompt.mean + workload.output.mean, deployment.args.max_model_len or 0
+    if mean > limit:
+        raise PlannerError(f"requests of {mean:,.0f} tokens on average do not fit into max_model_len {limit:,}")
     if not deployment.args.enable_prefix_caching:
         workload = replace(workload, prefix_hit_rate=0.0)
     if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
@@ -83,6 +87,17 @@ def evaluate(deployment: Deployment, workload: Workload, prices: Mapping[str, fl
     if deployment.speculation is not None:
         performance, speedup = _speculative(deployment, performance, workload)
     return Prediction(deployment, workload, memory, performance, usd, speedup)
+
+
+def memory_of(deployment: Deployment) -> MemoryPlan:
+    """The memory plan of `deployment`, worked out once for any number of replicas."""
+    one = replace(deployment, layout=replace(deployment.layout, replicas=1))
+    return replace(_plan_once(one), deployment=deployment)
+
+
+@lru_cache(maxsize=4096)
+def _plan_once(deployment: Deployment) -> MemoryPlan:
+    return plan(deployment)
 
 
 def _perform(deployment: Deployment, memory: MemoryPlan, workload: Workload) -> Performance:

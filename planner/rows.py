@@ -116,7 +116,9 @@ def _asked_once(source: str, quantization: str | None, dtype: str | None) -> Mod
         return error
 
 
-def read_deployment(served: Model, cells: Mapping[str, Cell], folder: Path, pool: str) -> Deployment:
+def read_deployment(
+    served: Model, cells: Mapping[str, Cell], folder: Path, notes: list[str], pool: str = ""
+) -> Deployment:
     """What a row deploys: all of it, or its "prefill" or "decode" pool."""
     if "gpu" not in cells:
         raise PlannerError("gpu is missing")
@@ -138,7 +140,9 @@ def read_deployment(served: Model, cells: Mapping[str, Cell], folder: Path, pool
     args = {name: cells[name] for name in ENGINE_ARGS if name in cells}
     deployment = deploy_on(served, str(cells["gpu"]), speculation=speculation, **sizes, **named, **memory, **args)
     if reason := refuse(served, deployment.layout, deployment.layout.gpus_per_replica):
-        raise PlannerError(reason)
+        if deployment.engine.name == "vllm":
+            raise PlannerError(reason)
+        notes.append(f"vLLM would refuse this layout: {reason}")  # others pad heads, or attend data-parallel
     return deployment
 
 
