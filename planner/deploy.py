@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from planner.catalog import CATALOGS, Entry, check, read_yaml
 from planner.deployment import Deployment
+from planner.draft import method
 from planner.engines import Engine, release
 from planner.models import model
 from planner.predict import Prediction, evaluate
 from planner.quantities import GIB, PlannerError
 from planner.scenario import Target
-from planner.speculation import method
 from planner.workload import Workload
 
 if TYPE_CHECKING:

@@ -12,20 +12,16 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from planner.architecture import Architecture, Attention, Experts, Mlp
-from planner.catalog import Entry, entries
 from planner.deployment import Deployment, Speculation
+from planner.draft import draft_bytes, draft_of, method
 from planner.latency import StepModel, step_model
-from planner.models import Model, model
-from planner.quantities import GIB, Interval, PlannerError, did_you_mean
-from planner.weights import weight_bytes
+from planner.memory import MemoryPlan, plan
+from planner.quantities import GIB, Interval, PlannerError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from planner.memory import MemoryPlan
 
 STEP_S = 0.8e-3
 """What a speculative step adds whatever it drafts: rejection sampling, rolling back, preparing inputs twice.
@@ -36,31 +32,6 @@ PASS_S = 0.10e-3
 """Launching one draft pass and sampling from it."""
 SIGMA = 0.10
 """Standard deviation of ln(measured / predicted) of a speed-up (the target's own step cost cancels in it)."""
-
-
-class Method(Entry):
-    """One entry of `catalogs/speculation.yaml`, whose head explains every field."""
-
-    draft: Literal["model", "layer", "mtp", "heads", "none"]
-    passes: Literal["each", "one"]
-    head_vocab: int | None = None
-    host_us: float = 0.0
-    source: str
-    date: object
-
-
-@cache
-def methods() -> dict[str, Method]:
-    """All known methods by the engine's name."""
-    return entries("speculation.yaml", Method)
-
-
-def method(name: str) -> Method:
-    """The method called `name`; model-named MTP variants ("deepseek_mtp") and "eagle3.1" count as their kind."""
-    folded = "mtp" if name.endswith("mtp") else "eagle3" if name.startswith("eagle3") else name
-    if folded not in methods():
-        raise did_you_mean(name, methods(), "speculative method")
-    return methods()[folded]
 
 
 def expected_tokens(acceptance_rate: float, k: int) -> float:
@@ -81,48 +52,6 @@ def acceptance_from_length(tokens_per_step: float, k: int) -> float:
     return (low + high) / 2
 
 
-@cache
-def draft_of(target: Model, speculation: Speculation) -> Model | None:
-    """The model that drafts: the scenario's own, or what the method puts beside the target; None for look-ups."""
-    how, architecture = method(speculation.method), target.architecture
-    if how.draft == "none" or speculation.draft is not None:
-        return speculation.draft
-    if how.draft == "model":
-        raise PlannerError("method draft_model needs the draft model's name")
-    name = f"{target.name} {speculation.method}"
-    if how.draft == "mtp":
-        layers = architecture.mtp[:1] or architecture.layers[-1:]
-        return replace(target, name=name, architecture=replace(architecture, layers=layers, mtp=(), towers=()))
-    return replace(model(_layer_config(architecture, how)), name=name, dtype=target.dtype)
-
-
-def _layer_config(architecture: Architecture, how: Method) -> dict[str, object]:
-    """config.json of a dense one-layer draft as wide as the target, with an MLP like those its tokens pass through."""
-    mlps = [layer.mlp for layer in architecture.layers]
-    dense = [mlp.intermediate for mlp in mlps if isinstance(mlp, Mlp)]
-    sparse = [mlp.active * mlp.intermediate + mlp.shared_intermediate for mlp in mlps if isinstance(mlp, Experts)]
-    mixer = next((m for m in architecture.mixers if isinstance(m, Attention)), None)
-    heads = mixer.heads if mixer else max(1, architecture.hidden // 128)
-    return {
-        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": architecture.hidden,
-        "intermediate_size": max(dense or sparse or [4 * architecture.hidden]), "num_attention_heads": heads,
-        "num_key_value_heads": mixer.kv_heads if mixer else heads, "head_dim": mixer.head_dim if mixer else 128,
-        "vocab_size": min(how.head_vocab or architecture.vocab, architecture.vocab),
-        "max_position_embeddings": architecture.max_position,
-    }  # fmt: skip
-
-
-def draft_bytes(deployment: Deployment) -> float:
-    """Bytes of draft weights on one GPU, without the embedding and head that the draft shares with the target."""
-    if (speculation := deployment.speculation) is None or (draft := draft_of(deployment.model, speculation)) is None:
-        return 0.0
-    how = method(speculation.method)
-    shared = () if how.draft == "model" else ("embedding",) if how.head_vocab else ("embedding", "lm_head")
-    kept = [weight for layer in draft.architecture.layers for weight in layer.weights]
-    kept += [weight for weight in draft.architecture.ends if weight.part not in shared]
-    return sum(weight_bytes(draft, weight, deployment.layout) for weight in kept)
-
-
 @dataclass(frozen=True)
 class Speedup:
     """What speculation does to decoding at one batch."""
@@ -133,7 +62,7 @@ class Speedup:
     verify_s: float  # the target over k + 1 tokens per sequence
     draft_s: float  # k drafts
     draft_bytes: float  # per GPU
-    sequences_lost: int | None  # that the draft's weights push out of the KV pool; None: no memory plan was given
+    sequences_lost: int | None  # that the draft's weights and cache push out of the KV pool; None: not asked
 
     @property
     def speedup(self) -> Interval:
@@ -194,12 +123,13 @@ def speculate(deployment: Deployment, batch: float, context: float, memory: Memo
         drafting += (
             _pass_s(draft, batch, k + 1, context) + more * _pass_s(draft, batch, 1, context) + (1 + more) * PASS_S
         )
-    taken, lost = draft_bytes(deployment), None
+    lost = None
     if memory is not None:
-        smaller = memory.pool.layout.pool([max(0.0, memory.kv_available.mid - taken)])
-        lost = memory.pool.sequences(max(1, round(context))) - smaller.sequences(max(1, round(context)))
+        lost = memory.pool.sequences(round(context)) - plan(deployment).pool.sequences(round(context))
     plain, verify = (_pass_s(step, batch, each, context) + step.fixed_s for each in (1, k + 1))
-    return Speedup(batch, expected_tokens(speculation.acceptance_rate, k), plain, verify, drafting, taken, lost)
+    return Speedup(
+        batch, expected_tokens(speculation.acceptance_rate, k), plain, verify, drafting, draft_bytes(deployment), lost
+    )
 
 
 def break_even_acceptance(deployment: Deployment, batch: float, context: float) -> float | None:
