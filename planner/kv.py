@@ -14,6 +14,7 @@ from functools import cached_property
 
 from planner.architecture import Architecture, LatentAttention, Recurrent
 from planner.deployment import Deployment
+from planner.draft import draft_layers
 from planner.kv_layers import Cache, Kind, count_caches, kv_width
 from planner.quantities import PlannerError
 from planner.weights import partition
@@ -227,7 +228,7 @@ def backend_block_size(architecture: Architecture, kv_cache_dtype: str, compute_
 
 
 def kv_layout(deployment: Deployment) -> KvLayout:
-    """The KV layout of `deployment`; draft and MTP layers lie on the last pipeline stage."""
+    """The KV layout of `deployment`; a draft's layers lie on the last pipeline stage."""
     model, args, engine, layout = deployment.model, deployment.args, deployment.engine, deployment.layout
     architecture, facts, speculation = model.architecture, engine.facts, deployment.speculation
     dtype = args.kv_cache_dtype or "auto"
@@ -238,10 +239,8 @@ def kv_layout(deployment: Deployment) -> KvLayout:
     for size in partition(len(architecture.layers), layout.pp):
         stages.append(count_caches(architecture.layers[start : start + size], layout.tp, dtype, k))
         start += size
-    if speculation and speculation.draft:
-        stages[-1] += count_caches(speculation.draft.architecture.layers, layout.tp, dtype, k)
-    elif speculation and "mtp" in speculation.method:
-        stages[-1] += count_caches(architecture.mtp, layout.tp, dtype, k)
+    if drafting := draft_layers(deployment):
+        stages[-1] += count_caches(drafting, layout.tp, dtype, k)
     block_size = args.block_size or facts["block_size"]
     if engine.name == "vllm" and args.block_size is None:
         block_size = backend_block_size(architecture, dtype, deployment.gpu.compute_capability)

@@ -123,7 +123,9 @@ def test_a_draft_costs_sequences() -> None:
     found = speculate(served, 8, 1000, memory)
     assert 0.2 < found.draft_bytes / GIB < 1
     left = (memory.kv_available.mid - found.draft_bytes) / (memory.pool.kv_bytes_per_token * 33 / 32)
-    assert found.sequences_lost == pytest.approx(memory.pool.sequences(1000) - left / 1000, rel=0.25)
+    least = memory.pool.sequences(1000) - left / 1000
+    assert found.sequences_lost is not None
+    assert least - 1 < found.sequences_lost < 2 * least  # more CUDA graphs take the rest
 
 
 def test_the_surface_holds_every_combination() -> None:
