@@ -176,11 +176,7 @@ def _size(scenario: Scenario, option: _Option, cheapest: float) -> Candidate | R
     memory = memory_of(deployment)
     if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
         return Rejection(what, deployment.gpu.name, option.gpus, memory.reason, "memory")
-    if "max_num_seqs" not in scenario.engine_args:
-        held = memory.pool.sequences(round(scenario.workload.prompt.p50 + scenario.workload.output.p50))
-        most = MAX_SEQS if scenario.offline else deployment.args.max_num_seqs or MAX_SEQS
-        seqs = min(most, max(math.ceil(held / SEQS_STEP), 1) * SEQS_STEP)
-        deployment = replace(deployment, args=replace(deployment.args, max_num_seqs=seqs))
+    deployment = fill_batch(scenario, deployment)
     low, high = 0, option.at_most // option.gpus
     best = judge(scenario, deployment, high, option.preference)
     while best.meets and high - low > 1:
@@ -188,6 +184,16 @@ def _size(scenario: Scenario, option: _Option, cheapest: float) -> Candidate | R
         tried = judge(scenario, deployment, middle, option.preference)
         low, high, best = (low, middle, tried) if tried.meets else (middle, high, best)
     return best
+
+
+def fill_batch(scenario: Scenario, deployment: Deployment) -> Deployment:
+    """`deployment` with the max_num_seqs that its KV pool holds at median lengths, unless the scenario sets another."""
+    if "max_num_seqs" in scenario.engine_args:
+        return deployment
+    held = memory_of(deployment).pool.sequences(round(scenario.workload.prompt.p50 + scenario.workload.output.p50))
+    most = MAX_SEQS if scenario.offline else deployment.args.max_num_seqs or MAX_SEQS
+    seqs = min(most, max(math.ceil(held / SEQS_STEP), 1) * SEQS_STEP)
+    return replace(deployment, args=replace(deployment.args, max_num_seqs=seqs))
 
 
 def _batch_within(scenario: Scenario, candidate: Candidate) -> Candidate:
