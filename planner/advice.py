@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.deployment import Deployment
 from planner.memory import MemoryPlan, plan
-from planner.quantities import GIB, PlannerError
+from planner.quantities import GIB
+from planner.quantization import named
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,51 +84,20 @@ def sequence_table(found: MemoryPlan, workload: Workload) -> pd.DataFrame:
     return pd.DataFrame([(*fit, risk) for fit, risk in zip(fits, risks, strict=True)], columns=columns)
 
 
-@dataclass(frozen=True)
-class Gain:
-    """What one change buys: KV tokens and sequences of `tokens` of context, beside the present plan's."""
+def gains(found: MemoryPlan, tokens: int) -> pd.DataFrame:
+    """What one more GiB, an FP8 KV cache, and FP8 or 4-bit weights each buy, in sequences of `tokens` of context."""
+    import pandas as pd
 
-    change: str
-    kv_gib: float
-    sequences: int
-    more_sequences: int
-
-    def __str__(self) -> str:
-        return f"{self.change}: {self.kv_gib:.1f} GiB KV cache, {self.sequences} sequences ({self.more_sequences:+d})"
-
-
-def gains(found: MemoryPlan, tokens: int) -> list[Gain]:
-    """What one more GiB, FP8 KV cache, FP8 and 4-bit weights each buy in sequences of `tokens` of context."""
     deployment = found.deployment
-    changes: list[tuple[str, Deployment]] = [
-        (
-            "one more GiB",
-            replace(deployment, gpu_total=deployment.gpu_total + math.ceil(GIB / _utilization(deployment))),
-        ),
-        ("FP8 KV cache", replace(deployment, args=replace(deployment.args, kv_cache_dtype="fp8"))),
-    ]
-    for name, scheme in (("FP8 weights", "fp8"), ("4-bit weights (AWQ)", "awq")):
-        if (quantized := _requantized(deployment, scheme)) is not None:
-            changes.append((name, quantized))
+    gib = math.ceil(GIB / (deployment.args.gpu_memory_utilization or 1.0))
+    changes = {
+        "one more GiB": replace(deployment, gpu_total=deployment.gpu_total + gib),
+        "FP8 KV cache": replace(deployment, args=replace(deployment.args, kv_cache_dtype="fp8")),
+    }
+    for name, scheme in (("FP8 weights", named("fp8")), ("4-bit weights (AWQ)", named("awq"))):
+        if scheme.weight_bits < deployment.model.quantization.weight_bits:
+            changes[name] = replace(deployment, model=replace(deployment.model, quantization=scheme))
     base = found.pool.sequences(tokens)
-    plans = [(name, plan(changed)) for name, changed in changes]
-    return [
-        Gain(name, p.kv_available.mid / GIB, p.pool.sequences(tokens), p.pool.sequences(tokens) - base)
-        for name, p in plans
-    ]
-
-
-def _utilization(deployment: Deployment) -> float:
-    return deployment.args.gpu_memory_utilization or 1.0
-
-
-def _requantized(deployment: Deployment, scheme: str) -> Deployment | None:
-    from planner.quantization import named
-
-    quantized = named(scheme)
-    if quantized.weight_bits >= deployment.model.quantization.weight_bits:
-        return None
-    try:
-        return replace(deployment, model=replace(deployment.model, quantization=quantized))
-    except PlannerError:
-        return None
+    plans = [(name, plan(changed)) for name, changed in changes.items()]
+    rows = [(n, p.kv_available.mid / GIB, p.pool.sequences(tokens), p.pool.sequences(tokens) - base) for n, p in plans]
+    return pd.DataFrame(rows, columns=["change", "kv_gib", "sequences", "more_sequences"])

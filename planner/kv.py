@@ -161,7 +161,7 @@ def cut(stages: Stages, block_size: int, states: int = 1, hybrid: bool = True) -
     if not total:
         raise PlannerError("the model keeps no KV cache in any layer; only generative attention models can be planned")
     kinds = {cache.kind for cache in total}
-    if any(cache.page for cache in total):
+    if _is_compressed(stages):
         return _cut_compressed(stages, total)
     if kinds == {"full"} or (not hybrid and "state" not in kinds):
         group = Group("full", total.total(), block_size)
@@ -255,7 +255,7 @@ def kv_layout(deployment: Deployment) -> KvLayout:
     batches = layout.pp + bool(args.async_scheduling) if facts["window_batches"] == "concurrent" else 1
     return KvLayout(
         groups=groups,
-        block_size=min(group.block_size for group in groups if group.kind != "window" or block_size < 256),
+        block_size=min(group.block_size for group in groups if group.kind == "full" or not _is_compressed(stages)),
         stage_bytes_per_block=tuple(max(1, round(page)) for page in pages),
         used=used,
         kv_bytes_per_token=max(_token_bytes(stage, "full") for stage in stages) / layout.dcp,
@@ -266,6 +266,10 @@ def kv_layout(deployment: Deployment) -> KvLayout:
         dcp=layout.dcp,
         counts_blocks=facts["kv_tokens"] == "blocks",
     )
+
+
+def _is_compressed(stages: Stages) -> bool:
+    return any(cache.page for stage in stages for cache in stage)
 
 
 def _token_bytes(stage: Mapping[Cache, int], *kinds: Kind) -> float:

@@ -214,11 +214,15 @@ def _free_at_start(found: MemoryPlan) -> Interval:
 
 def _after_pool(found: MemoryPlan) -> tuple[float, Interval]:
     """Bytes left once the pool is allocated, and what vLLM then still takes: graphs outside the budget, warm-up."""
-    rest = found.headroom - found.other_tenants - runtime.base_context(found.deployment) + found.activation.mid
-    if found.deployment.engine.name != "vllm":
+    deployment = found.deployment
+    free = deployment.gpu_free
+    if free is None:
+        free = found.total - deployment.other_tenants - round(runtime.base_context(deployment))
+    rest = free - found.requested + found.activation.mid
+    if deployment.engine.name != "vllm":
         return rest, Interval.exactly(0)
     graphs = Interval.exactly(0) if "cudagraph" in found.in_budget else found.cudagraph
-    return rest, runtime.after_pool(found.deployment, graphs)
+    return rest, runtime.after_pool(deployment, graphs)
 
 
 def safe_utilization(deployment: Deployment) -> float:

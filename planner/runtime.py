@@ -36,10 +36,14 @@ class Constant(Entry):
     date: str
 
     @property
+    def spread(self) -> Interval:
+        """In bytes, for a constant in GiB whose `sigma` is in GiB too."""
+        return Interval.spread(self.value, self.sigma) * GIB
+
+    @property
     def amount(self) -> Interval:
-        """In bytes, for a constant in GiB whose `sigma` is in GiB too; never below zero."""
-        spread = Interval.spread(self.value, self.sigma)
-        return Interval(max(0.0, spread.lo), spread.mid, spread.hi) * GIB
+        """`spread`, but never below zero."""
+        return Interval(max(0.0, self.spread.lo), self.spread.mid, self.spread.hi)
 
     def times(self, items: float) -> Interval:
         """`items` times the constant, whose `sigma` is relative."""
@@ -146,7 +150,9 @@ def non_torch(deployment: Deployment) -> Interval:
     """Bytes outside the torch allocator that loading and profiling add: libraries, NCCL, all-reduce buffers."""
     if deployment.gpu.vendor == "amd":
         return _of(deployment, "non-torch-rocm").amount
-    return _of(deployment, "non-torch" + _fabric(deployment)).amount
+    measured = deployment.gpu.architecture == "hopper" or _release(deployment) < (0, 17, 0)
+    elsewhere = Interval.exactly(0) if measured else _of(deployment, "non-torch-elsewhere").spread
+    return _of(deployment, "non-torch" + _fabric(deployment)).amount + elsewhere
 
 
 def context(deployment: Deployment) -> Interval:

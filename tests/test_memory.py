@@ -191,7 +191,8 @@ def test_advice_agrees_with_the_plan() -> None:
 
 def test_gains_are_worth_what_they_cost() -> None:
     found = plan(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384))
-    by_name = {gain.change: gain for gain in gains(found, 1300)}
-    assert by_name["one more GiB"].kv_gib == pytest.approx(found.kv_available.mid / GIB + 1, abs=0.01)
-    assert by_name["FP8 KV cache"].sequences == pytest.approx(2 * found.pool.sequences(1300), abs=1)
-    assert by_name["4-bit weights (AWQ)"].more_sequences > by_name["FP8 weights"].more_sequences > 0
+    bought = gains(found, 1300).set_index("change")
+    assert bought.loc["one more GiB", "kv_gib"] == pytest.approx(found.kv_available.mid / GIB + 1, abs=0.01)
+    assert bought.loc["FP8 KV cache", "sequences"] == pytest.approx(2 * found.pool.sequences(1300), abs=1)
+    assert bought.loc["4-bit weights (AWQ)", "sequences"] > bought.loc["FP8 weights", "sequences"]
+    assert (bought["more_sequences"] > 0).all()
