@@ -70,6 +70,14 @@ class SpeculationEntry(Entry):
     draft_model: str | None = None
     allowed: bool = True
 
+    def load(self) -> Speculation:
+        """As a deployment wants it."""
+        draft = model(self.draft_model) if self.draft_model else None
+        return Speculation(self.method, self.num_speculative_tokens, self.acceptance_rate, draft)
+
+    def __str__(self) -> str:
+        return f"{self.method}, k = {self.num_speculative_tokens}, acceptance rate {self.acceptance_rate:.2f}"
+
 
 class ScenarioEntry(Entry):
     """A scenario file; `catalogs/scenarios/chat-70b.yaml` explains every field."""
@@ -119,22 +127,6 @@ class Target:
 
 
 @dataclass(frozen=True)
-class SpeculationOption:
-    """Speculative decoding to judge; candidates use it where it is `allowed`."""
-
-    method: str
-    num_speculative_tokens: int
-    acceptance_rate: float
-    draft_model: str | None
-    allowed: bool
-
-    def load(self) -> Speculation:
-        """As a deployment wants it."""
-        draft = model(self.draft_model) if self.draft_model else None
-        return Speculation(self.method, self.num_speculative_tokens, self.acceptance_rate, draft)
-
-
-@dataclass(frozen=True)
 class Scenario:
     """What is asked: a model, the hardware to choose from, the traffic and the service level."""
 
@@ -154,7 +146,7 @@ class Scenario:
     context_buffer: float = 0.1
     prices: Mapping[str, float] = field(default_factory=dict)
     other_tenants: int = 0  # bytes on each GPU
-    speculation: SpeculationOption | None = None
+    speculation: SpeculationEntry | None = None
     traits: Traits = field(default_factory=Traits)
 
     def __str__(self) -> str:
@@ -209,7 +201,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             context_buffer=entry.context_buffer,
             prices=named,
             other_tenants=round(entry.other_tenants_gib * GIB),
-            speculation=SpeculationOption(**entry.speculation.model_dump()) if entry.speculation else None,
+            speculation=entry.speculation,
             traits=Traits(**_known(entry.traits, Traits.__dataclass_fields__, "trait")),
         )
         _possible(found)

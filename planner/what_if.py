@@ -77,7 +77,10 @@ def changes(scenario: Scenario, stuck: bool = False) -> Iterator[tuple[str, Scen
     if "fp8" not in scenario.kv_cache_dtypes:
         yield "FP8 KV cache allowed", replace(scenario, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8"))
     if scenario.speculation and not scenario.speculation.allowed:
-        yield "speculative decoding allowed", replace(scenario, speculation=replace(scenario.speculation, allowed=True))
+        yield (
+            "speculative decoding allowed",
+            replace(scenario, speculation=scenario.speculation.model_copy(update={"allowed": True})),
+        )
     most = max(candidate.at_most for candidate in scenario.gpus)
     for name in OTHER_GPUS:
         if gpu(name) not in [candidate.gpu for candidate in scenario.gpus]:
