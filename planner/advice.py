@@ -80,7 +80,7 @@ def sequence_table(found: MemoryPlan, workload: Workload) -> pd.DataFrame:
         for name, tokens in rows
     ]
     risks = (preemption_risk(found, workload, max(1, n)) for _, _, n in fits)
-    columns = ["length", "tokens", "max_num_seqs", "preemption_risk"]
+    columns = ["length", "tokens", "sequences", "preemption risk"]
     return pd.DataFrame([(*fit, risk) for fit, risk in zip(fits, risks, strict=True)], columns=columns)
 
 
@@ -100,4 +100,4 @@ def gains(found: MemoryPlan, tokens: int) -> pd.DataFrame:
     base = found.pool.sequences(tokens)
     plans = [(name, plan(changed)) for name, changed in changes.items()]
     rows = [(n, p.kv_available.mid / GIB, p.pool.sequences(tokens), p.pool.sequences(tokens) - base) for n, p in plans]
-    return pd.DataFrame(rows, columns=["change", "kv_gib", "sequences", "more_sequences"])
+    return pd.DataFrame(rows, columns=["change", "KV cache (GiB)", "sequences", "more than now"])
