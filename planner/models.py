@@ -8,7 +8,7 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -53,6 +53,17 @@ class Model:
         """Bytes per element of what isn't quantized."""
         return DTYPES[self.dtype]
 
+    @cached_property
+    def prefixes(self) -> tuple[str, ...]:
+        """A module path for every layer, "layers.3."; layers whose weights are stored alike share the first one's."""
+        alike: dict[Any, str] = {}
+        found = []
+        for index, layer in enumerate(self.architecture.layers):
+            prefix = f"layers.{index}."
+            formats = tuple(self.quantization.scheme(weight, prefix) for weight in layer.weights)
+            found.append(alike.setdefault((layer, formats), prefix))
+        return tuple(found)
+
     def __str__(self) -> str:
         stored = "" if self.quantization.method == "none" else f", {self.quantization.method}"
         return f"{self.name} ({self.architecture.params_total / 1e9:.2f} B parameters{stored})"
@@ -77,7 +88,7 @@ def model(
         found = _build(_read(path), str(source))
     else:
         found = _named(str(source))
-    if quantization is not None and (wanted := q.named(quantization)).method != found.quantization.method:
+    if quantization is not None and (wanted := q.named(quantization, found.quantization)) != found.quantization:
         found = replace(found, quantization=wanted)
     if dtype is not None and dtype != "auto":
         if dtype not in DTYPES:
@@ -180,16 +191,18 @@ def _variant(name: str) -> Model | None:
         wanted = "fp8_block"
     known = _catalog()[1]
     undressed = {re.sub(_DRESS, "", alias.split("/")[-1]): key for alias, key in reversed(known.items())}
-    key = known.get(bare) or undressed.get(re.sub(_DRESS, "", bare))
+    plain = re.sub(_DRESS, "", bare)
+    begins = [alias for alias in undressed if plain.startswith(f"{alias}-") and re.search(r"\d[bm](-|$)", alias)]
+    key = known.get(bare) or undressed.get(plain) or undressed.get(max(begins, key=len, default=""))
     if key is None:
         return None
-    base, stored = _entry(key), wanted
-    note = f"{name} is not in the catalog; planned as {key}"
-    quantization = base.quantization
-    if stored is not None and q.named(stored).method != base.quantization.method:
-        moe = base.architecture.is_moe and stored == "nvfp4"
-        quantization = q.named(stored, experts_only=moe)
-        note += f" with {stored} weights" + (", attention left unquantized" if moe else "")
+    base, moe = _entry(key), False
+    derived = "planned as" if bare in known or plain in undressed else "taken for a derivative of"
+    note, quantization = f"{name} is not in the catalog; {derived} {key}", base.quantization
+    if wanted is not None:
+        moe = base.architecture.is_moe and wanted == "nvfp4"  # what NVIDIA's own releases of MoE models do
+        quantization = q.named(wanted, base.quantization, experts_only=moe)
+        note += f" with {wanted} {'experts, the rest unquantized' if moe else 'weights'}"
     return replace(base, name=name, quantization=quantization, warnings=(*base.warnings, note))
 
 

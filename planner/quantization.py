@@ -48,13 +48,15 @@ SCHEMES = {
 }
 """Formats by the name that a user may give."""
 _SPELLINGS = {
-    "none": None, "bf16": None, "bfloat16": None, "fp16": None, "float16": None, "auto": None,
-    "fp8_dynamic": "fp8_channel", "fp8-dynamic": "fp8_channel", "compressed-tensors": "fp8_channel", "w8a8": "int8",
-    "quantized.w8a8": "int8", "w4a16": "int4", "quantized.w4a16": "int4", "w8a16": "int8", "fp4": "nvfp4",
-    "modelopt": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq", "gptq-int4": "gptq",
-    "awq-int4": "awq", "bnb": "bitsandbytes", "nf4": "bitsandbytes", "bnb-4bit": "bitsandbytes",
-    "deepseek_v4_fp8": "fp8_block",
+    "bf16": "none", "bfloat16": "none", "fp16": "none", "float16": "none", "auto": "none", "none": "none",
+    "fp8_dynamic": "fp8_channel", "w8a8": "int8", "quantized.w8a8": "int8", "w8a16": "int8", "w4a16": "int4",
+    "quantized.w4a16": "int4", "fp4": "nvfp4", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "awq_int4": "awq",
+    "gptq_marlin": "gptq", "gptq_int4": "gptq", "bnb": "bitsandbytes", "nf4": "bitsandbytes",
+    "bnb_4bit": "bitsandbytes", "deepseek_v4_fp8": "fp8_block", "fp8_per_block": "fp8_block", "fp8_per_tensor": "fp8",
+    "gpt_oss_mxfp4": "mxfp4", "compressed_tensors": "compressed_tensors", "modelopt": "modelopt", "quark": "modelopt",
 }  # fmt: skip
+_CONTAINERS = {"compressed_tensors": "fp8_channel", "modelopt": "fp8"}
+"""Names that say who wrote a checkpoint and not in which format, and the format most of theirs have."""
 
 
 @dataclass(frozen=True)
@@ -106,19 +108,27 @@ _EXPERTS = r"mlp\.experts\."
 NONE = Quantization("none")
 
 
-def named(name: str, experts_only: bool = False) -> Quantization:
-    """The quantization called `name`, on all linear layers but the head, or on feed-forward blocks only.
+def named(name: str, stored: Quantization = NONE, experts_only: bool = False) -> Quantization:
+    """The quantization called `name`, on all linear layers but the head, or on the routed experts only.
 
+    A container's name ("compressed-tensors", "modelopt") and the format that is `stored` already change nothing.
     Raises `PlannerError` for an unknown name.
     """
-    folded = name.casefold().replace(" ", "")
-    key = _SPELLINGS.get(folded, folded)
-    if key is None:
-        return NONE
-    if key not in SCHEMES:
+    words = re.findall(r"[\w.]+", re.sub(r"[-/]", "_", name.casefold()))
+    known = [word for word in words if word in SCHEMES or word in _SPELLINGS]
+    if not known:
         raise did_you_mean(name, (*SCHEMES, *_SPELLINGS), "quantization")
-    targets = _EXPERTS if key == "mxfp4" else r"mlp\." if experts_only else ""
-    return Quantization(SCHEMES[key].method, ((targets, SCHEMES[key]),), _union(["lm_head"]))
+    key = max((_SPELLINGS.get(word, word) for word in known), key=lambda key: key not in _CONTAINERS)
+    if key in _CONTAINERS:
+        return stored if stored.schemes else named(_CONTAINERS[key])
+    if key == "none":
+        return NONE
+    scheme = SCHEMES[key]
+    if scheme.method == stored.method or scheme.bits == stored.weight_bits:
+        return stored
+    targets = _EXPERTS if key == "mxfp4" or experts_only else ""
+    ignored = ["lm_head", "mtp*"] if key == "nvfp4" else ["lm_head"]
+    return Quantization(scheme.method, ((targets, scheme),), _union(ignored))
 
 
 def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quantization:
@@ -154,10 +164,11 @@ def _from_config(config: Mapping[str, Any], where: str) -> Quantization:
     ignored = [item for key in _EXCLUSIONS if isinstance(q.get(key), list) for item in q[key] if isinstance(item, str)]
     groups = q.get("config_groups")
     if isinstance(groups, Mapping) and groups:
-        schemes = tuple(_group(group, f"{where}, quantization_config.config_groups.{name}")
-                        for name, group in groups.items())  # fmt: skip
-        return Quantization(schemes[0][1].method, schemes, _union([*ignored, "lm_head"] if not any(
-            "lm_head" in pattern for pattern, _ in schemes) else ignored))  # fmt: skip
+        named_groups = ((group, f"{where}, quantization_config.config_groups.{name}") for name, group in groups.items())
+        formats = tuple(_group(group, place) for group, place in named_groups)
+        if not any("lm_head" in pattern for pattern, _ in formats):
+            ignored.append("lm_head")
+        return Quantization(formats[0][1].method, formats, _union(ignored))
     scheme = _whole(q, method, where)
     schemes: tuple[tuple[str, Scheme], ...] = ((_EXPERTS if method == "mxfp4" else "", scheme),)
     if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
