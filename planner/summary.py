@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.candidate import Candidate, describe
+from planner.deployment import Deployment, ParallelLayout, deploy_on
+from planner.models import model
+from planner.parallelism import legal_layouts
 from planner.quantities import GIB
-from planner.search import Plan
+from planner.search import Plan, context_length
 from planner.what_if import WhatIf
 
 if TYPE_CHECKING:
@@ -17,6 +20,23 @@ if TYPE_CHECKING:
 def state(candidate: Candidate) -> str:
     """Whether it "meets" the service level, meets it only "at risk", or "misses" it."""
     return "misses" if not candidate.meets else "at risk" if candidate.at_risk else "meets"
+
+
+def subject(plan: Plan) -> Deployment:
+    """The deployment to talk about: the chosen one, else the best evaluated, else the widest layout there is."""
+    best = plan.chosen or next(iter(plan.candidates), None)
+    if best is not None:
+        return best.deployment
+    scenario, card = plan.scenario, plan.scenario.gpus[0]
+    served = model(scenario.model, quantization=scenario.quantizations[-1])
+    layouts = legal_layouts(served, card.gpu, card.at_most, card.gpus_per_node) or [ParallelLayout()]
+    layout = max(layouts, key=lambda layout: (layout.gpus, layout.tp))
+    length = context_length(scenario.workload, scenario.context_buffer, served.architecture.max_position)
+    args: dict[str, Any] = {"max_model_len": length, **scenario.engine_args}
+    return deploy_on(
+        served, card.gpu, tp=layout.tp, pp=layout.pp, ep=layout.ep, engine=scenario.engine,
+        interconnect=card.interconnect, gpus_per_node=card.gpus_per_node, other_tenants=scenario.other_tenants, **args,
+    )  # fmt: skip
 
 
 def verdict(plan: Plan) -> str:
