@@ -19,8 +19,8 @@ import yaml
 from planner import __version__
 from planner.catalog import read_yaml
 from planner.quantities import PlannerError
-from planner.scenario import SCENARIOS, Scenario, load_scenario
-from planner.search import search
+from planner.scenario import SCENARIOS, load_scenario
+from planner.search import Plan, search
 
 _PACKAGE = Path(__file__).resolve().parent
 NOTEBOOKS = _PACKAGE / "notebooks" if (_PACKAGE / "notebooks").is_dir() else _PACKAGE.parent / "notebooks"
@@ -56,13 +56,15 @@ def report(
         load_scenario(name)
         path = _overridden(path, overrides, out)
         name = path
-    scenario = load_scenario(name)
+    plan = search(load_scenario(name))
+    if notebooks is None:
+        notebooks = walk() if plan.candidates else walk()[:2]  # where nothing fits, there is no deployment to explain
     out.mkdir(parents=True, exist_ok=True)
     parameters = {"scenario": str(path.resolve()), "out_dir": str(out)}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         work = Path(folder)
-        executed = _execute(notebooks or walk(), parameters, work, progress)
-        (work / "title.json").write_text(json.dumps(_title(scenario)))
+        executed = _execute(notebooks, parameters, work, progress)
+        (work / "title.json").write_text(json.dumps(_title(plan)))
         (work / "body.typ").write_text("\n\n".join(_typst(notebook, work) for notebook in executed))
         _compile(work, out / "report.pdf")
     return out / "report.pdf"
@@ -94,6 +96,7 @@ def _execute(
 ) -> list[Path]:
     """Run `notebooks` side by side, each with the `parameters` that it knows; the executed copies, in order."""
     import papermill
+    from traitlets.config import Config
 
     def run(notebook: Path) -> Path:
         known = papermill.inspect_notebook(str(notebook))
@@ -105,6 +108,7 @@ def _execute(
             progress_bar=False,
             request_save_on_cell_execute=False,
             extra_arguments=["--log-level=CRITICAL"],
+            config=Config({"KernelManager": {"transport": "tcp" if os.name == "nt" else "ipc"}}),  # no port to race for
         )
         return work / notebook.name
 
@@ -127,10 +131,9 @@ def _execute(
     return [work / notebook.name for notebook in notebooks]
 
 
-def _title(scenario: Scenario) -> dict[str, Any]:
+def _title(plan: Plan) -> dict[str, Any]:
     """What stands on the title page."""
-    plan = search(scenario)
-    engine = scenario.engine
+    scenario, engine = plan.scenario, plan.scenario.engine
     facts = {
         "Model": scenario.model,
         "Traffic": str(scenario.workload),

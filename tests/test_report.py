@@ -108,6 +108,13 @@ def test_fields_of_the_scenario_can_be_set(notebook, tmp_path):
     assert copy["model"] == "meta-llama/Llama-3.1-70B-Instruct"
 
 
+def test_a_model_that_fits_nowhere_gets_a_report_that_says_so(tmp_path):
+    overrides = {"gpus": [{"gpu": "L4", "at_most": 1}]}
+    pages = PdfReader(report("chat-70b", tmp_path, overrides, progress=str)).pages
+    assert "fits nowhere" in " ".join(pages[0].extract_text().split())
+    assert "GiB" in "".join(page.extract_text() for page in pages)
+
+
 def test_the_default_walk(tmp_path):
     said: list[str] = []
     pdf = report("chat-70b", tmp_path, progress=said.append)
