@@ -154,8 +154,8 @@ def _entry(name: str) -> Model:
 _FORMATS = (
     (r"nvfp4|fp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8[-_](dynamic|static|kv)", "fp8_channel"), (r"fp8", "fp8"),
     (r"gptq(-?marlin)?(-?int4|-?4bit)?", "gptq"), (r"awq(-?int4|-?4bit)?", "awq"),
-    (r"quantized\.w4a16|w4a16|int4|4bit|autoround", "int4"), (r"quantized\.w8a8|w8a8|int8", "int8"),
-    (r"bnb-4bit|bnb|bitsandbytes", "bitsandbytes"), (r"bf16|bfloat16|fp16", "none"),
+    (r"bnb-4bit|bnb|bitsandbytes", "bitsandbytes"), (r"quantized\.w4a16|w4a16|int4|4bit|autoround", "int4"),
+    (r"quantized\.w8a8|w8a8|int8", "int8"), (r"bf16|bfloat16|fp16", "none"),
 )  # fmt: skip
 """How names say the format of a quantized copy, and the format."""
 _DRESS = r"^meta-|-(instruct|chat|it|hf|base|thinking|reasoning|preview|\d{4}|v\d+(\.\d+)?)(?=-|$)"
@@ -181,7 +181,11 @@ def _named(name: str) -> Model:
 
 
 def _variant(name: str) -> Model | None:
-    """A catalog model under a dressed-up name, or a quantized copy of one: its base, with what the name says."""
+    """A catalog model under a dressed-up name, or a quantized copy of one: its base, with what the name says.
+
+    NVFP4 copies leave alone what NVIDIA's own do: all but the routed experts of an MoE model (Kimi-K2.6-NVFP4,
+    Qwen3.5-397B-A17B-NVFP4), the recurrent mixers of a hybrid.
+    """
     bare, wanted = _fold(name.split("/")[-1]), None
     for pattern, spelled in _FORMATS:
         stripped = re.sub(rf"[-.]({pattern})(?=[-.]|$)", "", bare)
@@ -196,13 +200,17 @@ def _variant(name: str) -> Model | None:
     key = known.get(bare) or undressed.get(plain) or undressed.get(max(begins, key=len, default=""))
     if key is None:
         return None
-    base, moe = _entry(key), False
+    base = _entry(key)
     derived = "planned as" if bare in known or plain in undressed else "taken for a derivative of"
     note, quantization = f"{name} is not in the catalog; {derived} {key}", base.quantization
     if wanted is not None:
-        moe = base.architecture.is_moe and wanted == "nvfp4"  # what NVIDIA's own releases of MoE models do
-        quantization = q.named(wanted, base.quantization, experts_only=moe)
-        note += f" with {wanted} {'experts, the rest unquantized' if moe else 'weights'}"
+        targets: tuple[tuple[str, str], ...] = ()
+        if wanted == "nvfp4" and base.architecture.is_moe:
+            targets = ((r"mlp\.experts", "nvfp4"),)
+        elif wanted == "nvfp4" and base.architecture.is_hybrid:
+            targets = ((r"^(?!.*(linear_attn|mixer))", "nvfp4"),)
+        quantization = q.named(wanted, base.quantization, targets)
+        note += f" with {wanted} {'experts' if base.architecture.is_moe and targets else 'weights'}"
     return replace(base, name=name, quantization=quantization, warnings=(*base.warnings, note))
 
 

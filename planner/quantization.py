@@ -104,12 +104,12 @@ class Quantization:
 
 
 _EXCLUSIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules")
-_EXPERTS = r"mlp\.experts\."
+_EXPERTS = r"mlp\.experts"
 NONE = Quantization("none")
 
 
-def named(name: str, stored: Quantization = NONE, experts_only: bool = False) -> Quantization:
-    """The quantization called `name`, on all linear layers but the head, or on the routed experts only.
+def named(name: str, stored: Quantization = NONE, targets: tuple[tuple[str, str], ...] = ()) -> Quantization:
+    """The quantization called `name`, on all linear layers but the head, or as `targets` say: (modules, format).
 
     A container's name ("compressed-tensors", "modelopt") and the format that is `stored` already change nothing.
     Raises `PlannerError` for an unknown name.
@@ -120,15 +120,18 @@ def named(name: str, stored: Quantization = NONE, experts_only: bool = False) ->
         raise did_you_mean(name, (*SCHEMES, *_SPELLINGS), "quantization")
     key = max((_SPELLINGS.get(word, word) for word in known), key=lambda key: key not in _CONTAINERS)
     if key in _CONTAINERS:
-        return stored if stored.schemes else named(_CONTAINERS[key])
+        repacked = key == "compressed_tensors" and stored.method in ("gptq", "awq")
+        return stored if stored.schemes and not repacked else named("int4" if repacked else _CONTAINERS[key])
     if key == "none":
         return NONE
     scheme = SCHEMES[key]
-    if scheme.method == stored.method or scheme.bits == stored.weight_bits:
+    if "nvfp4" in known and "fp8" in known:
+        targets = ((r"mlp\.", "nvfp4"), ("", "fp8"))
+    elif scheme.method == stored.method or scheme.bits == stored.weight_bits:
         return stored
-    targets = _EXPERTS if key == "mxfp4" or experts_only else ""
+    parts = targets or ((_EXPERTS if key == "mxfp4" else "", key),)
     ignored = ["lm_head", "mtp*"] if key == "nvfp4" else ["lm_head"]
-    return Quantization(scheme.method, ((targets, scheme),), _union(ignored))
+    return Quantization(scheme.method, tuple((modules, SCHEMES[part]) for modules, part in parts), _union(ignored))
 
 
 def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quantization:
