@@ -161,3 +161,13 @@ def test_max_model_len_is_p99_plus_the_buffer() -> None:
     length = context_length(workload, 0.1, 131072)
     assert length % 256 == 0 and length >= 1.1 * workload.total_quantile(0.99) > length - 256
     assert context_length(workload, 0.1, 4096) == 4096
+
+
+def test_without_a_price_fewer_gpus_are_better() -> None:
+    unpriced = {**CHAT_8B, "gpus": [{"gpu": "RTX-PRO-6000-Max-Q", "at_most": 4}]}
+    plan = search(scenario(unpriced, "s"))
+    assert plan.chosen and plan.chosen.usd_per_hour is None
+    assert plan.chosen.deployment.layout.gpus == min(c.deployment.layout.gpus for c in plan.candidates if c.meets)
+    assert "no price is known for RTX-PRO-6000-Max-Q" in plan.notes[0]
+    both = search(scenario({**CHAT_8B, "gpus": [*unpriced["gpus"], {"gpu": "L40S", "at_most": 8}]}, "s"))
+    assert both.chosen and both.chosen.deployment.gpu.name == "L40S"
