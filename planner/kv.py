@@ -180,7 +180,7 @@ def _cut_mixed(stages: Stages, total: Mapping[Cache, int], block_size: int, stat
         tokens = block_size * (int(page // (cache.token_bytes * block_size)) if cache.token_bytes else 1)
         groups += [Group(cache.kind, size, tokens, cache.window, states)] * split[cache]
         used += n * (cache.state_bytes or cache.token_bytes * tokens)
-    pages = [page * max(math.ceil(n / split[cache]) for cache, n in stage.items()) for stage in stages]
+    pages = [page * max((math.ceil(n / split[c]) for c, n in stage.items()), default=0) for stage in stages]
     return tuple(groups), pages, used / (page * size * len(groups))
 
 
