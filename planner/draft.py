@@ -11,7 +11,6 @@ from planner.catalog import Entry, entries
 from planner.deployment import Deployment, Speculation
 from planner.models import Model, model
 from planner.quantities import PlannerError, did_you_mean
-from planner.weights import weight_bytes
 
 
 class Method(Entry):
@@ -32,11 +31,23 @@ def methods() -> dict[str, Method]:
 
 
 def method(name: str) -> Method:
-    """The method called `name`; model-named MTP variants ("deepseek_mtp") and "eagle3.1" count as their kind."""
-    folded = "mtp" if name.endswith("mtp") else "eagle3" if name.startswith("eagle3") else name
-    if folded not in methods():
+    """The method that an engine calls `name`; "EAGLE-2", "ngram_gpu" and "deepseek_mtp" count as their kind."""
+    folded = name.casefold().replace("-", "_")
+    kinds = (*methods(), *_SPELLINGS)
+    kind = next((kind for kind in sorted(kinds, key=len, reverse=True) if folded.startswith(kind)), folded)
+    kind = "mtp" if folded.endswith("mtp") else _SPELLINGS.get(kind, kind)
+    if kind not in methods():
         raise did_you_mean(name, methods(), "speculative method")
-    return methods()[folded]
+    return methods()[kind]
+
+
+_SPELLINGS = {
+    "nextn": "mtp",
+    "eagle_3": "eagle3",
+    "mlp_speculator": "medusa",
+    "prompt_lookup": "ngram",
+    "draft": "draft_model",
+}
 
 
 @cache
@@ -76,14 +87,3 @@ def draft_layers(deployment: Deployment) -> tuple[Layer, ...]:
         return ()
     draft = draft_of(deployment.model, speculation)
     return draft.architecture.layers if draft else ()
-
-
-def draft_bytes(deployment: Deployment) -> float:
-    """Bytes of draft weights on one GPU, without the embedding and head that the draft shares with the target."""
-    if (speculation := deployment.speculation) is None or (draft := draft_of(deployment.model, speculation)) is None:
-        return 0.0
-    how = method(speculation.method)
-    shared = () if how.draft == "model" else ("embedding",) if how.head_vocab else ("embedding", "lm_head")
-    kept = [weight for layer in draft.architecture.layers for weight in layer.weights]
-    kept += [weight for weight in draft.architecture.ends if weight.part not in shared]
-    return sum(weight_bytes(draft, weight, deployment.layout) for weight in kept)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal
 
 from planner import runtime
 from planner.deployment import Deployment
-from planner.draft import draft_bytes
 from planner.engines import Engine
 from planner.kv import KvLayout, KvPool, kv_layout
 from planner.quantities import GIB, Interval, PlannerError
@@ -121,8 +120,7 @@ def plan(deployment: Deployment, calibration: Mapping[str, float] | None = None)
     estimate = runtime.cudagraph_estimate(deployment)
     graphs = estimate if "cudagraph" in in_budget else runtime.cudagraph_actual(deployment, estimate)
     stages = []
-    weights = list(rank_bytes(deployment))
-    weights[-1] += round(draft_bytes(deployment))
+    weights = rank_bytes(deployment)
     for stage, size in enumerate(weights):
         terms = {
             "weights": Interval.factor(size, WEIGHTS_SIGMA),

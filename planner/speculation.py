@@ -15,10 +15,11 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from planner.deployment import Deployment, Speculation
-from planner.draft import draft_bytes, draft_of, method
+from planner.draft import draft_of, method
 from planner.latency import StepModel, step_model
 from planner.memory import MemoryPlan, plan
 from planner.quantities import GIB, Interval, PlannerError
+from planner.weights import draft_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -127,9 +128,9 @@ def speculate(deployment: Deployment, batch: float, context: float, memory: Memo
     if memory is not None:
         lost = memory.pool.sequences(round(context)) - plan(deployment).pool.sequences(round(context))
     plain, verify = (_pass_s(step, batch, each, context) + step.fixed_s for each in (1, k + 1))
-    return Speedup(
-        batch, expected_tokens(speculation.acceptance_rate, k), plain, verify, drafting, draft_bytes(deployment), lost
-    )
+    tokens = expected_tokens(speculation.acceptance_rate, k)
+    taken = draft_bytes(deployment.model, speculation, deployment.layout)
+    return Speedup(batch, tokens, plain, verify, drafting, taken, lost)
 
 
 def break_even_acceptance(deployment: Deployment, batch: float, context: float) -> float | None:

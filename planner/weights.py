@@ -11,6 +11,7 @@ from math import ceil
 
 from planner.architecture import Layer, Weight
 from planner.deployment import Deployment, ParallelLayout, Speculation
+from planner.draft import draft_of, method
 from planner.models import Model
 
 VOCAB_PADDING = 64
@@ -91,7 +92,7 @@ def rank_bytes(deployment: Deployment) -> tuple[int, ...]:
     model, layout, args = deployment.model, deployment.layout, deployment.args
     stages = list(_stages(model, layout, deployment.engine.release >= TABLES_ONCE))
     if deployment.speculation is not None:
-        stages[-1] += _draft(model, deployment.speculation, layout)
+        stages[-1] += draft_bytes(model, deployment.speculation, layout)
     if args.max_loras:
         start = 0
         for stage, size in enumerate(partition(len(model.architecture.layers), layout.pp)):
@@ -131,18 +132,18 @@ def _layer_bytes(model: Model, layer: Layer, layout: ParallelLayout, prefix: str
 
 
 @lru_cache(maxsize=256)
-def _draft(model: Model, speculation: Speculation, layout: ParallelLayout) -> int:
-    """What speculation adds to the last stage: MTP layers, or the draft model less what an EAGLE head shares.
+def draft_bytes(model: Model, speculation: Speculation, layout: ParallelLayout) -> int:
+    """Weight bytes per GPU that speculation adds to the last stage, without what the draft shares with the target.
 
-    MTP layers and EAGLE heads use the target's embedding, MTP layers its head too (vLLM 0.33.0
-    v1/spec_decode/llm_base_proposer.py).
+    MTP layers use the target's embedding and head; EAGLE heads its embedding, and its head unless they have a smaller
+    vocabulary of their own (vLLM 0.33.0 v1/spec_decode/llm_base_proposer.py).
     """
-    if speculation.draft is None:
-        if not speculation.method.endswith("mtp"):
-            return 0
-        layers = enumerate(model.architecture.mtp, len(model.architecture.layers))
+    if (draft := draft_of(model, speculation)) is None:
+        return 0
+    how, alone = method(speculation.method), ParallelLayout(tp=layout.tp)
+    if how.draft == "mtp":
+        layers = enumerate(model.architecture.mtp or draft.architecture.layers, len(model.architecture.layers))
         return round(sum(_layer_bytes(model, layer, layout, f"mtp.layers.{index}.") for index, layer in layers))
-    draft, alone = speculation.draft, ParallelLayout(tp=layout.tp)
-    shared = "embedding" if speculation.method.startswith(("eagle", "dflash")) else ""
-    ends = sum(weight_bytes(draft, weight, alone) for weight in draft.architecture.ends if weight.part == shared)
+    shared = () if how.draft == "model" else ("embedding",) if how.head_vocab else ("embedding", "lm_head")
+    ends = sum(weight_bytes(draft, weight, alone) for weight in draft.architecture.ends if weight.part in shared)
     return _stages(draft, alone, True)[0] - round(ends)
