@@ -100,6 +100,7 @@ def _execute(
 
     def run(notebook: Path) -> Path:
         known = papermill.inspect_notebook(str(notebook))
+        sockets = {} if os.name == "nt" else {"transport": "ipc", "ip": str(work / notebook.stem)}  # no port race
         papermill.execute_notebook(
             str(notebook),
             str(work / notebook.name),
@@ -108,7 +109,7 @@ def _execute(
             progress_bar=False,
             request_save_on_cell_execute=False,
             extra_arguments=["--log-level=CRITICAL"],
-            config=Config({"KernelManager": {"transport": "tcp" if os.name == "nt" else "ipc"}}),  # no port to race for
+            config=Config({"KernelManager": sockets}),
         )
         return work / notebook.name
 
