@@ -64,6 +64,11 @@ class MemoryPlan:
         return self.total - self.requested
 
     @property
+    def rounding(self) -> int:
+        """Bytes of the KV cache that whole blocks, and the poorest stage's count of them, leave unused."""
+        return max(0, round(self.kv_available.mid) - self.pool.num_blocks * self.pool.bytes_per_block)
+
+    @property
     def parts(self) -> dict[str, int]:
         """Bytes by name, summing to `total`; a negative KV cache is what the budget lacks."""
         inside = {LABELS[term]: round(getattr(self, term).mid) for term in self.in_budget}
@@ -187,8 +192,7 @@ def _judge(found: MemoryPlan, pools: list[KvPool]) -> tuple[Status, str]:
             return status, f"No available memory for the cache blocks: the budget lacks {-have / gib:.2f} GiB"
         return status, (
             f"One request of max_model_len {layout.max_model_len} needs {want / gib:.2f} GiB KV cache, "
-            f"{have / gib:.2f} GiB is available ({found.kv_available / gib:.2f}); "
-            f"{max(0.0, want - have) / gib:.2f} GiB is missing; "
+            f"{found.kv_available / gib:.2f} GiB is available, {max(0.0, want - have) / gib:.2f} GiB is missing; "
             f"estimated maximum model length {layout.longest(found.pool.num_blocks - reserve)}"
         )
     if free.lo < found.requested:
