@@ -15,6 +15,7 @@ from planner.memory import MemoryPlan, plan, safe_utilization
 from planner.models import model
 from planner.quantities import GIB, Interval, PlannerError
 from planner.steady import step_model
+from planner.weights import rank_bytes
 from planner.workload import Workload
 
 if TYPE_CHECKING:
@@ -124,8 +125,9 @@ def format_plans(deployment: Deployment) -> Iterator[tuple[Format, Deployment]]:
             stored = base if name == "checkpoint" else model(deployment.model.name, quantization=name)
         except PlannerError:
             continue
-        if name == "checkpoint" or stored.quantization.method != base.quantization.method:
-            yield entry, replace(deployment, model=stored)
+        candidate = replace(deployment, model=stored)
+        if name == "checkpoint" or rank_bytes(candidate) != rank_bytes(replace(deployment, model=base)):
+            yield entry, candidate
 
 
 def format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:

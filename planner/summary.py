@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from planner.candidate import Candidate, describe
@@ -11,6 +12,7 @@ from planner.models import model
 from planner.parallelism import legal_layouts
 from planner.quantities import GIB
 from planner.search import Plan, context_length
+from planner.steady import Performance
 from planner.what_if import WhatIf
 
 if TYPE_CHECKING:
@@ -158,3 +160,11 @@ def changes(plan: Plan, found: tuple[WhatIf, ...]) -> pd.DataFrame:
             )
         )
     return pd.DataFrame(rows, columns=["change", "plan", "USD per hour", "cost change (%)", "service level"])
+
+
+def ramp_table(predicted: Mapping[float, Performance]) -> pd.DataFrame:
+    """One row per step of a benchmark ramp on one replica: request rate, p99 TTFT and ITL, output throughput."""
+    import pandas as pd
+
+    rows = [(f"{rate:.3g}", p.ttft["p99"] * 1e3, p.itl["p99"] * 1e3, p.output_tps) for rate, p in predicted.items()]
+    return pd.DataFrame(rows, columns=["requests/s", "TTFT p99 (ms)", "ITL p99 (ms)", "output tokens/s"])
