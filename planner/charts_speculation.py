@@ -21,7 +21,7 @@ def heat_map(surface: pd.DataFrame, line: pd.DataFrame, here: tuple[float, float
         "speedup",
         title="speed-up",
         scale=alt.Scale(domain=[least, 1, most], range=[BAD, "#f2f2f2", PALETTE[0]]),
-        legend=alt.Legend(type="symbol", symbolType="square", format=".1f", values=[0.5, 0.75, 1, 1.5, 2, 3]),
+        legend=alt.Legend(type="symbol", symbolType="square", format=".1f", values=[0.5, 0.8, 1, 1.5, 2, 3]),
     )
     half = (rates[1] - rates[0]) / 2
     for k, cells in surface.groupby("k"):
@@ -41,7 +41,7 @@ def heat_map(surface: pd.DataFrame, line: pd.DataFrame, here: tuple[float, float
             "low", title="acceptance rate", scale=alt.Scale(domain=[rates[0] - half, rates[-1] + half], nice=False)
         )
         layers = [alt.Chart(cells).mark_rect().encode(x=x, x2="right", y=y, y2="high", color=color)]
-        edge = line[line["k"] == k]
+        edge = line[(line["k"] == k) & (line["acceptance_rate"] >= rates[0] - half)]
         layers.append(
             alt.Chart(edge)
             .mark_line(color="black", strokeDash=[5, 3], clip=True)
