@@ -126,6 +126,8 @@ def _execute(
                 raise PlannerError(
                     error.evalue if planned else f"notebook {notebook.stem} failed: {error.ename}: {error.evalue}"
                 ) from None
+            except RuntimeError as error:  # the kernel died or never answered
+                raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
             progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s)")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
