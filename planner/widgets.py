@@ -68,7 +68,7 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
 def note(message: object) -> Shown:
     """A sentence or two, or a result that prints as such, set apart from the rest."""
     style = "border-left: 3px solid #3b7dd8; background: #3b7dd81a; padding: 0.5em 0.9em; margin: 0.6em 0"
-    return Shown(f'<blockquote style="{style}"><p>{escape(message)}</p></blockquote>')
+    return Shown(f'<blockquote style="{style}"><p style="margin: 0">{escape(message)}</p></blockquote>')
 
 
 def code(script: str, language: str = "bash") -> Shown:
