@@ -56,7 +56,7 @@ def test_a_trace_lies_beside_the_scenario_and_figures_beside_it_win(tmp_path: Pa
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"modle": "x"}, "mine, field modle: unknown field; accepted: .*model"),
+        ({"modle": "x"}, "mine, field modle: unknown field; did you mean model"),
         ({"model": "meta-llama/Llama-3.1-8"}, "did you mean meta-llama/Llama-3.1-8B"),
         ({"gpus": [{"gpu": "H1000-SXM", "at_most": 1}]}, "unknown GPU 'H1000-SXM'; did you mean .*H100-SXM"),
         ({"gpus": []}, "at least one candidate GPU"),
