@@ -3,7 +3,7 @@ PYTHON ?= python3
 SCENARIO ?= chat-70b
 BIN := .venv/bin
 
-.PHONY: report test lab dev clean
+.PHONY: report test lab lessons dev clean
 
 report: .venv/ready
 	$(BIN)/planner report $(SCENARIO)
@@ -13,6 +13,11 @@ lab: .venv/ready
 
 test: .venv/ready-dev
 	$(BIN)/pytest
+
+# After a change in the physics: the lessons' committed outputs anew, to be read before they are committed.
+lessons: .venv/ready-dev
+	$(BIN)/jupyter nbconvert --log-level WARN --to notebook --execute --inplace \
+	    --ExecutePreprocessor.record_timing=False notebooks/learn/*.ipynb
 
 dev: .venv/ready-dev
 

@@ -199,7 +199,7 @@ class Architecture:
 
     @cached_property
     def params_by_part(self) -> Counter[str]:
-        """Elements by part: embedding, lm_head, attention, routed_experts, norm, vision_audio, ...; engine: what only engines hold."""
+        """Elements by part: embedding, attention, routed_experts, ...; `engine` is what only an engine holds."""
         parts: Counter[str] = Counter()
         for weight, times in self.weights():
             parts[weight.part] += weight.count * times

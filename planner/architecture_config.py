@@ -133,8 +133,8 @@ def _mixers(c: Fields, count: int, pattern: list[str]) -> list[str]:
 
 def _windows(c: Fields, count: int) -> list[str]:
     """Which attention layers see a window only."""
-    if c.get("attention_chunk_size") is not None and c.get("layer_cycle"):
-        rotary = c.items("no_rope_layers", int) or [(index + 1) % c.whole("layer_cycle") for index in range(count)]
+    if c.get("attention_chunk_size") is not None and (cycle := c.whole("layer_cycle", 0, least=0)):
+        rotary = c.items("no_rope_layers", int) or [(index + 1) % cycle for index in range(count)]
         return ["chunked" if turned else "full" for turned in rotary[:count]]
     if c.get("sliding_window") is None or (c.flag("sliding_off") and not c.flag("use_sliding_window")):
         return ["full"] * count
@@ -292,21 +292,22 @@ def _rotary(c: Fields, layers: Iterable[Layer]) -> tuple[Weight, ...]:
     for mixer in (layer.mixer for layer in layers):
         if mixer is None or isinstance(mixer, Recurrent):
             continue
-        local = mixer.window is not None and c.flag("local_rope")
+        local = c.flag("local_rope") and mixer.window is not None and getattr(mixer, "compress", 0) == 0
         rope = stated.get("sliding_attention" if local else "full_attention", stated)
         r = Fields(rope if isinstance(rope, Mapping) else {}, {}, f"{c.where}, rope_parameters")
         kind, dim = r.text("rope_type", r.text("type")), mixer.rope_dim
         if isinstance(mixer, Attention) and kind != "proportional":
-            dim = c.whole("rotary_dim", int(dim * c.fraction("partial_rotary_factor", r.fraction("partial_rotary_factor", 1))))
+            partial = c.fraction("partial_rotary_factor", r.fraction("partial_rotary_factor", 1))
+            dim = c.whole("rotary_dim", int(dim * partial))
         positions = c.whole("max_position_embeddings", 0, least=0, most=2**31)
         if kind == "yarn" and r.get("original_max_position_embeddings"):
             original = r.whole("original_max_position_embeddings", most=2**31)
             positions = round(original * r.fraction("factor", 1, 2**16))
-        copies = c.whole("mrope_tables", 4) if r.get("mrope_section") else 1
+        copies = 4 if r.get("mrope_section") else 1
         tables.add((positions, dim, copies, local))
-    bits = c.whole("rope_bits", None)
+    bits, name = c.whole("rope_bits", None), "mrope_once" if c.flag("mrope_once") else "mrope"
     return tuple(
-        Weight("mrope" if copies > 1 else "rope", positions, dim, part="engine", copies=copies, linear=False, bits=bits)
+        Weight(name if copies > 1 else "rope", positions, dim, part="engine", copies=copies, linear=False, bits=bits)
         for positions, dim, copies, _ in sorted(tables)
         if dim
     )

@@ -14,7 +14,8 @@ PART = "vision_audio"
 
 def _matrix(name: str, rows: int, cols: int, shard: Shard, bias: bool = False, copies: int = 1) -> Weights:
     """A linear layer that stays in the model's dtype: quantizers leave towers alone."""
-    return tuple(replace(weight, linear=False) for weight in matrix(f"vision.{name}", rows, cols, shard, PART, bias, copies))
+    weights = matrix(f"vision.{name}", rows, cols, shard, PART, bias, copies)
+    return tuple(replace(weight, linear=False) for weight in weights)
 
 
 def _encoder(depth: int, hidden: int, inner: int, bias: bool = True, norm_bias: bool = True, gated: bool = False,
@@ -42,10 +43,8 @@ def _patch(v: Fields, hidden: int, frames: int = 1) -> int:
 
 
 def _projector(inputs: int, inner: int, outputs: int, bias: bool = True, split: bool = True) -> Weights:
-    first, second = _matrix("projector.linear_1", inner, inputs, "column" if split else "replicated", bias), _matrix(
-        "projector.linear_2", outputs, inner, "row" if split else "replicated", bias
-    )
-    return first + second
+    first = _matrix("projector.linear_1", inner, inputs, "column" if split else "replicated", bias)
+    return first + _matrix("projector.linear_2", outputs, inner, "row" if split else "replicated", bias)
 
 
 def qwen(v: Fields, c: Fields, hidden: int) -> Weights:

@@ -108,6 +108,11 @@ def judge(scenario: Scenario, deployment: Deployment, replicas: int, preference:
             missed.append((target.name, f"{target.name} is {_ms(value.mid)}, above {_ms(target.seconds)}"))
         elif value.hi > target.seconds:
             risks.append(f"{target.name} may reach {_ms(value.hi)}, above {_ms(target.seconds)}")
+    if not missed and not scenario.offline:
+        slower = served.mid / served.lo  # the same as so much more traffic
+        stressed = evaluate(deployment, workload.at(rate * slower), scenario.prices).performance
+        if stressed is None or stressed.saturated:
+            risks.append(f"may be overloaded, if it is {slower - 1:.0%} slower than expected")
     if prediction.memory.status == "at_risk":
         risks.append(prediction.memory.reason)
     constraints, misses = zip(*missed, strict=True) if missed else ((), ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,12 +40,16 @@ def check(kind: type[E], data: Any, where: str) -> E:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        first = error.errors()[0]
+        first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
         field = ".".join(str(part) for part in first["loc"]) or "(the whole entry)"
-        problem = {"extra_forbidden": "unknown field", "missing": "field is missing"}.get(first["type"], first["msg"])
-        value = "" if first["type"] in ("missing", "extra_forbidden") else f", got {first['input']!r:.80}"
-        hint = f"; accepted: {', '.join(sorted(kind.model_fields))}" if first["type"] == "extra_forbidden" else ""
-        raise PlannerError(f"{where}, field {field}: {problem}{value}{hint}") from None
+        if first["type"] == "extra_forbidden":
+            known = sorted(kind.model_fields) if len(first["loc"]) == 1 else []
+            close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+            hint = f"; did you mean {close[0]}?" if close else f"; accepted: {', '.join(known)}" if known else ""
+            raise PlannerError(f"{where}, field {field}: unknown field{hint}") from None
+        if first["type"] == "missing":
+            raise PlannerError(f"{where}, field {field}: field is missing") from None
+        raise PlannerError(f"{where}, field {field}: {first['msg']}, got {first['input']!r:.80}") from None
 
 
 def entries(file: str, kind: type[E], root: Path = CATALOGS) -> dict[str, E]:

@@ -68,7 +68,7 @@ def theme() -> Any:
             "line": {"strokeWidth": 2},
             "text": {"color": text, "fontSize": 11},
             "rule": {"color": MUTED},
-            "bar": {"color": PALETTE[0]},
+            "mark": {"color": PALETTE[0]},
             "point": {"filled": True, "size": 55},
         }
     }

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import PositiveFloat
 
 from planner.catalog import CATALOGS, Entry, entries
+from planner.engines import Engine, release
 from planner.hardware import Gpu
 from planner.models import Model
 from planner.quantities import PlannerError, did_you_mean
@@ -36,7 +37,7 @@ class Coefficients:
     token_passes: float  # activations of one token: passes over `hidden` bf16 values per layer
     step_s: float  # host time of one step that the GPU waits for
     row_s: float  # the same, per scheduled sequence
-    prefill_step_s: float  # the same, what a step with prompt tokens adds (no full CUDA graph)
+    launch_s: float  # issuing one kernel outside a CUDA graph: what steps with prompt tokens, and eager ones, wait for
     request_s: float  # front end per request before its first token: HTTP, scheduling, detokenizing
     prompt_token_s: float  # the same per prompt token: tokenizing, moving
 
@@ -47,7 +48,8 @@ class Calibration(Entry):
     coefficients: dict[str, PositiveFloat]
     sigma_tpot: PositiveFloat | None = None  # standard deviation of ln(measured / predicted)
     sigma_ttft: PositiveFloat | None = None
-    models: tuple[str, ...] = ()
+    kv_cache_dtype: str = "auto"  # what the measured recipes set where a deployment leaves it open
+    models: tuple[str, ...] = ()  # by `model_type`
     points: int = 0
     versions: tuple[str, ...] = ()
     residuals: str = ""
@@ -63,6 +65,7 @@ class Calibrated:
     basis: Basis
     sigma_tpot: float
     sigma_ttft: float
+    kv_cache_dtype: str
     note: str
 
 
@@ -91,14 +94,21 @@ def calibrations(engine: str) -> dict[str, Calibration]:
     return found
 
 
+def _entry(engine: Engine, name: str) -> Calibration | None:
+    """The entry for `name` that covers the engine's release: the lowest "NAME before VERSION" above it, else "NAME"."""
+    known = calibrations(engine.name)
+    bounds = [key.partition(" before ")[2] for key in known if key.startswith(f"{name} before ")]
+    above = [bound for bound in bounds if engine.release < release(bound)]
+    return known[f"{name} before {min(above, key=release)}"] if above else known.get(name)
+
+
 @cache
-def calibrated(gpu: Gpu, engine: str, model_type: str) -> Calibrated:
+def calibrated(gpu: Gpu, engine: Engine, model_type: str) -> Calibrated:
     """Coefficients for `gpu` under `engine`: its own entry, else that of its architecture, else the prior.
 
     `model_type` (config.json) decides whether the model's family was among those measured.
     """
-    known = calibrations(engine)
-    own, family, prior = known.get(gpu.name), known.get(gpu.architecture), known["prior"]
+    own, family, prior = _entry(engine, gpu.name), _entry(engine, gpu.architecture), calibrations(engine.name)["prior"]
     chosen = own or family or prior
     basis: Basis = "prior"
     if own is not None:
@@ -109,9 +119,9 @@ def calibrated(gpu: Gpu, engine: str, model_type: str) -> Calibrated:
     tpot, ttft = WIDTHS[basis]
     if basis == "measured":
         tpot, ttft = chosen.sigma_tpot or tpot, chosen.sigma_ttft or ttft
-    return Calibrated(coefficients, basis, tpot, ttft, chosen.source)
+    return Calibrated(coefficients, basis, tpot, ttft, chosen.kv_cache_dtype, chosen.source)
 
 
-def calibration_of(model: Model, gpu: Gpu, engine: str) -> Calibrated:
+def calibration_of(model: Model, gpu: Gpu, engine: Engine) -> Calibrated:
     """`calibrated` for a model."""
     return calibrated(gpu, engine, model.architecture.model_type)

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from planner.catalog import CATALOGS, Entry, check, read_yaml
 from planner.deployment import Deployment
+from planner.draft import method
 from planner.engines import Engine, release
 from planner.models import model
 from planner.predict import Prediction, evaluate
 from planner.quantities import GIB, PlannerError
 from planner.scenario import Target
-from planner.speculation import method
-from planner.workload import Workload
+from planner.workload import Lengths, Workload
 
 if TYPE_CHECKING:
     import jinja2
@@ -53,6 +53,8 @@ ONLINE = ("fp8", "bitsandbytes")
 """Quantizations that an engine applies to a 16-bit checkpoint while it loads; others need a checkpoint of their own."""
 RAMP = (0.25, 0.5, 0.75, 1.0, 1.25)
 """Shares of the planned rate worth benchmarking: up to it, and once beyond."""
+RANGE_RATIO = 0.5
+"""Spread of the benchmark's random lengths: uniform within this share of the mean to both sides."""
 
 
 class Options(Entry):
@@ -210,6 +212,7 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
         "targets": targets,
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
         "ramp": ramp(prediction),
+        "range_ratio": RANGE_RATIO,
         "metrics": METRICS,
         "checked": bool(options(engine)),
         "usd_per_hour": prediction.usd_per_hour,
@@ -218,13 +221,23 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
 
 
 def ramp(prediction: Prediction) -> dict[float, Performance]:
-    """What one replica does at growing shares of its part of the traffic: requests/s -> prediction."""
+    """What `bench.sh` should measure on one replica at growing shares of its traffic: requests/s -> prediction."""
     layout, workload = prediction.deployment.layout, _workload(prediction)
     one = replace(prediction.deployment, layout=replace(layout, replicas=1))
     served = prediction.performance.request_tps.mid if prediction.performance else 0.0
+    prompt, output = _random(workload.prompt.mean, workload.prefix_tokens), _random(workload.output.mean)
+    hits = float(workload.prefix_tokens > 0)
+    drawn = replace(workload, prompt=prompt, output=output, prefix_hit_rate=hits, num_prompts=None, trace=None)
     rates = [(workload.rate or served) / layout.replicas * share for share in RAMP]
-    found = {rate: evaluate(one, workload.at(rate)).performance for rate in rates}
+    found = {rate: evaluate(one, drawn.at(rate)).performance for rate in rates}
     return {rate: performance for rate, performance in found.items() if performance}
+
+
+def _random(mean: float, prefix: int = 0) -> Lengths:
+    """Lengths as `--random-range-ratio` draws them: a shared prefix, and the rest uniform around its mean."""
+    rest = max(mean - prefix, 1.0)
+    low, high = (prefix + rest * (1 + side * RANGE_RATIO) for side in (-1, 1))
+    return Lengths.uniform(high, low / high)
 
 
 def _workload(prediction: Prediction) -> Workload:

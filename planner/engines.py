@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from planner.models import Model
 
 Share = Field(gt=0, le=1)
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+"""Short forms that people write for dtypes."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank` (vLLM 0.20.2 and 0.33.0)."""
 
@@ -208,6 +210,7 @@ def resolve(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> EngineA
         scheduling_policy="fcfs",
     )
     given = {field.name: value for field in fields(args) if (value := getattr(args, field.name)) is not None}
+    given |= {name: DTYPES.get(given[name], given[name]) for name in ("dtype", "kv_cache_dtype") if name in given}
     filled = replace(defaults, **given)
     if (reason := _refusal(filled, engine, gpu, model)) is not None:
         raise PlannerError(reason)

@@ -108,9 +108,7 @@ def _gpu(name: str, entry: GpuEntry) -> Gpu:
     return Gpu(
         name=name,
         aliases=entry.aliases,
-        vendor=chip.vendor,
-        architecture=chip.architecture,
-        compute_capability=chip.compute_capability,
+        **chip.model_dump(exclude={"power_w"}),
         memory=round(memory.gib * GIB),
         memory_basis=memory.basis,
         marketed_gb=memory.marketed_gb,

@@ -1,6 +1,6 @@
 """What one engine step costs: a roofline per part, priced with a dozen calibrated coefficients.
 
-`work` counts what a step has to move and compute (arithmetic on shapes), `step_model` prices it for a GPU and engine.
+`planner.work` counts what a step has to move and compute, `step_model` prices it for a GPU and engine.
 Roofline: Williams et al. 2009; a kernel's time is the p-norm of its memory and its compute time, so that both matter
 near the ridge. A mixture of E experts of which k serve a token reads E (1 - (1 - k/E)^T) experts for T tokens.
 """
@@ -9,155 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
-from planner.architecture import Attention, Experts, LatentAttention, Layer, Recurrent, Weight
 from planner.coefficients import Basis, Coefficients, calibration_of
 from planner.deployment import Deployment
-from planner.models import Model
 from planner.parallelism import collectives
-from planner.weights import rank_shape, weight_bytes
+from planner.work import Matmul, work
 
 SMOOTH = 4.0
 """Order of the p-norm between memory and compute time; GEMMs at the ridge are 15-20 % above either (AIConfigurator)."""
 EP_IMBALANCE = 1.15
 """The busiest of several expert-parallel ranks against their mean, for routers trained with balancing losses."""
-LAUNCH_S = 5e-6
-"""Issuing one kernel from Python in a step without a CUDA graph, on a current host."""
-SPARSE_TOKENS = 2048
-"""Tokens that DeepSeek sparse attention keeps per query (`index_topk` of DeepSeek-V3.2 and GLM-5)."""
 PINGPONG = 0.35
 """Share of the host's step and row time that asynchronous scheduling leaves in the GPU's way."""
-
-
-@dataclass(frozen=True)
-class Matmul:
-    """All linears of a step that share a number format: bytes of weights, FLOP a token, on one GPU."""
-
-    dtype: str  # the matrix units' format: bf16, fp8, fp4, int8
-    bytes: float
-    flops: float
-    bits: float = 16.0  # per stored weight
-    experts: int = 0  # of how many experts per layer (0: dense)
-    active: int = 0
-
-
-@dataclass(frozen=True)
-class Context:
-    """Attention layers that see the same span: what one context token costs a sequence on one GPU, over all layers."""
-
-    window: int | None
-    bytes: float  # KV read per context token in decode
-    decode_flops: float  # per (query, context token)
-    prefill_flops: float
-
-
-@dataclass(frozen=True)
-class Work:
-    """What a step has to do, per token, row and context token, on one GPU of every pipeline stage in turn."""
-
-    matmuls: tuple[Matmul, ...]
-    head: Matmul
-    vocab: float
-    contexts: tuple[Context, ...]
-    state_bytes: float  # read and written per sequence and step
-    kernels: int  # launched one after the other, all layers
-    token_bytes: float  # one pass over the activations of one token, all layers
-
-
-def _matmul(model: Model, weight: Weight, deployment: Deployment) -> tuple[str, float, float, float]:
-    """(format of the matrix units, bytes, FLOP per token, bits) on one GPU; a format it lacks is computed in 16 bit."""
-    peaks, scheme = deployment.gpu.flops, model.quantization.scheme(weight)
-    wide = "bf16" if "bf16" in peaks else "fp16"
-    rows, cols, copies = rank_shape(weight, deployment.layout)
-    dtype = scheme.activation if scheme is not None and scheme.activation in peaks else wide
-    bits = 16.0 if scheme is None else scheme.bits
-    return dtype, weight_bytes(model, weight, deployment.layout), 2.0 * rows * cols * copies, bits
-
-
-def _matmuls(deployment: Deployment) -> tuple[Matmul, ...]:
-    """Every linear of the layers, gathered by format and by dense or expert."""
-    model, layout = deployment.model, deployment.layout
-    found: dict[tuple[str, float, int, int], list[float]] = {}
-    for layer, times in model.architecture.distinct_layers.items():
-        for weight in layer.weights:
-            if not weight.linear:
-                continue
-            dtype, size, flops, bits = _matmul(model, weight, deployment)
-            experts = active = 0
-            if weight.part == "routed_experts" and isinstance(layer.mlp, Experts):
-                experts, active = layer.mlp.total, layer.mlp.active
-                flops *= active / experts * layout.dp  # a rank's experts see the tokens of all data-parallel ranks
-            total = found.setdefault((dtype, bits, experts, active), [0.0, 0.0])
-            total[0] += size * times
-            total[1] += flops * times
-    return tuple(Matmul(key[0], size, flops, *key[1:]) for key, (size, flops) in found.items())
-
-
-def _kv_width(deployment: Deployment) -> float:
-    """Bytes per cached element."""
-    dtype = deployment.args.kv_cache_dtype or "auto"
-    return 1.0 if dtype.startswith(("fp8", "int8")) else 0.5625 if "nvfp4" in dtype else 2.0
-
-
-def _contexts(deployment: Deployment) -> tuple[Context, ...]:
-    """What attention reads and multiplies per context token, gathered by window."""
-    tp, dcp, width = deployment.layout.tp, deployment.layout.dcp, _kv_width(deployment)
-    found: dict[int | None, np.ndarray] = {}
-
-    def add(window: int | None, times: int, *costs: float) -> None:
-        found[window] = found.get(window, np.zeros(3)) + times * np.array(costs)
-
-    for layer, times in deployment.model.architecture.distinct_layers.items():
-        for mixer in layer.mixers:
-            if isinstance(mixer, Attention):
-                flops = 2.0 * mixer.heads / tp * (mixer.head_dim + mixer.v_head_dim)
-                kept = max(mixer.kv_heads / tp, 1.0) * (mixer.head_dim + mixer.v_head_dim) * width
-                add(mixer.window, times, kept / dcp, flops / dcp, flops)
-            elif isinstance(mixer, LatentAttention):
-                decode = 2.0 * mixer.heads / tp * (mixer.kv_elements + mixer.kv_lora_rank)
-                prefill = 2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
-                window = SPARSE_TOKENS if mixer.index_heads else mixer.window
-                add(window, times, mixer.kv_elements * width / dcp, decode / dcp, prefill)
-                if mixer.has_indexer_cache:  # it scores the whole context, in fp8: twice the bf16 rate
-                    score = mixer.index_heads * mixer.index_dim / max(mixer.compress, 1)
-                    add(None, times, mixer.index_bytes, score, score)
-    return tuple(Context(window, *costs) for window, costs in found.items())
-
-
-def _kernels(model: Model, layer: Layer) -> int:
-    """Kernels that one layer launches, all-reduces apart: as vLLM's compiled graph leaves them, counted on its layers."""
-    names = {weight.name for weight in layer.weights}
-    count = 0
-    for mixer in layer.mixers:
-        count += 7 if isinstance(mixer, Attention) else 14 if isinstance(mixer, LatentAttention) else 10
-    count += any("q_norm" in name for name in names)
-    if isinstance(layer.mlp, Experts):
-        count += 8 + 4 * any("shared" in name for name in names)
-    elif layer.mlp is not None:
-        count += 4
-    schemes = [model.quantization.scheme(weight) for weight in layer.weights if weight.linear]
-    quantized = sum(scheme is not None and scheme.activation != "bf16" for scheme in schemes)
-    return count + min(quantized, 4)  # activations are quantized once per fused linear
-
-
-@lru_cache(maxsize=4096)
-def work(deployment: Deployment) -> Work:
-    """Count what a step of `deployment` has to do; pure arithmetic on the architecture's shapes."""
-    model, tp = deployment.model, deployment.layout.tp
-    architecture = model.architecture
-    head = next(w for part in ("lm_head", "embedding") for w in architecture.ends if w.part == part)
-    return Work(
-        matmuls=_matmuls(deployment),
-        head=Matmul(*_matmul(model, head, deployment)),
-        vocab=architecture.vocab,
-        contexts=_contexts(deployment),
-        state_bytes=2.0 * sum(m.state_bytes(tp) for m in architecture.mixers if isinstance(m, Recurrent)),
-        kernels=sum(times * _kernels(model, layer) for layer, times in architecture.distinct_layers.items()),
-        token_bytes=2.0 * architecture.hidden * len(architecture.layers),
-    )
 
 
 @dataclass(frozen=True)
@@ -180,9 +46,9 @@ class StepModel:
     """What one step costs on one engine (one data-parallel rank), as numbers that a replay can use.
 
     A step with prompt chunks and decoding sequences takes tokens_s[all its tokens] + rows_s[its sequences] + fixed_s
-    + decode_context_s x (context tokens of decoding sequences) + prefill_pair_s x (query, key) pairs, the windows' shares
-    of both, + state_s x sequences, and prefill_step_s if it holds prompt tokens. With `stages` > 1 that is the time through all
-    pipeline stages, and as many steps are under way at once.
+    + decode_context_s x (context tokens of decoding sequences) + prefill_pair_s x (query, key) pairs, the windows'
+    shares of both, + state_s x sequences, and prefill_step_s if it holds prompt tokens. With `stages` > 1 that is the
+    time through all pipeline stages, and as many steps are under way at once.
     """
 
     grid: np.ndarray  # token counts at which `parts` were priced
@@ -276,13 +142,14 @@ def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Co
             flops = flops * EP_IMBALANCE
             touched = np.minimum(touched * EP_IMBALANCE, 1.0)
     read, compute = m.bytes * touched / bandwidth, tokens * flops / rate
-    return (read**SMOOTH + compute**SMOOTH) ** (1 / SMOOTH)
+    latency = m.kernels * c.kernel_s * (tokens > 0)
+    return (read**SMOOTH + compute**SMOOTH + latency**SMOOTH) ** (1 / SMOOTH)
 
 
 def step_model(deployment: Deployment, coefficients: Coefficients | None = None) -> StepModel:
     """The step cost of `deployment`, calibrated as well as anyone measured; `coefficients` replaces the catalog's."""
     gpu, args, w = deployment.gpu, deployment.args, work(deployment)
-    known = calibration_of(deployment.model, gpu, deployment.engine.name)
+    known = calibration_of(deployment.model, gpu, deployment.engine)
     c = coefficients or known.coefficients
     tokens = _grid(args.max_num_batched_tokens or 2048)
     parts: dict[str, np.ndarray] = {
@@ -296,15 +163,13 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None)
         "activations": tokens * w.token_bytes * c.token_passes / gpu.bandwidth,
         "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
     }
-    if args.enforce_eager:
-        launches = w.kernels * LAUNCH_S
-        parts["kernel latency"] = parts["kernel latency"] + np.maximum(launches - sum(parts.values()), 0)
+    launches = (w.kernels + sum(m.kernels for m in w.matmuls)) * c.launch_s
     host = PINGPONG if args.async_scheduling else 1.0
     rows = np.arange((args.max_num_seqs or 256) + 1, dtype=float)
     sampling = rows * w.vocab * 4 * SAMPLING_PASSES / gpu.bandwidth
     rate = gpu.bandwidth * c.kv
     peak = gpu.flops["bf16" if "bf16" in gpu.flops else "fp16"] * c.attention
-    decode = {k.window: max(k.bytes / rate, k.decode_flops / peak) for k in w.contexts}
+    decode = {k.window: ((k.bytes / rate) ** 2 + (k.decode_flops / peak) ** 2) ** 0.5 for k in w.contexts}
     prefill = {k.window: k.prefill_flops / peak for k in w.contexts}
     return StepModel(
         grid=tokens,
@@ -316,8 +181,8 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None)
         prefill_pair_s=prefill.get(None, 0.0),
         prefill_windows=tuple((window, s) for window, s in prefill.items() if window),
         state_s=w.state_bytes / rate,
-        fixed_s=c.step_s * host,
-        prefill_step_s=c.prefill_step_s,
+        fixed_s=c.step_s * host + (launches if args.enforce_eager else 0.0),
+        prefill_step_s=0.0 if args.enforce_eager else launches,
         request_s=c.request_s,
         prompt_token_s=c.prompt_token_s,
         stages=deployment.layout.pp,

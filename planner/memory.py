@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 from planner import runtime
 from planner.deployment import Deployment
+from planner.engines import Engine
 from planner.kv import KvLayout, KvPool, kv_layout
 from planner.quantities import GIB, Interval, PlannerError
 from planner.weights import rank_bytes
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 
 Status = Literal["ok", "at_risk", "does_not_fit"]
 TERMS = ("weights", "activation", "non_torch", "cudagraph")
-"""Terms of the budget that a local calibration may shift."""
+"""What takes memory beside the KV cache, in the order in which the engine subtracts it; a calibration shifts these."""
+LABELS = {"weights": "weights", "activation": "activation", "non_torch": "non-torch", "cudagraph": "CUDA graphs"}
 WEIGHTS_SIGMA = 0.004
 """Relative spread of logged weights around the checkpoint's arithmetic (loader padding, repacked quantized formats)."""
-BOOT_SIGMA = 0.05
-"""Relative spread of a term between identical boots, where a log of this very deployment calibrates it."""
+BOOT_SPREAD = 0.05
+"""By how much a term differs between identical boots (first, uncached compile), where a log calibrates it."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class MemoryPlan:
     activation: Interval
     non_torch: Interval
     cudagraph: Interval
-    cudagraph_in_budget: bool
+    in_budget: tuple[str, ...]  # terms that `requested` must hold beside the KV cache; the others live outside
     context: Interval
     kv_available: Interval
     layout: KvLayout
@@ -58,25 +60,28 @@ class MemoryPlan:
 
     @property
     def headroom(self) -> int:
-        """Bytes outside the budget: driver context, other tenants and, in versions that don't deduct them, graphs."""
+        """Bytes outside the budget: driver context, other tenants, and terms that the engine doesn't budget."""
         return self.total - self.requested
+
+    @property
+    def rounding(self) -> int:
+        """Bytes of the KV cache that whole blocks, and the poorest stage's count of them, leave unused."""
+        return max(0, round(self.kv_available.mid) - self.pool.num_blocks * self.pool.bytes_per_block)
 
     @property
     def parts(self) -> dict[str, int]:
         """Bytes by name, summing to `total`; a negative KV cache is what the budget lacks."""
-        tenants = min(self.headroom, self.other_tenants)
-        context = min(self.headroom - tenants, round(self.context.mid))
-        outside = 0 if self.cudagraph_in_budget else min(self.headroom - tenants - context, round(self.cudagraph.mid))
-        return {
-            "weights": round(self.weights.mid),
-            "activation": round(self.activation.mid),
-            "non-torch": round(self.non_torch.mid),
-            "CUDA graphs": round(self.cudagraph.mid) if self.cudagraph_in_budget else outside,
-            "KV cache": round(self.kv_available.mid),
-            "driver context": context,
-            "other tenants": tenants,
-            "headroom": self.headroom - tenants - context - outside,
-        }
+        inside = {LABELS[term]: round(getattr(self, term).mid) for term in self.in_budget}
+        others = {LABELS[term]: round(getattr(self, term).mid) for term in TERMS if term not in self.in_budget}
+        rest, outside = self.headroom, {}
+        for name, size in {
+            "driver context": round(self.context.mid),
+            "other tenants": self.other_tenants,
+            **others,
+        }.items():
+            outside[name] = min(rest, size)
+            rest -= outside[name]
+        return {**inside, "KV cache": self.requested - sum(inside.values()), **outside, "headroom": rest}
 
     def sequences_that_fit(self, tokens: int) -> int:
         """Sequences of `tokens` of context that decode at once without preemption, at most max_num_seqs."""
@@ -110,14 +115,15 @@ def plan(deployment: Deployment, calibration: Mapping[str, float] | None = None)
     `calibration` maps a name of `TERMS` to bytes added to that term, from a log of this deployment (`startup_log`).
     """
     engine, args = deployment.engine, deployment.args
-    requested = math.ceil(deployment.gpu_total * (args.gpu_memory_utilization or 0))
-    deducted = engine.facts["cudagraph_memory"] == "estimated"
+    share = args.gpu_memory_utilization or 0
+    requested = math.ceil(deployment.gpu_total * share)
     shifts = dict(calibration or {})
     if unknown := set(shifts) - set(TERMS):
         raise PlannerError(f"memory calibration: unknown term {', '.join(sorted(unknown))}; known: {', '.join(TERMS)}")
-    layout = kv_layout(deployment)
+    in_budget = _in_budget(engine)
+    layout, context = kv_layout(deployment), runtime.context(deployment)
     estimate = runtime.cudagraph_estimate(deployment)
-    graphs = estimate if deducted else runtime.cudagraph_actual(deployment, estimate)
+    graphs = estimate if "cudagraph" in in_budget else runtime.cudagraph_actual(deployment, estimate)
     stages = []
     weights = rank_bytes(deployment)
     for stage, size in enumerate(weights):
@@ -128,34 +134,44 @@ def plan(deployment: Deployment, calibration: Mapping[str, float] | None = None)
             "cudagraph": graphs,
         }
         terms = {name: _shifted(term, shifts.get(name)) for name, term in terms.items()}
-        used = terms["weights"] + terms["activation"] + terms["non_torch"]
-        stages.append((terms, _budget(deployment, requested, used + terms["cudagraph"] if deducted else used)))
-    pools = [layout.pool([getattr(kv, end) for _, kv in stages]) for end in ("lo", "mid", "hi")]
+        used = sum((terms[name] for name in in_budget), Interval.exactly(0))
+        if engine.facts["memory_budget"] == "free":  # a share of what is free once everything else is there
+            free = -used - context + (deployment.gpu_total - deployment.other_tenants)
+            stages.append((terms, free.map(lambda size: round(share * size)), round(used.mid)))
+        else:
+            stages.append((terms, -used + requested, round(used.mid)))
+    pools = [layout.pool([getattr(kv, end) for _, kv, _ in stages]) for end in ("lo", "mid", "hi")]
     tight = min(range(len(stages)), key=lambda i: stages[i][1].mid / layout.stage_bytes_per_block[i])
-    terms, available = stages[tight]
-    concurrency = Interval(*(pool.max_concurrency_x for pool in pools))
-    context = runtime.context(deployment)
+    terms, available, budgeted = stages[tight]
     found = MemoryPlan(
-        deployment, deployment.gpu_total, requested, terms["weights"], terms["activation"], terms["non_torch"],
-        terms["cudagraph"], deducted, context, available, layout, pools[1], concurrency, "ok", "", (),
+        deployment, deployment.gpu_total, budgeted + round(available.mid), **terms, in_budget=in_budget,
+        context=context, kv_available=available, layout=layout, pool=pools[1], status="ok", reason="", warnings=(),
+        max_concurrency=Interval(*(pool.max_concurrency_x for pool in pools)),
     )  # fmt: skip
     status, reason = _judge(found, pools)
     return replace(found, status=status, reason=reason, warnings=(reason,) if status == "at_risk" else ())
 
 
+def _in_budget(engine: Engine) -> tuple[str, ...]:
+    """The terms that share the engine's memory fraction with the KV cache.
+
+    vLLM: all, graphs from 0.20.2 on; SGLang's static fraction: weights; TensorRT-LLM and TGI size the pool last.
+    """
+    if engine.facts["memory_budget"] == "static":
+        return ("weights",)
+    graphs = engine.facts["memory_budget"] == "free" or engine.facts["cudagraph_memory"] == "estimated"
+    return TERMS if graphs else TERMS[:3]
+
+
 def _shifted(term: Interval, shift: float | None) -> Interval:
-    """`term` with whole bytes in the middle, moved by a calibrated `shift` and then as tight as boots repeat."""
+    """`term` with whole bytes in the middle, moved by a calibrated `shift` and then at most as wide as boots differ."""
+    mid = round(term.mid)
     if shift is None:
-        return Interval(term.lo, round(term.mid), term.hi)
-    return Interval.factor(max(0, round(term.mid + shift)), BOOT_SIGMA)
-
-
-def _budget(deployment: Deployment, requested: int, used: Interval) -> Interval:
-    """KV bytes that `used` leaves, in the engine's own meaning of its memory fraction."""
-    if deployment.engine.name == "trtllm":  # free_gpu_memory_fraction: of what remains after loading
-        share = requested / deployment.gpu_total
-        return (-used + deployment.gpu_total) * share
-    return -used + requested
+        return Interval(min(term.lo, mid), mid, max(term.hi, mid))
+    moved = max(0, round(term.mid + shift))
+    return Interval(
+        moved - min(mid - term.lo, BOOT_SPREAD * moved), moved, moved + min(term.hi - mid, BOOT_SPREAD * moved)
+    )
 
 
 def _judge(found: MemoryPlan, pools: list[KvPool]) -> tuple[Status, str]:
@@ -176,20 +192,18 @@ def _judge(found: MemoryPlan, pools: list[KvPool]) -> tuple[Status, str]:
             return status, f"No available memory for the cache blocks: the budget lacks {-have / gib:.2f} GiB"
         return status, (
             f"One request of max_model_len {layout.max_model_len} needs {want / gib:.2f} GiB KV cache, "
-            f"{have / gib:.2f} GiB is available ({found.kv_available / gib:.2f}); "
-            f"{max(0.0, want - have) / gib:.2f} GiB is missing; "
-            f"estimated maximum model length {longest_model_len(layout, found.pool.num_blocks - reserve)}"
+            f"{found.kv_available / gib:.2f} GiB is available, {max(0.0, want - have) / gib:.2f} GiB is missing; "
+            f"estimated maximum model length {layout.longest(found.pool.num_blocks - reserve)}"
         )
     if free.lo < found.requested:
         return "at_risk", (
             f"{free.mid / gib:.2f} GiB may be free at start, {found.requested / gib:.2f} GiB is requested"
         )
-    rest = found.headroom - found.other_tenants - found.context.mid + found.activation.mid
-    wanted = runtime.after_pool(deployment, found.cudagraph if not found.cudagraph_in_budget else Interval.exactly(0))
+    rest, wanted = _after_pool(found)
     if rest < wanted.hi:
         return "at_risk", (
             f"CUDA graphs and the sampler's warm-up on {deployment.args.max_num_seqs} rows want {wanted / gib:.2f} GiB "
-            f"after the KV pool is allocated, {rest / gib:.2f} GiB remains; lower max_num_seqs or gpu_memory_utilization"
+            f"after the KV pool is allocated, {rest / gib:.2f} GiB remains"
         )
     return "ok", ""
 
@@ -197,26 +211,28 @@ def _judge(found: MemoryPlan, pools: list[KvPool]) -> tuple[Status, str]:
 def _free_at_start(found: MemoryPlan) -> Interval:
     if found.deployment.gpu_free is not None:
         return Interval.exactly(found.deployment.gpu_free)
-    return -found.context + (found.total - found.other_tenants)
+    return (-found.context + (found.total - found.other_tenants)).map(lambda size: max(0.0, size))
 
 
-def longest_model_len(layout: KvLayout, num_blocks: int) -> int:
-    """The largest max_model_len for which `num_blocks` hold one request; 0 when none does."""
-    low, high = 0, 2**26
-    while low < high:
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if layout.blocks_for(middle, layout.in_flight) <= num_blocks else (low, middle - 1)
-    return low
+def _after_pool(found: MemoryPlan) -> tuple[float, Interval]:
+    """Bytes left once the pool is allocated, and what vLLM then still takes: graphs outside the budget, warm-up."""
+    deployment = found.deployment
+    free = deployment.gpu_free
+    if free is None:
+        free = found.total - deployment.other_tenants - round(runtime.base_context(deployment))
+    rest = free - found.requested + found.activation.mid
+    if deployment.engine.name != "vllm":
+        return rest, Interval.exactly(0)
+    graphs = Interval.exactly(0) if "cudagraph" in found.in_budget else found.cudagraph
+    return rest, runtime.after_pool(deployment, graphs)
 
 
 def safe_utilization(deployment: Deployment) -> float:
     """The largest gpu_memory_utilization, in hundredths, that passes the start check and leaves room after the pool."""
     found = plan(deployment)
-    total, tenants = found.total, found.other_tenants
-    start = _free_at_start(found).lo
-    graphs = Interval.exactly(0) if found.cudagraph_in_budget else found.cudagraph
-    after = total - tenants - found.context.mid + found.activation.mid - runtime.after_pool(deployment, graphs).hi
-    return max(0.0, math.floor(100 * min(start, after, total) / total) / 100)
+    rest, wanted = _after_pool(found)
+    most = min(_free_at_start(found).lo, found.requested + rest - wanted.hi, found.total)
+    return max(0.0, math.floor(100 * most / found.total) / 100)
 
 
 def _remedy(found: MemoryPlan) -> str:
@@ -234,7 +250,7 @@ def _remedy(found: MemoryPlan) -> str:
         change("set max_num_seqs to 256", max_num_seqs=256)
     reserve = 1 if deployment.engine.facts["null_block_reserved"] else 0
     low = found.layout.pool([max(0.0, found.kv_available.lo)] * len(found.layout.stage_bytes_per_block))
-    if (length := longest_model_len(found.layout, low.num_blocks - reserve)) >= 1024:
+    if (length := found.layout.longest(low.num_blocks - reserve)) >= 1024:
         change(f"set max_model_len to {length}", max_model_len=length)
     if (args.kv_cache_dtype or "auto") == "auto":
         change("store the KV cache in FP8 (kv_cache_dtype fp8)", kv_cache_dtype="fp8")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
@@ -51,6 +53,17 @@ class Model:
         """Bytes per element of what isn't quantized."""
         return DTYPES[self.dtype]
 
+    @cached_property
+    def prefixes(self) -> tuple[str, ...]:
+        """A module path for every layer, "layers.3."; layers whose weights are stored alike share the first one's."""
+        alike: dict[Any, str] = {}
+        found = []
+        for index, layer in enumerate(self.architecture.layers):
+            prefix = f"layers.{index}."
+            formats = tuple(self.quantization.scheme(weight, prefix) for weight in layer.weights)
+            found.append(alike.setdefault((layer, formats), prefix))
+        return tuple(found)
+
     def __str__(self) -> str:
         stored = "" if self.quantization.method == "none" else f", {self.quantization.method}"
         return f"{self.name} ({self.architecture.params_total / 1e9:.2f} B parameters{stored})"
@@ -75,7 +88,7 @@ def model(
         found = _build(_read(path), str(source))
     else:
         found = _named(str(source))
-    if quantization is not None and (wanted := q.named(quantization)).method != found.quantization.method:
+    if quantization is not None and (wanted := q.named(quantization, found.quantization)) != found.quantization:
         found = replace(found, quantization=wanted)
     if dtype is not None and dtype != "auto":
         if dtype not in DTYPES:
@@ -139,12 +152,16 @@ def _entry(name: str) -> Model:
 
 
 _FORMATS = (
-    (r"nvfp4|fp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8[-_]?(dynamic|static|kv)|fp8", "fp8_channel"),
+    (r"nvfp4|fp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8[-_](dynamic|static|kv)", "fp8_channel"), (r"fp8", "fp8"),
     (r"gptq(-?marlin)?(-?int4|-?4bit)?", "gptq"), (r"awq(-?int4|-?4bit)?", "awq"),
-    (r"quantized\.w4a16|w4a16|int4|4bit|autoround", "int4"), (r"quantized\.w8a8|w8a8|int8", "int8"),
-    (r"bnb-4bit|bnb", "bitsandbytes"), (r"bf16|bfloat16|fp16", "none"),
+    (r"bnb-4bit|bnb|bitsandbytes", "bitsandbytes"), (r"quantized\.w4a16|w4a16|int4|4bit|autoround", "int4"),
+    (r"quantized\.w8a8|w8a8|int8", "int8"), (r"bf16|bfloat16|fp16", "none"),
 )  # fmt: skip
-_DRESS = r"(^meta-)|(-(instruct|chat|it|hf|base|thinking|reasoning|preview|\d{4}|v\d+(\.\d+)?)(?=-|$))"
+"""How names say the format of a quantized copy, and the format."""
+_DRESS = r"^meta-|-(instruct|chat|it|hf|base|thinking|reasoning|preview|\d{4}|v\d+(\.\d+)?)(?=-|$)"
+"""What names add that doesn't change any shape."""
+_BLOCK_FP8 = ("qwen", "zai-org", "deepseek-ai", "minimaxai", "moonshotai", "stepfun-ai", "xiaomimimo")
+"""Makers whose own FP8 releases scale blocks of 128 x 128."""
 
 
 @cache
@@ -154,22 +171,47 @@ def _named(name: str) -> Model:
         return _entry(key)
     if (config := _cached(name)) is not None:
         return _build(config, name)
-    bare, wanted = _fold(name.split("/")[-1]), None
-    for pattern, spelled in _FORMATS:
-        stripped = re.sub(rf"[-.]({pattern})(?=-|$)", "", bare)
-        if stripped != bare:
-            bare, wanted = stripped, wanted or spelled
-    plain = re.sub(_DRESS, "", bare)
-    for candidate in (bare, plain):
-        for known, key in folded.items():
-            if candidate in (known, re.sub(_DRESS, "", known.split("/")[-1])):
-                base = _entry(key)
-                stored = q.named(wanted) if wanted else base.quantization
-                note = f"{name} is not in the catalog: planned as {key}" + (f" with {wanted} weights" if wanted else "")
-                return replace(base, name=name, quantization=stored, warnings=(*base.warnings, note))
+    if (variant := _variant(name)) is not None:
+        return variant
     if (config := _download(name)) is not None:
         return _build(config, name)
-    raise did_you_mean(name, catalog, "model")
+    error = did_you_mean(name, {alias for key, entry in catalog.items() for alias in (key, *entry.aliases)}, "model")
+    network = "" if _online() else ", or a network to ask the Hub for it"
+    raise PlannerError(f"{error}; the path of its config.json would do as well{network}")
+
+
+def _variant(name: str) -> Model | None:
+    """A catalog model under a dressed-up name, or a quantized copy of one: its base, with what the name says.
+
+    NVFP4 copies leave alone what NVIDIA's own do: all but the routed experts of an MoE model (Kimi-K2.6-NVFP4,
+    Qwen3.5-397B-A17B-NVFP4), the recurrent mixers of a hybrid.
+    """
+    bare, wanted = _fold(name.split("/")[-1]), None
+    for pattern, spelled in _FORMATS:
+        stripped = re.sub(rf"[-.]({pattern})(?=[-.]|$)", "", bare)
+        if stripped != bare:
+            bare, wanted = stripped, wanted or spelled
+    if wanted == "fp8" and _fold(name).split("/")[0] in _BLOCK_FP8:
+        wanted = "fp8_block"
+    known = _catalog()[1]
+    undressed = {re.sub(_DRESS, "", alias.split("/")[-1]): key for alias, key in reversed(known.items())}
+    plain = re.sub(_DRESS, "", bare)
+    begins = [alias for alias in undressed if plain.startswith(f"{alias}-") and re.search(r"\d[bm](-|$)", alias)]
+    key = known.get(bare) or undressed.get(plain) or undressed.get(max(begins, key=len, default=""))
+    if key is None:
+        return None
+    base = _entry(key)
+    derived = "planned as" if bare in known or plain in undressed else "taken for a derivative of"
+    note, quantization = f"{name} is not in the catalog; {derived} {key}", base.quantization
+    if wanted is not None:
+        targets: tuple[tuple[str, str], ...] = ()
+        if wanted == "nvfp4" and base.architecture.is_moe:
+            targets = ((r"mlp\.experts", "nvfp4"),)
+        elif wanted == "nvfp4" and base.architecture.is_hybrid:
+            targets = ((r"^(?!.*(linear_attn|mixer))", "nvfp4"),)
+        quantization = q.named(wanted, base.quantization, targets)
+        note += f" with {wanted} {'experts' if base.architecture.is_moe and targets else 'weights'}"
+    return replace(base, name=name, quantization=quantization, warnings=(*base.warnings, note))
 
 
 def _cached(name: str) -> dict[str, Any] | None:
@@ -180,9 +222,21 @@ def _cached(name: str) -> dict[str, Any] | None:
     return _read(found[-1]) if found else None
 
 
+@cache
+def _online() -> bool:
+    """The Hub answers; asked once, so that a planner without a network doesn't wait for every unknown name."""
+    from huggingface_hub import constants
+
+    try:
+        socket.create_connection((urlsplit(constants.ENDPOINT).hostname or "", 443), timeout=2).close()
+    except OSError:
+        return False
+    return not constants.HF_HUB_OFFLINE
+
+
 def _download(name: str) -> dict[str, Any] | None:
     """`config.json` from the Hub; None without a network or repository."""
-    if name.count("/") != 1:
+    if name.count("/") != 1 or not _online():
         return None
     from huggingface_hub import hf_hub_download
 

@@ -7,6 +7,7 @@ from math import ceil, log2
 
 import numpy as np
 
+from planner.architecture import Attention, Layer
 from planner.coefficients import Coefficients
 from planner.deployment import Deployment, ParallelLayout
 from planner.hardware import Gpu
@@ -82,6 +83,13 @@ def legal_layouts(model: Model, gpu: Gpu, max_gpus: int, gpus_per_node: int | No
     return found
 
 
+def _normalizes_across_heads(layer: Layer) -> bool:
+    """Queries and keys are normalised over all heads at once (MiniMax-M2), so ranks must add up their squares."""
+    return isinstance(layer.mixer, Attention) and any(
+        weight.name.endswith("q_norm") and weight.rows > layer.mixer.head_dim for weight in layer.weights
+    )
+
+
 def allreduce_seconds(size: np.ndarray, gpus: int, link: float, latency: float) -> np.ndarray:
     """One all-reduce of `size` bytes: latency growing with the peers, plus a ring's 2 (n - 1) / n over the link.
 
@@ -103,6 +111,11 @@ def collectives(deployment: Deployment, tokens: np.ndarray, c: Coefficients) -> 
     if layout.tp > 1:
         link = inside if layout.tp <= deployment.gpus_per_node else outside
         count = sum((layer.mixer is not None) + (layer.mlp is not None) for layer in architecture.layers)
+        norms = sum(_normalizes_across_heads(layer) for layer in architecture.layers)
+        if norms:
+            small = np.asarray(tokens, float) * 8
+            seconds = norms * allreduce_seconds(small, layout.tp, link, latency)
+            found.append(Collective("query-key norm all-reduce", norms, small, seconds))
         found.append(
             Collective("TP all-reduce", count, size, count * allreduce_seconds(size, layout.tp, link, latency))
         )

@@ -5,27 +5,41 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
 from planner.cost import Cost, cost
 from planner.deployment import Deployment
 from planner.memory import MemoryPlan, plan
 from planner.prices import price_per_hour
-from planner.quantities import Z80, Interval
+from planner.quantities import Z80, Interval, PlannerError
 from planner.speculation import speculate
 from planner.steady import Performance, closed_loop, open_loop
 from planner.workload import Workload
 
+RATES = ("output_tps", "total_tps", "request_tps")
+"""What a `Performance` counts per second over the whole deployment."""
+
 
 @dataclass(frozen=True)
 class Prediction:
-    """Memory, latency and cost of `deployment` under `workload`; no `performance` when it does not fit."""
+    """Memory, latency and cost of `deployment` under `workload`; no `performance` when it does not fit.
+
+    With a `prefill` pool, `deployment` and `memory` are those of the decode pool, the rest is of both together.
+    """
 
     deployment: Deployment
-    workload: Workload
+    workload: Workload | None  # None: only memory was asked for
     memory: MemoryPlan
     performance: Performance | None
     usd_per_hour: float | None  # of all GPUs; None where no price is known
     speedup: Interval | None = None  # TPOT without / with speculative decoding, where the deployment has it
+    prefill: Deployment | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas and pools."""
+        return self.deployment.layout.gpus + (self.prefill.layout.gpus if self.prefill else 0)
 
     @property
     def fits(self) -> bool:
@@ -37,8 +51,7 @@ class Prediction:
         """Running cost, where a price is known and the deployment fits."""
         if self.performance is None or self.usd_per_hour is None:
             return None
-        gpus = self.deployment.layout.gpus
-        return cost(self.usd_per_hour / gpus, gpus, self.performance.output_tps, self.performance.request_tps)
+        return cost(self.usd_per_hour / self.gpus, self.gpus, self.performance.output_tps, self.performance.request_tps)
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -60,15 +73,31 @@ def evaluate(deployment: Deployment, workload: Workload, prices: Mapping[str, fl
     With a rate the loop is open; with a concurrency closed; with both, a rate that would hold more requests in flight
     than the concurrency allows becomes a closed loop. Raises `PlannerError` for what the engine would refuse.
     """
-    memory = plan(deployment)
+    memory = memory_of(deployment)
     price = price_per_hour(deployment.gpu, prices or {})
     usd = price.usd * deployment.layout.gpus if price else None
+    mean, limit = workload.prompt.mean + workload.output.mean, deployment.args.max_model_len or 0
+    if mean > limit:
+        raise PlannerError(f"requests of {mean:,.0f} tokens on average do not fit into max_model_len {limit:,}")
+    if not deployment.args.enable_prefix_caching:
+        workload = replace(workload, prefix_hit_rate=0.0)
     if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
         return Prediction(deployment, workload, memory, None, usd)
     performance, speedup = _perform(deployment, memory, workload), None
     if deployment.speculation is not None:
         performance, speedup = _speculative(deployment, performance, workload)
     return Prediction(deployment, workload, memory, performance, usd, speedup)
+
+
+def memory_of(deployment: Deployment) -> MemoryPlan:
+    """The memory plan of `deployment`, worked out once for any number of replicas."""
+    one = replace(deployment, layout=replace(deployment.layout, replicas=1))
+    return replace(_plan_once(one), deployment=deployment)
+
+
+@lru_cache(maxsize=4096)
+def _plan_once(deployment: Deployment) -> MemoryPlan:
+    return plan(deployment)
 
 
 def _perform(deployment: Deployment, memory: MemoryPlan, workload: Workload) -> Performance:
@@ -97,9 +126,10 @@ def _speculative(deployment: Deployment, plain: Performance, workload: Workload)
     saved = {name: outputs * plain.tpot[name].mid * (1 - 1 / found.mid) for name in plain.e2e}
     e2e = {name: _widened(time * max(1 - saved[name] / time.mid, 0.01), sigma) for name, time in plain.e2e.items()}
     faster_by = found.mid if workload.rate is None else 1.0
-    names = ("output_tps", "total_tps", "request_tps")
-    rates = {name: _widened(getattr(plain, name) * faster_by, sigma) for name in names}
-    return replace(plain, tpot=faster(plain.tpot), itl=faster(plain.itl), e2e=e2e, decode_batch=batch, **rates), found
+    rates = {name: _widened(getattr(plain, name) * faster_by, sigma) for name in RATES}
+    times = {"tpot": faster(plain.tpot), "itl": faster(plain.itl), "e2e": e2e}
+    changed: dict[str, Any] = {**times, **rates, "decode_batch": batch}
+    return replace(plain, **changed), found
 
 
 def _widened(value: Interval, sigma: float) -> Interval:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -48,13 +48,15 @@ SCHEMES = {
 }
 """Formats by the name that a user may give."""
 _SPELLINGS = {
-    "none": None, "bf16": None, "bfloat16": None, "fp16": None, "float16": None, "auto": None,
-    "fp8_dynamic": "fp8_channel", "fp8-dynamic": "fp8_channel", "compressed-tensors": "fp8_channel", "w8a8": "int8",
-    "quantized.w8a8": "int8", "w4a16": "int4", "quantized.w4a16": "int4", "w8a16": "int8", "fp4": "nvfp4",
-    "modelopt": "fp8", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "gptq_marlin": "gptq", "gptq-int4": "gptq",
-    "awq-int4": "awq", "bnb": "bitsandbytes", "nf4": "bitsandbytes", "bnb-4bit": "bitsandbytes",
-    "deepseek_v4_fp8": "fp8_block",
+    "bf16": "none", "bfloat16": "none", "fp16": "none", "float16": "none", "auto": "none", "none": "none",
+    "fp8_dynamic": "fp8_channel", "w8a8": "int8", "quantized.w8a8": "int8", "w8a16": "int8", "w4a16": "int4",
+    "quantized.w4a16": "int4", "fp4": "nvfp4", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "awq_int4": "awq",
+    "gptq_marlin": "gptq", "gptq_int4": "gptq", "bnb": "bitsandbytes", "nf4": "bitsandbytes",
+    "bnb_4bit": "bitsandbytes", "deepseek_v4_fp8": "fp8_block", "fp8_per_block": "fp8_block", "fp8_per_tensor": "fp8",
+    "gpt_oss_mxfp4": "mxfp4", "compressed_tensors": "compressed_tensors", "modelopt": "modelopt", "quark": "modelopt",
 }  # fmt: skip
+_CONTAINERS = {"compressed_tensors": "fp8_channel", "modelopt": "fp8"}
+"""Names that say who wrote a checkpoint and not in which format, and the format most of theirs have."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Quantization:
     method: str
     schemes: tuple[tuple[str, Scheme], ...] = ()  # (regular expression of module paths, format)
     ignore: str = ""  # regular expression of module paths that stay in the model's dtype
+    kv_cache_dtype: str | None = None  # what the checkpoint asks of "auto"
 
     @property
     def main(self) -> Scheme | None:
@@ -101,23 +104,55 @@ class Quantization:
 
 
 _EXCLUSIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules")
+_EXPERTS = r"mlp\.experts"
 NONE = Quantization("none")
 
 
-def named(name: str) -> Quantization:
-    """The quantization a user asks for by name, on all linear layers but the head; `PlannerError` if unknown."""
-    folded = name.casefold().replace(" ", "")
-    key = _SPELLINGS.get(folded, folded)
-    if key is None:
-        return NONE
-    if key not in SCHEMES:
+def named(name: str, stored: Quantization = NONE, targets: tuple[tuple[str, str], ...] = ()) -> Quantization:
+    """The quantization called `name`, on all linear layers but the head, or as `targets` say: (modules, format).
+
+    A container's name ("compressed-tensors", "modelopt") and the format that is `stored` already change nothing.
+    Raises `PlannerError` for an unknown name.
+    """
+    words = re.findall(r"[\w.]+", re.sub(r"[-/]", "_", name.casefold()))
+    known = [word for word in words if word in SCHEMES or word in _SPELLINGS]
+    if not known:
         raise did_you_mean(name, (*SCHEMES, *_SPELLINGS), "quantization")
-    targets = r"mlp\.experts" if key == "mxfp4" else ""
-    return Quantization(SCHEMES[key].method, ((targets, SCHEMES[key]),), _union(["lm_head", "re:.*vision.*"]))
+    key = max((_SPELLINGS.get(word, word) for word in known), key=lambda key: key not in _CONTAINERS)
+    if key in _CONTAINERS:
+        repacked = key == "compressed_tensors" and stored.method in ("gptq", "awq")
+        return stored if stored.schemes and not repacked else named("int4" if repacked else _CONTAINERS[key])
+    if key == "none":
+        return NONE
+    scheme = SCHEMES[key]
+    if "nvfp4" in known and "fp8" in known:
+        targets = ((r"mlp\.", "nvfp4"), ("", "fp8"))
+    elif scheme.method == stored.method or scheme.bits == stored.weight_bits:
+        return stored
+    parts = targets or ((_EXPERTS if key == "mxfp4" else "", key),)
+    ignored = ["lm_head", "mtp*"] if key == "nvfp4" else ["lm_head"]
+    return Quantization(scheme.method, tuple((modules, SCHEMES[part]) for modules, part in parts), _union(ignored))
 
 
 def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quantization:
     """The quantization that a `quantization_config` (or ModelOpt's `hf_quant_config.json`) describes."""
+    found = _from_config(config, where)
+    return replace(found, kv_cache_dtype="fp8") if found is not NONE and _fp8_cache(config) else found
+
+
+def _fp8_cache(config: Mapping[str, Any]) -> bool:
+    """The checkpoint carries FP8 scales of the KV cache, which makes "auto" mean FP8."""
+    text = config.get("text_config")
+    q = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, Mapping) else None)
+    q = q if isinstance(q, Mapping) else {}
+    nested = q.get("quantization")
+    q = nested if isinstance(nested, Mapping) else q
+    scheme = q.get("kv_cache_scheme")
+    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
+    return bits == 8 or str(q.get("kv_cache_quant_algo")).upper() == "FP8"
+
+
+def _from_config(config: Mapping[str, Any], where: str) -> Quantization:
     text = config.get("text_config")
     found = config.get("quantization_config") or config.get("compression_config")
     if not found and isinstance(text, Mapping):
@@ -132,17 +167,18 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quanti
     ignored = [item for key in _EXCLUSIONS if isinstance(q.get(key), list) for item in q[key] if isinstance(item, str)]
     groups = q.get("config_groups")
     if isinstance(groups, Mapping) and groups:
-        schemes = tuple(_group(group, f"{where}, quantization_config.config_groups.{name}")
-                        for name, group in groups.items())  # fmt: skip
-        return Quantization(schemes[0][1].method, schemes, _union([*ignored, "lm_head"] if not any(
-            "lm_head" in pattern for pattern, _ in schemes) else ignored))  # fmt: skip
+        named_groups = ((group, f"{where}, quantization_config.config_groups.{name}") for name, group in groups.items())
+        formats = tuple(_group(group, place) for group, place in named_groups)
+        if not any("lm_head" in pattern for pattern, _ in formats):
+            ignored.append("lm_head")
+        return Quantization(formats[0][1].method, formats, _union(ignored))
     scheme = _whole(q, method, where)
-    targets = ""
-    if method == "mxfp4":
-        targets = r"mlp\.experts"
+    schemes: tuple[tuple[str, Scheme], ...] = ((_EXPERTS if method == "mxfp4" else "", scheme),)
+    if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
+        schemes = ((_EXPERTS, SCHEMES["mxfp4"]), *schemes)
     if not q.get("lm_head"):
         ignored.append("lm_head")
-    return Quantization(scheme.method, ((targets, scheme),), _union(ignored))
+    return Quantization(scheme.method, schemes, _union(ignored))
 
 
 def _whole(q: Mapping[str, Any], method: str, where: str) -> Scheme:

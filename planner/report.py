@@ -19,8 +19,8 @@ import yaml
 from planner import __version__
 from planner.catalog import read_yaml
 from planner.quantities import PlannerError
-from planner.scenario import SCENARIOS, Scenario, load_scenario
-from planner.search import search
+from planner.scenario import SCENARIOS, load_scenario
+from planner.search import Plan, search
 
 _PACKAGE = Path(__file__).resolve().parent
 NOTEBOOKS = _PACKAGE / "notebooks" if (_PACKAGE / "notebooks").is_dir() else _PACKAGE.parent / "notebooks"
@@ -56,13 +56,15 @@ def report(
         load_scenario(name)
         path = _overridden(path, overrides, out)
         name = path
-    scenario = load_scenario(name)
+    plan = search(load_scenario(name))
+    if notebooks is None:
+        notebooks = walk() if plan.candidates else walk()[:2]  # where nothing fits, there is no deployment to explain
     out.mkdir(parents=True, exist_ok=True)
     parameters = {"scenario": str(path.resolve()), "out_dir": str(out)}
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         work = Path(folder)
-        executed = _execute(notebooks or walk(), parameters, work, progress)
-        (work / "title.json").write_text(json.dumps(_title(scenario)))
+        executed = _execute(notebooks, parameters, work, progress)
+        (work / "title.json").write_text(json.dumps(_title(plan)))
         (work / "body.typ").write_text("\n\n".join(_typst(notebook, work) for notebook in executed))
         _compile(work, out / "report.pdf")
     return out / "report.pdf"
@@ -94,9 +96,11 @@ def _execute(
 ) -> list[Path]:
     """Run `notebooks` side by side, each with the `parameters` that it knows; the executed copies, in order."""
     import papermill
+    from traitlets.config import Config
 
     def run(notebook: Path) -> Path:
         known = papermill.inspect_notebook(str(notebook))
+        sockets = {} if os.name == "nt" else {"transport": "ipc", "ip": str(work / notebook.stem)}  # no port race
         papermill.execute_notebook(
             str(notebook),
             str(work / notebook.name),
@@ -104,7 +108,8 @@ def _execute(
             cwd=str(Path.cwd()),
             progress_bar=False,
             request_save_on_cell_execute=False,
-            extra_arguments=["--log-level=ERROR"],
+            extra_arguments=["--log-level=CRITICAL"],
+            config=Config({"KernelManager": sockets}),
         )
         return work / notebook.name
 
@@ -121,16 +126,17 @@ def _execute(
                 raise PlannerError(
                     error.evalue if planned else f"notebook {notebook.stem} failed: {error.ename}: {error.evalue}"
                 ) from None
+            except RuntimeError as error:  # the kernel died or never answered
+                raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
             progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s)")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
     return [work / notebook.name for notebook in notebooks]
 
 
-def _title(scenario: Scenario) -> dict[str, Any]:
+def _title(plan: Plan) -> dict[str, Any]:
     """What stands on the title page."""
-    plan = search(scenario)
-    engine = scenario.engine
+    scenario, engine = plan.scenario, plan.scenario.engine
     facts = {
         "Model": scenario.model,
         "Traffic": str(scenario.workload),

@@ -18,6 +18,8 @@ from planner.quantities import GIB, Interval
 MIB = 2**20
 FA3_SPLITS = 32
 """Partial results per query that FlashAttention-3 keeps in captured graphs, FP32 (Hopper only)."""
+PIECEWISE = 0.6
+"""Share of a layer's graph memory per size that its piecewise graph takes; the full graph takes the rest."""
 IMAGE_TOKENS = {"qwen": 16384, "gemma": 256, "mistral3": 3025, "pixtral": 4096, "llava": 2928, "llama4": 2465}
 """Tokens of the largest image by `model_type` prefix: the encoder's profiling batch holds at least one."""
 PATCHES_PER_TOKEN = {"gemma": 16, "llava": 1}
@@ -34,10 +36,14 @@ class Constant(Entry):
     date: str
 
     @property
+    def spread(self) -> Interval:
+        """In bytes, for a constant in GiB whose `sigma` is in GiB too."""
+        return Interval.spread(self.value, self.sigma) * GIB
+
+    @property
     def amount(self) -> Interval:
-        """In bytes, for a constant in GiB whose `sigma` is in GiB too; never below zero."""
-        spread = Interval.spread(self.value, self.sigma)
-        return Interval(max(0.0, spread.lo), spread.mid, spread.hi) * GIB
+        """`spread`, but never below zero."""
+        return Interval(max(0.0, self.spread.lo), self.spread.mid, self.spread.hi)
 
     def times(self, items: float) -> Interval:
         """`items` times the constant, whose `sigma` is relative."""
@@ -59,8 +65,13 @@ def constant(name: str, version: tuple[int, int, int]) -> Constant | None:
     return next((c for since, c in reversed(_constants()[name]) if since <= version), None)
 
 
+def _release(deployment: Deployment) -> tuple[int, int, int]:
+    """The vLLM release whose constants hold; other engines are planned with the newest."""
+    return deployment.engine.release if deployment.engine.name == "vllm" else (99, 0, 0)
+
+
 def _of(deployment: Deployment, name: str) -> Constant:
-    found = constant(name, deployment.engine.release)
+    found = constant(name, _release(deployment))
     assert found is not None, name
     return found
 
@@ -87,14 +98,18 @@ def _inner(architecture: Architecture, deployment: Deployment) -> tuple[float, f
 def _vision(deployment: Deployment) -> tuple[float, float, float]:
     """Bytes that an encoder's profiling batch leaves behind; elements of its inner layers, and of its patch states."""
     architecture, tokens = deployment.model.architecture, deployment.args.max_num_batched_tokens or 0
-    towers = [weight for weight in architecture.towers if weight.linear and weight.cols > 1]
-    if not towers:
+    blocks = [weight for weight in architecture.towers if weight.copies > 1 and weight.cols > 1]
+    if not blocks:
         return 0.0, 0.0, 0.0
-    widest = max(towers, key=lambda weight: weight.rows)
+    widest = max(blocks, key=lambda weight: weight.rows)
     tokens = max(tokens, _prefixed(IMAGE_TOKENS, architecture.model_type, 0))
     patches = tokens * _prefixed(PATCHES_PER_TOKEN, architecture.model_type, 4)
     pixels = patches * 3 * 14 * 14
-    return 2.0 * (tokens * architecture.hidden + pixels), patches * widest.rows / deployment.layout.tp, patches * widest.cols
+    return (
+        2.0 * (tokens * architecture.hidden + pixels),
+        patches * widest.rows / deployment.layout.tp,
+        patches * widest.cols,
+    )
 
 
 def activation(deployment: Deployment, last_stage: bool = True) -> Interval:
@@ -110,7 +125,7 @@ def activation(deployment: Deployment, last_stage: bool = True) -> Interval:
     hidden = 2.0 * tokens * architecture.hidden
     dense, experts = _inner(architecture, deployment)
     left, inner, patches = _vision(deployment)
-    kept = constant("expert-workspace", deployment.engine.release)
+    kept = constant("expert-workspace", _release(deployment))
     marlin = deployment.model.quantization.method == "mxfp4"  # its kernels hold no buffers between layers
     workspace = kept.times(2.0 * tokens * experts) if kept and not marlin else Interval.exactly(0)
     phases = [
@@ -132,10 +147,12 @@ def _fabric(deployment: Deployment) -> str:
 
 
 def non_torch(deployment: Deployment) -> Interval:
-    """Bytes outside the torch allocator that loading and the profiling batch add: libraries, NCCL, all-reduce buffers."""
+    """Bytes outside the torch allocator that loading and profiling add: libraries, NCCL, all-reduce buffers."""
     if deployment.gpu.vendor == "amd":
         return _of(deployment, "non-torch-rocm").amount
-    return _of(deployment, "non-torch" + _fabric(deployment)).amount
+    measured = deployment.gpu.architecture == "hopper" or _release(deployment) < (0, 17, 0)
+    elsewhere = Interval.exactly(0) if measured else _of(deployment, "non-torch-elsewhere").spread
+    return _of(deployment, "non-torch" + _fabric(deployment)).amount + elsewhere
 
 
 def context(deployment: Deployment) -> Interval:
@@ -143,25 +160,40 @@ def context(deployment: Deployment) -> Interval:
     return _of(deployment, "context" + _fabric(deployment)).amount
 
 
+def base_context(deployment: Deployment) -> float:
+    """The driver context alone: what NCCL's set-up holds is counted in `non_torch` again once weights are loaded."""
+    return _of(deployment, "context").amount.mid
+
+
 def cudagraph_estimate(deployment: Deployment) -> Interval:
     """The engine's own estimate of its graphs: the first size of a mode in full, the others by the second's growth.
 
-    vLLM 0.20.2 v1/worker/gpu_model_runner.py:5949. The first full graph holds FlashAttention-3's split results.
+    Piecewise graphs at every size, full ones up to max_num_seqs sequences; the first full graph on Hopper holds
+    FlashAttention-3's split results. vLLM 0.20.2 v1/worker/gpu_model_runner.py:5949.
     """
     k = deployment.speculation.num_speculative_tokens if deployment.speculation else 0
     sizes = cudagraph_sizes(deployment.engine, deployment.args, deployment.gpu, k)
     if not sizes:
         return Interval.exactly(0)
     architecture = deployment.model.architecture
-    layers = math.ceil(len(architecture.layers) / deployment.layout.pp)
+    if architecture.model_type == "gpt_oss" and sizes[-1] == 512:  # vLLM captures up to 1024 for it (0.19.0 logs)
+        most = min(1024, deployment.args.max_num_batched_tokens or 0, 2 * (deployment.args.max_num_seqs or 0))
+        sizes = (*sizes, *range(528, most + 1, 16))
+    decode = sum(size <= (deployment.args.max_num_seqs or 0) * (1 + k) for size in sizes)
     first = _of(deployment, "graph-first-mib").times(MIB)
-    if deployment.gpu.compute_capability == 9.0 and deployment.engine.release >= (0, 11, 0):
-        first = max(first, Interval.exactly(_split_bytes(architecture, deployment.layout.tp, sizes[-1])), key=lambda i: i.mid)
-    return first + _of(deployment, "graph-mib-per-layer").times(MIB * layers * (len(sizes) - 1))
+    if deployment.gpu.compute_capability == 9.0 and _release(deployment) >= (0, 11, 0):
+        splits = Interval.exactly(_split_bytes(architecture, deployment.layout.tp, sizes[-1]))
+        first = max(first, splits, key=lambda interval: interval.mid)
+    layers = math.ceil(len(architecture.layers) / deployment.layout.pp)
+    per_layer = _of(deployment, "graph-mib-per-moe-layer" if architecture.is_moe else "graph-mib-per-layer")
+    full = max(0, decode - 1) if _release(deployment) >= (0, 11, 0) else 0
+    return first + per_layer.times(MIB * layers * (PIECEWISE * (len(sizes) - 1) + (1 - PIECEWISE) * full))
 
 
 def _split_bytes(architecture: Architecture, tp: int, batch: int) -> int:
-    widths = [m.heads * (m.kv_lora_rank if isinstance(m, LatentAttention) else m.v_head_dim) for m in architecture.attentions]
+    widths = [
+        m.heads * (m.kv_lora_rank if isinstance(m, LatentAttention) else m.v_head_dim) for m in architecture.attentions
+    ]
     return FA3_SPLITS * max(widths, default=0) // tp * batch * 4
 
 

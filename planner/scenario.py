@@ -70,6 +70,14 @@ class SpeculationEntry(Entry):
     draft_model: str | None = None
     allowed: bool = True
 
+    def load(self) -> Speculation:
+        """As a deployment wants it."""
+        draft = model(self.draft_model) if self.draft_model else None
+        return Speculation(self.method, self.num_speculative_tokens, self.acceptance_rate, draft)
+
+    def __str__(self) -> str:
+        return f"{self.method}, k = {self.num_speculative_tokens}, acceptance rate {self.acceptance_rate:.2f}"
+
 
 class ScenarioEntry(Entry):
     """A scenario file; `catalogs/scenarios/chat-70b.yaml` explains every field."""
@@ -119,22 +127,6 @@ class Target:
 
 
 @dataclass(frozen=True)
-class SpeculationOption:
-    """Speculative decoding to judge; candidates use it where it is `allowed`."""
-
-    method: str
-    num_speculative_tokens: int
-    acceptance_rate: float
-    draft_model: str | None
-    allowed: bool
-
-    def load(self) -> Speculation:
-        """As a deployment wants it."""
-        draft = model(self.draft_model) if self.draft_model else None
-        return Speculation(self.method, self.num_speculative_tokens, self.acceptance_rate, draft)
-
-
-@dataclass(frozen=True)
 class Scenario:
     """What is asked: a model, the hardware to choose from, the traffic and the service level."""
 
@@ -154,7 +146,7 @@ class Scenario:
     context_buffer: float = 0.1
     prices: Mapping[str, float] = field(default_factory=dict)
     other_tenants: int = 0  # bytes on each GPU
-    speculation: SpeculationOption | None = None
+    speculation: SpeculationEntry | None = None
     traits: Traits = field(default_factory=Traits)
 
     def __str__(self) -> str:
@@ -209,7 +201,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             context_buffer=entry.context_buffer,
             prices=named,
             other_tenants=round(entry.other_tenants_gib * GIB),
-            speculation=entry.speculation and SpeculationOption(**entry.speculation.model_dump()),
+            speculation=entry.speculation,
             traits=Traits(**_known(entry.traits, Traits.__dataclass_fields__, "trait")),
         )
         _possible(found)
@@ -234,32 +226,27 @@ def _workload(entry: WorkloadEntry, folder: Path) -> Workload:
         if rate is not None:
             raise PlannerError("workload: give a rate, or requests within_hours, not both")
         rate = entry.requests / (entry.within_hours * 3600)
-    prefix = entry.shared_prefix or PrefixEntry(hit_rate=0.0)
-    if entry.trace is not None:
-        base = Workload.from_trace(read_trace(folder / entry.trace), rate)
-        prompt, output, burstiness, rate = base.prompt, base.output, base.burstiness, base.rate
-        hit_rate, trace = base.prefix_hit_rate, base.trace
-    elif rate is None:
+    base = Workload.from_trace(read_trace(folder / entry.trace), rate) if entry.trace is not None else None
+    if base is None and rate is None:
         raise PlannerError("workload: needs a rate (requests per second), a trace, or requests with within_hours")
-    else:
-        prompt = output = None
-        burstiness, hit_rate, trace = 1.0, 0.0, None
+    prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
     return Workload(
-        prompt=_lengths(entry.prompt_tokens, "prompt_tokens", prompt),
-        output=_lengths(entry.output_tokens, "output_tokens", output),
-        rate=rate,
-        burstiness=entry.burstiness or burstiness,
+        prompt=_lengths(entry.prompt_tokens, "prompt_tokens", base.prompt if base else None),
+        output=_lengths(entry.output_tokens, "output_tokens", base.output if base else None),
+        rate=base.rate if base else rate,
+        burstiness=entry.burstiness or (base.burstiness if base else 1.0),
         prefix_tokens=prefix.tokens,
-        prefix_hit_rate=prefix.hit_rate if entry.shared_prefix else hit_rate,
+        prefix_hit_rate=prefix.hit_rate,
         num_prompts=entry.requests,
-        trace=trace,
+        trace=base.trace if base else None,
     )
 
 
 def _lengths(entry: LengthsEntry | None, field: str, measured: Lengths | None) -> Lengths:
-    if entry is None and measured is None:
-        raise PlannerError(f"workload: needs {field} (mean, and p50 or p95) or a trace")
+    """The lengths asked for, or else those measured."""
     if entry is None:
+        if measured is None:
+            raise PlannerError(f"workload: needs {field} (mean, and p50 or p95) or a trace")
         return measured
     try:
         return Lengths.lognormal(entry.mean, entry.p95, entry.p50, entry.max)

@@ -11,16 +11,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from planner.advice import safe_max_num_seqs
 from planner.candidate import Candidate, describe, judge
 from planner.deployment import Deployment, deploy_on
 from planner.engines import Engine, release
 from planner.hardware import Gpu
-from planner.memory import plan
 from planner.models import model
 from planner.parallelism import legal_layouts
-from planner.predict import evaluate
+from planner.predict import evaluate, memory_of
 from planner.prices import price_per_hour
 from planner.quantities import PlannerError
 from planner.scenario import Scenario
@@ -140,11 +140,11 @@ def _options(scenario: Scenario) -> Iterator[_Option | Rejection]:
             yield Rejection(str(scenario.engine), card.name, 1, unsupported, "engine")
             continue
         length = context_length(scenario.workload, scenario.context_buffer, served.architecture.max_position)
-        args = {"max_model_len": length, **scenario.engine_args}
+        args: dict[str, Any] = {"max_model_len": length, **scenario.engine_args}
         layouts = legal_layouts(served, card, wanted.at_most, wanted.gpus_per_node)
         kinds = product(layouts, enumerate(scenario.kv_cache_dtypes), enumerate(speculations))
         for layout, (k, kv_cache_dtype), (s, speculation) in kinds:
-            sizes = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep}
+            sizes: dict[str, Any] = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep}
             try:
                 deployment = deploy_on(
                     served, card, **sizes, engine=scenario.engine, speculation=speculation,
@@ -173,14 +173,10 @@ def _size(scenario: Scenario, option: _Option, cheapest: float) -> Candidate | R
     price, what = price_per_hour(deployment.gpu, scenario.prices), describe(deployment)
     if layout.gpus > deployment.gpus_per_node and price and price.usd * layout.gpus > cheapest:
         return Rejection(what, deployment.gpu.name, option.gpus, "one replica costs more than the best plan", "cost")
-    memory = plan(deployment)
+    memory = memory_of(deployment)
     if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
         return Rejection(what, deployment.gpu.name, option.gpus, memory.reason, "memory")
-    if "max_num_seqs" not in scenario.engine_args:
-        held = memory.pool.sequences(round(scenario.workload.prompt.p50 + scenario.workload.output.p50))
-        most = MAX_SEQS if scenario.offline else deployment.args.max_num_seqs or MAX_SEQS
-        seqs = min(most, max(math.ceil(held / SEQS_STEP), 1) * SEQS_STEP)
-        deployment = replace(deployment, args=replace(deployment.args, max_num_seqs=seqs))
+    deployment = fill_batch(scenario, deployment)
     low, high = 0, option.at_most // option.gpus
     best = judge(scenario, deployment, high, option.preference)
     while best.meets and high - low > 1:
@@ -190,14 +186,25 @@ def _size(scenario: Scenario, option: _Option, cheapest: float) -> Candidate | R
     return best
 
 
+def fill_batch(scenario: Scenario, deployment: Deployment) -> Deployment:
+    """`deployment` with the max_num_seqs that its KV pool holds at median lengths, unless the scenario sets another."""
+    if "max_num_seqs" in scenario.engine_args:
+        return deployment
+    held = memory_of(deployment).pool.sequences(round(scenario.workload.prompt.p50 + scenario.workload.output.p50))
+    most = MAX_SEQS if scenario.offline else deployment.args.max_num_seqs or MAX_SEQS
+    seqs = min(most, max(math.ceil(held / SEQS_STEP), 1) * SEQS_STEP)
+    return replace(deployment, args=replace(deployment.args, max_num_seqs=seqs))
+
+
 def _batch_within(scenario: Scenario, candidate: Candidate) -> Candidate:
-    """`candidate` with the largest max_num_seqs at which a full batch still keeps the promised pace of tokens."""
+    """`candidate` with the largest max_num_seqs that rarely preempts and, when full, keeps the promised pace."""
     paces = [target for target in scenario.service_level if target.metric in ("tpot", "itl")]
     deployment, layout = candidate.deployment, candidate.deployment.layout
-    low, high = 0, (deployment.args.max_num_seqs or 0) // SEQS_STEP
-    if not paces or "max_num_seqs" in scenario.engine_args:
+    if scenario.offline or "max_num_seqs" in scenario.engine_args:
         return candidate
-    while high - low > 1:
+    held = safe_max_num_seqs(candidate.prediction.memory, scenario.workload)
+    low, high = 0, max(min(deployment.args.max_num_seqs or 0, held) // SEQS_STEP, 1)
+    while paces and high - low > 1:
         middle = (low + high) // 2
         full = replace(scenario.workload, rate=None, concurrency=middle * SEQS_STEP * layout.replicas * layout.dp)
         found = evaluate(deployment, full, scenario.prices).performance

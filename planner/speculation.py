@@ -8,55 +8,31 @@ large batch they cost compute, and a mixture of experts reads more experts for t
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from planner.architecture import Architecture, Attention, Experts, Mlp
-from planner.catalog import Entry, entries
 from planner.deployment import Deployment, Speculation
+from planner.draft import draft_of, method
 from planner.latency import StepModel, step_model
-from planner.models import Model, model
-from planner.quantities import GIB, Interval, PlannerError, did_you_mean
-from planner.weights import weight_bytes
+from planner.memory import MemoryPlan, plan
+from planner.quantities import GIB, Interval, PlannerError
+from planner.weights import draft_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from planner.memory import MemoryPlan
+STEP_S = 0.8e-3
+"""What a speculative step adds whatever it drafts: rejection sampling, rolling back, preparing inputs twice.
 
-STEP_S = 0.45e-3
-"""What a speculative step adds whatever it drafts: rejection sampling, rolling back, preparing inputs twice."""
+Fitted with `PASS_S` to the batch-1 rows of Llama-3.1-8B: vLLM issue 20780 (H100 class), SpecForge's bundle (H200).
+"""
 PASS_S = 0.10e-3
 """Launching one draft pass and sampling from it."""
 SIGMA = 0.10
 """Standard deviation of ln(measured / predicted) of a speed-up (the target's own step cost cancels in it)."""
-
-
-class Method(Entry):
-    """One entry of `catalogs/speculation.yaml`, whose head explains every field."""
-
-    draft: Literal["model", "layer", "mtp", "heads", "none"]
-    passes: Literal["each", "one"]
-    head_vocab: int | None = None
-    host_us: float = 0.0
-    source: str
-    date: object
-
-
-@cache
-def methods() -> dict[str, Method]:
-    """All known methods by the engine's name."""
-    return entries("speculation.yaml", Method)
-
-
-def method(name: str) -> Method:
-    """The method called `name`; model-named MTP variants ("deepseek_mtp") and "eagle3.1" count as their kind."""
-    folded = "mtp" if name.endswith("mtp") else "eagle3" if name.startswith("eagle3") else name
-    if folded not in methods():
-        raise did_you_mean(name, methods(), "speculative method")
-    return methods()[folded]
 
 
 def expected_tokens(acceptance_rate: float, k: int) -> float:
@@ -77,66 +53,17 @@ def acceptance_from_length(tokens_per_step: float, k: int) -> float:
     return (low + high) / 2
 
 
-@cache
-def draft_of(target: Model, speculation: Speculation) -> Model | None:
-    """The model that drafts: the scenario's own, or what the method puts beside the target; None for look-ups."""
-    how, architecture = method(speculation.method), target.architecture
-    if how.draft == "model" or speculation.draft is not None:
-        if speculation.draft is None:
-            raise PlannerError("method draft_model needs the draft model's name")
-        return speculation.draft
-    if how.draft == "none":
-        return None
-    name = f"{target.name} {speculation.method}"
-    if how.draft == "mtp":
-        layers = architecture.mtp[:1] or architecture.layers[-1:]
-        return Model(name, replace(architecture, layers=layers, mtp=(), towers=()), target.quantization, target.dtype)
-    return replace(model(_layer_config(architecture, how)), name=name, dtype=target.dtype)
-
-
-def _layer_config(architecture: Architecture, how: Method) -> dict[str, object]:
-    """config.json of a dense one-layer draft as wide as the target, with an MLP like those its tokens pass through."""
-    mlps = [layer.mlp for layer in architecture.layers]
-    dense = [mlp.intermediate for mlp in mlps if isinstance(mlp, Mlp)]
-    sparse = [mlp.active * mlp.intermediate + mlp.shared_intermediate for mlp in mlps if isinstance(mlp, Experts)]
-    mixer = next((m for m in architecture.mixers if isinstance(m, Attention)), None)
-    heads = mixer.heads if mixer else max(1, architecture.hidden // 128)
-    return {
-        "model_type": "llama",
-        "hidden_size": architecture.hidden,
-        "intermediate_size": max(dense or sparse or [4 * architecture.hidden]),
-        "num_hidden_layers": 1,
-        "num_attention_heads": heads,
-        "num_key_value_heads": mixer.kv_heads if mixer else heads,
-        "head_dim": mixer.head_dim if mixer else 128,
-        "vocab_size": min(how.head_vocab or architecture.vocab, architecture.vocab),
-        "max_position_embeddings": architecture.max_position,
-    }
-
-
-def draft_bytes(deployment: Deployment) -> float:
-    """Bytes of draft weights on one GPU, without the embedding and head that the draft shares with the target."""
-    if (speculation := deployment.speculation) is None or (draft := draft_of(deployment.model, speculation)) is None:
-        return 0.0
-    how = method(speculation.method)
-    shared = () if how.draft == "model" else ("embedding",) if how.head_vocab else ("embedding", "lm_head")
-    kept = [weight for layer in draft.architecture.layers for weight in layer.weights]
-    kept += [weight for weight in draft.architecture.ends if weight.part not in shared]
-    return sum(weight_bytes(draft, weight, deployment.layout) for weight in kept)
-
-
 @dataclass(frozen=True)
 class Speedup:
-    """What speculation does to decoding at one batch; seconds per step."""
+    """What speculation does to decoding at one batch."""
 
-    deployment: Deployment
     batch: float
     tokens_per_step: float
     plain_s: float  # a step without speculation: one token per sequence
     verify_s: float  # the target over k + 1 tokens per sequence
     draft_s: float  # k drafts
     draft_bytes: float  # per GPU
-    sequences_lost: int | None  # that the draft's weights push out of the KV pool; None: no memory plan was given
+    sequences_lost: int | None  # that the draft's weights and cache push out of the KV pool; None: not asked
 
     @property
     def speedup(self) -> Interval:
@@ -152,18 +79,10 @@ class Speedup:
         """One row, the speed-up as an `Interval`."""
         import pandas as pd
 
-        row = {
-            "batch": self.batch,
-            "tokens per step": self.tokens_per_step,
-            "plain ms": self.plain_s * 1e3,
-            "verify ms": self.verify_s * 1e3,
-            "draft ms": self.draft_s * 1e3,
-            "speed-up": self.speedup,
-            "draft GiB per GPU": self.draft_bytes / GIB,
-            "sequences lost": self.sequences_lost,
-            "verdict": self.verdict,
-        }
-        return pd.DataFrame([row])
+        times = {f"{name} ms": getattr(self, f"{name}_s") * 1e3 for name in ("plain", "verify", "draft")}
+        row = {"batch": self.batch, "tokens per step": self.tokens_per_step, **times, "speed-up": self.speedup}
+        memory = {"draft GiB per GPU": self.draft_bytes / GIB, "sequences lost": self.sequences_lost}
+        return pd.DataFrame([{**row, **memory, "verdict": self.verdict}])
 
     def __str__(self) -> str:
         plain, verify, draft = (f"{1e3 * seconds:.1f}" for seconds in (self.plain_s, self.verify_s, self.draft_s))
@@ -174,19 +93,17 @@ class Speedup:
 
 
 @cache
-def _steps(deployment: Deployment) -> tuple[StepModel, StepModel | None]:
-    """Step costs of the target and of its draft; `deployment.speculation` is set."""
-    assert deployment.speculation is not None
-    draft = draft_of(deployment.model, deployment.speculation)
-    plain = replace(deployment, speculation=None)
-    return step_model(plain), step_model(replace(plain, model=draft)) if draft else None
+def _steps(deployment: Deployment, speculation: Speculation) -> tuple[StepModel, StepModel | None]:
+    """Step costs of the target and of its draft."""
+    draft = draft_of(deployment.model, speculation)
+    return step_model(deployment), step_model(replace(deployment, model=draft)) if draft else None
 
 
 def _pass_s(step: StepModel, batch: float, each: int, context: float) -> float:
     """One pass over `each` tokens of each of `batch` sequences, without the host; KV is read once for all of them."""
     batch = max(batch / step.stages, 1.0)
     rows = len(step.rows_s) - 1
-    head = step.rows_s[rows] * max(1.0, batch * each / rows) if batch * each > rows else step.rows(batch * each)
+    head = step.rows(batch * each) * max(1.0, batch * each / rows)  # in proportion beyond max_num_seqs rows
     return float(step.tokens(batch * each) + head + batch * step.decode_attention(context))
 
 
@@ -195,72 +112,52 @@ def speculate(deployment: Deployment, batch: float, context: float, memory: Memo
 
     With the memory plan of the deployment without speculation, counts the sequences that the draft costs.
     """
-    if deployment.speculation is None:
+    if (speculation := deployment.speculation) is None:
         raise PlannerError("the deployment has no speculation to judge: give method and num_speculative_tokens")
-    how, k = method(deployment.speculation.method), deployment.speculation.num_speculative_tokens
-    step, draft = _steps(replace(deployment, speculation=replace(deployment.speculation, num_speculative_tokens=1)))
+    how, k = method(speculation.method), speculation.num_speculative_tokens
+    step, draft = _steps(replace(deployment, speculation=None), replace(speculation, num_speculative_tokens=1))
     drafting = STEP_S + batch * how.host_us * 1e-6
     if draft is not None and how.draft == "heads":
         drafting += k * float(draft.rows(batch))
-    elif draft is not None and how.passes == "one":
-        drafting += _pass_s(draft, batch, k, context) + PASS_S
     elif draft is not None:  # the first pass also reads what the step before accepted
-        drafting += _pass_s(draft, batch, k + 1, context) + (k - 1) * _pass_s(draft, batch, 1, context) + k * PASS_S
-    taken, lost = draft_bytes(deployment), None
+        more = k - 1 if how.passes == "each" else 0
+        drafting += (
+            _pass_s(draft, batch, k + 1, context) + more * _pass_s(draft, batch, 1, context) + (1 + more) * PASS_S
+        )
+    lost = None
     if memory is not None:
-        tokens = max(1, round(context))
-        smaller = memory.pool.layout.pool([max(0.0, memory.kv_available.mid - taken)])
-        lost = memory.pool.sequences(tokens) - smaller.sequences(tokens)
-    return Speedup(
-        deployment,
-        batch,
-        expected_tokens(deployment.speculation.acceptance_rate, k),
-        _pass_s(step, batch, 1, context) + step.fixed_s,
-        _pass_s(step, batch, k + 1, context) + step.fixed_s,
-        drafting,
-        taken,
-        lost,
-    )
+        lost = memory.pool.sequences(round(context)) - plan(deployment).pool.sequences(round(context))
+    plain, verify = (_pass_s(step, batch, each, context) + step.fixed_s for each in (1, k + 1))
+    tokens = expected_tokens(speculation.acceptance_rate, k)
+    taken = draft_bytes(deployment.model, speculation, deployment.layout)
+    return Speedup(batch, tokens, plain, verify, drafting, taken, lost)
 
 
 def break_even_acceptance(deployment: Deployment, batch: float, context: float) -> float | None:
     """The acceptance rate above which speculation pays at this batch; None when no rate does."""
-    assert deployment.speculation is not None
     found = speculate(deployment, batch, context)
     needed = (found.verify_s + found.draft_s) / found.plain_s
-    k = deployment.speculation.num_speculative_tokens
+    k = deployment.speculation.num_speculative_tokens if deployment.speculation else 0
     return acceptance_from_length(max(needed, 1.0), k) if needed <= k + 1 else None
 
 
 def break_even_batch(deployment: Deployment, context: float, largest: int | None = None) -> int:
     """The largest batch up to `largest` (default: max_num_seqs) at which speculation still pays; 0 when none does."""
-    low, high = 0, largest or deployment.args.max_num_seqs or 256
-    if speculate(deployment, high, context).speedup.mid >= 1:
-        return high
-    while high - low > 1:
-        middle = (low + high) // 2
-        pays = speculate(deployment, middle, context).speedup.mid >= 1
-        low, high = (middle, high) if pays else (low, middle)
-    return low
+    batches = range(1, (largest or deployment.args.max_num_seqs or 256) + 1)
+    return bisect_left(batches, True, key=lambda batch: speculate(deployment, batch, context).speedup.mid < 1)
 
 
 def surface(
-    deployment: Deployment,
-    batches: Sequence[float],
-    acceptance_rates: Sequence[float],
-    ks: Sequence[int],
-    context: float,
+    deployment: Deployment, batches: Sequence[float], rates: Sequence[float], ks: Sequence[int], context: float
 ) -> pd.DataFrame:
     """Speed-up for every combination: columns k, batch, acceptance_rate, speedup."""
     import pandas as pd
 
-    assert deployment.speculation is not None
     rows = []
     for k in ks:
-        changed = replace(deployment, speculation=replace(deployment.speculation, num_speculative_tokens=k))
+        changed = deployment.speculation and replace(deployment.speculation, num_speculative_tokens=k)
         for batch in batches:
-            found = speculate(changed, batch, context)
-            for rate in acceptance_rates:
-                at = replace(found, tokens_per_step=expected_tokens(rate, k))
-                rows.append((k, batch, rate, at.speedup.mid))
+            found = speculate(replace(deployment, speculation=changed), batch, context)
+            at = {rate: replace(found, tokens_per_step=expected_tokens(rate, k)) for rate in rates}
+            rows += [(k, batch, rate, one.speedup.mid) for rate, one in at.items()]
     return pd.DataFrame(rows, columns=["k", "batch", "acceptance_rate", "speedup"])

@@ -27,7 +27,7 @@ BLOCK = 512
 class Trace:
     """Requests as they came: `arrival` [n] s from the first, `prompt` and `output` [n] tokens, maybe block hashes."""
 
-    name: str
+    path: Path
     arrival: np.ndarray
     prompt: np.ndarray
     output: np.ndarray
@@ -151,4 +151,4 @@ def _checked(
             )
     if arrival[-1] <= arrival[0]:
         raise PlannerError(f"{path.name}: all requests arrive at the same time, so it has no rate")
-    return Trace(path.stem, arrival - arrival[0], prompt.astype(np.int64), output.astype(np.int64), hash_ids)
+    return Trace(path.resolve(), arrival - arrival[0], prompt.astype(np.int64), output.astype(np.int64), hash_ids)

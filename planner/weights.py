@@ -5,15 +5,22 @@ Sharding follows vLLM 0.33.0's layers: linear.py, vocab_parallel_embedding.py, f
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from math import ceil
 
 from planner.architecture import Layer, Weight
-from planner.deployment import Deployment, ParallelLayout
+from planner.deployment import Deployment, ParallelLayout, Speculation
+from planner.draft import draft_of, method
 from planner.models import Model
 
 VOCAB_PADDING = 64
 """vLLM pads the vocabulary to a multiple of this before it splits it (vocab_parallel_embedding.py)."""
+
+
+TABLES_ONCE = (0, 33, 0)
+"""The first known version that keeps one multimodal rotary table for Qwen3-VL and its successors (until 0.20.2 at
+least: four), and builds towers on the first pipeline stage only (models/qwen3_vl.py:1818, interfaces.py:392)."""
 
 
 def rank_shape(weight: Weight, layout: ParallelLayout) -> tuple[int, int, int]:
@@ -56,9 +63,17 @@ def weight_bytes(model: Model, weight: Weight, layout: ParallelLayout, prefix: s
     return rows * cols * copies * (weight.bits // 8 if weight.bits else model.dtype_bytes)
 
 
-@lru_cache(maxsize=4096)
-def _layer_bytes(model: Model, layer: Layer, layout: ParallelLayout, prefix: str) -> float:
-    return sum(weight_bytes(model, weight, layout, prefix) for weight in layer.weights)
+def lora_bytes(
+    weights: Iterable[Weight], layout: ParallelLayout, max_loras: int, max_lora_rank: int, targets: tuple[str, ...] = ()
+) -> int:
+    """Bytes per GPU that vLLM sets aside for adapters on `weights`: an A and a B matrix of `max_lora_rank` per slot.
+
+    Both are in 16 bit, and only the side that the weight itself splits is split (vLLM 0.33.0 lora/layers/). `targets`
+    are module names such as "q_proj"; empty means every linear layer.
+    """
+    wanted = [w for w in weights if w.linear and (not targets or w.name.split(".")[-1] in targets)]
+    shapes = (rank_shape(weight, layout) for weight in wanted)
+    return 2 * max_loras * max_lora_rank * sum((rows + cols) * copies for rows, cols, copies in shapes)
 
 
 def partition(layers: int, pp: int) -> tuple[int, ...]:
@@ -73,26 +88,62 @@ def partition(layers: int, pp: int) -> tuple[int, ...]:
 
 
 def rank_bytes(deployment: Deployment) -> tuple[int, ...]:
-    """Weight bytes per GPU of every pipeline stage; the fullest one decides what fits."""
-    return _stages(deployment.model, deployment.layout)
+    """Weight bytes per GPU of every pipeline stage, with draft and adapters; the fullest stage decides what fits."""
+    model, layout, args = deployment.model, deployment.layout, deployment.args
+    stages = list(_stages(model, layout, deployment.engine.release >= TABLES_ONCE))
+    if deployment.speculation is not None:
+        stages[-1] += draft_bytes(model, deployment.speculation, layout)
+    if args.max_loras:
+        start = 0
+        for stage, size in enumerate(partition(len(model.architecture.layers), layout.pp)):
+            layers = model.architecture.layers[start : start + size]
+            weights = [weight for layer in layers for weight in layer.weights]
+            stages[stage] += lora_bytes(weights, layout, args.max_loras, args.max_lora_rank or 16)
+            start += size
+    return tuple(stages)
 
 
 @lru_cache(maxsize=4096)
-def _stages(model: Model, layout: ParallelLayout) -> tuple[int, ...]:
+def _stages(model: Model, layout: ParallelLayout, lean: bool) -> tuple[int, ...]:
+    """Bytes per stage; `lean` engines keep one multimodal rotary table, and towers on the first stage only."""
     architecture = model.architecture
     stages, start = [], 0
     for stage, size in enumerate(partition(len(architecture.layers), layout.pp)):
+        first, last = stage == 0, stage == layout.pp - 1
         total = sum(
-            _layer_bytes(model, architecture.layers[index], layout, f"layers.{index}.")
+            _layer_bytes(model, architecture.layers[index], layout, model.prefixes[index])
             for index in range(start, start + size)
         )
-        first, last = stage == 0, stage == layout.pp - 1
         for weight in architecture.ends:
-            embedding = weight.part == "embedding"
-            everywhere = weight.part == "engine"
+            embedding, everywhere = weight.part == "embedding", weight.part == "engine"
             if everywhere or (first and embedding) or (last and (not embedding or architecture.tied)):
-                total += weight_bytes(model, weight, layout)
-        total += sum(weight_bytes(model, weight, layout) for weight in architecture.towers)
+                spare = weight.copies if lean and weight.name == "mrope_once" else 1
+                total += weight_bytes(model, weight, layout) / spare
+        if first or not lean:
+            total += sum(weight_bytes(model, weight, layout) for weight in architecture.towers)
         stages.append(round(total))
         start += size
     return tuple(stages)
+
+
+@lru_cache(maxsize=4096)
+def _layer_bytes(model: Model, layer: Layer, layout: ParallelLayout, prefix: str) -> float:
+    return sum(weight_bytes(model, weight, layout, prefix) for weight in layer.weights)
+
+
+@lru_cache(maxsize=256)
+def draft_bytes(model: Model, speculation: Speculation, layout: ParallelLayout) -> int:
+    """Weight bytes per GPU that speculation adds to the last stage, without what the draft shares with the target.
+
+    MTP layers use the target's embedding and head; EAGLE heads its embedding, and its head unless they have a smaller
+    vocabulary of their own (vLLM 0.33.0 v1/spec_decode/llm_base_proposer.py).
+    """
+    if (draft := draft_of(model, speculation)) is None:
+        return 0
+    how, alone = method(speculation.method), ParallelLayout(tp=layout.tp)
+    if how.draft == "mtp":
+        layers = enumerate(model.architecture.mtp or draft.architecture.layers, len(model.architecture.layers))
+        return round(sum(_layer_bytes(model, layer, layout, f"mtp.layers.{index}.") for index, layer in layers))
+    shared = () if how.draft == "model" else ("embedding",) if how.head_vocab else ("embedding", "lm_head")
+    ends = sum(weight_bytes(draft, weight, alone) for weight in draft.architecture.ends if weight.part in shared)
+    return _stages(draft, alone, True)[0] - round(ends)

@@ -13,6 +13,9 @@ from planner.search import Plan, search
 OTHER_GPUS = ("L40S", "A100-SXM-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X", "RTX-PRO-6000-Server")
 """GPUs that are asked about where the scenario doesn't name them: what clouds offer most."""
 
+MANY = 64
+"""GPUs that are asked about, at least, where nothing fits on those allowed."""
+
 
 @dataclass(frozen=True)
 class WhatIf:
@@ -52,8 +55,8 @@ def changes(scenario: Scenario, stuck: bool = False) -> Iterator[tuple[str, Scen
         return replace(scenario, service_level=level)
 
     if stuck:
-        more = tuple(replace(candidate, at_most=4 * candidate.at_most) for candidate in scenario.gpus)
-        yield "four times as many GPUs", replace(scenario, gpus=more)
+        more = tuple(replace(candidate, at_most=max(MANY, 4 * candidate.at_most)) for candidate in scenario.gpus)
+        yield f"up to {more[0].at_most} GPUs", replace(scenario, gpus=more)
         yield (
             "no room above the p95 of prompt + output",
             replace(
@@ -77,8 +80,12 @@ def changes(scenario: Scenario, stuck: bool = False) -> Iterator[tuple[str, Scen
     if "fp8" not in scenario.kv_cache_dtypes:
         yield "FP8 KV cache allowed", replace(scenario, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8"))
     if scenario.speculation and not scenario.speculation.allowed:
-        yield "speculative decoding allowed", replace(scenario, speculation=replace(scenario.speculation, allowed=True))
+        yield (
+            "speculative decoding allowed",
+            replace(scenario, speculation=scenario.speculation.model_copy(update={"allowed": True})),
+        )
     most = max(candidate.at_most for candidate in scenario.gpus)
+    most = max(most, MANY) if stuck else most
     for name in OTHER_GPUS:
         if gpu(name) not in [candidate.gpu for candidate in scenario.gpus]:
             yield f"{name} instead", replace(scenario, gpus=(CandidateGpu(gpu(name), most),))

@@ -22,9 +22,9 @@ from planner.quantities import Interval, PlannerError
 _SMALL = 'style="font-size: 0.9em; opacity: 0.75; margin: 0.4em 0"'
 
 
-def escape(plain: str) -> str:
+def escape(plain: object) -> str:
     """Text as HTML; a dollar stands in an element of its own, or two of them would enclose a formula."""
-    return html_escape(plain).replace("$", "<span>$</span>")
+    return html_escape(str(plain)).replace("$", "<span>$</span>")
 
 
 class Shown:
@@ -32,6 +32,9 @@ class Shown:
 
     def __init__(self, html: str) -> None:
         self.html = html
+
+    def __repr__(self) -> str:
+        return "shown as HTML"  # no address in it: lessons compare their outputs
 
     def _repr_html_(self) -> str:
         return self.html
@@ -62,10 +65,10 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
     return Shown(f"<table>{top}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
 
 
-def note(message: str) -> Shown:
-    """A sentence or two set apart from the rest."""
+def note(message: object) -> Shown:
+    """A sentence or two, or a result that prints as such, set apart from the rest."""
     style = "border-left: 3px solid #3b7dd8; background: #3b7dd81a; padding: 0.5em 0.9em; margin: 0.6em 0"
-    return Shown(f'<blockquote style="{style}"><p>{escape(message)}</p></blockquote>')
+    return Shown(f'<blockquote style="{style}"><p style="margin: 0">{escape(message)}</p></blockquote>')
 
 
 def code(script: str, language: str = "bash") -> Shown:
@@ -121,7 +124,7 @@ class Explore(ipywidgets.VBox):
         for name, control in controls.items():
             control.description = control.description or name
             control.style.description_width = "170px"
-            control.layout.width = "420px"
+            control.layout.width = "480px"
             control.observe(self._redraw, names="value")
         self._draw, self._controls = draw, controls
         self._screen = ipywidgets.HTML(self._html())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Literal
@@ -30,6 +31,7 @@ class Lengths:
     p95: float
     p99: float
     values: np.ndarray = field(compare=False, repr=False)  # [n] tokens
+    asked: Mapping[str, float] = field(default_factory=dict, compare=False)  # the figures it was made from
 
     @classmethod
     def _of(cls, how: Literal["fixed", "uniform", "lognormal", "empirical"], values: np.ndarray) -> Lengths:
@@ -39,7 +41,7 @@ class Lengths:
     @classmethod
     def fixed(cls, tokens: float) -> Lengths:
         """Every request has the same length."""
-        return cls._of("fixed", np.array([_at_least_one(tokens, "length")]))
+        return replace(cls._of("fixed", np.array([_at_least_one(tokens, "length")])), asked={"mean": tokens})
 
     @classmethod
     def uniform(cls, most: float, ratio: float) -> Lengths:
@@ -58,7 +60,7 @@ class Lengths:
         Given both, it is bent until all three are met: ln(length / p50) = ln(p95 / p50) t, where t = z / 1.645 of a
         standard normal z is replaced by t^k between p50 and p95 and by k t below p50 (k = 1: the lognormal itself).
         """
-        mean = _at_least_one(mean, "mean length")
+        mean, given = _at_least_one(mean, "mean length"), (p50, p95)
         if p95 is not None and p50 is None:
             if not mean <= p95 <= mean * math.exp(_Z95**2 / 2):
                 raise PlannerError(
@@ -90,7 +92,8 @@ class Lengths:
         for _ in range(40):
             middle = (low + high) / 2
             low, high = (middle, high) if bent(middle).mean() > mean else (low, middle)
-        return cls._of("lognormal", bent(low))
+        asked = {"mean": mean, "p50": given[0], "p95": given[1], "max": largest}
+        return replace(cls._of("lognormal", bent(low)), asked={name: v for name, v in asked.items() if v is not None})
 
     @classmethod
     def empirical(cls, tokens: np.ndarray) -> Lengths:

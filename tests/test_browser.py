@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from lab import browser, chromium, jupyterlab, run_notebook
 
 from planner.report import NOTEBOOKS
-from lab import browser, chromium, jupyterlab, run_notebook
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium or Chrome is installed on this machine")
 

@@ -16,7 +16,6 @@ from planner.memory import plan
 from planner.predict import evaluate
 from planner.quantities import PlannerError
 from planner.scenario import Target
-from planner.steady import open_loop
 from planner.workload import Lengths, Workload
 
 # `# TYPE` lines of /metrics of a running vLLM 0.20.2 and 0.33.0, those that both versions have.
@@ -162,12 +161,18 @@ def test_alerts_carry_the_service_level_in_true_metric_names() -> None:
 
 
 def test_the_benchmark_states_what_to_compare_with() -> None:
-    served = deployment()
-    performance = open_loop(served, plan(served), WORKLOAD)  # one replica, the whole rate: the ramp's step at 1.0
-    text = documents(served)["bench.sh"]
-    assert f"{performance.ttft['p99'].mid * 1e3:.0f} (" in text and f"{performance.itl['p99'].mid * 1e3:.0f} (" in text
+    prediction = evaluate(deployment(), WORKLOAD)
+    text = deploy.documents(prediction, TARGETS)["bench.sh"]
+    for performance in deploy.ramp(prediction).values():
+        assert f"{performance.ttft['p99'].mid * 1e3:.0f} (" in text
+        assert f"{performance.itl['p99'].mid * 1e3:.0f} (" in text
     assert "--goodput tpot:50 ttft:800 e2el:20000" in text
     assert "--random-input-len 900" in text and "--random-prefix-len 100" in text
+
+
+def test_an_overloaded_step_of_the_ramp_says_so() -> None:
+    heavy = evaluate(deployment(), WORKLOAD.at(500.0))
+    assert "overloaded" in deploy.documents(heavy, TARGETS)["bench.sh"]
 
 
 @pytest.mark.parametrize(

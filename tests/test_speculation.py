@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from planner.deployment import Deployment, Speculation, deploy_on
+from planner.draft import draft_of, method, methods
 from planner.memory import plan
 from planner.models import model
 from planner.quantities import GIB, PlannerError
@@ -14,8 +15,6 @@ from planner.speculation import (
     acceptance_from_length,
     break_even_acceptance,
     break_even_batch,
-    draft_bytes,
-    draft_of,
     expected_tokens,
     speculate,
     surface,
@@ -81,9 +80,13 @@ def test_reported_slow_downs_at_large_batch() -> None:
 
 def test_the_draft_head_is_as_large_as_the_published_ones() -> None:
     """yuhuili/EAGLE-LLaMA3-Instruct-8B: 0.25 B parameters; EAGLE3-LLaMA3.1-Instruct-8B, with a 32k head: 0.43 B"""
-    assert draft_bytes(llama()) / 2 == pytest.approx(0.25e9, rel=0.15)
-    assert draft_bytes(llama(method="eagle3")) / 2 == pytest.approx(0.43e9, rel=0.25)
-    assert draft_bytes(llama(method="ngram")) == 0
+
+    def parameters(how: str) -> float:
+        return speculate(llama(method=how), 1, 100).draft_bytes / 2
+
+    assert parameters("eagle") == pytest.approx(0.25e9, rel=0.15)
+    assert parameters("eagle3") == pytest.approx(0.43e9, rel=0.25)
+    assert parameters("ngram") == 0
 
 
 def test_deepseek_mtp_is_one_layer_of_the_model() -> None:
@@ -118,13 +121,15 @@ def test_break_even_acceptance_is_where_the_speedup_is_one() -> None:
 
 
 def test_a_draft_costs_sequences() -> None:
+    """Its weights leave the pool, and its layer caches every token as each of the target's 32 layers does."""
     served = llama()
     memory = plan(replace(served, speculation=None))
     found = speculate(served, 8, 1000, memory)
-    assert found.sequences_lost is not None
-    tokens = found.draft_bytes / memory.pool.kv_bytes_per_token
-    assert found.sequences_lost == pytest.approx(tokens / 1000, abs=2)
     assert 0.2 < found.draft_bytes / GIB < 1
+    left = (memory.kv_available.mid - found.draft_bytes) / (memory.pool.kv_bytes_per_token * 33 / 32)
+    least = memory.pool.sequences(1000) - left / 1000
+    assert found.sequences_lost is not None
+    assert least - 1 < found.sequences_lost < 2 * least  # more CUDA graphs take the rest
 
 
 def test_the_surface_holds_every_combination() -> None:
@@ -132,6 +137,15 @@ def test_the_surface_holds_every_combination() -> None:
     assert len(frame) == 12
     same = frame.query("k == 4 and batch == 64 and acceptance_rate == 0.5")["speedup"].item()
     assert same == pytest.approx(speculate(llama(num_speculative_tokens=4, acceptance_rate=0.5), 64, 1000).speedup.mid)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "known"),
+    [("EAGLE-3", "eagle3"), ("eagle3.1", "eagle3"), ("EAGLE2", "eagle"), ("deepseek_mtp", "mtp"), ("NextN", "mtp"),
+     ("ngram_gpu", "ngram"), ("draft-model", "draft_model")],
+)  # fmt: skip
+def test_engines_spell_methods_in_their_own_ways(spelled: str, known: str) -> None:
+    assert method(spelled) is methods()[known]
 
 
 def test_bad_input_is_one_clear_sentence() -> None:

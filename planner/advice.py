@@ -1,0 +1,103 @@
+"""What to set: the longest context and the largest batch that memory carries, and what more memory would buy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.memory import MemoryPlan, plan
+from planner.quantities import GIB
+from planner.quantization import named
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from planner.workload import Workload
+
+DRAWS = 512
+"""Sequences drawn to know what one holds; with a fixed seed, so that equal questions get equal answers."""
+
+
+def longest_model_len(found: MemoryPlan) -> tuple[int, int]:
+    """The largest max_model_len that surely starts (lower end of the KV interval), and that the middle says starts.
+
+    Never above what the model was trained for.
+    """
+    limit = found.deployment.model.architecture.max_position
+    reserve = bool(found.deployment.engine.facts["null_block_reserved"])
+    blocks = (
+        math.floor(max(0.0, size) / found.pool.bytes_per_block)
+        for size in (found.kv_available.lo, found.kv_available.mid)
+    )
+    safe, likely = (min(limit, found.layout.longest(max(0, n - reserve))) for n in blocks)
+    return safe, likely
+
+
+def preemption_risk(found: MemoryPlan, workload: Workload, sequences: int) -> float:
+    """Probability that `sequences` concurrent requests outgrow the pool at a random moment, so that one is preempted.
+
+    Each has a prompt of the workload and is somewhere in its answer; long answers are met more often than short ones.
+    The blocks of all of them together are taken as normal. Sharing of cached prefixes is left out.
+    """
+    held = _blocks_held(found, workload)
+    free = found.pool.num_blocks - 1 - sequences * held.mean()
+    spread = max(held.std() * math.sqrt(sequences), 1e-9)
+    return 0.5 * math.erfc(free / spread / math.sqrt(2))
+
+
+def _blocks_held(found: MemoryPlan, workload: Workload) -> np.ndarray:
+    """[DRAWS] blocks that a request holds at a random moment of its decoding."""
+    rng = np.random.default_rng(7)
+    prompts, outputs = workload.prompt.sample(DRAWS, rng), workload.output.sample(4 * DRAWS, rng)
+    met = rng.choice(outputs, DRAWS, p=outputs / outputs.sum())
+    contexts = np.minimum(prompts + rng.random(DRAWS) * met, found.layout.max_model_len)
+    return np.array([found.pool.blocks_for(max(1, int(context))) for context in contexts])
+
+
+def safe_max_num_seqs(found: MemoryPlan, workload: Workload, risk: float = 0.05) -> int:
+    """The largest max_num_seqs whose preemption risk is at most `risk`; 0 when not even one request fits."""
+    low, high = 0, max(1, found.pool.num_blocks)
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if preemption_risk(found, workload, middle) <= risk else (low, middle - 1)
+    return low
+
+
+def sequence_table(found: MemoryPlan, workload: Workload) -> pd.DataFrame:
+    """One row per length (p50, p95, max_model_len): how many sequences fit, and the preemption risk of so many."""
+    import pandas as pd
+
+    rows = [
+        ("p50", workload.total_quantile(0.5)),
+        ("p95", workload.total_quantile(0.95)),
+        ("max_model_len", found.layout.max_model_len),
+    ]
+    fits = [
+        (name, round(tokens), found.pool.sequences(min(round(tokens), found.layout.max_model_len)))
+        for name, tokens in rows
+    ]
+    risks = (preemption_risk(found, workload, max(1, n)) for _, _, n in fits)
+    columns = ["length", "tokens", "sequences", "preemption risk"]
+    return pd.DataFrame([(*fit, risk) for fit, risk in zip(fits, risks, strict=True)], columns=columns)
+
+
+def gains(found: MemoryPlan, tokens: int) -> pd.DataFrame:
+    """What one more GiB, an FP8 KV cache, and FP8 or 4-bit weights each buy, in sequences of `tokens` of context."""
+    import pandas as pd
+
+    deployment = found.deployment
+    gib = math.ceil(GIB / (deployment.args.gpu_memory_utilization or 1.0))
+    changes = {
+        "one more GiB": replace(deployment, gpu_total=deployment.gpu_total + gib),
+        "FP8 KV cache": replace(deployment, args=replace(deployment.args, kv_cache_dtype="fp8")),
+    }
+    for name, scheme in (("FP8 weights", named("fp8")), ("4-bit weights (AWQ)", named("awq"))):
+        if scheme.weight_bits < deployment.model.quantization.weight_bits:
+            changes[name] = replace(deployment, model=replace(deployment.model, quantization=scheme))
+    base = found.pool.sequences(tokens)
+    plans = [(name, plan(changed)) for name, changed in changes.items()]
+    rows = [(n, p.kv_available.mid / GIB, p.pool.sequences(tokens), p.pool.sequences(tokens) - base) for n, p in plans]
+    return pd.DataFrame(rows, columns=["change", "KV cache (GiB)", "sequences", "more than now"])

@@ -1,0 +1,39 @@
+"""Charts of the VRAM chapter beside the budget bar: sweeps with their status, and sequences by length."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from planner.charts import BAD, GOOD, PALETTE, lines
+
+STATUS = {"ok": GOOD, "at_risk": PALETTE[1], "does_not_fit": BAD}
+
+
+def sweep(data: pd.DataFrame, chosen: float | None = None, log: bool = False) -> alt.TopLevelMixin:
+    """The second column against the first, with its 80 % band, dots coloured by `status`, and a rule at `chosen`."""
+    x, y = data.columns[:2]
+    dots = data.drop(columns=y).assign(mid=data[y].map(lambda value: value.mid))
+    scale = alt.Scale(domain=list(STATUS), range=list(STATUS.values()))
+    points = (
+        alt.Chart(dots)
+        .mark_point()
+        .encode(
+            x=alt.X(x, scale=alt.Scale(type="log" if log else "linear", nice=False)),
+            y="mid",
+            color=alt.Color("status", title=None, scale=scale),
+        )
+    )
+    drawn: alt.TopLevelMixin = lines(data, x, y, log=log) + points
+    if chosen is not None:
+        rule = alt.Chart(pd.DataFrame({x: [chosen]})).mark_rule(strokeDash=[2, 3]).encode(x=x)
+        drawn = drawn + rule
+    return drawn
+
+
+def sequences(data: pd.DataFrame) -> alt.TopLevelMixin:
+    """How many sequences fit, by their length."""
+    base = alt.Chart(data, height=alt.Step(30)).encode(
+        x=alt.X("sequences", title="sequences that fit at once in one engine"), y=alt.Y("length", title=None, sort=None)
+    )
+    return base.mark_bar() + base.mark_text(align="left", dx=4).encode(text=alt.Text("sequences", format=",d"))

@@ -1,0 +1,170 @@
+"""What the VRAM chapter asks of the memory plan: the KV equation with its numbers, and sweeps over one argument."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from planner.architecture import LatentAttention
+from planner.catalog import Entry, entries
+from planner.deployment import Deployment
+from planner.memory import MemoryPlan, plan, safe_utilization
+from planner.models import model
+from planner.quantities import GIB, Interval, PlannerError
+from planner.steady import step_model
+from planner.weights import rank_bytes
+from planner.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BATCH = 32
+"""Sequences of a decode step by which weight formats are compared."""
+
+
+class Format(Entry):
+    """One entry of `catalogs/formats.yaml`."""
+
+    title: str
+    checkpoint: str
+    quality: str
+    source: str
+    date: str
+
+
+@cache
+def formats() -> dict[str, Format]:
+    """The weight formats with their published quality loss."""
+    return entries("formats.yaml", Format)
+
+
+def with_args(deployment: Deployment, **args: Any) -> Deployment:
+    """`deployment` with other engine arguments."""
+    return replace(deployment, args=replace(deployment.args, **args))
+
+
+def kv_worked(found: MemoryPlan) -> str:
+    """The KV equation with this plan's numbers in it, as Markdown with LaTeX."""
+    deployment, pool = found.deployment, found.pool
+    architecture, tp = deployment.model.architecture, deployment.layout.tp
+    width = 1 if str(deployment.args.kv_cache_dtype).startswith("fp8") else 2
+    terms = []
+    for mixer, layers in Counter(architecture.attentions).items():
+        bound = rf"\;[\text{{window {mixer.window}}}]" if mixer.window else ""
+        if isinstance(mixer, LatentAttention):
+            terms.append(rf"{layers} \times ({mixer.kv_lora_rank} + {mixer.rope_dim}) \times {width}{bound}")
+        elif mixer.stores_kv:
+            heads = max(1, mixer.kv_heads // tp)
+            terms.append(
+                rf"{layers} \times {heads} \times ({mixer.head_dim} + {mixer.v_head_dim}) \times {width}{bound}"
+            )
+    state = f" Beside it, each sequence keeps {pool.state_bytes_per_seq:,} bytes of recurrent state." * bool(
+        pool.state_bytes_per_seq
+    )
+    return (
+        rf"For one GPU of this deployment (TP{tp}): ${' + '.join(terms)}$ bytes; without the windowed layers, which "
+        rf"stop growing, and on the fullest pipeline stage, one more token of a long context takes "
+        rf"**{pool.kv_bytes_per_token:,.0f} bytes**.{state}"
+        "\n\n"
+        rf"The pool has {found.kv_available.mid / GIB:.2f} GiB. Cut into blocks of {pool.block_size} tokens "
+        rf"({pool.bytes_per_block:,} bytes) that is {pool.num_blocks:,} blocks, or **{pool.kv_tokens:,} tokens**: "
+        rf"{found.max_concurrency:.1f} sequences of max_model_len = {found.layout.max_model_len:,}."
+        rf" Padding between groups of layers wastes {pool.padding:.1%} of it."
+    )
+
+
+def terms(found: MemoryPlan) -> pd.DataFrame:
+    """One row per term of the budget: GiB with its interval, and whether `gpu_memory_utilization` has to hold it."""
+    import pandas as pd
+
+    names = {
+        "weights": "weights",
+        "activation": "activation peak",
+        "non_torch": "non-torch",
+        "cudagraph": "CUDA graphs",
+    }
+    rows = [(label, getattr(found, term) / GIB, term in found.in_budget) for term, label in names.items()]
+    rows = [("budget", Interval.exactly(found.requested / GIB), True), *rows]
+    rows += [("KV cache", found.kv_available / GIB, True), ("driver context", found.context / GIB, False)]
+    rows += [("other tenants", Interval.exactly(found.other_tenants / GIB), False)]
+    return pd.DataFrame(rows, columns=["term", "GiB", "inside the budget"])
+
+
+def utilization_sweep(deployment: Deployment) -> pd.DataFrame:
+    """KV cache (GiB, 80 % interval) and status over `gpu_memory_utilization`."""
+    import pandas as pd
+
+    shares = [percent / 100 for percent in range(50, 100, 2)]
+    plans = [(share, plan(with_args(deployment, gpu_memory_utilization=share))) for share in shares]
+    rows = [(share, _floored(found.kv_available), found.status, found.reason) for share, found in plans]
+    return pd.DataFrame(rows, columns=["gpu_memory_utilization", "KV cache (GiB)", "status", "reason"])
+
+
+def length_sweep(deployment: Deployment) -> pd.DataFrame:
+    """Full-length sequences that fit (80 % interval) over `max_model_len`."""
+    import pandas as pd
+
+    lengths = [2**power for power in range(10, 31) if 2**power <= deployment.model.architecture.max_position]
+    plans = [(length, plan(with_args(deployment, max_model_len=length))) for length in lengths]
+    rows = [(length, found.max_concurrency, found.status) for length, found in plans]
+    return pd.DataFrame(rows, columns=["max_model_len (tokens)", "sequences of that length", "status"])
+
+
+def _floored(size: Interval) -> Interval:
+    return size.map(lambda value: max(value, 0.0) / GIB)
+
+
+def format_plans(deployment: Deployment) -> Iterator[tuple[Format, Deployment]]:
+    """The deployment's model in every weight format that it can take."""
+    base = model(deployment.model.name)
+    for name, entry in formats().items():
+        try:
+            stored = base if name == "checkpoint" else model(deployment.model.name, quantization=name)
+        except PlannerError:
+            continue
+        candidate = replace(deployment, model=stored)
+        if name == "checkpoint" or rank_bytes(candidate) != rank_bytes(replace(deployment, model=base)):
+            yield entry, candidate
+
+
+def format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
+    """Per weight format: weights, KV cache, sequences of `tokens` that fit, a decode step, quality, checkpoint."""
+    import pandas as pd
+
+    rows = []
+    for entry, stored in format_plans(deployment):
+        found = plan(stored)
+        step = step_model(stored).step_seconds([], [tokens] * BATCH).seconds * 1e3
+        size, fits = found.weights.map(lambda value: value / GIB), found.status != "does_not_fit"
+        rows.append(
+            (entry.title, size, _floored(found.kv_available), found.pool.sequences(tokens) if fits else 0,
+             step, entry.quality, entry.checkpoint, entry.source)
+        )  # fmt: skip
+    columns = ["format", "weights (GiB)", "KV cache (GiB)", "sequences", f"decode step of {BATCH} (ms)"]
+    return pd.DataFrame(rows, columns=[*columns, "published quality", "checkpoint", "source"])
+
+
+def tenants_sweep(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.DataFrame:
+    """What other processes on the GPU leave: the largest safe utilization, and the KV cache with it."""
+    import pandas as pd
+
+    rows = []
+    for gib in tenants_gib:
+        shared = replace(deployment, other_tenants=round(gib * GIB))
+        safe = safe_utilization(shared)
+        found = plan(with_args(shared, gpu_memory_utilization=safe)) if safe > 0 else None
+        kept = _floored(found.kv_available) if found else Interval.exactly(0)
+        rows.append((gib, safe, kept, found.status if found else "does_not_fit"))
+    return pd.DataFrame(rows, columns=["other tenants (GiB)", "gpu_memory_utilization", "KV cache (GiB)", "status"])
+
+
+def recommended(found: MemoryPlan, workload: Workload, buffer: float) -> str:
+    """max_model_len and max_num_seqs of the plan, and where they come from."""
+    args, p99 = found.deployment.args, workload.total_quantile(0.99)
+    return (
+        f"max_model_len {args.max_model_len:,}: p99 of prompt + output is {p99:,.0f} tokens, plus {buffer:.0%}. "
+        f"max_num_seqs {args.max_num_seqs:,}: what the pool holds at median length, if the service level bears it."
+    )

@@ -1,0 +1,196 @@
+"""The batch interface: a spreadsheet in, a spreadsheet out, whatever is in its cells."""
+
+import csv
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.batch import OUTPUTS, predict_file, predict_row, rows_for
+from planner.quantities import GIB, PlannerError
+from planner.rows import INPUTS
+from planner.scenario import load_scenario, scenarios
+from planner.search import search
+
+BASE = {"model": "meta-llama/Llama-3.1-8B", "gpu": "H100", "engine_version": "0.19.0"}
+CHAT = {**BASE, "isl": "1024", "osl": "1024", "length_range_ratio": "0.8", "concurrency": "32"}
+
+
+def predicted(folder: Path, header: str, *lines: str) -> tuple[int, list[dict[str, str]]]:
+    (folder / "rows.csv").write_text("\n".join((header, *lines)) + "\n")
+    code = predict_file(folder / "rows.csv", folder / "out.csv")
+    with (folder / "out.csv").open(newline="") as file:
+        reader = csv.DictReader(file)
+        assert reader.fieldnames == list(OUTPUTS)
+        return code, list(reader)
+
+
+@pytest.mark.parametrize("name", scenarios())
+def test_a_chosen_deployment_as_a_row_gives_the_plans_own_figures(name: str) -> None:
+    plan = search(load_scenario(name))
+    assert plan.chosen and plan.chosen.prediction.performance
+    (row,) = rows_for(plan)
+    assert set(row) <= set(INPUTS)
+    answer = predict_row(row)
+    assert answer["status"] == "ok"
+    memory, performance = plan.chosen.prediction.memory, plan.chosen.prediction.performance
+    assert answer["kv_available_gib"] == pytest.approx(memory.kv_available.mid / GIB)
+    assert answer["num_gpu_blocks"] == memory.pool.num_blocks
+    for metric in ("ttft", "tpot", "itl", "e2e"):
+        for at, value in getattr(performance, metric).items():
+            assert answer[f"{metric}_ms_{at}"] == pytest.approx(value.mid * 1e3)
+    assert answer["output_tps"] == pytest.approx(performance.output_tps.mid)
+    assert answer["ttft_ms_p99_hi"] == pytest.approx(performance.ttft["p99"].hi * 1e3)
+    assert answer["usd_per_hour"] == plan.chosen.usd_per_hour
+
+
+def test_rows_come_out_in_order_with_one_sentence_per_failure(tmp_path: Path) -> None:
+    code, rows = predicted(
+        tmp_path,
+        "id,model,gpu,isl,osl,concurrency",
+        "a,meta-llama/Llama-3.1-8B,H100,100,50,4",
+        "b,meta-llama/Llama-3.1-8B,H1000,100,50,4",
+        "c,meta-llama/Llama-3.1-8B,l40s,100,50,4",
+    )
+    assert code == 1
+    assert [(row["id"], row["status"]) for row in rows] == [("a", "ok"), ("b", "error"), ("c", "ok")]
+    assert "H1000" in rows[1]["error"] and rows[1]["tpot_ms_mean"] == ""
+    assert float(rows[0]["tpot_ms_mean"]) < float(rows[2]["tpot_ms_mean"])  # 3,350 GB/s against 864 GB/s
+    assert float(rows[0]["tpot_ms_mean_lo"]) < float(rows[0]["tpot_ms_mean"]) < float(rows[0]["tpot_ms_mean_hi"])
+
+
+def test_a_row_without_traffic_is_a_memory_plan(tmp_path: Path) -> None:
+    code, (row,) = predicted(
+        tmp_path, "model,gpu,gpu_memory_utilization,max_model_len", "meta-llama/Llama-3.1-8B,A100 80GB,0.9,8192"
+    )
+    assert code == 0 and row["status"] == "ok" and row["ttft_ms_mean"] == ""
+    assert int(row["params_total"]) == 8_030_261_248  # counted on the model's own checkpoint
+    assert float(row["kv_bytes_per_token"]) == 2 * 32 * 8 * 128 * 2
+    assert float(row["weights_gib"]) == pytest.approx(14.99, abs=0.05)
+    assert float(row["max_concurrency_x"]) == pytest.approx(int(row["kv_tokens"]) / 8192, rel=0.01)
+
+
+def test_what_does_not_fit_still_has_its_memory_and_a_way_out(tmp_path: Path) -> None:
+    code, (row,) = predicted(tmp_path, "model,gpu,isl,osl,concurrency", "meta-llama/Meta-Llama-3.1-70B,L40S,100,50,4")
+    assert code == 0 and row["status"] == "does_not_fit"
+    assert float(row["weights_gib"]) == pytest.approx(131.4, abs=0.5) and float(row["kv_available_gib"]) < 0
+    assert "GiB" in row["error"] and row["ttft_ms_mean"] == ""
+
+
+def test_a_context_that_fits_the_traffic_stands_in_for_the_models_own(tmp_path: Path) -> None:
+    _, (row,) = predicted(tmp_path, "model,gpu,isl,osl,concurrency", "meta-llama/Llama-3.1-8B,RTX 4090,100,50,4")
+    assert row["status"] == "ok" and "max_model_len 131,072 does not fit" in row["warnings"]
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ({"model": ""}, "model (or model_config) is missing"),
+        ({"gpu": ""}, "gpu is missing"),
+        ({"tp": "two"}, "tp: expected a whole number from 1, got 'two'"),
+        ({"tp": "0"}, "tp: expected a whole number from 1"),
+        ({"tp": "3"}, "must be divisible by tensor parallel size (3)"),
+        ({"tp": "1e400"}, "tp: expected a whole number"),
+        ({"isl": "nan"}, "isl: expected a number above 0, got 'nan'"),
+        ({"osl": ""}, "osl is missing"),
+        ({"isl": "-5"}, "isl: expected a number above 0"),
+        ({"concurrency": "2.5"}, "concurrency: expected a whole number"),
+        ({"enforce_eager": "maybe"}, "enforce_eager: expected true or false"),
+        ({"gpu_memory_utilization": "90"}, "gpu_memory_utilization: expected a number from 0 to 1"),
+        ({"length_range_ratio": "", "isl_p95": "90000"}, "isl: no lognormal has mean 1024"),
+        ({"engine_version": "latest"}, "engine_version 'latest'"),
+        ({"quantization": "fp3"}, "unknown quantization 'fp3'"),
+        ({"model_config": "nowhere.json"}, "there is no file nowhere.json"),
+        ({"speculative_method": "eagle3"}, "num_speculative_tokens is missing"),
+        ({"speculative_method": "draft_model", "num_speculative_tokens": "3"}, "draft"),
+        ({"prefill_tp": "2"}, "needs both pools"),
+        ({"trace": "nowhere.csv"}, "cannot read the trace"),
+        ({"max_model_len": "512"}, "do not fit into max_model_len 512"),
+        ({"weight_bits": "5"}, "weight_bits"),
+        ({"interconnect": "string"}, "unknown interconnect"),
+    ],
+)
+def test_a_bad_cell_is_one_sentence(cells: dict[str, str], message: str) -> None:
+    answer = predict_row({**CHAT, **cells})
+    assert answer["status"] == "error" and message in str(answer["error"])
+    assert "\n" not in str(answer["error"]) and "cannot be planned" not in str(answer["error"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(column=st.sampled_from(sorted(set(INPUTS) - {"id", "model", "draft_model"})), cell=st.text(max_size=8))
+def test_no_cell_ends_in_a_traceback(column: str, cell: str) -> None:
+    assert predict_row({**CHAT, column: cell})["status"] in ("ok", "error", "does_not_fit")
+
+
+def test_unusable_files(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match="cannot read"):
+        predict_file(tmp_path / "absent.csv", tmp_path / "out.csv")
+    for text, message in (("", "line 1"), ("a,b\n1,2\n", "line 1"), ("gpu,model,gpu\n", "occurs twice")):
+        (tmp_path / "rows.csv").write_text(text)
+        with pytest.raises(PlannerError, match=message):
+            predict_file(tmp_path / "rows.csv", tmp_path / "out.csv")
+    (tmp_path / "rows.csv").write_text("gpu,model\n")
+    with pytest.raises(PlannerError, match="cannot write"):
+        predict_file(tmp_path / "rows.csv", tmp_path / "no" / "out.csv")
+    assert predict_file(tmp_path / "rows.csv", tmp_path / "out.csv") == 0
+
+
+def test_ragged_rows_and_misspelt_columns(tmp_path: Path) -> None:
+    code, rows = predicted(tmp_path, "model,gpu,max_num_seq", "meta-llama/Llama-3.1-8B,H100,8", "x,H100,1,2,3")
+    assert code == 1 and rows[0]["status"] == "ok" and "did you mean max_num_seqs?" in rows[0]["warnings"]
+    assert "2 more cells" in rows[1]["error"]
+
+
+def test_more_concurrency_means_more_throughput_and_slower_tokens() -> None:
+    few, many = (predict_row({**CHAT, "concurrency": load}) for load in ("8", "128"))
+    assert few["output_tps"] < many["output_tps"] and few["tpot_ms_mean"] < many["tpot_ms_mean"]
+
+
+def test_an_infinite_rate_sends_everything_at_once() -> None:
+    at_once = predict_row({**CHAT, "concurrency": "", "request_rate": "inf", "num_prompts": "64"})
+    closed = predict_row({**CHAT, "concurrency": "64", "num_prompts": "64"})
+    assert at_once["ttft_ms_mean"] == closed["ttft_ms_mean"]
+
+
+def test_a_rate_that_the_concurrency_caps_is_a_closed_loop() -> None:
+    capped = predict_row({**CHAT, "concurrency": "8", "request_rate": "1000"})
+    closed = predict_row({**CHAT, "concurrency": "8"})
+    free = predict_row({**CHAT, "concurrency": "8", "request_rate": "0.1"})
+    assert capped["ttft_ms_mean"] == closed["ttft_ms_mean"] != free["ttft_ms_mean"]
+
+
+def test_a_trace_brings_lengths_and_rate(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(
+        "arrival,prompt_tokens,output_tokens\n" + "".join(f"{i / 2},{100 + i},{20 + i}\n" for i in range(100))
+    )
+    code, rows = predicted(
+        tmp_path,
+        "model,gpu,trace,request_rate",
+        "meta-llama/Llama-3.1-8B,H100,t.csv,",
+        "meta-llama/Llama-3.1-8B,H100,t.csv,4",
+    )
+    assert code == 0
+    assert [float(row["request_tps"]) for row in rows] == [pytest.approx(2, rel=1e-3), pytest.approx(4, rel=1e-3)]
+
+
+def test_disaggregated_pools_count_all_gpus_and_decode_undisturbed() -> None:
+    pools = {"prefill_workers": "1", "prefill_tp": "1", "decode_workers": "1", "decode_tp": "1"}
+    apart, together = predict_row({**CHAT, **pools}), predict_row(CHAT)
+    assert apart["status"] == "ok"
+    assert apart["usd_per_hour"] == 2 * together["usd_per_hour"]
+    assert apart["tpot_ms_mean"] < together["tpot_ms_mean"]
+    assert 0 < apart["ttft_ms_mean"] < 60_000
+
+
+def test_speculation_changes_tpot_by_the_speedup_it_states() -> None:
+    drafted = {
+        **CHAT,
+        "concurrency": "1",
+        "speculative_method": "eagle3",
+        "num_speculative_tokens": "3",
+        "acceptance_rate": "0.8",
+    }
+    with_it, without = predict_row(drafted), predict_row({**CHAT, "concurrency": "1"})
+    assert with_it["spec_speedup"] > 1
+    assert without["tpot_ms_mean"] / with_it["tpot_ms_mean"] == pytest.approx(with_it["spec_speedup"], rel=0.05)

@@ -1,0 +1,182 @@
+"""What engine versions do by default, as read from their sources or run."""
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from planner.engines import EngineArgs, cudagraph_sizes, engine, release, resolve, unsupported
+from planner.hardware import gpu
+from planner.models import Model
+from planner.quantities import PlannerError
+
+
+def served(max_position: int = 131072, hybrid: bool = False, dtype: str = "bfloat16") -> Model:
+    """A stand-in with the four fields that defaults depend on."""
+    shape = SimpleNamespace(max_position=max_position, is_hybrid=hybrid)
+    return cast(Model, SimpleNamespace(name="some/model", dtype=dtype, architecture=shape))
+
+
+def defaults(version: str, card: str, **given: Any) -> EngineArgs:
+    return resolve(EngineArgs(**given), engine("vllm", version), gpu(card), served())
+
+
+@pytest.mark.parametrize(
+    ("version", "card", "tokens", "seqs"),
+    [
+        ("0.20.2", "A100 80GB", 2048, 256),  # vLLM's own code run on these devices
+        ("0.20.2", "L4", 2048, 256),
+        ("0.20.2", "L40S", 2048, 256),
+        ("0.20.2", "H100", 8192, 1024),
+        ("0.20.2", "H200", 8192, 1024),
+        ("0.20.2", "B200", 8192, 1024),
+        ("0.33.0", "A100 80GB", 2048, 256),
+        ("0.33.0", "H100", 8192, 1024),
+        ("0.33.0", "B200", 16384, 1024),
+        ("0.33.0", "MI300X", 16384, 1024),
+        ("0.33.0", "GB10", 2048, 256),
+        ("0.19.0", "H100", 8192, 1024),  # 28 start-ups of llm-d-planner
+        ("0.8.5", "A100 80GB", 8192, 1024),  # between vllm pulls 17073 and 17885
+        ("0.8.0", "L4", 2048, 1024),  # before vllm pull 16158
+    ],
+)
+def test_default_batch_limits(version: str, card: str, tokens: int, seqs: int) -> None:
+    args = defaults(version, card)
+    assert (args.max_num_batched_tokens, args.max_num_seqs) == (tokens, seqs)
+
+
+@pytest.mark.parametrize(("version", "share"), [("0.8.5", 0.90), ("0.19.0", 0.90), ("0.20.2", 0.92), ("0.33.0", 0.92)])
+def test_default_utilization(version: str, share: float) -> None:
+    assert defaults(version, "H100").gpu_memory_utilization == share
+
+
+@pytest.mark.parametrize(("version", "cached"), [("0.20.2", False), ("0.33.0", True)])
+def test_prefix_caching_of_hybrids(version: str, cached: bool) -> None:
+    args = resolve(EngineArgs(), engine("vllm", version), gpu("H100"), served(hybrid=True))
+    assert args.enable_prefix_caching is cached
+    assert defaults(version, "H100").enable_prefix_caching is True
+
+
+@pytest.mark.parametrize(
+    ("version", "card", "given", "k", "count", "largest"),
+    [
+        ("0.20.2", "H100", {}, 0, 51, 512),  # vLLM's own code run on these
+        ("0.33.0", "H100", {}, 0, 51, 512),
+        ("0.20.2", "H100", {"max_num_seqs": 64}, 0, 19, 128),
+        ("0.33.0", "B200", {}, 0, 83, 1024),
+        ("0.19.0", "H100", {}, 0, 51, 512),  # logged by llm-d-planner's runs
+        ("0.10.2", "H100", {}, 0, 67, 512),  # logged "67 PIECEWISE"
+        ("0.20.0", "RTX 5090", {"max_num_seqs": 2}, 0, 3, 4),  # logged [1, 2, 4]
+        ("0.20.2", "H100", {"max_num_seqs": 16}, 3, 19, 128),
+        ("0.20.2", "H100", {"enforce_eager": True}, 0, 0, 0),
+        ("0.20.2", "H100", {"max_num_batched_tokens": 100, "max_num_seqs": 100}, 0, 15, 96),
+    ],
+)
+def test_cudagraph_sizes(version: str, card: str, given: dict[str, Any], k: int, count: int, largest: int) -> None:
+    sizes = cudagraph_sizes(engine("vllm", version), defaults(version, card, **given), gpu(card), k)
+    assert (len(sizes), max(sizes, default=0)) == (count, largest)
+
+
+def test_no_default_exceeds_what_the_model_can_use() -> None:
+    args = resolve(EngineArgs(max_num_seqs=4), engine("vllm", "0.20.2"), gpu("H100"), served(max_position=1024))
+    assert args.max_num_batched_tokens == 4 * 1024
+    assert defaults("0.20.2", "H100", max_num_batched_tokens=512).max_num_seqs == 512
+    assert defaults("0.20.2", "L4", enable_chunked_prefill=False).max_num_batched_tokens == 131072
+
+
+def test_gpus_without_bfloat16_get_float16() -> None:
+    assert defaults("0.19.0", "T4").dtype == "float16"
+    with pytest.raises(PlannerError, match="bfloat16 does not run on T4"):
+        defaults("0.19.0", "T4", dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_num_batched_tokens": 128, "max_num_seqs": 256}, "greater than or equal to max_num_seqs"),
+        ({"max_num_batched_tokens": 4096, "enable_chunked_prefill": False}, "smaller than max_model_len"),
+        ({"max_model_len": 200_000}, "more than the 131072 tokens"),
+        ({"gpu_memory_utilization": 92.0}, "at most 1"),
+        ({"max_num_seqs": 0}, "at least 1"),
+        ({"kv_cache_dtype": "fp9"}, "kv_cache_dtype 'fp9' is none of auto"),
+        ({"max_loras": 2, "max_lora_rank": 48}, "max_lora_rank 48 is none of"),
+        ({"scheduling_policy": "lifo"}, "neither fcfs nor priority"),
+    ],
+)
+def test_refuses_what_the_engine_refuses(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlannerError, match=re.escape(message)):
+        defaults("0.20.2", "H100", **given)
+
+
+@pytest.mark.parametrize(
+    ("version", "facts"),
+    [
+        ("0.8", "0.8.0"),
+        ("0.15.2rc1.dev93", "0.14.0"),
+        ("v0.19.0", "0.14.0"),
+        ("0.13.0rc2.dev112+g763963aa7.d20251213", "0.11.1"),
+        ("0.20.2+cu130", "0.20.2"),
+        ("0.25.1", "0.20.2"),
+        ("0.27.1", "0.26.0"),
+        ("0.33.0", "0.33.0"),
+        ("nightly-5b8c30d62b754b57", "0.33.0"),
+    ],
+)
+def test_versions_in_between_use_the_nearest_earlier_facts(version: str, facts: str) -> None:
+    known = engine("vllm", version)
+    assert known.facts_version == facts
+    exact = release(version.removeprefix("nightly-") if version[0] != "n" else "0.0") == release(facts)
+    assert (known.note == "") is exact
+    assert facts in known.note or exact
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        ("0.7.3", "accepted: 0.8.0 to 0.33.0"),
+        ("0.34.0", "accepted: 0.8.0 to 0.33.0"),
+        ("newest", "write it like 0.20.2"),
+    ],
+)
+def test_versions_outside_are_refused(version: str, message: str) -> None:
+    with pytest.raises(PlannerError, match=message):
+        engine("vllm", version)
+
+
+def test_unknown_engine() -> None:
+    with pytest.raises(PlannerError, match="unknown engine 'vlm'; did you mean vllm"):
+        engine("vlm")
+    assert engine("TensorRT-LLM").name == "trtllm"
+
+
+def test_facts_that_changed_what_logs_mean() -> None:
+    old, graphs, new, last = (engine("vllm", version).facts for version in ("0.19.0", "0.20.0", "0.20.2", "0.33.0"))
+    assert (old["kv_tokens"], graphs["kv_tokens"], new["kv_tokens"]) == ("blocks", "blocks", "concurrency")
+    assert (old["cudagraph_memory"], graphs["cudagraph_memory"]) == ("outside", "estimated")
+    assert (new["window_batches"], last["window_batches"]) == ("one", "concurrent")
+    assert (new["null_block_reserved"], last["null_block_reserved"]) == (False, True)
+
+
+def test_metric_names_follow_the_version() -> None:
+    assert engine("vllm", "0.8.5").facts["metrics"]["kv_usage"] == "vllm:gpu_cache_usage_perc"
+    for version in ("0.20.2", "0.33.0"):  # read from the running engines
+        metrics = engine("vllm", version).facts["metrics"]
+        assert metrics["kv_usage"] == "vllm:kv_cache_usage_perc"
+        assert metrics["itl"] == "vllm:inter_token_latency_seconds"
+        assert metrics["tpot"] == "vllm:request_time_per_output_token_seconds"
+
+
+def test_support_begins_and_ends() -> None:
+    assert unsupported(gpu("V100"), engine("vllm", "0.19.1")) is None
+    assert "up to 0.19" in (unsupported(gpu("V100"), engine("vllm", "0.20.2")) or "")  # CUDA 13 wheels lack sm_70
+    assert "from 0.9.0 on" in (unsupported(gpu("B200"), engine("vllm", "0.8.5")) or "")
+    assert "does not support" in (unsupported(gpu("MI300X"), engine("trtllm")) or "")
+    assert unsupported(gpu("MI300X"), engine("sglang")) is None
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    once = defaults("0.33.0", "B200", max_model_len=8192)
+    assert resolve(once, engine("vllm", "0.33.0"), gpu("B200"), served()) == once
+    assert replace(once, block_size=None) == once  # block sizes belong to the KV layout

@@ -1,0 +1,136 @@
+"""Facts about GPUs and links: published peaks, what drivers report, and the errors of a wrong catalog."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner import hardware
+from planner.catalog import CATALOGS, entries
+from planner.hardware import GpuEntry, gpu, gpus, interconnect, links
+from planner.quantities import GB, GIB, PlannerError
+
+REQUIRED = """T4, V100 16GB, V100 32GB, A10, A10G, A30, A40, A100 40GB PCIe, A100 40GB, A100 80GB PCIe, A100 80GB, L4,
+L40, L40S, H100 PCIe, H100 SXM, H100 NVL, H200, H20, GH200, B200, B300, GB200, GB300, RTX 3090, RTX 4090, RTX 5090,
+RTX A6000, RTX 6000 Ada, RTX PRO 6000 Blackwell, GB10, MI250, MI300X, MI325X, MI355X, R9700, Gaudi 3"""
+
+
+def test_the_gpus_people_ask_for_are_there() -> None:
+    found = {gpu(name.strip()).name for name in REQUIRED.split(",")}
+    assert len(found) == 37
+    assert len(gpus()) >= 37
+
+
+@pytest.mark.parametrize(
+    ("name", "gbs", "dtype", "tflops"),
+    [
+        ("H100 SXM", 3350, "bf16", 989.4),  # NVIDIA H100 architecture white paper, table 3: dense
+        ("H100 SXM", 3350, "fp8", 1978.9),
+        ("H100 PCIe", 2000, "bf16", 756.4),
+        ("H200", 4800, "bf16", 989.4),
+        ("A100 80GB", 2039, "bf16", 312),  # A100 data sheet
+        ("A100 PCIe 40GB", 1555, "int8", 624),
+        ("L40S", 864, "bf16", 362.05),  # L40S data sheet: 733 is the sparse figure
+        ("L4", 300, "fp16", 121),
+        ("B200", 7700, "fp4", 9000),  # Blackwell technical brief, HGX B200
+        ("MI300X", 5300, "bf16", 1307.4),  # MI300X data sheet
+        ("RTX 4090", 1008, "bf16", 165.2),  # Ada white paper: FP32 accumulation
+        ("RTX 5090", 1792, "fp4", 1676),
+        ("T4", 320, "fp16", 65),
+    ],
+)
+def test_published_dense_peaks(name: str, gbs: float, dtype: str, tflops: float) -> None:
+    assert gpu(name).bandwidth == gbs * GB
+    assert gpu(name).flops[dtype] == pytest.approx(tflops * 1e12)
+
+
+@pytest.mark.parametrize(
+    ("name", "gib"),
+    [
+        ("H100", 79.19),  # 28 vLLM 0.19.0 start-ups of llm-d-planner
+        ("A100 80GB", 79.15),
+        ("A100 40GB", 39.39),
+        ("L40S", 44.4),
+        ("T4", 14.56),  # torch out-of-memory messages, as the rest
+        ("H200", 139.8),
+        ("B200", 178.35),
+        ("B300", 267.69),
+        ("GB200", 184.31),
+        ("MI300X", 191.98),
+        ("MI355X", 287.98),
+        ("RTX PRO 6000", 94.97),
+        ("GB10", 121.69),
+    ],
+)
+def test_memory_is_what_drivers_report(name: str, gib: float) -> None:
+    assert gpu(name).memory / GIB == pytest.approx(gib, abs=0.02)
+    assert gpu(name).memory_basis == "reported"
+
+
+@pytest.mark.parametrize("card", gpus(), ids=lambda card: card.name)
+def test_every_gpu_obeys_what_holds_for_all(card: hardware.Gpu) -> None:
+    assert 0.85 * card.marketed_gb * GB < card.memory < 1.075 * card.marketed_gb * GB  # a box never understates by more
+    peaks = card.flops
+    assert peaks["fp32"] < peaks["fp16"]
+    assert peaks.get("bf16", peaks["fp16"]) <= peaks["fp16"]
+    assert peaks.get("fp8", peaks["fp16"]) >= peaks["fp16"]
+    assert peaks.get("fp4", 0) == 0 or peaks["fp4"] >= 2 * peaks["bf16"]
+    assert card.link_bandwidth >= min(card.pcie_bandwidth, 25 * GB)
+    assert card.vendor != "nvidia" or ("fp8" in peaks) == ((card.compute_capability or 0) >= 8.9)
+    assert ("fp4" in peaks) == ((card.compute_capability or 0) >= 10 or card.architecture == "cdna4")
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ("h100", "H100-SXM"),
+        ("h100_sxm", "H100-SXM"),
+        ("NVIDIA H100 80GB HBM3", "H100-SXM"),
+        ("H100 NVL 94GB", "H100-NVL"),
+        ("NVIDIA A100-SXM4-80GB", "A100-SXM-80GB"),
+        ("A100-PCIE-40GB", "A100-PCIE-40GB"),
+        ("Tesla V100-SXM2-32GB", "V100-SXM-32GB"),
+        ("b200_sxm", "B200"),
+        ("GB10 (DGX Spark)", "GB10"),
+        ("NVIDIA GeForce RTX 4090", "RTX-4090"),
+        ("rtx_pro_6000_server", "RTX-PRO-6000-Server"),
+        ("AMD Instinct MI325X 256GB HBM3e", "MI325X"),
+        ("Radeon AI PRO R9700 32GB", "R9700"),
+    ],
+)
+def test_names_that_drivers_and_benchmarks_use(written: str, name: str) -> None:
+    assert gpu(written).name == name
+
+
+def test_unknown_gpu_names_the_nearest() -> None:
+    with pytest.raises(PlannerError, match=r"unknown GPU 'H10O'; did you mean .*H100"):
+        gpu("H10O")
+
+
+def test_links_are_per_direction() -> None:
+    assert links()["nvlink4"] == 450 * GB  # 900 GB/s on the data sheet adds both directions
+    assert links()["pcie5"] == 64 * GB
+    assert interconnect(gpu("H100"), "nvswitch") == 450 * GB
+    assert interconnect(gpu("RTX 3090"), "nvlink") == 56.25 * GB  # the bridge
+    assert interconnect(gpu("MI300X"), "infinity-fabric") == 448 * GB
+    assert interconnect(gpu("H100"), "pcie4") == 32 * GB
+    with pytest.raises(PlannerError, match="L40S has no nvlink; its GPUs talk over pcie4"):
+        interconnect(gpu("L40S"), "nvlink")
+    with pytest.raises(PlannerError, match="did you mean"):
+        interconnect(gpu("L40S"), "nvlnk")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tflops": {"bf17": 1}}, "gpus.yaml, entry L4, field tflops.bf17"),
+        ({"memory": {"gib": -1}}, "gpus.yaml, entry L4, field memory"),
+        ({"sauce": "?"}, "gpus.yaml, entry L4, field sauce: unknown field"),
+        ({"source": None}, "gpus.yaml, entry L4, field source"),
+    ],
+)
+def test_errors_name_file_entry_and_field(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    entry = yaml.safe_load((CATALOGS / "gpus.yaml").read_text())["L4"]
+    (tmp_path / "gpus.yaml").write_text(yaml.safe_dump({"L4": entry | change}))
+    with pytest.raises(PlannerError, match=message):
+        entries("gpus.yaml", GpuEntry, tmp_path)

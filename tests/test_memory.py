@@ -1,0 +1,199 @@
+"""The memory plan against public vLLM start-up logs, and the invariants of its accounting."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.advice import gains, longest_model_len, preemption_risk, safe_max_num_seqs, sequence_table
+from planner.deployment import Deployment, deploy_on
+from planner.engines import resolve
+from planner.memory import TERMS, MemoryPlan, plan, safe_utilization
+from planner.quantities import GIB, PlannerError
+from planner.workload import Lengths, Workload
+
+H100 = int(79.19 * GIB)
+LOGS = [  # llm-d-planner accuracy runs (Apache-2.0), vLLM 0.19.0 on H100: activation peak, non-torch, available KV; GiB
+    ("deepseek-ai/DeepSeek-V2-Lite", 1, 8192, 1.93, 0.26, 43.61, 183.78),
+    ("google/gemma-2-9b-it", 1, 8192, 3.65, 0.25, 54.12, 20.60),
+    ("google/gemma-7b", 1, 8192, 3.63, 0.25, 55.44, 15.84),
+    ("microsoft/phi-4", 1, 8192, 1.52, 0.25, 46.08, 29.49),
+    ("mistralai/Mixtral-8x7B-v0.1", 2, 8192, 1.21, 2.07, 28.44, 56.88),
+    ("Qwen/Qwen3-30B-A3B", 1, 8192, 2.68, 0.27, 15.41, 20.54),
+]
+CONSUMER = [  # kyuz0/amd-r9700-vllm-toolboxes, vLLM 0.12.0, max_num_seqs 64, 2048 batched tokens: available KV in GiB
+    ("RTX 4090", 31800, 6.93, 1.79),
+    ("RTX 5090", 65536, 14.31, 1.79),
+    ("RTX 5000 Ada", 65536, 14.46, 1.81),
+]
+
+
+def on_h100(name: str = "meta-llama/Llama-3.1-8B", version: str = "0.19.0", **args: Any) -> Deployment:
+    return deploy_on(name, "H100", engine_version=version, gpu_total=H100, **args)
+
+
+@pytest.mark.parametrize(("name", "tp", "length", "activation", "non_torch", "kv", "concurrency"), LOGS)
+def test_against_logs_on_h100(
+    name: str, tp: int, length: int, activation: float, non_torch: float, kv: float, concurrency: float
+) -> None:
+    found = plan(on_h100(name, tp=tp, max_model_len=length, gpu_memory_utilization=0.95, enable_prefix_caching=False))
+    assert (found.activation + found.non_torch).mid / GIB == pytest.approx(activation + non_torch, rel=0.10)
+    assert found.kv_available.mid / GIB == pytest.approx(kv, rel=0.025)
+    assert found.max_concurrency.mid == pytest.approx(concurrency, rel=0.04)
+
+
+@pytest.mark.parametrize(("gpu", "length", "kv", "concurrency"), CONSUMER)
+def test_against_logs_on_consumer_cards(gpu: str, length: int, kv: float, concurrency: float) -> None:
+    args = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.95}
+    found = plan(deploy_on("meta-llama/Llama-3.1-8B", gpu, engine_version="0.12.0", max_model_len=length, **args))
+    assert found.kv_available.mid == pytest.approx(kv * GIB, abs=0.02 * found.requested)
+    assert found.max_concurrency.mid == pytest.approx(concurrency, rel=0.03)
+
+
+def test_before_0_17_the_sampler_took_far_more() -> None:
+    """Qwen3-0.6B's vocabulary and Llama-3.1-8B's on an H100, vLLM 0.11.0: 5.56 and 4.76 GiB of activation."""
+    assert plan(on_h100(version="0.11.0", max_model_len=16000)).activation.mid / GIB == pytest.approx(4.76, rel=0.01)
+    assert plan(on_h100("Qwen/Qwen3-1.7B", "0.11.0")).activation.mid / GIB == pytest.approx(5.56, rel=0.01)
+
+
+def test_a_70b_in_fp8_leaves_no_room_on_one_h100() -> None:
+    """Llama-3.3-70B FP8 on one H100 at 0.90, vLLM 0.11.0: the log says -1.44 GiB."""
+    found = plan(on_h100("meta-llama/Meta-Llama-3.1-70B", "0.11.0", quantization="fp8-dynamic", max_model_len=16000))
+    assert found.kv_available.mid / GIB == pytest.approx(-1.44, abs=0.1)
+    assert (found.status, found.pool.num_blocks) == ("does_not_fit", 0)
+    assert "No available memory for the cache blocks" in found.reason
+
+
+@pytest.mark.parametrize(
+    ("gpu", "total", "kv"), [("L40S", 44.4, 25.3), ("A100 40GB", 39.4, 20.9), ("A100", 79.15, 56.6)]
+)
+def test_mistral_7b_on_three_cards(gpu: str, total: float, kv: float) -> None:
+    """Mistral-7B-v0.3 in BF16 is 13.5 GiB; what 90 % of the card leaves after the engine's overheads is the pool."""
+    found = plan(deploy_on("mistralai/Mistral-7B-v0.3", gpu, engine_version="0.20.2", gpu_memory_utilization=0.9))
+    assert found.weights.mid / GIB == pytest.approx(13.5, abs=0.02)
+    assert found.total / GIB == pytest.approx(total, abs=0.02)
+    assert found.kv_available.mid / GIB == pytest.approx(kv, abs=0.3)
+
+
+def test_a_foreign_process_stops_the_start() -> None:
+    """vLLM 0.19.0 on an H100 with 60.33 GiB free at utilization 0.95: refused before any weight is loaded."""
+    deployment = on_h100(gpu_free=int(60.33 * GIB), gpu_memory_utilization=0.95, max_model_len=8192)
+    found = plan(deployment)
+    assert found.status == "does_not_fit"
+    assert "Free memory on device (60.33/79.19 GiB) on startup is less than desired" in found.reason
+    share = float(found.remedy.removeprefix("set gpu_memory_utilization to "))
+    assert 0.65 < share <= 60.33 / 79.19
+    assert plan(replace(deployment, args=replace(deployment.args, gpu_memory_utilization=share))).status == "ok"
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_warming_up_after_the_pool_can_kill(tp: int) -> None:
+    """gpt-oss-20b at 0.95 on H100s died while the sampler was warmed up on 1024 rows; at 0.90 it started."""
+    deployment = on_h100("openai/gpt-oss-120b", tp=2 * tp, gpu_memory_utilization=0.95, max_model_len=8192)
+    found = plan(deployment)
+    assert found.status == "at_risk" and "warm-up on 1024 rows" in found.reason
+    assert plan(replace(deployment, args=replace(deployment.args, gpu_memory_utilization=0.9))).status == "ok"
+    assert safe_utilization(deployment) < 0.95
+
+
+def test_graphs_move_into_the_budget() -> None:
+    """Up to 0.19 graphs come on top of the budget; 0.20.2 deducts an estimate."""
+    before, after = (
+        plan(on_h100(gpu_memory_utilization=0.9)),
+        plan(on_h100(version="0.20.2", gpu_memory_utilization=0.9)),
+    )
+    assert "cudagraph" not in before.in_budget and "cudagraph" in after.in_budget
+    assert before.kv_available.mid - after.kv_available.mid == pytest.approx(after.cudagraph.mid, rel=0.01)
+    assert plan(on_h100(enforce_eager=True)).cudagraph.mid == 0
+
+
+def test_other_engines_budget_otherwise() -> None:
+    """SGLang's static fraction holds weights and cache alone; TensorRT-LLM takes a share of what is left."""
+    static, free = (plan(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine=e)) for e in ("sglang", "trtllm"))
+    assert static.weights.mid + static.kv_available.mid == pytest.approx(static.requested, abs=2)
+    left = free.total - free.context.mid - sum(getattr(free, term).mid for term in TERMS)
+    assert free.kv_available.mid == pytest.approx(0.9 * left, rel=1e-6)
+
+
+def test_the_remedy_works_and_is_the_smallest() -> None:
+    found = plan(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2"))
+    assert found.status == "does_not_fit" and "GiB is missing" in found.reason
+    assert found.remedy.startswith("set max_model_len to ")
+    length = int(found.remedy.split()[-1])
+    assert (
+        plan(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=length)).status == "ok"
+    )
+
+
+def test_calibration_moves_a_term_and_narrows_it() -> None:
+    deployment = on_h100(max_model_len=8192)
+    plain, moved = plan(deployment), plan(deployment, {"non_torch": 0.2 * GIB})
+    assert moved.kv_available.mid == pytest.approx(plain.kv_available.mid - 0.2 * GIB, abs=2)
+    assert moved.kv_available.hi - moved.kv_available.lo < plain.kv_available.hi - plain.kv_available.lo
+    with pytest.raises(PlannerError, match="unknown term nccl; known: weights"):
+        plan(deployment, {"nccl": 1.0})
+
+
+def args(**changed: Any) -> MemoryPlan:
+    """A plan on an H100 with some engine arguments changed."""
+    base = on_h100(version="0.20.2")
+    free = {"max_num_batched_tokens": 8192, "max_num_seqs": 256, "max_model_len": 8192, "gpu_memory_utilization": 0.9}
+    given_args = replace(base.args, **{**free, **changed})
+    return plan(replace(base, args=resolve(given_args, base.engine, base.gpu, base.model)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seqs=st.integers(1, 2048), tokens=st.integers(2048, 32768), share=st.floats(0.1, 0.99), more=st.integers(0, 4096)
+)
+def test_parts_sum_to_the_byte_and_every_input_pushes_the_right_way(
+    seqs: int, tokens: int, share: float, more: int
+) -> None:
+    found = args(max_num_seqs=seqs, max_num_batched_tokens=tokens, gpu_memory_utilization=share)
+    assert sum(found.parts.values()) == found.total
+    inside = sum(round(getattr(found, term).mid) for term in found.in_budget)
+    assert inside + round(found.kv_available.mid) == found.requested
+    assert found.kv_available.lo <= found.kv_available.mid <= found.kv_available.hi
+    same = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "gpu_memory_utilization": share}
+    assert args(**{**same, "max_num_batched_tokens": tokens + more}).kv_available.mid <= found.kv_available.mid
+    assert args(**{**same, "max_num_seqs": min(tokens, seqs + more)}).kv_available.mid <= found.kv_available.mid
+    assert (
+        args(**{**same, "gpu_memory_utilization": min(1.0, share + more / 8192)}).kv_available.mid
+        >= found.kv_available.mid
+    )
+
+
+@given(tenants=st.integers(0, 79 * GIB))
+def test_tenants_and_totals(tenants: int) -> None:
+    found = plan(replace(on_h100(max_model_len=8192), other_tenants=tenants))
+    assert sum(found.parts.values()) == found.total
+    if tenants > found.headroom:
+        assert found.status == "does_not_fit"
+    assert safe_utilization(found.deployment) * found.total <= found.total - tenants
+
+
+WORKLOAD = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(300, 900), rate=1.0)
+
+
+def test_advice_agrees_with_the_plan() -> None:
+    found = plan(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384))
+    safe, likely = longest_model_len(found)
+    assert 16384 < safe < likely < 131072
+    table = sequence_table(found, WORKLOAD).set_index("length")
+    assert table.loc["p50", "sequences"] > table.loc["p95", "sequences"] > table.loc["max_model_len", "sequences"]
+    assert table.loc["p50", "preemption risk"] > table.loc["p95", "preemption risk"]
+    most = safe_max_num_seqs(found, WORKLOAD, 0.05)
+    assert preemption_risk(found, WORKLOAD, most) <= 0.05 < preemption_risk(found, WORKLOAD, most + 1)
+
+
+def test_gains_are_worth_what_they_cost() -> None:
+    found = plan(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384))
+    bought = gains(found, 1300).set_index("change")
+    assert bought.loc["one more GiB", "KV cache (GiB)"] == pytest.approx(found.kv_available.mid / GIB + 1, abs=0.01)
+    assert bought.loc["FP8 KV cache", "sequences"] == pytest.approx(2 * found.pool.sequences(1300), abs=1)
+    assert bought.loc["4-bit weights (AWQ)", "sequences"] > bought.loc["FP8 weights", "sequences"]
+    assert (bought["more than now"] > 0).all()

@@ -1,0 +1,141 @@
+"""Lengths, traces and traffic."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.quantities import PlannerError
+from planner.workload import Lengths, Workload, read_trace
+
+# Azure LLM inference trace 2023, conversation (github.com/Azure/AzurePublicDataset, CC-BY-4.0): published columns, its
+# first requests, and the statistics of all 19,366 of them.
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2224670,879,55
+"""
+AZURE_CONV = {"mean": 1154.7, "p50": 1020, "p95": 4083}
+AZURE_CONV_P99 = 4142
+# Mooncake, FAST25 conversation trace (Apache-2.0): field names and units; three requests that share their first block.
+MOONCAKE = """{"timestamp": 0, "input_length": 1000, "output_length": 500, "hash_ids": [0, 1]}
+{"timestamp": 3000, "input_length": 1100, "output_length": 490, "hash_ids": [0, 2, 3]}
+{"timestamp": 6000, "input_length": 600, "output_length": 10, "hash_ids": [0, 2]}
+"""
+
+
+def written(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_mean_and_p95_give_the_lognormal() -> None:
+    found = Lengths.lognormal(1000, 2500)
+    sigma = 1.6448536 - (1.6448536**2 - 2 * np.log(2.5)) ** 0.5
+    assert found.mean == pytest.approx(1000, rel=1e-6)
+    assert found.p50 == pytest.approx(1000 * np.exp(-(sigma**2) / 2), rel=0.01)
+    assert found.p99 == pytest.approx(found.p50 * np.exp(2.3263 * sigma), rel=0.01)
+
+
+def test_three_figures_of_a_real_trace_are_all_met_and_predict_its_p99() -> None:
+    found = Lengths.lognormal(AZURE_CONV["mean"], AZURE_CONV["p95"], AZURE_CONV["p50"], largest=AZURE_CONV_P99)
+    assert found.mean == pytest.approx(AZURE_CONV["mean"], rel=1e-3)
+    assert (found.p50, found.p95) == (pytest.approx(1020, rel=0.02), pytest.approx(4083, rel=0.02))
+    assert found.p99 == pytest.approx(AZURE_CONV_P99, rel=0.02)
+    mooncake = Lengths.lognormal(12035, 39550, 6909)  # its p99: 85,400
+    assert mooncake.p99 == pytest.approx(85400, rel=0.1)
+
+
+@settings(max_examples=40, deadline=None)
+@given(mean=st.floats(20, 50_000), spread=st.floats(1.01, 3.8))
+def test_any_lognormal_keeps_its_mean_under_slicing_and_sampling(mean: float, spread: float) -> None:
+    found = Lengths.lognormal(mean, mean * spread)
+    assert found.mean == pytest.approx(mean, rel=2e-3)
+    assert found.points(16).mean() == pytest.approx(found.mean, rel=1e-9)
+    assert np.all(np.diff(found.points(16)) >= 0)
+    assert found.quantile(0.3) <= found.p50 <= found.p95 <= found.p99 <= found.largest
+    assert found.cdf(found.quantile(0.8)) == pytest.approx(0.8, abs=0.01)
+    drawn = found.sample(20_000, np.random.default_rng(0))
+    assert drawn.min() >= 1 and drawn.mean() == pytest.approx(mean, rel=0.08)
+
+
+def test_inferencex_lengths_are_uniform_between_ratio_and_one() -> None:
+    found = Lengths.uniform(1024, 0.8)
+    assert found.mean == pytest.approx(1024 * 0.9)
+    assert (found.quantile(0), found.quantile(1)) == (pytest.approx(819.2), 1024)
+    assert Lengths.uniform(1024, 1.0).p99 == 1024
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ({"mean": 0}, "at least 1 token"),
+        ({"mean": 100, "p95": 90}, "p95 must lie between the mean"),
+        ({"mean": 100, "p95": 500}, "3.87 x the mean"),
+        ({"mean": 100, "p50": 120}, "p50 must not exceed"),
+        ({"mean": 100, "p50": 90, "p95": 95}, "the mean lies between"),
+        ({"mean": 100, "p50": 80, "p95": 300, "largest": 200}, "to max"),
+    ],
+)
+def test_impossible_lengths_are_refused(figures: dict[str, float], message: str) -> None:
+    with pytest.raises(PlannerError, match=message):
+        Lengths.lognormal(**figures)
+
+
+def test_azure_trace(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, "azure.csv", AZURE))
+    assert trace.arrival == pytest.approx([0, 4.314579, 4.541877])
+    assert trace.prompt.tolist() == [374, 396, 879] and trace.output.tolist() == [44, 109, 55]
+    workload = Workload.from_trace(trace)
+    assert workload.rate == pytest.approx(2 / 4.541877)
+    assert workload.total_quantile(1.0) == 934
+
+
+def test_mooncake_trace_counts_blocks_that_came_before(tmp_path: Path) -> None:
+    trace = read_trace(written(tmp_path, "mooncake.jsonl", MOONCAKE))
+    assert trace.arrival.tolist() == [0, 3, 6]
+    assert trace.prefix_hit_rate == pytest.approx((512 + 600) / 2700)
+
+
+def test_plain_trace_with_poisson_arrivals_has_burstiness_one(tmp_path: Path) -> None:
+    arrival = np.cumsum(np.random.default_rng(0).exponential(0.5, 4000))
+    text = "arrival,prompt_tokens,output_tokens\n" + "".join(f"{t:.4f},100,20\n" for t in arrival)
+    trace = read_trace(written(tmp_path, "plain.csv", text))
+    assert trace.rate == pytest.approx(2, rel=0.05)
+    assert trace.burstiness == pytest.approx(1, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", "line 1.*TIMESTAMP"),
+        ("arrival,prompt_tokens,output_tokens\n", "at least two"),
+        ("arrival,prompt_tokens,output_tokens\n0,5,5\n2,5,5\n1,5,5\n", "line 4, field arrival.*sort"),
+        ("arrival,prompt_tokens,output_tokens\n-1,5,5\n2,5,5\n", "line 2, field arrival.*negative"),
+        ("arrival,prompt_tokens,output_tokens\n0,5,5\n1,0,5\n", "line 3, field prompt_tokens: 0"),
+        ("arrival,prompt_tokens,output_tokens\n0,5,5\n1,5,nan\n", "line 3, field output_tokens.*number"),
+        ("arrival,prompt_tokens,output_tokens\n0,5,5\n\n1,5,5\n", "line 3, field arrival"),
+        (AZURE.replace("2023-11-16 18:15:50.9951690", "yesterday"), "line 3, field TIMESTAMP: yesterday"),
+        ('{"timestamp": 0, "input_length": 5}\n', "line 1: needs the fields"),
+        (MOONCAKE + "{oops\n", "line 4: not a JSON object"),
+    ],
+)
+def test_a_broken_trace_names_line_and_field(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(PlannerError, match=message):
+        read_trace(written(tmp_path, "broken.csv", text))
+
+
+def test_a_workload_needs_a_load() -> None:
+    tokens = Lengths.fixed(10)
+    with pytest.raises(PlannerError, match="or a concurrency"):
+        Workload(tokens, tokens)
+    with pytest.raises(PlannerError, match="rate must be a positive number, got 0"):
+        Workload(tokens, tokens, rate=0)
+
+
+def test_long_answers_weigh_more_in_the_decode_context() -> None:
+    half = Lengths.empirical(np.array([100, 300]))
+    assert Workload(Lengths.fixed(1000), half, rate=1).context == pytest.approx(1000 + (100**2 + 300**2) / 2 / 2 / 200)
