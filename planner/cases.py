@@ -44,7 +44,7 @@ class CaseConfig(Entry):
 
     max_num_seqs: Count
     max_num_batched_tokens: Count
-    num_blocks: Annotated[int, Field(ge=2, le=2**31 - 1, strict=True)]
+    num_blocks: Annotated[int, Field(ge=2, le=2**26, strict=True)]
     block_size: Count
     max_model_len: Count
     enable_prefix_caching: bool = False
@@ -124,11 +124,12 @@ def _check_requests(file: str, config: CaseConfig, requests: Sequence[CaseReques
 
 
 def _traffic(config: CaseConfig, requests: Sequence[CaseRequest]) -> Traffic:
-    prompt = np.array([sum(tokens for _, tokens in request.segments) for request in requests], np.int32)
-    output = np.array([request.output_len for request in requests], np.int32)
+    prompt = np.array([sum(tokens for _, tokens in request.segments) for request in requests])
+    output = np.array([request.output_len for request in requests])
     content, start = np.empty(0, np.int32), np.empty(0, np.int64)
     if config.enable_prefix_caching:
-        whole = [[*request.segments, (f"out:{request.id}", request.output_len)] for request in requests]
+        room = np.clip(config.max_model_len - prompt, 0, output).tolist()
+        whole = [[*r.segments, (f"out:{r.id}", tokens)] for r, tokens in zip(requests, room, strict=True)]
         content, start = blocks_of(whole, config.block_size)
     arrival = np.array([request.arrival_step for request in requests], float)
     urgency = np.argsort(np.array([request.priority for request in requests]), kind="stable")

@@ -184,9 +184,9 @@ def replay(
         if len(values) != len(arrival):
             raise PlannerError(f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many")
         least = 0 if name == "arrival" else 1
-        bad = np.flatnonzero(~((values >= least) & (values < np.inf)))
+        bad = np.flatnonzero(~((values >= least) & (values < (np.inf if name == "arrival" else 2**31))))
         if len(bad):
-            accepted = "0 seconds or later" if name == "arrival" else "1 token or more"
+            accepted = "a time from 0" if name == "arrival" else "a number of tokens from 1"
             raise PlannerError(f"request {bad[0] + 1}, field {name}: {values[bad[0]]:g} is not {accepted}")
     late = np.flatnonzero(np.diff(arrival) < 0)
     if len(late):
@@ -212,14 +212,14 @@ def run(
 
     if not len(traffic.prompt):
         raise PlannerError(f"{where}{': ' * bool(where)}there are no requests; at least one is needed")
-    rules, table, traffic = as_compiled(rules), as_compiled(table), as_compiled(traffic)
-    prompt, output, usable = traffic.prompt, traffic.output, rules.num_blocks - 1
-    longest = int(prompt.argmax())
-    if prompt[longest] >= rules.max_model_len:
+    longest = int(np.argmax(traffic.prompt))
+    if traffic.prompt[longest] >= rules.max_model_len:
         raise PlannerError(
-            f"{label(longest)}, field prompt: {prompt[longest]:,} tokens leave no room for an output within "
+            f"{label(longest)}, field prompt: {traffic.prompt[longest]:,} tokens leave no room for an output within "
             f"max_model_len {rules.max_model_len:,}"
         )
+    rules, table, traffic = as_compiled(rules), as_compiled(table), as_compiled(traffic)
+    prompt, output, usable = traffic.prompt, traffic.output, rules.num_blocks - 1
     needs = blocks_at_end(rules, prompt, output)
     most = int(needs.argmax())
     if needs[most] > usable:

@@ -89,8 +89,8 @@ class Outcome(NamedTuple):
     cached: np.ndarray  # [n] prompt tokens found in the prefix cache when first scheduled
     itl: np.ndarray  # [ITL_BINS] counts
     usage: np.ndarray  # [USAGE_BINS] busy seconds by share of blocks in use
-    totals: np.ndarray  # steps, busy seconds, scheduled tokens; decoding sequences summed over steps, and over seconds
-    notes: np.ndarray  # [.., 6] what was to be noted: a kind (below) and five numbers
+    totals: np.ndarray  # steps, busy s, tokens; decoding sequences summed over steps and over s; blocks free at the end
+    notes: np.ndarray  # [.., 6] what was to be noted: a kind (above) and five numbers
 
     def noted(self, kind: int, columns: int) -> np.ndarray:
         """[.., columns] the notes of one kind, in order."""

@@ -27,7 +27,7 @@ from planner.rules import (
     StepTable,
     Traffic,
 )
-from planner.steps import coast, cost, itl_bin
+from planner.steps import accepted, coast, cost, itl_bin
 
 
 @njit("f8[:,::1](f8[:,::1], i8, f8, f8, f8, f8, f8, f8)", cache=True)
@@ -42,18 +42,6 @@ def _note(notes: Any, used: int, kind: float, a: float, b: float, c: float, d: f
     notes[used, 0], notes[used, 1], notes[used, 2] = kind, a, b
     notes[used, 3], notes[used, 4], notes[used, 5] = c, d, e
     return notes
-
-
-@compiled
-def _accepted(rules: Any, request: int, position: int, drafted: int) -> int:
-    """Drafted tokens kept: draws that depend on seed, request and position only (SplitMix64)."""
-    for k in range(drafted):
-        z = np.uint64(rules.seed) + np.uint64(request) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(position + k + 1)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        if (z ^ (z >> np.uint64(31))) / 18446744073709551616.0 >= rules.acceptance_rate:
-            return k
-    return drafted
 
 
 @compiled
@@ -108,9 +96,9 @@ def simulate(
     """
     # no comprehensions in here: numba 0.68 then drops writes to fields of named tuples as dead code
     prompt, output, rank, n = traffic.prompt, traffic.output, traffic.rank, traffic.prompt.size
-    groups, count, seqs, model_len = rules.groups, len(rules.groups), rules.max_num_seqs, rules.max_model_len
+    groups, count, seqs, model_len = rules.groups, len(rules.groups), min(rules.max_num_seqs, n), rules.max_model_len
     usable, size, windowed = rules.num_blocks - 1, rules.groups[0, 1], groups[:, 0].max() > 0
-    caching = rules.enable_prefix_caching and traffic.content.size > 0
+    caching, spec_tokens = rules.enable_prefix_caching and traffic.content.size > 0, rules.num_speculative_tokens
     overlap = rules.async_scheduling and table.stages == 1
     depth = 2 if overlap else table.stages  # steps under way at once
     cap = np.full(count, 1 << 40)  # blocks that admission asks for at most
@@ -146,14 +134,14 @@ def simulate(
     sent, scheduled, first_token, last_token = times[0], times[1], times[2], times[3]
     preemptions, cached_tokens, made = counts[0], counts[1], counts[2]
     released = np.empty(n if traffic.concurrency else 0)  # when the k-th request ended
-    itl, usage, totals = np.zeros(ITL_BINS, np.int64), np.zeros(USAGE_BINS), np.zeros(5)
+    itl, usage, totals = np.zeros(ITL_BINS, np.int64), np.zeros(USAGE_BINS), np.zeros(6)
     notes, num_notes, num_steps, num_gauges = np.empty((64, 6)), 0, 0, 0
     # steps under way, oldest at `first`: request, seat, tokens, context, drafts, yields a token, past preemptions
     batches, first, flying = np.zeros((depth, 7, seqs), np.int64), 0, 0
     sizes, ends, rows = np.zeros(depth, np.int64), np.zeros(depth), np.zeros(depth, np.int64)
 
     can_coast = timed and not (log or caching or windowed or rules.priority or gauge_s > 0)
-    can_coast &= rules.num_speculative_tokens == 0 and table.stages == 1 and len(table.decode_windows) == 0
+    can_coast &= spec_tokens == 0 and table.stages == 1 and len(table.decode_windows) == 0
     now, entry, end, spent, arrived, done, last_gap, last_bin, stuck = 0.0, 0.0, 0.0, 0.0, 0, 0, -1.0, 0, -1
     steady = blocked = False  # in the last step everybody decoded; the first in the queue did not fit
     while done < n:
@@ -195,6 +183,7 @@ def simulate(
                 continue
 
         budget, taken, victims, k, blocked = rules.max_num_batched_tokens, 0, 0, 0, False
+        uniform = rules.recent and spec_tokens > 0  # no chunk of a prompt among the running ones of this step
         turn = (first + flying) % depth
         batch = batches[turn]
         threshold = rules.long_prefill_token_threshold
@@ -252,6 +241,7 @@ def simulate(
                 content = traffic.content[traffic.content_start[i] :]
                 blocks.publish(rules, pool, tables, s, content, min(context + want, known[s]))
             _put(batch, taken, i, s, want, context, max(0, min(drafts[s], want + context - known[s] - pending)))
+            uniform &= drafts[s] > 0
             drafts[s] = 0
             taken += 1
             budget -= want
@@ -259,14 +249,20 @@ def simulate(
             break
 
         # then waiting ones, unless somebody had to leave; the first that does not fit stops the queue
+        ran = taken > 0
         while victims == 0 and len(waiting) and budget > 0 and num_running < seqs:
             i = waiting[0][1]
             tokens, hit = np.int64(prompt[i] + made[i]), 0
             content = traffic.content[traffic.content_start[i] if caching else 0 :]
             if caching:
                 hit = blocks.longest_hit(pool, content, (tokens - 1) // size, groups)
-            context = hit * size
-            want = min(tokens - context, threshold)
+            context, drafted = hit * size, 0
+            want = tokens - context
+            if want == 1 and uniform and (ran or hit) and context + spec_tokens + 2 <= model_len:
+                drafted = spec_tokens  # 0.33 fills a new decode up with rejected drafts, or waits for room to do so
+                if 1 + drafted > budget:
+                    break
+            want = min(want + drafted, threshold)
             if want > budget and not rules.enable_chunked_prefill:
                 break
             want = min(want, budget)
@@ -287,7 +283,7 @@ def simulate(
                 blocks.publish(rules, pool, tables, s, content, min(context + want, tokens))
             if np.isnan(scheduled[i]):
                 scheduled[i], cached_tokens[i] = now, context
-            _put(batch, taken, i, s, want, context, 0)
+            _put(batch, taken, i, s, want, context, drafted)
             taken += 1
             budget -= want
 
@@ -301,7 +297,7 @@ def simulate(
                 batch[6, j] = preemptions[who[j]]
                 if overlap and batch[5, j]:
                     placeholders[s] += 1 + drafted_of[j]
-                    drafts[s] = rules.num_speculative_tokens
+                    drafts[s] = spec_tokens
             total, decoding, spent = cost(table, taken, tokens_of, batch[3], drafted_of)
             if not timed:
                 spent = 1.0
@@ -349,10 +345,10 @@ def simulate(
             if current:
                 in_flight[s] -= tokens_of[j]
                 made[i] = known[s] - prompt[i]
-            if not yields[j] or (depth > 2 and not current):
-                continue
-            kept = _accepted(rules, i, made[i], drafted) if drafted else 0
             room = min(output[i], model_len - prompt[i]) - made[i]
+            if not yields[j] or room == 0 or (depth > 2 and not current):
+                continue  # a chunk of a prompt; ended meanwhile; put back to the queue too long ago
+            kept = accepted(rules, i, made[i], drafted) if drafted else 0
             if made[i] == 0:
                 first_token[i] = ends[first]
             else:
@@ -365,13 +361,14 @@ def simulate(
             if current:
                 known[s] = prompt[i] + made[i]
                 computed[s] -= drafted - kept
-                if not overlap:
-                    drafts[s] = rules.num_speculative_tokens
-                else:
+                if overlap:
                     placeholders[s] -= 1 + drafted
-                    if caching:
-                        content = traffic.content[traffic.content_start[i] :]
-                        blocks.publish(rules, pool, tables, s, content, min(computed[s] - placeholders[s], known[s]))
+                else:
+                    drafts[s] = spec_tokens
+                if caching and (overlap or (rules.recent and spec_tokens)):
+                    content = traffic.content[traffic.content_start[i] :]
+                    settled = computed[s] - placeholders[s] - max(0, 1 + kept - room)
+                    blocks.publish(rules, pool, tables, s, content, min(settled, known[s]))
             if 1 + kept >= room:
                 if traffic.concurrency:
                     released[done] = ends[first]
@@ -397,6 +394,7 @@ def simulate(
         if flying:
             now = ends[first] if timed else now
             first, flying = (first + 1) % depth, flying - 1
+    totals[5] = free[0]
     return Outcome(
         stuck, sent, scheduled, first_token, last_token, preemptions, cached_tokens, itl, usage, totals,
         notes[:num_notes],

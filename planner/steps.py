@@ -111,3 +111,15 @@ def coast(
         known[s] += steps
         last_token[request[s]] = last
     return steps, now, entry, end, oldest
+
+
+@compiled
+def accepted(rules: Any, request: int, position: int, drafted: int) -> int:
+    """Drafted tokens kept: draws that depend on seed, request and position only (SplitMix64)."""
+    for k in range(drafted):
+        z = np.uint64(rules.seed) + np.uint64(request) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(position + k + 1)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        if (z ^ (z >> np.uint64(31))) / 18446744073709551616.0 >= rules.acceptance_rate:
+            return k
+    return drafted
