@@ -127,7 +127,7 @@ def _traffic(config: CaseConfig, requests: Sequence[CaseRequest]) -> Traffic:
     prompt = np.array([sum(tokens for _, tokens in request.segments) for request in requests])
     output = np.array([request.output_len for request in requests])
     content, start = np.empty(0, np.int32), np.empty(0, np.int64)
-    if config.enable_prefix_caching:
+    if config.enable_prefix_caching and prompt.max() < config.max_model_len:
         room = np.clip(config.max_model_len - prompt, 0, output).tolist()
         whole = [[*r.segments, (f"out:{r.id}", tokens)] for r, tokens in zip(requests, room, strict=True)]
         content, start = blocks_of(whole, config.block_size)

@@ -253,10 +253,10 @@ def blocks_at_end(rules: Rules, prompt: np.ndarray, output: np.ndarray) -> np.nd
 def engine_rules(deployment: Deployment, pool: KvPool, seed: int = 0) -> Rules:
     """The rules of one engine (one data-parallel rank) of `deployment` with the KV `pool` of its memory plan."""
     args, speculation = deployment.args, deployment.speculation
-    groups = []
-    for group in pool.groups:
+    groups: list[tuple[int, int]] = []
+    for group in sorted(pool.groups, key=lambda group: group.kind == "state"):
         reach = {"full": 0, "state": -group.states}.get(group.kind, group.window)
-        groups.append((reach, group.block_size * (pool.layout.dcp if group.kind != "state" else 1)))
+        groups.append((reach, group.block_size * pool.layout.dcp))
     k = speculation.num_speculative_tokens if speculation else 0
     ahead = k if speculation and speculation.method.lower().startswith(LOOKAHEAD_METHODS) else 0
     assert args.max_num_seqs and args.max_num_batched_tokens and args.max_model_len  # resolved

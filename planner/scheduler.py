@@ -114,15 +114,8 @@ def simulate(
     pool = blocks.new_pool(rules.num_blocks, (traffic.content.max() + 1) * count if caching else 0)
     tables = blocks.new_tables(seqs, count, blocks.needed(longest, 0, groups[:, 1].min()) if caching else 0)
     seats = np.full((8, seqs), -1)  # who runs there, its tokens known and computed, what async and drafts add
-    request, known, computed, placeholders, drafts, in_flight = (
-        seats[0],
-        seats[1],
-        seats[2],
-        seats[3],
-        seats[4],
-        seats[5],
-    )
-    running, num_running, spare, num_spare, free = seats[6], 0, seats[7], seqs, pool.free
+    request, known, computed, placeholders, drafts = seats[0], seats[1], seats[2], seats[3], seats[4]
+    in_flight, running, spare, num_running, num_spare, free = seats[5], seats[6], seats[7], 0, seqs, pool.free
     for s in range(seqs):
         spare[s] = s
     coming, waiting = [(0.0, 0)], [(0.0, 0)]  # heaps of (time, request) and (order, request)
