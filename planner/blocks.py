@@ -37,6 +37,7 @@ class Tables(NamedTuple):
     passed: np.ndarray  # [seats, groups] blocks at its start that left the window
     published: np.ndarray  # [seats] full blocks whose content is known to the cache
     capacity: np.ndarray  # [seats] tokens that fit
+    slides: np.ndarray  # [seats] computed tokens at which the next block leaves a window
 
 
 @compiled
@@ -58,7 +59,9 @@ def new_tables(seats: int, groups: int, longest: int) -> Any:
     """Empty tables; `longest` = 0 where only the number of blocks matters."""
     sizes = np.zeros((2, seats, groups), np.int64)
     blocks = np.empty((seats if longest else 0, groups, longest), np.int32)
-    return Tables(blocks, sizes[0], sizes[1], np.zeros(seats, np.int64), np.zeros(seats, np.int64))
+    return Tables(
+        blocks, sizes[0], sizes[1], np.zeros(seats, np.int64), np.zeros(seats, np.int64), np.zeros(seats, np.int64)
+    )
 
 
 @compiled
@@ -156,6 +159,7 @@ def needed(tokens: int, window: int, size: int) -> int:
 @compiled
 def slide(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
     """Free blocks of seat `s` that no token after `settled` computed ones will look back at."""
+    tables.slides[s] = 1 << 60
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
         first, end = tables.passed[s, g], min(max(0, settled - window + 1) // size, tables.held[s, g])
@@ -165,6 +169,8 @@ def slide(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
             else:
                 pool.free[0] += end - first
             tables.passed[s, g] = end
+        if window > 0:
+            tables.slides[s] = min(tables.slides[s], (tables.passed[s, g] + 1) * size + window - 1)
 
 
 @compiled
@@ -198,7 +204,7 @@ def claim(rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, 
 @compiled
 def adopt(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) -> None:
     """Start the tables of a seat with `hit` cached blocks per group, without those that already left the window."""
-    tables.published[s], tables.capacity[s] = hit, 0
+    tables.published[s], tables.capacity[s], tables.slides[s] = hit, 0, 0
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
         if hit and window >= 0:

@@ -113,6 +113,7 @@ def simulate(
     longest = min(longest + rules.num_lookahead_tokens, model_len)
     pool = blocks.new_pool(rules.num_blocks, (traffic.content.max() + 1) * count if caching else 0)
     tables = blocks.new_tables(seqs, count, blocks.needed(longest, 0, groups[:, 1].min()) if caching else 0)
+    capacity, slides = tables.capacity, tables.slides
     seats = np.full((8, seqs), -1)  # who runs there, its tokens known and computed, what async and drafts add
     request, known, computed, placeholders, drafts = seats[0], seats[1], seats[2], seats[3], seats[4]
     in_flight, running, spare, num_running, num_spare, free = seats[5], seats[6], seats[7], 0, seqs, pool.free
@@ -193,10 +194,11 @@ def simulate(
             want = min(known[s] + drafts[s] + pending - context, threshold, budget, model_len - 1 - context)
             if want == 0:
                 continue
-            if windowed:
-                blocks.slide(rules, pool, tables, s, context - (in_flight[s] if rules.recent else 0))
+            settled = context - (in_flight[s] if rules.recent else 0)
+            if windowed and settled >= slides[s]:
+                blocks.slide(rules, pool, tables, s, settled)
             slots = min(context + want + rules.num_lookahead_tokens, model_len)
-            lacking = blocks.missing(rules, tables, s, slots) if slots > tables.capacity[s] else 0
+            lacking = blocks.missing(rules, tables, s, slots) if slots > capacity[s] else 0
             while lacking > free[0] and request[s] == i and not halt:
                 place = _victim(running[:num_running], request, rank)
                 seat = running[place]
