@@ -1,0 +1,53 @@
+"""How fast the replay is: `pytest tests/benchmarks/bench_replay.py`; compiled beforehand, one core.
+
+AZURE_TRACE names the Azure conversation trace of 2023 (AzureLLMInferenceTrace_conv.csv); without it, as many requests
+of the same mean lengths. TEN_MILLION=1 also runs ten million requests (about a minute).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+
+import numpy as np
+import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
+
+from planner.deployment import deploy_on
+from planner.latency import step_model
+from planner.memory import plan
+from planner.replay import ReplayResult, engine_rules, replay, step_table
+from planner.requests import arrivals
+from planner.workload import read_trace
+
+DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=16384)
+RULES, TABLE = engine_rules(DEPLOYMENT, plan(DEPLOYMENT).pool), step_table(step_model(DEPLOYMENT))
+
+
+def _replay(arrival: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> ReplayResult:
+    result = replay(RULES, TABLE, arrival, prompt, output)
+    assert result.ttft.mean() > 0 and result.tpot.mean() > 0 and result.e2e.mean() > 0 and result.outcome.itl.sum() > 0
+    return result
+
+
+def test_azure_conversation_hour(benchmark: BenchmarkFixture) -> None:
+    """19,366 requests of 1,155 / 211 tokens on average: under 0.1 s is asked."""
+    if path := os.environ.get("AZURE_TRACE"):
+        trace = read_trace(path)
+        arrival, prompt, output = trace.arrival, trace.prompt, trace.output
+    else:
+        rng = np.random.default_rng(0)
+        arrival = arrivals(19_366, 19_366 / 3_502, 1.0, rng)
+        prompt, output = rng.gamma(1.1, 1_155 / 1.1, 19_366) + 1, rng.gamma(1.6, 211 / 1.6, 19_366) + 1
+        prompt, output = prompt.astype(int), output.astype(int)
+    benchmark(_replay, arrival, np.minimum(prompt, 14_000), output)
+
+
+@pytest.mark.skipif("TEN_MILLION" not in os.environ, reason="takes a minute")
+def test_ten_million_poisson_requests(benchmark: BenchmarkFixture) -> None:
+    """256 / 128 tokens each at 40 requests/s: under 3 minutes and 2 GB is asked."""
+    n = 10_000_000
+    arrival = arrivals(n, 40.0, 1.0, np.random.default_rng(0))
+    lengths = np.full(n, 256, np.int32), np.full(n, 128, np.int32)
+    benchmark.pedantic(_replay, (arrival, *lengths), rounds=1)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < 2e9
