@@ -7,10 +7,9 @@ what weights, activation peak, non-torch memory (and, from 0.20.2 on, the CUDA-g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from planner import runtime
 from planner.deployment import Deployment
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Status = Literal["ok", "at_risk", "does_not_fit"]
-TERMS = ("weights", "activation", "non_torch", "cudagraph")
+Term = Literal["weights", "activation", "non_torch", "cudagraph"]
+TERMS: tuple[Term, ...] = get_args(Term)
 """What takes memory beside the KV cache, in the order in which the engine subtracts it; a calibration shifts these."""
 LABELS = {"weights": "weights", "activation": "activation", "non_torch": "non-torch", "cudagraph": "CUDA graphs"}
 WEIGHTS_SIGMA = 0.004
@@ -96,8 +96,9 @@ class MemoryPlan:
         """One row per term: GiB with its 80 % interval."""
         import pandas as pd
 
-        terms = {"requested": Interval.exactly(self.requested), **{t: getattr(self, t) for t in TERMS}}
-        rows = {**terms, "kv_available": self.kv_available}
+        rows: dict[str, Interval] = {"requested": Interval.exactly(self.requested)}
+        rows |= {term: getattr(self, term) for term in TERMS}
+        rows["kv_available"] = self.kv_available
         return pd.DataFrame({name: (i / GIB).__dict__ for name, i in rows.items()}).T.rename(
             columns={"lo": "lo_gib", "mid": "gib", "hi": "hi_gib"}
         )
@@ -109,15 +110,12 @@ class MemoryPlan:
         return "\n".join(lines + [text for text in (self.reason, self.remedy) if text])
 
 
-def plan(deployment: Deployment, calibration: Mapping[str, float] | None = None) -> MemoryPlan:
-    """The start-up accounting of `deployment` on its fullest pipeline stage.
-
-    `calibration` maps a name of `TERMS` to bytes added to that term, from a log of this deployment (`startup_log`).
-    """
+def plan(deployment: Deployment) -> MemoryPlan:
+    """The start-up accounting of `deployment` on its fullest pipeline stage, its `memory_calibration` added."""
     engine, args = deployment.engine, deployment.args
     share = args.gpu_memory_utilization or 0
     requested = math.ceil(deployment.gpu_total * share)
-    shifts = dict(calibration or {})
+    shifts = dict(deployment.memory_calibration)
     if unknown := set(shifts) - set(TERMS):
         raise PlannerError(f"memory calibration: unknown term {', '.join(sorted(unknown))}; known: {', '.join(TERMS)}")
     in_budget = _in_budget(engine)

@@ -149,7 +149,8 @@ def _options(scenario: Scenario) -> Iterator[_Option | Rejection]:
                 deployment = deploy_on(
                     served, card, **sizes, engine=scenario.engine, speculation=speculation,
                     interconnect=wanted.interconnect, gpus_per_node=wanted.gpus_per_node,
-                    other_tenants=scenario.other_tenants, **{"kv_cache_dtype": kv_cache_dtype, **args},
+                    other_tenants=scenario.other_tenants, memory_calibration=scenario.memory_calibration,
+                    **{"kv_cache_dtype": kv_cache_dtype, **args},
                 )  # fmt: skip
             except PlannerError as error:
                 yield Rejection(f"{layout}, {quantization}", card.name, layout.gpus, str(error), "engine")

@@ -131,11 +131,12 @@ def test_the_remedy_works_and_is_the_smallest() -> None:
 
 def test_calibration_moves_a_term_and_narrows_it() -> None:
     deployment = on_h100(max_model_len=8192)
-    plain, moved = plan(deployment), plan(deployment, {"non_torch": 0.2 * GIB})
+    plain = plan(deployment)
+    moved = plan(on_h100(max_model_len=8192, memory_calibration={"non_torch": 0.2 * GIB}))
     assert moved.kv_available.mid == pytest.approx(plain.kv_available.mid - 0.2 * GIB, abs=2)
     assert moved.kv_available.hi - moved.kv_available.lo < plain.kv_available.hi - plain.kv_available.lo
     with pytest.raises(PlannerError, match="unknown term nccl; known: weights"):
-        plan(deployment, {"nccl": 1.0})
+        plan(on_h100(memory_calibration={"nccl": 1.0}))
 
 
 def args(**changed: Any) -> MemoryPlan:
