@@ -116,7 +116,7 @@ def _parts(plan: MemoryPlan) -> Iterable[tuple[int, tuple[str, int]]]:
 
 def lines(
     data: pd.DataFrame, x: str, y: str, series: str | None = None, limit: float | None = None, log: bool = False
-) -> alt.TopLevelMixin:
+) -> alt.LayerChart | alt.FacetChart:
     """`y` against `x` by `series`; a column of intervals gets its 80 % band, `limit` a dashed line across.
 
     Column names are the axis titles, units included.
