@@ -96,7 +96,7 @@ def _matmuls(deployment: Deployment) -> tuple[Matmul, ...]:
     )
 
 
-def _kv_dtype(deployment: Deployment) -> str:
+def kv_dtype(deployment: Deployment) -> str:
     """What the KV cache is stored in where the deployment leaves it open ("auto").
 
     NVIDIA's ModelOpt checkpoints (NVFP4, per-tensor FP8) declare an FP8 cache, which vLLM follows; otherwise it is what
@@ -113,7 +113,7 @@ def _kv_dtype(deployment: Deployment) -> str:
 
 def _contexts(deployment: Deployment) -> tuple[Context, ...]:
     """What attention reads and multiplies per context token, gathered by window."""
-    tp, dcp, width = deployment.layout.tp, deployment.layout.dcp, kv_width(_kv_dtype(deployment))
+    tp, dcp, width = deployment.layout.tp, deployment.layout.dcp, kv_width(kv_dtype(deployment))
     found: dict[int | None, np.ndarray] = {}
 
     def add(window: int | None, times: int, *costs: float) -> None:
