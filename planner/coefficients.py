@@ -105,7 +105,7 @@ def _entry(engine: Engine, name: str) -> Calibration | None:
 
 @cache
 def calibrated(gpu: Gpu, engine: Engine, model_type: str) -> Calibrated:
-    """Coefficients for `gpu` under `engine`: its own entry, else its architecture's or nearest sibling's, else the prior.
+    """Coefficients for `gpu` under `engine`: its own entry, its architecture's or nearest sibling's, or the prior.
 
     `model_type` (config.json) decides whether the model's family was among those measured.
     """
