@@ -161,6 +161,11 @@ def test_unknown_names_say_what_would_do(monkeypatch: pytest.MonkeyPatch) -> Non
         model("meta-lama/Llama-3.1-9B")
 
 
+def test_a_format_no_engine_here_loads_is_refused() -> None:
+    with pytest.raises(PlannerError, match="gguf"):
+        model("google/gemma-3-27b-it-qat-q4_0-gguf")
+
+
 def test_a_hub_cache_is_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "models--someone--tiny" / "snapshots" / "abc"
     folder.mkdir(parents=True)
