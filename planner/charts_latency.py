@@ -40,40 +40,60 @@ def panels(
     log: bool = True,
 ) -> alt.TopLevelMixin:  # fmt: skip
     """One panel for each column in `limits`, its limit dashed; `marks` names places on the x axis."""
+    places = pd.DataFrame({"at": list((marks or {}).values()), "name": list(marks or {})})
+    middle = (data[x].min() * data[x].max()) ** 0.5 if log else data[x].max() / 2
+    places["side"] = ["right" if at > middle else "left" for at in places["at"]]
+    spots = alt.Chart(places.assign(height=range(len(places)))).encode(x=alt.X("at:Q", title=x))
+    side, aside = alt.expr("datum.side"), alt.expr("datum.side == 'left' ? 4 : -4")
+    names = spots.mark_text(y=alt.expr("7 + 13 * datum.height"), align=side, dx=aside, color="currentColor")
+    named = [spots.mark_rule(color=MUTED, strokeDash=[2, 3]), names.encode(text=alt.Text("name:N"))] if marks else []
     stacked = []
     for y, limit in limits.items():
         near = data if limit is None else data[[value.mid <= FAR * limit for value in data[y]]]
         panel = lines((near if len(near) > 1 else data)[[x, y]], x, y, limit=limit, log=log)
-        for name, at in (marks or {}).items():
-            spot = alt.Chart(pd.DataFrame({"at": [at], "name": [name]})).encode(x=alt.X("at:Q", title=x))
-            late = at * at > data[x].min() * data[x].max() if log else 2 * at > data[x].max()
-            panel += spot.mark_rule(color=MUTED, strokeDash=[2, 3])
-            text = spot.mark_text(color="currentColor", align="right" if late else "left", dx=-4 if late else 4)
-            panel += text.encode(y=alt.value(7), text="name")
-        stacked.append(panel.properties(width=WIDTH, height=150))
+        stacked.append(alt.layer(panel, *named).properties(width=WIDTH, height=150))
     return alt.vconcat(*stacked)
 
 
-def gaps(cases: Mapping[str, pd.DataFrame], pace: float | None = None) -> alt.TopLevelMixin:
+def curve(load: pd.DataFrame, here: pd.DataFrame, tpot: str, limit: float | None) -> alt.TopLevelMixin:
+    """What a token costs in time against what the replica makes, over its load; `here` is one row of the same kind."""
+
+    def points(data: pd.DataFrame) -> alt.Chart:
+        ends = {end: [getattr(value, end) for value in data[tpot]] for end in ("lo", "mid", "hi")}
+        flat = pd.DataFrame({"made": [value.mid for value in data["Output tokens/s"]], **ends})
+        made = alt.X("made:Q", title="Output tokens/s of one replica")
+        return alt.Chart(flat.assign(n=list(data["Requests in flight"]))).encode(x=made)
+
+    height, spot = alt.Y("mid:Q", title=tpot), points(here)
+    layers = [
+        points(load).mark_line().encode(y=height, order=alt.Order("n:Q")),
+        spot.mark_rule(color=PALETTE[1], strokeWidth=2).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
+        spot.mark_point(color=PALETTE[1], size=110).encode(y=alt.Y("mid:Q")),
+    ]
+    if limit is not None:
+        rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=BAD)
+        layers.append(rule.encode(y=alt.Y("limit:Q")))
+    return alt.layer(*layers)
+
+
+def gaps(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     """Each token that others receive: when it comes, and how long they waited for it; a panel per case."""
     rows = [
         data.assign(case=name, mid=[gap.mid for gap in data["Gap (ms)"]], lo=[gap.lo for gap in data["Gap (ms)"]],
                     hi=[gap.hi for gap in data["Gap (ms)"]])
         for name, data in cases.items()
     ]  # fmt: skip
-    flat = pd.concat(rows).drop(columns="Gap (ms)").assign(pace=pace)
+    flat = pd.concat(rows).drop(columns="Gap (ms)")
     flat["kind"] = flat["Prompt in it"].map({True: "step with part of the prompt", False: "decode step"})
     scale = alt.Scale(domain=["decode step", "step with part of the prompt"], range=PALETTE[:2])
-    kind = alt.Color("kind", title=None, scale=scale)
+    kind = alt.Color("kind:N", title=None, scale=scale)
     base = alt.Chart(flat).encode(x=alt.X("ms:Q", title="ms after the long prompt arrived"))
     height = alt.Y("mid:Q", title="gap (ms)", axis=alt.Axis(tickCount=4))
     layers = [
         base.mark_rule(strokeWidth=1.5).encode(y=height, color=kind),
-        base.mark_rule(strokeWidth=6, opacity=0.25).encode(y="lo:Q", y2="hi:Q", color=kind),
-        base.mark_point(size=30).encode(y="mid:Q", color=kind),
+        base.mark_rule(strokeWidth=6, opacity=0.25).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi"), color=kind),
+        base.mark_point(size=30).encode(y=alt.Y("mid:Q"), color=kind),
     ]
-    if pace is not None:
-        layers.append(base.mark_rule(strokeDash=[5, 4], color=BAD).encode(x=alt.X(), y="pace:Q"))
     above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
-    rows_of = alt.Row("case", title=None, sort=list(cases), header=above)
+    rows_of = alt.Row("case:N", title=None, sort=list(cases), header=above)
     return alt.layer(*layers).properties(width=WIDTH, height=90).facet(row=rows_of)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import altair as alt
 import pandas as pd
 
 from planner.candidate import Candidate
 from planner.charts import BAD, MUTED, PALETTE, WIDTH, budget
-from planner.charts_summary import VERDICTS, promises
+from planner.charts_summary import VERDICTS
 from planner.layouts import front
-from planner.scenario import Scenario
 
 STATES = {**VERDICTS, "does not fit": MUTED}
 FAR = 4
@@ -31,10 +32,16 @@ def legal(data: pd.DataFrame) -> alt.TopLevelMixin:
     text = base.mark_text(fontSize=9, color="currentColor").encode(text="GPUs:Q")
     wide = max(data["PP"].max(), 4)
     ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter("datum.Chosen")
-    panel = alt.layer(tiles, text, ring).properties(width=min(WIDTH - 40, 46 * int(wide)), height=alt.Step(22))
+    panel = alt.layer(tiles, text, ring).properties(width=min(WIDTH - 40, 46 * int(wide)), height=alt.Step(17))
     above = alt.Header(labelAngle=0, labelOrient="top", labelAnchor="start")
     rows = alt.Row("GPU", title=None, sort=list(dict.fromkeys(data["GPU"])), header=above)
     return panel.facet(row=rows).resolve_scale(x="independent", y="independent")
+
+
+def memory(candidates: Mapping[str, Candidate]) -> alt.TopLevelMixin:
+    """What fills the fullest GPU of each candidate."""
+    drawn = budget({name: candidate.prediction.memory for name, candidate in candidates.items()})
+    return drawn.properties(height=alt.Step(17))
 
 
 def sent(data: pd.DataFrame) -> alt.TopLevelMixin:
@@ -83,11 +90,3 @@ def pareto(data: pd.DataFrame, y: str, limit: float | None = None, more_is_bette
         rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=BAD)
         layers.append(rule.encode(y="limit:Q"))
     return alt.layer(*layers)
-
-
-def placed(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
-    """One layout: what fills each GPU, and each promise as a share of its limit."""
-    memory = budget({"memory": candidate.prediction.memory})
-    if not (scenario.service_level and candidate.prediction.fits):
-        return memory
-    return (memory & promises(scenario, candidate)).resolve_scale(color="independent")

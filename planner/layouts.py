@@ -156,6 +156,22 @@ def replicas_of(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
+    """What the service level (offline: the deadline) asks for, and what the candidate is predicted to do."""
+    import pandas as pd
+
+    found, rows = candidate.prediction.performance, []
+    for target in scenario.service_level if found else ():
+        value = getattr(found, target.metric)[target.percentile]
+        held = "kept" if value.hi <= target.seconds else "at risk" if value.mid <= target.seconds else "broken"
+        rows.append((f"{target.name} (ms)", value * 1e3, target.seconds * 1e3, value / target.seconds * 100, held))
+    if scenario.offline and found:
+        served, asked = found.request_tps, scenario.workload.rate or 0.0
+        held = "kept" if served.lo >= asked else "at risk" if served.mid >= asked else "broken"
+        rows.append(("Requests/s, at least", served, asked, served.map(lambda rate: asked / rate * 100), held))
+    return pd.DataFrame(rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"])
+
+
 def shortlist(plan: Plan, candidates: Iterable[Candidate], most: int = 12) -> pd.DataFrame:
     """The best `most`, from best to worst: what people compare."""
     data = frame(plan, sorted(candidates, key=lambda candidate: candidate.rank)[:most])
