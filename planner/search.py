@@ -203,14 +203,15 @@ def _batch_within(scenario: Scenario, candidate: Candidate) -> Candidate:
     deployment, layout = candidate.deployment, candidate.deployment.layout
     if scenario.offline or "max_num_seqs" in scenario.engine_args or (deployment.args.max_num_seqs or 0) < 2 * SEQS_STEP:
         return candidate
-    low, high = 0, (deployment.args.max_num_seqs or 0) // SEQS_STEP
-    while paces and high - low > 1:
+    most = (deployment.args.max_num_seqs or 0) // SEQS_STEP
+    low, high = (0 if paces else most), most + 1
+    while high - low > 1:
         middle = (low + high) // 2
         full = replace(scenario.workload, rate=None, concurrency=middle * SEQS_STEP * layout.replicas * layout.dp)
         found = evaluate(deployment, full, scenario.prices).performance
         kept = found and all(getattr(found, t.metric)[t.percentile].mid <= t.seconds for t in paces)
         low, high = (middle, high) if kept else (low, middle)
-    limited = replace(deployment, args=replace(deployment.args, max_num_seqs=high * SEQS_STEP))
+    limited = replace(deployment, args=replace(deployment.args, max_num_seqs=max(low, 1) * SEQS_STEP))
     guarded = judge(scenario, limited, layout.replicas, candidate.preference)
     return guarded if guarded.meets and guarded.at_risk <= candidate.at_risk else candidate
 
