@@ -35,7 +35,7 @@ class ModelEntry(Entry):
     date: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """A model as an engine would load it."""
 
@@ -44,9 +44,6 @@ class Model:
     quantization: q.Quantization = q.NONE
     dtype: str = "bfloat16"
     warnings: tuple[str, ...] = ()
-
-    def __hash__(self) -> int:
-        return hash((self.name, id(self.architecture), self.quantization.method, self.dtype))
 
     @property
     def dtype_bytes(self) -> int:
