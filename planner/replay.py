@@ -1,0 +1,303 @@
+"""The replay: what happens to every request when traffic meets a deployment, by vLLM V1's own schedule.
+
+`replay` is for arrays of requests, `replay_workload` for a `Workload` on a `Deployment`, `planner.cases` for step logs.
+The schedule is exact (`planner.scheduler`); the clock is the step cost that the caller gives. Same seed, same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.engines import engine, release
+from planner.quantities import PlannerError
+from planner.requests import Content, arrivals, shared_prefix
+from planner.rules import GAUGE, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS, Outcome, Rules, StepTable, Traffic, as_compiled
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from planner.deployment import Deployment
+    from planner.kv import KvPool
+    from planner.latency import StepModel
+    from planner.workload import Workload
+
+RECENT = (0, 33, 0)
+"""From this release on the scheduler differs as `Rules.recent` says (vLLM 0.33.0, v1/core/sched/scheduler.py:699)."""
+LOOKAHEAD_METHODS = ("eagle", "mtp", "draft_model", "dflash")
+"""Speculative methods whose drafter has a KV cache and so takes slots ahead; n-grams and suffixes take none."""
+DEFAULT_SECONDS = 600.0
+"""Arrivals that a workload without a number of prompts is replayed for."""
+
+
+def is_recent(version: str | None) -> bool:
+    """Whether vLLM `version` (None: the newest known) schedules as 0.33.0 does; `PlannerError` for an unknown one."""
+    return release(engine("vllm", version).version) >= RECENT
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayResult:
+    """What one engine did. Arrays are [n] requests in order of arrival, in seconds; `outcome` has the raw figures."""
+
+    outcome: Outcome
+    prompt: np.ndarray
+    output: np.ndarray
+    num_blocks: int
+    second: float = 1.0  # seconds of one unit of the clock
+
+    @property
+    def sent(self) -> np.ndarray:
+        """When each request was sent."""
+        return self.outcome.sent * self.second
+
+    @cached_property
+    def queue(self) -> np.ndarray:
+        """From being sent to being scheduled first."""
+        return (self.outcome.scheduled - self.outcome.sent) * self.second
+
+    @cached_property
+    def ttft(self) -> np.ndarray:
+        """Time to first token, from being sent."""
+        return (self.outcome.first_token - self.outcome.sent) * self.second
+
+    @cached_property
+    def e2e(self) -> np.ndarray:
+        """From being sent to the last token."""
+        return (self.outcome.last_token - self.outcome.sent) * self.second
+
+    @cached_property
+    def tpot(self) -> np.ndarray:
+        """Time per output token after the first; requests with one token are left out, as vLLM's benchmark does."""
+        later = self.outcome.last_token - self.outcome.first_token
+        many = self.output > 1
+        return later[many] / (self.output[many] - 1) * self.second
+
+    @property
+    def preemptions(self) -> np.ndarray:
+        """How often each request was preempted."""
+        return self.outcome.preemptions
+
+    @property
+    def duration(self) -> float:
+        """From the first request sent to the last token."""
+        return float((self.outcome.last_token.max() - self.outcome.sent.min()) * self.second)
+
+    @property
+    def output_tps(self) -> float:
+        """Output tokens per second over the whole run."""
+        return float(self.output.sum(dtype=np.int64)) / self.duration
+
+    @property
+    def request_tps(self) -> float:
+        """Requests per second over the whole run."""
+        return len(self.output) / self.duration
+
+    @property
+    def decode_batch(self) -> float:
+        """Sequences decoding at once, mean over the time that steps run."""
+        return float(self.outcome.totals[4] / max(self.outcome.totals[1], 1e-300))
+
+    def kv_usage(self, q: float) -> float:
+        """Share of the KV blocks in use that is not exceeded for a share `q` of the time that steps run."""
+        return _quantile(self.outcome.usage, q) / (USAGE_BINS - 1)
+
+    @property
+    def gauges(self) -> pd.DataFrame:
+        """Samples of the engine's gauges, if asked for: seconds, running, waiting, kv_usage, scheduled_tokens."""
+        import pandas as pd
+
+        columns = ["seconds", "running", "waiting", "kv_usage", "scheduled_tokens"]
+        frame = pd.DataFrame(self.outcome.noted(GAUGE, 5), columns=columns)
+        return frame.assign(seconds=frame.seconds * self.second, kv_usage=frame.kv_usage / (self.num_blocks - 1))
+
+    def stats(self, metric: str) -> dict[str, float]:
+        """mean, p50, p95 and p99 in seconds of "ttft", "tpot", "itl", "e2e" or "queue"."""
+        if metric == "itl":
+            counts = self.outcome.itl
+            bins = {q: ITL_FIRST * 10 ** (_quantile(counts, q) / ITL_PER_DECADE) for q in (0.5, 0.95, 0.99)}
+            gaps = (self.outcome.last_token - self.outcome.first_token).sum()
+            values = [gaps / max(counts.sum(), 1), *bins.values()]
+            return dict(zip(("mean", "p50", "p95", "p99"), (float(v) * self.second for v in values), strict=True))
+        if metric not in ("ttft", "tpot", "e2e", "queue"):
+            raise PlannerError(f"metric {metric!r} is not one of ttft, tpot, itl, e2e, queue")
+        values = getattr(self, metric)
+        if not len(values):
+            return dict.fromkeys(("mean", "p50", "p95", "p99"), math.nan)
+        points = np.quantile(values, (0.5, 0.95, 0.99))
+        return {"mean": float(values.mean()), "p50": float(points[0]), "p95": float(points[1]), "p99": float(points[2])}
+
+    def frame(self) -> pd.DataFrame:
+        """One row per request."""
+        import pandas as pd
+
+        tpot = np.full(len(self.output), np.nan)
+        tpot[self.output > 1] = self.tpot
+        return pd.DataFrame(
+            {
+                "sent_s": self.sent, "prompt_tokens": self.prompt, "output_tokens": self.output,
+                "queue_ms": self.queue * 1e3, "ttft_ms": self.ttft * 1e3, "tpot_ms": tpot * 1e3,
+                "e2e_ms": self.e2e * 1e3, "cached_tokens": self.outcome.cached, "preemptions": self.preemptions,
+            }
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.output):,} requests in {self.duration:,.1f} s: {self.request_tps:,.2f} requests/s, "
+            f"{self.output_tps:,.0f} output tokens/s; {self.decode_batch:.1f} decoding at once, "
+            f"KV usage p99 {self.kv_usage(0.99):.0%}, {int(self.preemptions.sum())} preemptions",
+            "        " + "".join(f"{name:>12}" for name in ("mean ms", "p50 ms", "p95 ms", "p99 ms")),
+        ]
+        for metric in ("ttft", "tpot", "itl", "e2e", "queue"):
+            lines.append(f"{metric:8}" + "".join(f"{value * 1e3:12,.2f}" for value in self.stats(metric).values()))
+        return "\n".join(lines)
+
+
+def _quantile(counts: np.ndarray, q: float) -> float:
+    """Position, in bins, below which a share `q` of the counts lies."""
+    total = np.cumsum(counts)
+    if not total[-1]:
+        return math.nan
+    place = int(np.searchsorted(total, q * total[-1]))
+    below = total[place - 1] if place else 0.0
+    return place + float((q * total[-1] - below) / counts[place])
+
+
+def replay(
+    rules: Rules, table: StepTable, arrival: np.ndarray, prompt: np.ndarray, output: np.ndarray, *,
+    concurrency: int = 0, request_s: float = 0.0, prompt_token_s: float = 0.0, priority: np.ndarray | None = None,
+    content: Content | None = None, gauge_s: float = 0.0,
+) -> ReplayResult:  # fmt: skip
+    """Replay [n] requests: `arrival` in seconds (ascending), `prompt` and `output` in tokens.
+
+    `concurrency` > 0 holds requests back while so many are in flight (a closed loop, if all arrive at 0). `request_s`
+    and `prompt_token_s` are the front end's seconds before the scheduler sees a request. `content` (see
+    `planner.requests`) says which blocks are equal; without it no two prompts share a prefix. Lower `priority` is more
+    urgent. `gauge_s` > 0 samples the gauges so often.
+    Raises `PlannerError` naming the request and field for anything that cannot be replayed.
+    """
+    for name, values in {"arrival": arrival, "prompt_tokens": prompt, "output_tokens": output}.items():
+        if len(values) != len(arrival):
+            raise PlannerError(f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many")
+        least = 0 if name == "arrival" else 1
+        bad = np.flatnonzero(~((values >= least) & (values < (np.inf if name == "arrival" else 2**31))))
+        if len(bad):
+            accepted = "a time from 0" if name == "arrival" else "a number of tokens from 1"
+            raise PlannerError(f"request {bad[0] + 1}, field {name}: {values[bad[0]]:g} is not {accepted}")
+    late = np.flatnonzero(np.diff(arrival) < 0)
+    if len(late):
+        before, after = arrival[late[0]], arrival[late[0] + 1]
+        raise PlannerError(f"request {late[0] + 2}, field arrival: {after:g} comes after {before:g}; sort by arrival")
+    rank: np.ndarray = np.empty(0)
+    if rules.priority:
+        rank = np.argsort(np.argsort(np.zeros(len(arrival)) if priority is None else priority, kind="stable"))
+    ids, start = content or (np.empty(0), np.empty(0))
+    traffic = Traffic(arrival, prompt, output, rank, ids, start, concurrency, request_s, prompt_token_s)
+    return run(rules, table, traffic, gauge_s=gauge_s)
+
+
+def run(
+    rules: Rules, table: StepTable, traffic: Traffic, *, names: Sequence[str] | None = None, where: str = "",
+    timed: bool = True, log: bool = False, gauge_s: float = 0.0,
+) -> ReplayResult:  # fmt: skip
+    """Replay `traffic`, whose arrays are sound; `names` and `where` (a file) are for errors."""
+    from planner.scheduler import simulate
+
+    def label(i: int) -> str:
+        return f"{where}{', ' * bool(where)}request {names[i] if names else i + 1}"
+
+    if not len(traffic.prompt):
+        raise PlannerError(f"{where}{': ' * bool(where)}there are no requests; at least one is needed")
+    longest = int(np.argmax(traffic.prompt))
+    if traffic.prompt[longest] >= rules.max_model_len:
+        raise PlannerError(
+            f"{label(longest)}, field prompt: {traffic.prompt[longest]:,} tokens leave no room for an output within "
+            f"max_model_len {rules.max_model_len:,}"
+        )
+    rules, table, traffic = as_compiled(rules), as_compiled(table), as_compiled(traffic)
+    prompt, output, usable = traffic.prompt, traffic.output, rules.num_blocks - 1
+    needs = blocks_at_end(rules, prompt, output)
+    most = int(needs.argmax())
+    if needs[most] > usable:
+        raise PlannerError(
+            f"{label(most)} can never fit: its {prompt[most]:,} + {output[most]:,} tokens need {needs[most]:,} KV "
+            f"blocks and the pool has {usable:,}"
+        )
+    halt = rules.enable_prefix_caching and not len(traffic.content)
+    outcome = simulate(rules, table, traffic, timed, log, gauge_s, halt)
+    if outcome.stuck == -2:  # a preempted request may find its own blocks again: tell blocks apart
+        own = shared_prefix(prompt, output, np.zeros_like(prompt), int(rules.groups[0, 1]))
+        traffic = as_compiled(traffic._replace(content=own[0], content_start=own[1]))
+        outcome = simulate(rules, table, traffic, timed, log, gauge_s, False)
+    if outcome.stuck >= 0:
+        raise PlannerError(
+            f"{label(outcome.stuck)} can never be scheduled: its {prompt[outcome.stuck]:,} prompt tokens do not fit "
+            f"{usable:,} KV blocks of {rules.groups[0, 1]} tokens and steps of {rules.max_num_batched_tokens:,} tokens"
+        )
+    return ReplayResult(outcome, prompt, output, rules.num_blocks)
+
+
+def blocks_at_end(rules: Rules, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:
+    """[n] blocks that each request holds at least when its last token is computed."""
+    tokens = np.minimum(prompt.astype(np.int64) + output - 1, rules.max_model_len - 1)
+    blocks = np.zeros(len(prompt), np.int64)
+    for window, size in rules.groups:
+        blocks += -window if window < 0 else -(-np.minimum(tokens, window or tokens) // size)
+    return blocks
+
+
+def engine_rules(deployment: Deployment, pool: KvPool, seed: int = 0) -> Rules:
+    """The rules of one engine (one data-parallel rank) of `deployment` with the KV `pool` of its memory plan."""
+    args, speculation = deployment.args, deployment.speculation
+    groups: list[tuple[int, int]] = []
+    for group in sorted(pool.groups, key=lambda group: group.kind == "state"):
+        reach = {"full": 0, "state": -group.states}.get(group.kind, group.window)
+        groups.append((reach, group.block_size * pool.layout.dcp))
+    k = speculation.num_speculative_tokens if speculation else 0
+    ahead = k if speculation and speculation.method.lower().startswith(LOOKAHEAD_METHODS) else 0
+    assert args.max_num_seqs and args.max_num_batched_tokens and args.max_model_len  # resolved
+    return Rules(
+        args.max_num_seqs, args.max_num_batched_tokens, pool.num_blocks, args.max_model_len,
+        bool(args.enable_prefix_caching), bool(args.enable_chunked_prefill), args.long_prefill_token_threshold or 0,
+        bool(args.async_scheduling), args.scheduling_policy == "priority",
+        deployment.engine.name != "vllm" or is_recent(deployment.engine.version), np.array(groups, np.int64),
+        k, speculation.acceptance_rate if speculation else 0.0, ahead, seed,
+    )  # fmt: skip
+
+
+def step_table(model: StepModel) -> StepTable:
+    """A step cost as the compiled replay reads it."""
+    return StepTable(
+        np.asarray(model.tokens_s, float), np.asarray(model.rows_s, float), model.fixed_s, model.state_s,
+        model.decode_context_s, model.prefill_pair_s, model.prefill_step_s,
+        np.array(model.decode_windows, float).reshape(-1, 2), np.array(model.prefill_windows, float).reshape(-1, 2),
+        model.stages,
+    )  # fmt: skip
+
+
+def replay_workload(
+    deployment: Deployment, pool: KvPool, model: StepModel, workload: Workload, seed: int = 0, gauge_s: float = 0.0
+) -> ReplayResult:
+    """Replay one engine's share of `workload`: its own trace, or lengths and arrivals drawn with `seed`."""
+    engines = deployment.layout.replicas * deployment.layout.dp
+    share, trace, rng = workload.share(engines), workload.trace, np.random.default_rng(seed)
+    if trace is not None:
+        speed = trace.rate / workload.rate if workload.rate else 1.0
+        arrival, prompt, output = trace.arrival[::engines] * speed, trace.prompt[::engines], trace.output[::engines]
+    else:
+        n = share.num_prompts or 10 * (share.concurrency or 0) or math.ceil((share.rate or 0) * DEFAULT_SECONDS)
+        prompt, output = share.prompt.sample(n, rng), share.output.sample(n, rng)
+        arrival = arrivals(n, share.rate or math.inf, share.burstiness, rng)
+    rules = engine_rules(deployment, pool, seed)
+    content = None
+    if rules.enable_prefix_caching and share.prefix_tokens and share.prefix_hit_rate:
+        prefix = np.where(rng.random(len(prompt)) < share.prefix_hit_rate, share.prefix_tokens, 0)
+        content = shared_prefix(prompt, output, prefix, int(rules.groups[0, 1]))
+    return replay(
+        rules, step_table(model), arrival, prompt, output, concurrency=share.concurrency or 0, content=content,
+        request_s=model.request_s, prompt_token_s=model.prompt_token_s, gauge_s=gauge_s,
+    )  # fmt: skip

@@ -1,0 +1,125 @@
+"""What an engine step costs in time, and many equal steps at once, compiled (see `planner.rules.StepTable`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.blocks import compiled
+from planner.rules import ITL_BINS, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS
+
+
+@compiled
+def _pairs(tokens: int, context: int, window: float) -> float:
+    """(query, key) pairs of a chunk of `tokens` after `context`, each query seeing `window` keys at most."""
+    growing = min(tokens, max(0.0, window - context))
+    return growing * (context + (growing + 1) / 2) + (tokens - growing) * window
+
+
+@compiled
+def _price(
+    table: Any, tokens: int, sequences: int, sampled: int, contexts: int, pairs: float, windows_s: float
+) -> float:
+    """Seconds of a step, given its sums."""
+    seconds = table.fixed_s + table.state_s * sequences + windows_s + (table.prefill_step_s if pairs else 0.0)
+    seconds += table.tokens_s[min(tokens, table.tokens_s.size - 1)] + table.rows_s[min(sampled, table.rows_s.size - 1)]
+    return seconds + table.decode_context_s * contexts + table.prefill_pair_s * pairs
+
+
+@compiled
+def cost(table: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: Any) -> tuple[int, int, float]:
+    """Tokens, decoding sequences and seconds of a step with `taken` sequences."""
+    total, sampled, decoding, contexts, pairs, windows_s = 0, taken, 0, 0, 0.0, 0.0
+    decode_windows, prefill_windows = table.decode_windows, table.prefill_windows
+    for j in range(taken):
+        tokens, context = tokens_of[j], context_of[j]
+        total += tokens
+        sampled += drafted_of[j]
+        if tokens == 1 + drafted_of[j] and context > 0:
+            decoding += 1
+            contexts += context
+            for k in range(len(decode_windows)):
+                windows_s += decode_windows[k, 1] * min(context, decode_windows[k, 0])
+        else:
+            pairs += tokens * (context + (tokens + 1) / 2)
+            for k in range(len(prefill_windows)):
+                windows_s += prefill_windows[k, 1] * _pairs(tokens, context, prefill_windows[k, 0])
+    return total, decoding, _price(table, total, taken, sampled, contexts, pairs, windows_s)
+
+
+@compiled
+def itl_bin(gap: float) -> int:
+    """Bin of the inter-token latency histogram."""
+    return min(int(np.log10(max(gap, ITL_FIRST) / ITL_FIRST) * ITL_PER_DECADE), ITL_BINS - 1)
+
+
+@compiled
+def coast(
+    rules: Any, table: Any, pool: Any, tables: Any, running: Any, request: Any, known: Any, computed: Any,
+    placeholders: Any, prompt: Any, output: Any, last_token: Any, itl: Any, usage: Any, totals: Any,
+    overlap: bool, now: float, until: float, entry: float, end: float, oldest: float,
+) -> tuple[int, float, float, float, float]:  # fmt: skip
+    """As many steps as pass until something happens, while everybody decodes: an arrival, an end, no free block.
+
+    Exactly what the scheduler does step by step, but each step costs O(1): contexts grow by one token a sequence, and
+    sequences need their next blocks in turns. Returns the number of steps (0 where not everybody decodes), `now`,
+    `entry` and `end` of the last step, and the end of the `oldest` step under way.
+    """
+    count, size, growing = len(running), rules.groups[0, 1], 0
+    for g in range(len(rules.groups)):
+        growing += rules.groups[g, 0] == 0
+        if rules.groups[g, 0] > 0 or (rules.groups[g, 1] != size and rules.groups[g, 0] == 0):
+            return 0, now, entry, end, oldest
+    turns, contexts, most, last = np.zeros(size, np.int64), 0, 1 << 60, last_token[request[running[0]]]
+    for s in running:
+        i, room = request[s], tables.capacity[s] - computed[s] - rules.num_lookahead_tokens
+        if last_token[i] != last or known[s] + placeholders[s] != computed[s] + 1 or placeholders[s] != overlap:
+            return 0, now, entry, end, oldest
+        if growing:
+            if not 0 <= room < size:
+                return 0, now, entry, end, oldest
+            turns[room] += growing
+        contexts += computed[s]
+        most = min(most, min(prompt[i] + output[i], rules.max_model_len) - 1 - computed[s])
+    most -= not overlap  # the step that ends a request is the scheduler's; with async scheduling it is still under way
+    steps, usable = 0, rules.num_blocks - 1
+    while steps < most and now < until and turns[steps % size] <= pool.free[0]:
+        pool.free[0] -= turns[steps % size]
+        seconds = _price(table, count, count, count, contexts, 0.0, 0.0)
+        start = max(now, entry)
+        entry, end = start + seconds, max(start + seconds, end + seconds)
+        now, oldest = (oldest, end) if overlap else (end, end)
+        usage[(usable - pool.free[0]) * (USAGE_BINS - 1) // usable] += entry - start
+        totals[1] += entry - start
+        totals[4] += count * (entry - start)
+        itl[itl_bin(now - last)] += count
+        last = now
+        contexts += count
+        steps += 1
+    totals[0] += steps
+    totals[2] += steps * count
+    totals[3] += steps * count
+    for s in running if steps else running[:0]:
+        room = tables.capacity[s] - computed[s] - rules.num_lookahead_tokens
+        more = max(0, steps - room + size - 1) // size
+        tables.capacity[s] += more * size
+        for g in range(len(rules.groups)):
+            if rules.groups[g, 0] == 0:
+                tables.held[s, g] += more
+        computed[s] += steps
+        known[s] += steps
+        last_token[request[s]] = last
+    return steps, now, entry, end, oldest
+
+
+@compiled
+def accepted(rules: Any, request: int, position: int, drafted: int) -> int:
+    """Drafted tokens kept: draws that depend on seed, request and position only (SplitMix64)."""
+    for k in range(drafted):
+        z = np.uint64(rules.seed) + np.uint64(request) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(position + k + 1)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        if (z ^ (z >> np.uint64(31))) / 18446744073709551616.0 >= rules.acceptance_rate:
+            return k
+    return drafted

@@ -1,0 +1,297 @@
+"""The replay against what vLLM's own scheduler did, against queueing theory, and against its own slow path."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.cases import run_case
+from planner.quantities import PlannerError
+from planner.replay import ReplayResult, replay
+from planner.requests import arrivals, blocks_of, ramp, shared_prefix
+from planner.rules import ENTRY, Rules, StepTable
+
+SCHEDULES = Path(__file__).parent / "data" / "schedules"
+VERSIONS = ("0.20.2", "0.33.0")
+LINEAR = StepTable(5e-3 + 2e-5 * np.arange(2049), 4e-6 * np.arange(257), 1e-3, 1e-6, 5e-8, 2e-10)
+"""About an 8B model on an H100."""
+
+
+def rules(**changes: object) -> Rules:
+    """A small engine: 256 sequences, 2,048 tokens a step, 16-token blocks."""
+    base = Rules(256, 2048, 3001, 8192, False, True, 0, False, False, False, np.array([[0, 16]]))
+    return base._replace(**changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("case", sorted(SCHEDULES.glob("*.json")), ids=lambda path: path.stem)
+def test_schedule_is_vllms_step_for_step(case: Path, version: str, tmp_path: Path) -> None:
+    data = json.loads(case.read_text())
+    data["config"]["engine_version"] = version
+    copy, log = tmp_path / "CASE.json", tmp_path / "STEPS.csv"
+    copy.write_text(json.dumps(data))
+    run_case(copy, log)
+    assert log.read_text().splitlines() == (SCHEDULES / f"{case.stem}.vllm-{version}.csv").read_text().splitlines()
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict:
+    """Small engines under pressure: few blocks, few seats, prompts that share beginnings."""
+    size, length = draw(st.sampled_from([1, 4, 16])), draw(st.sampled_from([32, 128]))
+    groups = [{"type": "full"}] + [{"type": "sliding_window", "window": w}
+                                   for w in draw(st.lists(st.integers(2, 64), max_size=2))]  # fmt: skip
+    requests: list[dict] = []
+    for i in range(draw(st.integers(1, 12))):
+        request = {
+            "id": f"r{i}",
+            "arrival_step": (requests[-1]["arrival_step"] if requests else 0) + draw(st.integers(0, 5)),
+            "output_len": draw(st.integers(1, 40)),
+            "priority": draw(st.integers(0, 2)),
+        }
+        names = st.sampled_from(["a", "b", *(f"out:{other['id']}" for other in requests)])
+        pieces = draw(st.lists(st.tuples(names, st.integers(1, 24)), min_size=1, max_size=3))
+        fits = [piece for k, piece in enumerate(pieces) if sum(t for _, t in pieces[: k + 1]) < length]
+        requests.append(request | {"prompt": fits or [["a", 1]]})
+    most = max(-(-min(sum(t for _, t in r["prompt"]) + r["output_len"], length) // size) + 1 for r in requests)
+    return {
+        "config": {
+            "max_num_seqs": draw(st.integers(1, 8)),
+            "max_num_batched_tokens": draw(st.sampled_from([8, 64, 256])),
+            "num_blocks": 1 + len(groups) * most + draw(st.integers(0, 20)),
+            "block_size": size,
+            "max_model_len": length,
+            "groups": groups,
+            "enable_prefix_caching": draw(st.booleans()),
+            "async_scheduling": draw(st.booleans()),
+            "policy": draw(st.sampled_from(["fcfs", "priority"])),
+            "long_prefill_token_threshold": draw(st.sampled_from([0, 4, 16])),
+            "engine_version": draw(st.sampled_from(VERSIONS)),
+        },
+        "requests": requests,
+    }
+
+
+@settings(max_examples=150, deadline=None)
+@given(cases())
+def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, case: dict) -> None:
+    path = tmp_path_factory.getbasetemp() / "hypothesis.json"
+    path.write_text(json.dumps(case))
+    result = run_case(path)
+    outcome, config = result.outcome, case["config"]
+    assert np.isfinite(outcome.last_token).all(), "every request ends"
+    assert outcome.totals[5] == config["num_blocks"] - 1, "every block taken is given back"
+    assert (outcome.sent <= outcome.scheduled).all() and (outcome.scheduled < outcome.first_token).all()
+    made = np.minimum(result.output, config["max_model_len"] - result.prompt)
+    computed = np.zeros(len(made))
+    entries = outcome.noted(ENTRY, 3).astype(int)
+    np.add.at(computed, entries[:, 1], entries[:, 2])
+    once = outcome.preemptions == 0
+    assert (computed + outcome.cached == result.prompt + made - 1)[once].all(), "each token is computed once"
+    assert (computed[~once] > 0).all()
+    assert outcome.itl.sum() == (made - 1).sum(), "each token but the first ends one gap"
+
+
+def alike(one: ReplayResult, other: ReplayResult) -> bool:
+    """Equal to the last bit, request by request."""
+    fields = ("sent", "scheduled", "first_token", "last_token", "preemptions", "itl")
+    return all(np.array_equal(getattr(one.outcome, name), getattr(other.outcome, name)) for name in fields)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("num_blocks", [160, 3001])
+@pytest.mark.parametrize("concurrency", [0, 12])
+def test_shortcuts_change_nothing(overlap: bool, num_blocks: int, concurrency: int) -> None:
+    rng = np.random.default_rng(7)
+    prompt, output = rng.integers(1, 900, 200), rng.integers(1, 250, 200)
+    engine = rules(async_scheduling=overlap, num_blocks=num_blocks, enable_prefix_caching=True)
+    arrival = arrivals(200, 6.0, 1.0, rng)
+    fast = replay(engine, LINEAR, arrival, prompt, output, concurrency=concurrency)
+    # sampling gauges rules out skipping over equal steps, naming blocks rules out only counting them
+    assert alike(fast, replay(engine, LINEAR, arrival, prompt, output, concurrency=concurrency, gauge_s=0.1))
+    own = shared_prefix(prompt, output, np.zeros_like(prompt), 16)
+    assert alike(fast, replay(engine, LINEAR, arrival, prompt, output, concurrency=concurrency, content=own))
+    assert (fast.preemptions.sum() > 0) == (num_blocks == 160)
+
+
+def test_one_seat_waits_as_pollaczek_and_khinchine_say() -> None:
+    """M/D/1: the mean wait is rho s / (2 (1 - rho)) for a constant service time s."""
+    service, load, n = 0.1, 0.7, 200_000
+    table = StepTable(np.full(2, service), np.zeros(2))
+    arrival = arrivals(n, load / service, 1.0, np.random.default_rng(1))
+    result = replay(rules(max_num_seqs=1), table, arrival, np.full(n, 10), np.ones(n))
+    assert result.queue.mean() == pytest.approx(load * service / (2 * (1 - load)), rel=0.03)
+    assert result.ttft.mean() == pytest.approx(result.queue.mean() + service)
+
+
+def test_closed_loop_keeps_its_concurrency_and_obeys_littles_law() -> None:
+    rng = np.random.default_rng(3)
+    n, flight = 600, 24
+    result = replay(
+        rules(), LINEAR, np.zeros(n), rng.integers(50, 500, n), rng.integers(20, 200, n), concurrency=flight
+    )
+    changes = np.concatenate([result.sent, result.outcome.last_token])
+    in_flight = np.cumsum(np.repeat([1, -1], n)[np.lexsort((np.repeat([1, -1], n), changes))])
+    assert in_flight.max() == flight
+    assert result.request_tps * result.e2e.mean() == pytest.approx(flight, rel=0.05)
+
+
+def test_latency_adds_up() -> None:
+    """One request alone: a prefill step, then a decode step per token, each as long as the table says."""
+    result = replay(rules(), LINEAR, np.zeros(1), np.array([100]), np.array([4]), request_s=0.02, prompt_token_s=1e-5)
+    one = 1e-3 + 1e-6 + 4e-6
+    steps = [one + 5e-3 + 2e-5 * 100 + 2e-10 * 100 * 101 / 2] + [one + 5e-3 + 2e-5 + 5e-8 * c for c in (100, 101, 102)]
+    assert result.ttft[0] == pytest.approx(0.021 + steps[0])
+    assert result.tpot[0] == pytest.approx(np.mean(steps[1:]))
+    assert result.stats("itl")["mean"] == pytest.approx(np.mean(steps[1:]))
+    assert result.stats("itl")["p50"] == pytest.approx(np.mean(steps[1:]), rel=0.01)
+
+
+def test_windows_cap_what_attention_reads() -> None:
+    window = StepTable(
+        np.zeros(1), np.zeros(1), decode_windows=np.array([[64, 1.0]]), prefill_windows=np.array([[64, 1.0]])
+    )
+    result = replay(rules(), window, np.zeros(1), np.array([100]), np.array([2]))
+    assert result.ttft[0] == sum(min(query + 1, 64) for query in range(100))
+    assert result.tpot[0] == 64
+
+
+def test_pipeline_overlaps_steps() -> None:
+    """Steps of one token each, for two requests: two pipeline stages serve both in the time that one takes for one."""
+    table = StepTable(np.full(2, 0.1), np.zeros(2), stages=2)
+    narrow, arrival, prompt, output = rules(max_num_batched_tokens=1), np.zeros(2), np.ones(2), np.full(2, 50)
+    piped = replay(narrow, table, arrival, prompt, output)
+    assert piped.tpot == pytest.approx([0.1, 0.1])
+    alone = replay(narrow, table._replace(stages=1), arrival, prompt, output)
+    assert piped.duration == pytest.approx(alone.duration / 2, rel=0.02)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize(("k", "rate"), [(3, 0.6), (5, 0.8)])
+def test_speculation_yields_a_geometric_chain(k: int, rate: float, overlap: bool) -> None:
+    """A chain draft of k tokens yields (1 - rate^(k+1)) / (1 - rate) tokens a step (Leviathan et al. 2023, eq. 1)."""
+    engine = rules(num_speculative_tokens=k, acceptance_rate=rate, async_scheduling=overlap)
+    n, output = 20, 2000
+    result = replay(engine, StepTable(np.ones(1), np.zeros(1)), np.zeros(n), np.full(n, 16), np.full(n, output))
+    per_step = (output - 1) / (result.outcome.last_token - result.outcome.first_token)
+    assert per_step.mean() == pytest.approx((1 - rate ** (k + 1)) / (1 - rate), rel=0.03)
+
+
+def test_shared_prefix_is_computed_once() -> None:
+    prompt, output = np.full(5, 200), np.full(5, 10)
+    content = shared_prefix(prompt, output, np.array([150, 150, 0, 150, 7]), 16)
+    engine = rules(enable_prefix_caching=True)
+    result = replay(engine, LINEAR, np.arange(5.0), prompt, output, content=content)
+    assert result.outcome.cached.tolist() == [0, 144, 0, 144, 0], "whole blocks of 16"
+    assert result.ttft[1] < result.ttft[0]
+
+
+def test_blocks_are_equal_where_all_before_is() -> None:
+    texts = [[("a", 20), ("b", 30)], [("a", 20), ("b", 12)], [("b", 32)], [("a", 16), ("b", 16)], [("c", 32)]]
+    numbers, start = blocks_of(texts, 16)
+    rows = [numbers[s:e].tolist() for s, e in zip(start, [*start[1:], None], strict=True)]
+    assert rows[1] == rows[0][:2] and len(rows[0]) == 3
+    assert rows[3][0] == rows[0][0] and rows[3][1] != rows[0][1], (
+        "b from its start, where the first has a's last 4 tokens"
+    )
+    assert not set(rows[2]) & set(rows[0]) and not set(rows[4]) & {n for row in rows[:4] for n in row}
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0, math.inf])
+def test_arrivals_are_those_of_vllm_bench(burstiness: float) -> None:
+    times = arrivals(50_000, 20.0, burstiness, np.random.default_rng(0))
+    gaps = np.diff(times)
+    assert times[-1] == pytest.approx(50_000 / 20), "stretched to n / rate"
+    assert gaps.std() / gaps.mean() == pytest.approx(1 / math.sqrt(burstiness), rel=0.03, abs=1e-9)
+    assert not arrivals(10, math.inf, 1.0, np.random.default_rng(0)).any()
+
+
+def test_ramp_doubles() -> None:
+    times = ramp([10, 20, 40], 100.0, np.random.default_rng(0))
+    assert (np.diff(times) >= 0).all()
+    assert np.histogram(times, 3, (0, 300))[0] == pytest.approx([1000, 2000, 4000], rel=0.1)
+
+
+def test_same_seed_same_bits() -> None:
+    def once() -> ReplayResult:
+        rng = np.random.default_rng(11)
+        engine = rules(num_speculative_tokens=2, acceptance_rate=0.5, seed=5)
+        return replay(engine, LINEAR, arrivals(300, 9.0, 0.5, rng), rng.integers(1, 400, 300), rng.integers(1, 99, 300))
+
+    assert alike(once(), once())
+
+
+def test_gauges_follow_the_load() -> None:
+    result = replay(
+        rules(max_num_seqs=2), LINEAR, np.array([0, 0, 0, 9.0]), np.full(4, 64), np.full(4, 100), gauge_s=0.05
+    )
+    gauges = result.gauges.set_index("seconds")
+    assert gauges.loc[0.5, ["running", "waiting"]].tolist() == [2, 1]
+    assert gauges.loc[5.0].sum() == 0, "idle"
+    assert gauges.loc[9.1, "kv_usage"] == pytest.approx(-(-64 // 16) / 3000, rel=0.5)
+    assert "requests/s" in str(result) and len(result.frame()) == 4
+
+
+def case(request: dict | None = None, **config: object) -> dict:
+    """A sound case of two requests, changed."""
+    base = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks": 20, "block_size": 16, "max_model_len": 512}
+    first = {"id": "first", "arrival_step": 3, "prompt_len": 20, "output_len": 5}
+    return {"config": base | config, "requests": [first, first | {"id": "second"} | (request or {})]}
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        (case({"arrival_step": 2}), ["second", "arrival_step", "2 comes after 3"]),
+        (case({"arrival_step": -1}), ["second", "arrival_step", "-1"]),
+        (case({"arrival_step": math.nan}), ["second", "arrival_step", "nan"]),
+        (case({"output_len": 0}), ["second", "output_len", "0"]),
+        (case({"prompt_len": 0}), ["second", "prompt_len", "0"]),
+        (case({"prompt_len": 600}), ["second", "prompt", "600", "512"]),
+        (case({"prompt_len": 300, "output_len": 100}), ["second", "can never fit", "25", "19"]),
+        (case({"id": "first"}), ["first", "id", "2 requests"]),
+        (case({"prompt": [["a", 3]]}), ["second", "either prompt_len or prompt"]),
+        (case({"prompt_len": None}), ["second", "either prompt_len or prompt"]),
+        (case({"prompt_len": None, "prompt": [["out:third", 3]]}), ["second", "out:third"]),
+        (case({"colour": "red"}), ["second", "colour", "unknown field"]),
+        (case({"prompt_len": 100}, enable_chunked_prefill=False), ["second", "never be scheduled", "64"]),
+        (case(policy="lifo"), ["config", "policy", "lifo"]),
+        (case(num_blocks=1), ["config", "num_blocks", "1"]),
+        (case(groups=[{"type": "sliding_window"}]), ["config", "window"]),
+        (case(engine_version="0.1.0"), ["0.1.0"]),
+        ({"config": case()["config"], "requests": []}, ["empty"]),
+        ({"requests": []}, ["config"]),
+        ([], ["requests"]),
+    ],
+)  # fmt: skip
+def test_bad_cases_are_told_in_one_sentence(bad: object, words: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "CASE.json"
+    path.write_text(json.dumps(bad))
+    with pytest.raises(PlannerError) as error:
+        run_case(path)
+    message = str(error.value)
+    assert "\n" not in message and all(word.casefold() in message.casefold() for word in words), message
+
+
+@pytest.mark.parametrize(
+    ("arrival", "prompt", "output", "words"),
+    [
+        ([0, 2, 1], [5, 5, 5], [5, 5, 5], ["request 3", "arrival", "1 comes after 2"]),
+        ([0, -1, 1], [5, 5, 5], [5, 5, 5], ["request 2", "arrival", "-1"]),
+        ([0, math.nan, 1], [5, 5, 5], [5, 5, 5], ["request 2", "arrival", "nan"]),
+        ([0, 0, 0], [5, 0, 5], [5, 5, 5], ["request 2", "prompt_tokens", "0"]),
+        ([0, 0, 0], [5, 5, 5], [5, 5, 0], ["request 3", "output_tokens", "0"]),
+        ([0, 0, 0], [5, 9000, 5], [5, 5, 5], ["request 2", "9,000", "8,192"]),
+        ([0, 0], [5, 5, 5], [5, 5], ["prompt_tokens has 3"]),
+        ([], [], [], ["no requests"]),
+    ],
+)
+def test_bad_arrays_name_request_and_field(arrival: list, prompt: list, output: list, words: list[str]) -> None:
+    with pytest.raises(PlannerError) as error:
+        replay(rules(), LINEAR, np.array(arrival, float), np.array(prompt), np.array(output))
+    assert all(word in str(error.value) for word in words), error.value
