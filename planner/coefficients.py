@@ -43,6 +43,11 @@ class Coefficients:
     prompt_token_s: float  # the same per prompt token: tokenizing, moving
 
 
+def coefficient_names() -> tuple[str, ...]:
+    """Names of all coefficients."""
+    return tuple(field.name for field in fields(Coefficients))
+
+
 class Calibration(Entry):
     """One entry of a calibration file; coefficients that it leaves out are those of the file's `prior`."""
 
@@ -84,7 +89,7 @@ def calibrations(engine: str) -> dict[str, Calibration]:
     """The calibration file of `engine`; an engine without one is planned with vLLM's."""
     file = CATALOGS / "calibration" / f"{engine}.yaml"
     found = entries(f"calibration/{engine if file.exists() else 'vllm'}.yaml", Calibration)
-    names = {field.name for field in fields(Coefficients)}
+    names = set(coefficient_names())
     for name, entry in found.items():
         for unknown in entry.coefficients.keys() - names:
             raise PlannerError(

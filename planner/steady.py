@@ -128,15 +128,18 @@ def _capacity(deployment: Deployment, plan: MemoryPlan, t: _Traffic, step: StepM
     return (most, held, "max_num_seqs") if most <= held else (held, held, "kv")
 
 
-def closed_loop(deployment: Deployment, plan: MemoryPlan, workload: Workload) -> Performance:
+def closed_loop(
+    deployment: Deployment, plan: MemoryPlan, workload: Workload, step: StepModel | None = None
+) -> Performance:
     """A fixed number of requests in flight over all replicas; each that ends is replaced at once.
 
     The run starts with all of them arriving together and lasts `num_prompts` requests (default: 10 per unit of
     concurrency), so the mean TTFT holds that first burst, as in InferenceX and `vllm bench serve --max-concurrency`.
+    `step` replaces the catalog's step cost. Raises `PlannerError` without a concurrency or room for a sequence.
     """
     if workload.concurrency is None:
         raise PlannerError("a closed loop needs a concurrency")
-    step, t = step_model(deployment), _traffic(workload)
+    step, t = step or step_model(deployment), _traffic(workload)
     engines = min(deployment.layout.replicas * deployment.layout.dp, workload.concurrency)
     present = workload.concurrency / engines
     most, held, limit = _capacity(deployment, plan, t, step)
@@ -185,11 +188,16 @@ def _burst(step: StepModel, t: _Traffic, running: float, own: np.ndarray) -> flo
     return _together_s(step, t, running) * (running + together) / (2 * running)
 
 
-def open_loop(deployment: Deployment, plan: MemoryPlan, workload: Workload) -> Performance:
-    """Requests arriving at a rate over all replicas, whatever the deployment does with them; steady state."""
+def open_loop(
+    deployment: Deployment, plan: MemoryPlan, workload: Workload, step: StepModel | None = None
+) -> Performance:
+    """Requests arriving at a rate over all replicas, whatever the deployment does with them; steady state.
+
+    `step` replaces the catalog's step cost. Raises `PlannerError` without a rate or room for a sequence.
+    """
     if workload.rate is None:
         raise PlannerError("an open loop needs a request rate")
-    step, t = step_model(deployment), _traffic(workload)
+    step, t = step or step_model(deployment), _traffic(workload)
     engines, outputs = deployment.layout.replicas * deployment.layout.dp, t.outputs.mean()
     rate, noise = workload.rate / engines, 1 / workload.burstiness
     most, held, limit = _capacity(deployment, plan, t, step)

@@ -145,6 +145,8 @@ def _kernels(model: Model, layer: Layer, gpu: Gpu) -> int:
     count = 0
     for mixer in layer.mixers:  # norm, rotary embedding, cache write, attention, its reduction; MLA's absorbed products
         count += 5 if isinstance(mixer, Attention) else 9 if isinstance(mixer, LatentAttention) else 8
+        if isinstance(mixer, LatentAttention) and mixer.has_indexer_cache:
+            count += 7  # query and key projections, norm, rotation, quantization, scores, top-k
     if isinstance(layer.mlp, Experts):  # norm, router, top-k, sorting, activation, sum; FlashInfer fuses the 4-bit ones
         fused = "fp4" in gpu.flops and any(scheme.bits < 6 for scheme in used)
         count += (3 if fused else 6) + 2 * bool(layer.mlp.shared_intermediate)
