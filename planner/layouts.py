@@ -49,27 +49,28 @@ def studied(plan: Plan) -> tuple[Plan, str]:
     raise PlannerError(f"{plan.scenario.name}: {plan.binding}")
 
 
-def place(scenario: Scenario, like: Deployment, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
+def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
     """`like`'s model, formats and context in another layout; `PlannerError` for what the engine refuses."""
-    if reason := refuse(like.model, layout, card.gpus_per_node or card.gpu.gpus_per_node):
+    model, known = like.deployment.model, like.deployment.args
+    if reason := refuse(model, layout, card.gpus_per_node or card.gpu.gpus_per_node):
         raise PlannerError(f"{layout} is not possible: {reason}")
-    args: dict[str, Any] = {"max_model_len": like.args.max_model_len, "kv_cache_dtype": like.args.kv_cache_dtype}
+    args: dict[str, Any] = {"max_model_len": known.max_model_len, "kv_cache_dtype": known.kv_cache_dtype}
     deployment = deploy_on(
-        like.model, card.gpu, tp=layout.tp, pp=layout.pp, ep=layout.ep, engine=scenario.engine,
-        speculation=like.speculation, interconnect=card.interconnect, gpus_per_node=card.gpus_per_node,
+        model, card.gpu, tp=layout.tp, pp=layout.pp, ep=layout.ep, engine=scenario.engine,
+        speculation=like.deployment.speculation, interconnect=card.interconnect, gpus_per_node=card.gpus_per_node,
         other_tenants=scenario.other_tenants, **{**args, **scenario.engine_args},
     )  # fmt: skip
-    return judge(scenario, fill_batch(scenario, deployment), layout.replicas)
+    return judge(scenario, fill_batch(scenario, deployment), layout.replicas, like.preference)
 
 
 def layouts(plan: Plan) -> tuple[Candidate, ...]:
     """Every legal TP x PP x replicas on every candidate GPU, in the formats of the best candidate with that GPU."""
     best, found = plan.candidates[0], []
     for card in plan.scenario.gpus:
-        like = next((c.deployment for c in plan.candidates if c.deployment.gpu == card.gpu), None)
+        like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
         if like is None:
             continue
-        for shape in legal_layouts(like.model, card.gpu, card.at_most, card.gpus_per_node):
+        for shape in legal_layouts(like.deployment.model, card.gpu, card.at_most, card.gpus_per_node):
             for replicas in range(1, card.at_most // shape.gpus_per_replica + 1):
                 layout = replace(shape, replicas=replicas)
                 same = (best.deployment.gpu, best.deployment.layout) == (card.gpu, layout)
