@@ -88,7 +88,11 @@ _MIXERS = {
 """What configurations call layers, and their kind here: the mixer, and the feed-forward block where it's implied."""
 
 
-def _kinds(c: Fields) -> list[tuple[str, str, tuple[tuple[str, Any], ...]]]:
+Kind = tuple[str, str, tuple[tuple[str, Any], ...]]
+"""Mixer, feed-forward block, and the fields in which a layer differs from what the configuration says of all."""
+
+
+def _kinds(c: Fields) -> list[Kind]:
     """(mixer, feed-forward, changed fields) of every layer.
 
     Mixers are full, sliding, chunked, recurrent, both, compressed and none; feed-forward blocks dense, moe and none.
@@ -334,12 +338,21 @@ def _towers(top: Fields, c: Fields, hidden: int) -> tuple[Weight, ...]:
     return towers
 
 
-def _mtp(c: Fields, hidden: int, kinds: list[tuple[str, str, tuple[tuple[str, Any], ...]]]) -> tuple[Layer, ...]:
+def _mtp(c: Fields, hidden: int, kinds: list[Kind]) -> tuple[Layer, ...]:
     """Multi-token-prediction layers: a decoder layer each, with a projection of 2 x hidden and three norms."""
     depth = c.whole("num_nextn_predict_layers", 0, least=0, most=64)
     if not depth:
         return ()
-    mixer, ffn, changes = next((kind for kind in reversed(kinds) if kind[0] in ("full", "compressed")), kinds[-1])
-    layer = _layer(c, hidden, mixer, ffn, changes)
+    pattern = c.items("mtp_hybrid_override_pattern", str) or c.items("mtp_layers_block_type", str)
+    if pattern:
+        if unknown := [name for name in pattern if name not in _MIXERS]:
+            raise c.refuse("mtp_hybrid_override_pattern", f"entries among {', '.join(_MIXERS)}", unknown[0])
+        blocks_ = [f"{_MIXERS[name]} none".split() for name in pattern]
+        chosen: list[Kind] = [(block[0], block[1], ()) for block in blocks_]
+    else:
+        mixer, ffn, changes = next((kind for kind in reversed(kinds) if kind[0] in ("full", "compressed")), kinds[-1])
+        own = {"compress_ratio": 0, "indexer": "full"}  # what layers share or compress, an MTP layer does for itself
+        chosen = [(mixer, ffn, tuple((name, own.get(name, value)) for name, value in changes))]
+    first, *rest = (_layer(c, hidden, *kind) for kind in chosen)
     join = blocks.matrix("mtp.eh_proj", hidden, 2 * hidden, "replicated", "mtp") + blocks.norms(c, hidden, 3)
-    return (Layer(layer.mixer, layer.mlp, layer.weights + join, layer.extra_mixer),) * depth
+    return (Layer(first.mixer, first.mlp, first.weights + join, first.extra_mixer), *rest) * depth

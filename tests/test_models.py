@@ -102,6 +102,14 @@ def test_deepseek_v3_with_routing_biases_and_its_mtp_layer() -> None:
     assert sum(layer.params for layer in a.mtp) / 1e9 == pytest.approx(11.6, abs=0.05)
 
 
+def test_mtp_layers_of_other_families() -> None:
+    """What checkpoints store beyond the decoder: zai-org/GLM-5.2, Qwen3.5-27B, DeepSeek-V4-Flash, Nemotron-3-Super."""
+    sizes = {"zai-org/GLM-5.2": 9.953, "Qwen/Qwen3.5-27B": 0.4247, "deepseek-ai/DeepSeek-V4-Flash": 6.610,
+             "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B": 2.942}  # fmt: skip
+    for name, billions in sizes.items():
+        assert sum(layer.params for layer in model(name).architecture.mtp) / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
 def test_layers_are_of_their_kind() -> None:
     kinds = {
         "Qwen/Qwen3.5-27B": {"gdn": 48, "attention": 16},
