@@ -143,7 +143,7 @@ class Experts:
 Mixer = Attention | LatentAttention | Recurrent
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Layer:
     """One decoder layer; equal layers of a model are the same object."""
 
@@ -151,9 +151,6 @@ class Layer:
     mlp: Mlp | Experts | None
     weights: tuple[Weight, ...]
     extra_mixer: Recurrent | None = None  # beside the attention: Falcon-H1's state space, V4's compressor
-
-    def __hash__(self) -> int:
-        return id(self)
 
     @cached_property
     def params(self) -> int:
@@ -166,7 +163,7 @@ class Layer:
         return tuple(mixer for mixer in (self.mixer, self.extra_mixer) if mixer is not None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Architecture:
     """A model's layers and what lies around them; MTP layers are apart: engines load them only to speculate."""
 
@@ -180,9 +177,6 @@ class Architecture:
     mtp: tuple[Layer, ...] = ()
     tied: bool = False
     warnings: tuple[str, ...] = ()
-
-    def __hash__(self) -> int:
-        return id(self)
 
     @cached_property
     def distinct_layers(self) -> Mapping[Layer, int]:

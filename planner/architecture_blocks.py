@@ -46,6 +46,8 @@ def attention(c: Fields, hidden: int, kind: str) -> tuple[Attention, Weights]:
     """Multi-head, grouped-query or multi-query attention; `kind` is full, sliding or chunked."""
     heads = c.whole("num_attention_heads", most=2**14)
     one = c.flag("multi_query") and not c.flag("new_decoder_architecture")  # Falcon-7B states 71 heads and has 1
+    if not one and c.get("num_key_value_heads") is None and not c.flag("multi_head"):
+        c.warnings.append(f"{c.where} does not state num_key_value_heads; as many as attention heads are assumed")
     kv_heads = 1 if one else c.whole("num_key_value_heads", heads, most=2**14)
     if heads % kv_heads:
         raise c.refuse("num_key_value_heads", f"a divisor of the {heads} attention heads", kv_heads)
@@ -143,8 +145,9 @@ def experts(c: Fields, hidden: int) -> tuple[Experts, Weights]:
     if active > total:
         raise c.refuse("num_experts_per_tok", f"at most the {total} experts", active)
     inner = c.whole(c.text("expert_width", "moe_intermediate_size"))
-    shared = c.whole(c.text("shared_width", "shared_expert_intermediate_size"), None, least=0)
-    if shared is None:
+    if field := c.text("shared_width"):
+        shared = c.whole(field)
+    elif (shared := c.whole("shared_expert_intermediate_size", None, least=0)) is None:
         shared = c.whole("n_shared_experts", 0, least=0) * inner
     latent = c.whole("moe_latent_size", hidden)  # Nemotron-3: experts work on a projection of the hidden state
     weights = feed_forward(c, latent, inner, "mlp.experts", "routed_experts", c.flag("expert_bias"), total)

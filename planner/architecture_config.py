@@ -50,7 +50,7 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> Archit
         model_type=top.text("model_type", "unknown"),
         hidden=hidden,
         vocab=vocab,
-        max_position=c.whole("max_position_embeddings", 2**31, most=2**31),
+        max_position=c.whole("max_position_embeddings", most=2**31),
         layers=tuple(made[kind] for kind in kinds),
         ends=_ends(c, hidden, vocab, len(kinds), tied) + _rotary(c, made.values()),
         towers=_towers(top, c, hidden),
@@ -62,13 +62,19 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> Archit
 
 
 def _fields(config: Mapping[str, Any], where: str) -> Fields:
-    """The fields of a configuration with its family's defaults."""
+    """The fields of a configuration with its family's facts."""
     model_type = config.get("model_type")
     known = families().get(model_type) if isinstance(model_type, str) else None
     fields = Fields(config, known or {}, where)
     if known is None:
         note = f"{where}: model_type {model_type!r} is not a known family; planned from its generic fields"
         fields.warnings.append(note)
+    for alternatives in fields.traits.get("needs", ()):
+        if all(fields.stated(name) is None for name in alternatives.split("|")):
+            missing = alternatives.replace("|", " or ")
+            raise PlannerError(f"{where}: field {missing} is missing, and a {model_type} model has it")
+    if fields.traits.get("vision") and fields.stated("vision_config") is None:
+        fields.warnings.append(f"{where} has no vision_config: planned without its vision tower")
     return fields
 
 
@@ -82,7 +88,11 @@ _MIXERS = {
 """What configurations call layers, and their kind here: the mixer, and the feed-forward block where it's implied."""
 
 
-def _kinds(c: Fields) -> list[tuple[str, str, tuple[tuple[str, Any], ...]]]:
+Kind = tuple[str, str, tuple[tuple[str, Any], ...]]
+"""Mixer, feed-forward block, and the fields in which a layer differs from what the configuration says of all."""
+
+
+def _kinds(c: Fields) -> list[Kind]:
     """(mixer, feed-forward, changed fields) of every layer.
 
     Mixers are full, sliding, chunked, recurrent, both, compressed and none; feed-forward blocks dense, moe and none.
@@ -125,8 +135,7 @@ def _mixers(c: Fields, count: int, pattern: list[str]) -> list[str]:
         return ["full" if index in chosen else "recurrent" for index in range(count)]
     if mixer := c.text("mixer"):
         return [mixer] * count
-    cycle = c.whole("full_attention_interval", 0, least=0)
-    if cycle:
+    if cycle := c.whole("full_attention_interval", 0, least=0):
         return ["full" if (index + 1) % cycle == 0 else "recurrent" for index in range(count)]
     return _windows(c, count)
 
@@ -143,6 +152,8 @@ def _windows(c: Fields, count: int) -> list[str]:
         return ["sliding" if index >= first else "full" for index in range(count)]
     stated = c.get("sliding_window_pattern")
     if isinstance(stated, str) and stated:
+        if set(stated) - {"L", "G"}:
+            raise c.refuse("sliding_window_pattern", "a number, or L for local and G for global layers", stated)
         return ["full" if stated[index % len(stated)] == "G" else "sliding" for index in range(count)]
     cycle = c.whole("sliding_window_pattern", c.whole("layer_cycle", 0, least=0), least=0)
     return ["full" if cycle and (index + 1) % cycle == 0 else "sliding" for index in range(count)]
@@ -152,7 +163,7 @@ def _feed_forwards(c: Fields, count: int) -> list[str]:
     """dense or moe for every layer."""
     if ffn := c.text("ffn"):
         return [ffn] * count
-    if not c.whole("num_experts", 0, least=0, most=2**16):
+    if not c.whole("num_experts", None, least=int("num_experts" in c.traits.get("needs", ())), most=2**16):
         return ["dense"] * count
     if stated := c.items("mlp_layer_types", str, count):
         return ["dense" if kind == "dense" else "moe" for kind in stated]
@@ -269,7 +280,7 @@ def _ends(c: Fields, hidden: int, vocab: int, layers: int, tied: bool) -> tuple[
     ends += blocks.norms(c, hidden, c.whole("final_norms", 1, least=0))
     if not tied:
         ends += blocks.matrix("lm_head", vocab, hidden, "vocab", "lm_head", c.flag("lm_head_bias", c.flag("head_bias")))
-    if c.has("position_offset") or "position_offset" in c.defaults:
+    if "position_offset" in c.traits:
         rows = c.whole("max_position_embeddings") + c.whole("position_offset", 0, least=0)
         ends += (Weight("embed_positions", rows, hidden, part="embedding", linear=False),)
     if narrow := c.whole("hidden_size_per_layer_input", 0, least=0):
@@ -302,7 +313,7 @@ def _rotary(c: Fields, layers: Iterable[Layer]) -> tuple[Weight, ...]:
         positions = c.whole("max_position_embeddings", 0, least=0, most=2**31)
         if kind == "yarn" and r.get("original_max_position_embeddings"):
             original = r.whole("original_max_position_embeddings", most=2**31)
-            positions = round(original * r.fraction("factor", 1, 2**16))
+            positions = round(original * r.fraction("factor", 0, 2**16))
         copies = 4 if r.get("mrope_section") else 1
         tables.add((positions, dim, copies, local))
     bits, name = c.whole("rope_bits", None), "mrope_once" if c.flag("mrope_once") else "mrope"
@@ -327,12 +338,21 @@ def _towers(top: Fields, c: Fields, hidden: int) -> tuple[Weight, ...]:
     return towers
 
 
-def _mtp(c: Fields, hidden: int, kinds: list[tuple[str, str, tuple[tuple[str, Any], ...]]]) -> tuple[Layer, ...]:
+def _mtp(c: Fields, hidden: int, kinds: list[Kind]) -> tuple[Layer, ...]:
     """Multi-token-prediction layers: a decoder layer each, with a projection of 2 x hidden and three norms."""
     depth = c.whole("num_nextn_predict_layers", 0, least=0, most=64)
     if not depth:
         return ()
-    mixer, ffn, changes = next((kind for kind in reversed(kinds) if kind[0] in ("full", "compressed")), kinds[-1])
-    layer = _layer(c, hidden, mixer, ffn, changes)
+    pattern = c.items("mtp_hybrid_override_pattern", str) or c.items("mtp_layers_block_type", str)
+    if pattern:
+        if unknown := [name for name in pattern if name not in _MIXERS]:
+            raise c.refuse("mtp_hybrid_override_pattern", f"entries among {', '.join(_MIXERS)}", unknown[0])
+        blocks_ = [f"{_MIXERS[name]} none".split() for name in pattern]
+        chosen: list[Kind] = [(block[0], block[1], ()) for block in blocks_]
+    else:
+        mixer, ffn, changes = next((kind for kind in reversed(kinds) if kind[0] in ("full", "compressed")), kinds[-1])
+        own = {"compress_ratio": 0, "indexer": "full"}  # what layers share or compress, an MTP layer does for itself
+        chosen = [(mixer, ffn, tuple((name, own.get(name, value)) for name, value in changes))]
+    first, *rest = (_layer(c, hidden, *kind) for kind in chosen)
     join = blocks.matrix("mtp.eh_proj", hidden, 2 * hidden, "replicated", "mtp") + blocks.norms(c, hidden, 3)
-    return (Layer(layer.mixer, layer.mlp, layer.weights + join, layer.extra_mixer),) * depth
+    return (Layer(first.mixer, first.mlp, first.weights + join, first.extra_mixer), *rest) * depth

@@ -36,15 +36,16 @@ _SYNONYMS = {
 
 
 class Fields:
-    """One (sub)configuration, with the defaults that its class has where the file is silent."""
+    """One (sub)configuration, and what its class adds where the file is silent: traits, and defaults to warn of."""
 
-    def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any], where: str = "config.json") -> None:
-        self.config, self.defaults, self.where = config, defaults, where
+    def __init__(self, config: Mapping[str, Any], traits: Mapping[str, Any], where: str = "config.json") -> None:
+        self.config, self.traits, self.where = config, traits, where
+        self.defaults: Mapping[str, Any] = traits.get("defaults", {})
         self.warnings: list[str] = []
 
     def changed(self, changes: Mapping[str, Any]) -> Fields:
         """These fields with some replaced, as one layer may differ from the rest; warnings are shared."""
-        fields = Fields({**self.config, **changes}, self.defaults, self.where)
+        fields = Fields({**self.config, **changes}, self.traits, self.where)
         fields.warnings = self.warnings
         return fields
 
@@ -52,12 +53,20 @@ class Fields:
         """The file states the field, be it null."""
         return any(key in self.config for key in (name, *_SYNONYMS.get(name, ())))
 
+    def stated(self, name: str) -> Any:
+        """The file's value under the field's name or a synonym; None when absent or null."""
+        values = (self.config.get(key) for key in (name, *_SYNONYMS.get(name, ())))
+        return next((value for value in values if value is not None), None)
+
     def get(self, name: str, default: Any = None) -> Any:
-        """The file's value, else the class default, else `default`; null counts as silence."""
-        for key in (name, *_SYNONYMS.get(name, ())):
-            if self.config.get(key) is not None:
-                return self.config[key]
-        return self.defaults.get(name, default)
+        """The file's value, else the class's, else `default`; a class default is warned of."""
+        if (value := self.stated(name)) is not None:
+            return value
+        if name in self.defaults:
+            value = self.defaults[name]
+            self.warnings.append(f"{self.where} does not state {name}; its class default, {value}, is assumed")
+            return value
+        return self.traits.get(name, default)
 
     def refuse(self, name: str, accepted: str, value: Any) -> PlannerError:
         """The error for a field whose value cannot be used."""
@@ -69,15 +78,10 @@ class Fields:
         if value is _MISSING:
             known = ", ".join((name, *_SYNONYMS.get(name, ())))
             raise PlannerError(f"{self.where}: field {name} is missing; looked for {known}")
-        if default is _MISSING and name in self.defaults and all(
-            self.config.get(key) is None for key in (name, *_SYNONYMS.get(name, ()))
-        ):
-            self.warnings.append(f"{self.where} does not state {name}: {value}, its class default, is assumed")
         if value is default:
             return value
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value not in range(
-            least, most + 1
-        ):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and least <= value <= most and value == int(value)):
             raise self.refuse(name, f"a whole number from {least} to {most}", value)
         return int(value)
 

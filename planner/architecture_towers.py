@@ -39,7 +39,7 @@ def _other(count: int) -> Weights:
 
 def _patch(v: Fields, hidden: int, frames: int = 1) -> int:
     """Elements of the patch embedding."""
-    return hidden * v.whole("in_channels", v.whole("num_channels", 3)) * frames * v.whole("patch_size", 14) ** 2
+    return hidden * v.whole("in_channels", v.whole("num_channels", 3)) * frames * v.whole("patch_size") ** 2
 
 
 def _projector(inputs: int, inner: int, outputs: int, bias: bool = True, split: bool = True) -> Weights:
@@ -67,8 +67,10 @@ def qwen(v: Fields, c: Fields, hidden: int) -> Weights:
 
 def clip(v: Fields, c: Fields, hidden: int) -> Weights:
     """CLIP and SigLIP encoders with LLaVA's or Gemma 3's projector."""
-    width, depth, siglip = v.whole("hidden_size"), v.whole("num_hidden_layers"), "siglip" in v.text("model_type")
-    patches = (v.whole("image_size") // v.whole("patch_size", 14)) ** 2
+    if (kind := v.text("model_type")) not in ("clip_vision_model", "siglip_vision_model"):
+        raise v.refuse("model_type", "clip_vision_model or siglip_vision_model", kind)
+    width, depth, siglip = v.whole("hidden_size"), v.whole("num_hidden_layers"), kind.startswith("siglip")
+    patches = (v.whole("image_size") // v.whole("patch_size")) ** 2
     towers = _encoder(depth, width, v.whole("intermediate_size"))
     other = _patch(v, width) + patches * width + (3 if siglip else 6) * width
     if siglip and v.flag("vision_use_head", True):  # attention pooling

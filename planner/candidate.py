@@ -78,7 +78,7 @@ def describe(deployment: Deployment) -> str:
     """A deployment in a few words: GPUs, layout, formats."""
     layout, stored = deployment.layout, deployment.model.quantization.method
     formats = [deployment.model.dtype if stored == "none" else stored]
-    formats += [f"{deployment.args.kv_cache_dtype} KV"] if deployment.args.kv_cache_dtype != "auto" else []
+    formats += [f"{deployment.args.kv_cache_dtype} KV"] if deployment.args.kv_cache_dtype not in (None, "auto") else []
     formats += [deployment.speculation.method] if deployment.speculation else []
     return f"{layout.gpus} x {deployment.gpu.name}, {layout}, {', '.join(formats)}"
 

@@ -100,12 +100,12 @@ def budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
         alt.Chart(data, height=alt.Step(26))
         .mark_bar()
         .encode(
-            x=alt.X("gib", title="GiB on one GPU (the fullest rank)"),
-            y=alt.Y("plan", title=None, sort=list(plans)),
+            x=alt.X("gib:Q", title="GiB on one GPU (the fullest rank)"),
+            y=alt.Y("plan:N", title=None, sort=list(plans)),
             color=alt.Color(
-                "part", title=None, scale=alt.Scale(domain=present, range=[PARTS[part] for part in present])
+                "part:N", title=None, scale=alt.Scale(domain=present, range=[PARTS[part] for part in present])
             ),
-            order="order",
+            order=alt.Order("order:Q"),
         )
     )
 
@@ -116,7 +116,7 @@ def _parts(plan: MemoryPlan) -> Iterable[tuple[int, tuple[str, int]]]:
 
 def lines(
     data: pd.DataFrame, x: str, y: str, series: str | None = None, limit: float | None = None, log: bool = False
-) -> alt.TopLevelMixin:
+) -> alt.LayerChart | alt.FacetChart:
     """`y` against `x` by `series`; a column of intervals gets its 80 % band, `limit` a dashed line across.
 
     Column names are the axis titles, units included.
@@ -126,11 +126,11 @@ def lines(
         x=alt.X(_field(x), title=x, scale=alt.Scale(type="log" if log else "linear", nice=False)),
         color=alt.Color(_field(series), title=series, sort=None) if series else alt.Undefined,
     )
-    layers = [base.mark_area(opacity=0.15).encode(y="lo", y2="hi"), base.mark_line().encode(y=alt.Y("mid", title=y))]
+    band = base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi"))
+    layers = [band, base.mark_line().encode(y=alt.Y("mid:Q", title=y))]
     if limit is not None:
-        layers.append(
-            alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=BAD).encode(y="limit")
-        )
+        rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=BAD)
+        layers.append(rule.encode(y=alt.Y("limit:Q")))
     return alt.layer(*layers)
 
 

@@ -19,7 +19,7 @@ def verdict(candidate: Candidate) -> str:
     return "misses" if not candidate.meets else "at risk" if candidate.at_risk else "meets"
 
 
-def promises(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
+def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
     """Each target's prediction with its 80 % interval, as a share of its limit."""
     performance = candidate.prediction.performance
     rows = []

@@ -48,6 +48,12 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("--out", type=Path, required=True, metavar="PREDICTIONS.csv")
     predict.set_defaults(run=_predict)
 
+    explain = commands.add_parser("explain-log", help="hold a vLLM start-up log against the plan, line by line")
+    explain.add_argument("log", type=Path, metavar="FILE")
+    explain.add_argument("--scenario", metavar="SCENARIO", help="whose plan it is; the log's own arguments win over it")
+    explain.add_argument("--gpu", metavar="NAME", help="the GPU that it ran on, which few logs name")
+    explain.set_defaults(run=_explain_log)
+
     scenarios = commands.add_parser("scenarios", help="list the shipped scenarios")
     scenarios.set_defaults(run=_scenarios)
     return parser
@@ -76,6 +82,15 @@ def _predict(options: argparse.Namespace) -> int:
     from planner.batch import predict_file
 
     return predict_file(options.rows, options.out)
+
+
+def _explain_log(options: argparse.Namespace) -> None:
+    from planner.explain import explain_file
+
+    found = explain_file(options.log, options.gpu, options.scenario)
+    print(found)
+    if found.fragment:
+        print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{found.fragment}")
 
 
 def _scenarios(_options: argparse.Namespace) -> None:

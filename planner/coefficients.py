@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
 from functools import cache
+from math import log
 from typing import Literal
 
 from pydantic import PositiveFloat
 
 from planner.catalog import CATALOGS, Entry, entries
 from planner.engines import Engine, release
-from planner.hardware import Gpu
+from planner.hardware import Gpu, gpus
 from planner.models import Model
 from planner.quantities import PlannerError, did_you_mean
 
@@ -23,7 +24,7 @@ class Coefficients:
 
     memory: float  # of bandwidth, reading weights of dense linears
     memory_fp4: float  # the same for 4-bit weights
-    expert_memory: float  # of bandwidth, reading weights of the experts that a step touches
+    expert_memory: float  # of what dense weights reach, reading those of the experts that a step touches
     kv: float  # of bandwidth, reading KV cache in decode
     gemm_bf16: float  # of dense peak, by the dtype that the matrix units compute in
     gemm_fp8: float
@@ -40,6 +41,11 @@ class Coefficients:
     launch_s: float  # issuing one kernel outside a CUDA graph: what steps with prompt tokens, and eager ones, wait for
     request_s: float  # front end per request before its first token: HTTP, scheduling, detokenizing
     prompt_token_s: float  # the same per prompt token: tokenizing, moving
+
+
+def coefficient_names() -> tuple[str, ...]:
+    """Names of all coefficients."""
+    return tuple(field.name for field in fields(Coefficients))
 
 
 class Calibration(Entry):
@@ -83,7 +89,7 @@ def calibrations(engine: str) -> dict[str, Calibration]:
     """The calibration file of `engine`; an engine without one is planned with vLLM's."""
     file = CATALOGS / "calibration" / f"{engine}.yaml"
     found = entries(f"calibration/{engine if file.exists() else 'vllm'}.yaml", Calibration)
-    names = {field.name for field in fields(Coefficients)}
+    names = set(coefficient_names())
     for name, entry in found.items():
         for unknown in entry.coefficients.keys() - names:
             raise PlannerError(
@@ -104,11 +110,16 @@ def _entry(engine: Engine, name: str) -> Calibration | None:
 
 @cache
 def calibrated(gpu: Gpu, engine: Engine, model_type: str) -> Calibrated:
-    """Coefficients for `gpu` under `engine`: its own entry, else that of its architecture, else the prior.
+    """Coefficients for `gpu` under `engine`: its own entry, its architecture's or nearest sibling's, or the prior.
 
     `model_type` (config.json) decides whether the model's family was among those measured.
     """
-    own, family, prior = _entry(engine, gpu.name), _entry(engine, gpu.architecture), calibrations(engine.name)["prior"]
+    known = calibrations(engine.name)
+    own, family, prior = _entry(engine, gpu.name), _entry(engine, gpu.architecture), known["prior"]
+    if own is None and family is None:  # the sibling of the same architecture with the nearest bandwidth
+        siblings = [other for other in gpus() if other.architecture == gpu.architecture and other.name in known]
+        nearest = min(siblings, key=lambda other: abs(log(other.bandwidth / gpu.bandwidth)), default=None)
+        family = _entry(engine, nearest.name) if nearest else None
     chosen = own or family or prior
     basis: Basis = "prior"
     if own is not None:

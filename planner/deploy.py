@@ -151,7 +151,7 @@ def launch(prediction: Prediction) -> Launch:
         online_quantization=converted if converted in ONLINE else "",
         total_gib=memory.total / GIB,
         fit=memory.pool.sequences(round(workload.prompt.mean + workload.output.mean)),
-        p99_tokens=workload.prompt.p99 + workload.output.p99,
+        p99_tokens=workload.total_quantile(0.99),
         p99_prompt=math.ceil(workload.prompt.p99),
         static_share=(memory.weights.mid + memory.kv_available.mid) / memory.total,
         free_share=memory.kv_available.mid / left,

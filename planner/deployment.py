@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -81,6 +82,7 @@ class Deployment:
     gpu_total: int  # bytes per GPU as the driver reports
     gpu_free: int | None = None  # bytes free at start, if less than total for reasons unknown
     other_tenants: int = 0  # bytes per GPU that others hold
+    memory_calibration: tuple[tuple[str, float], ...] = ()  # bytes to add to terms of the memory plan, from a log
 
     def __str__(self) -> str:
         engine = f"{self.engine.name} {self.engine.version}"
@@ -92,7 +94,8 @@ def deploy_on(
     replicas: int = 1, engine: str | Engine = "vllm", engine_version: str | None = None,
     speculation: Speculation | None = None, interconnect: str | None = None, gpus_per_node: int | None = None,
     gpu_total: int | None = None, gpu_free: int | None = None, other_tenants: int = 0,
-    quantization: str | None = None, dtype: str | None = None, **engine_args: Any,
+    memory_calibration: Mapping[str, float] | None = None, quantization: str | None = None,
+    dtype: str | None = None, **engine_args: Any,
 ) -> Deployment:  # fmt: skip
     """A deployment from names or objects; `engine_args` are `EngineArgs` fields, None or absent: the engine's default.
 
@@ -109,5 +112,5 @@ def deploy_on(
     return Deployment(
         served, card, layout, started, resolve(EngineArgs(**engine_args), started, card, served), speculation,
         gpus_per_node or card.gpus_per_node, find_link(card, interconnect) if interconnect else card.link_bandwidth,
-        gpu_total or card.memory, gpu_free, other_tenants,
+        gpu_total or card.memory, gpu_free, other_tenants, tuple(sorted((memory_calibration or {}).items())),
     )  # fmt: skip

@@ -198,7 +198,6 @@ def resolve(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> EngineA
         max_model_len=length,
         max_num_seqs=min(tier["max_num_seqs"], tokens),
         max_num_batched_tokens=tokens,
-        kv_cache_dtype="auto",
         dtype=dtype,
         enforce_eager=False,
         enable_prefix_caching=facts["prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"],
@@ -244,7 +243,7 @@ def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | 
         return f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})"
     if tokens < length and engine.name == "vllm" and not args.enable_chunked_prefill:
         return f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}) without chunked prefill"
-    if accepted and args.kv_cache_dtype not in accepted:
+    if accepted and args.kv_cache_dtype not in (None, *accepted):
         return f"kv_cache_dtype {args.kv_cache_dtype!r} is none of {', '.join(accepted)}"
     if args.dtype == "bfloat16" and "bf16" not in gpu.flops:
         return f"dtype bfloat16 does not run on {gpu.name}; use float16"

@@ -111,7 +111,7 @@ class KvPool:
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Bytes per GPU that one more token of a long context costs."""
+        """Bytes per GPU that one more token of a long context costs, its windows being full."""
         return self.layout.kv_bytes_per_token
 
     @property

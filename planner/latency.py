@@ -15,13 +15,12 @@ import numpy as np
 
 from planner.coefficients import Basis, Coefficients, calibration_of
 from planner.deployment import Deployment
+from planner.kv import kv_width
 from planner.parallelism import collectives
-from planner.work import Matmul, work
+from planner.work import Matmul, kv_dtype, work
 
 SMOOTH = 4.0
 """Order of the p-norm between memory and compute time; GEMMs at the ridge are 15-20 % above either (AIConfigurator)."""
-EP_IMBALANCE = 1.15
-"""The busiest of several expert-parallel ranks against their mean, for routers trained with balancing losses."""
 PINGPONG = 0.35
 """Share of the host's step and row time that asynchronous scheduling leaves in the GPU's way."""
 
@@ -65,6 +64,7 @@ class StepModel:
     request_s: float
     prompt_token_s: float
     stages: int
+    kv_stretch: float  # blocks that performance counts on against the memory plan's (see `planner.work.kv_dtype`)
     basis: Basis
     sigma_tpot: float
     sigma_ttft: float
@@ -128,21 +128,18 @@ def _grid(limit: int) -> np.ndarray:
 
 def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Coefficients) -> np.ndarray:
     """Seconds of a group of linears for these token counts."""
-    gpu, layout = deployment.gpu, deployment.layout
+    gpu = deployment.gpu
     rate = gpu.flops[m.dtype] * {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
-    bandwidth, touched, flops = (
-        gpu.bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory),
-        np.ones_like(tokens),
-        m.flops,
-    )
+    bandwidth = gpu.bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
+    touched = np.ones_like(tokens)
     if m.experts:
-        touched = 1 - (1 - m.active / m.experts) ** ((tokens * layout.dp) ** c.expert_spread)
-        bandwidth, rate = gpu.bandwidth * c.expert_memory, rate * c.expert_gemm
-        if layout.ep > 1:
-            flops = flops * EP_IMBALANCE
-            touched = np.minimum(touched * EP_IMBALANCE, 1.0)
-    read, compute = m.bytes * touched / bandwidth, tokens * flops / rate
-    latency = m.kernels * c.kernel_s * (tokens > 0)
+        touched = 1 - (1 - m.active / m.experts) ** ((tokens * deployment.layout.dp) ** c.expert_spread)
+        bandwidth, rate = bandwidth * c.expert_memory, rate * c.expert_gemm
+    read, compute, latency = (
+        m.bytes * touched / bandwidth,
+        tokens * m.flops / rate,
+        m.kernels * c.kernel_s * (tokens > 0),
+    )
     return (read**SMOOTH + compute**SMOOTH + latency**SMOOTH) ** (1 / SMOOTH)
 
 
@@ -186,6 +183,7 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None)
         request_s=c.request_s,
         prompt_token_s=c.prompt_token_s,
         stages=deployment.layout.pp,
+        kv_stretch=kv_width(deployment.args.kv_cache_dtype or "auto") / kv_width(kv_dtype(deployment)),
         basis=known.basis,
         sigma_tpot=known.sigma_tpot,
         sigma_ttft=known.sigma_ttft,

@@ -7,23 +7,27 @@ what weights, activation peak, non-torch memory (and, from 0.20.2 on, the CUDA-g
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from planner import runtime
 from planner.deployment import Deployment
 from planner.engines import Engine
 from planner.kv import KvLayout, KvPool, kv_layout
+from planner.parallelism import refuse
 from planner.quantities import GIB, Interval, PlannerError
+from planner.quantization import named
 from planner.weights import rank_bytes
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Status = Literal["ok", "at_risk", "does_not_fit"]
-TERMS = ("weights", "activation", "non_torch", "cudagraph")
+Term = Literal["weights", "activation", "non_torch", "cudagraph"]
+TERMS: tuple[Term, ...] = get_args(Term)
 """What takes memory beside the KV cache, in the order in which the engine subtracts it; a calibration shifts these."""
 LABELS = {"weights": "weights", "activation": "activation", "non_torch": "non-torch", "cudagraph": "CUDA graphs"}
 WEIGHTS_SIGMA = 0.004
@@ -96,8 +100,9 @@ class MemoryPlan:
         """One row per term: GiB with its 80 % interval."""
         import pandas as pd
 
-        terms = {"requested": Interval.exactly(self.requested), **{t: getattr(self, t) for t in TERMS}}
-        rows = {**terms, "kv_available": self.kv_available}
+        rows: dict[str, Interval] = {"requested": Interval.exactly(self.requested)}
+        rows |= {term: getattr(self, term) for term in TERMS}
+        rows["kv_available"] = self.kv_available
         return pd.DataFrame({name: (i / GIB).__dict__ for name, i in rows.items()}).T.rename(
             columns={"lo": "lo_gib", "mid": "gib", "hi": "hi_gib"}
         )
@@ -109,15 +114,12 @@ class MemoryPlan:
         return "\n".join(lines + [text for text in (self.reason, self.remedy) if text])
 
 
-def plan(deployment: Deployment, calibration: Mapping[str, float] | None = None) -> MemoryPlan:
-    """The start-up accounting of `deployment` on its fullest pipeline stage.
-
-    `calibration` maps a name of `TERMS` to bytes added to that term, from a log of this deployment (`startup_log`).
-    """
+def plan(deployment: Deployment) -> MemoryPlan:
+    """The start-up accounting of `deployment` on its fullest pipeline stage, its `memory_calibration` added."""
     engine, args = deployment.engine, deployment.args
     share = args.gpu_memory_utilization or 0
     requested = math.ceil(deployment.gpu_total * share)
-    shifts = dict(calibration or {})
+    shifts = dict(deployment.memory_calibration)
     if unknown := set(shifts) - set(TERMS):
         raise PlannerError(f"memory calibration: unknown term {', '.join(sorted(unknown))}; known: {', '.join(TERMS)}")
     in_budget = _in_budget(engine)
@@ -237,29 +239,51 @@ def safe_utilization(deployment: Deployment) -> float:
 
 def _remedy(found: MemoryPlan) -> str:
     """The first change, from the smallest on, after which `plan` says ok."""
-    deployment, args = found.deployment, found.deployment.args
-    current = args.gpu_memory_utilization or 0
-    changes: list[tuple[str, Deployment]] = []
-
-    def change(text: str, **values: object) -> None:
-        changes.append((text, replace(deployment, args=replace(args, **values))))  # type: ignore[arg-type]
-
-    if (safe := safe_utilization(deployment)) != current and safe > 0:
-        change(f"set gpu_memory_utilization to {safe}", gpu_memory_utilization=safe)
-    if (args.max_num_seqs or 0) > 256:
-        change("set max_num_seqs to 256", max_num_seqs=256)
-    reserve = 1 if deployment.engine.facts["null_block_reserved"] else 0
-    low = found.layout.pool([max(0.0, found.kv_available.lo)] * len(found.layout.stage_bytes_per_block))
-    if (length := found.layout.longest(low.num_blocks - reserve)) >= 1024:
-        change(f"set max_model_len to {length}", max_model_len=length)
-    if (args.kv_cache_dtype or "auto") == "auto":
-        change("store the KV cache in FP8 (kv_cache_dtype fp8)", kv_cache_dtype="fp8")
-    heads = deployment.model.architecture.heads
-    for tp in (2, 4, 8):
-        if tp > deployment.layout.tp and heads % tp == 0 and tp <= deployment.gpus_per_node:
-            wider = replace(deployment, layout=replace(deployment.layout, tp=tp, ep=1))
-            changes.append((f"spread the model over tensor parallel {tp}", wider))
-    for text, changed in changes:
+    for text, changed in _changes(found):
         if plan(changed).status == "ok":
             return text
-    return "use quantized weights, or a GPU with more memory"
+    sizes = range(math.ceil(found.total / GIB), 1024)
+    alone = replace(found.deployment, gpu_free=None)
+    index = bisect_left(sizes, True, key=lambda gib: plan(replace(alone, gpu_total=gib * GIB)).status == "ok")
+    return f"use GPUs with {sizes[index]} GiB or more" if index < len(sizes) else "use a smaller model"
+
+
+def _changes(found: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
+    """Changes that may help: engine arguments, then the KV cache's format, more GPUs, the weights' format."""
+    deployment, args, layout = found.deployment, found.deployment.args, found.deployment.layout
+    current, safe = args.gpu_memory_utilization or 0.0, safe_utilization(deployment)
+
+    def changed(**values: object) -> Deployment:
+        return replace(deployment, args=replace(args, **values))  # type: ignore[arg-type]
+
+    shares = [percent / 100 for percent in range(math.floor(100 * current) + 1, round(100 * safe) + 1)] or [safe]
+    least = bisect_left(shares, True, key=lambda share: plan(changed(gpu_memory_utilization=share)).status == "ok")
+    if (share := shares[min(least, len(shares) - 1)]) > 0:
+        yield f"set gpu_memory_utilization to {share}", changed(gpu_memory_utilization=share)
+    if deployment.gpu_free is not None or deployment.other_tenants:
+        yield "stop what else runs on the GPU", replace(deployment, gpu_free=None, other_tenants=0)
+    if (args.max_num_seqs or 0) > 256:
+        yield "set max_num_seqs to 256", changed(max_num_seqs=256)
+    for share, text in ((current, ""), (safe, f"gpu_memory_utilization to {safe} and ")):
+        if share > 0 and (length := _longest(plan(changed(gpu_memory_utilization=share)))) >= 1024:
+            yield f"set {text}max_model_len to {length}", changed(gpu_memory_utilization=share, max_model_len=length)
+    formats = deployment.engine.facts["kv_cache_dtypes"]
+    if (args.kv_cache_dtype or "auto") == "auto" and (not formats or "fp8" in formats):
+        yield "store the KV cache in FP8 (kv_cache_dtype fp8)", changed(kv_cache_dtype="fp8")
+    wider = [replace(layout, tp=tp, ep=1) for tp in (2, 4, 8) if layout.tp < tp <= deployment.gpus_per_node]
+    deeper = [replace(layout, pp=pp) for pp in (2, 4, 8) if pp > layout.pp]
+    for bigger in (*wider, *deeper, *(replace(w, pp=d.pp) for w in wider[-1:] for d in deeper)):
+        if refuse(deployment.model, bigger, deployment.gpus_per_node) is None:
+            yield f"spread the model over {bigger}", replace(deployment, layout=bigger)
+    for what, scheme in (("FP8", named("fp8")), ("4 bits (AWQ)", named("awq"))):
+        if scheme.weight_bits < deployment.model.quantization.weight_bits:
+            smaller = replace(deployment.model, quantization=scheme)
+            yield f"store the weights in {what}", replace(deployment, model=smaller)
+
+
+def _longest(found: MemoryPlan) -> int:
+    """The largest max_model_len that the lower end of the KV cache holds, at most what the model was made for."""
+    reserve = 1 if found.deployment.engine.facts["null_block_reserved"] else 0
+    low = found.layout.pool([max(0.0, found.kv_available.lo)] * len(found.layout.stage_bytes_per_block))
+    longest = found.layout.longest(max(0, low.num_blocks - reserve))
+    return min(longest, found.deployment.model.architecture.max_position)

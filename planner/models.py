@@ -35,7 +35,7 @@ class ModelEntry(Entry):
     date: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Model:
     """A model as an engine would load it."""
 
@@ -44,9 +44,6 @@ class Model:
     quantization: q.Quantization = q.NONE
     dtype: str = "bfloat16"
     warnings: tuple[str, ...] = ()
-
-    def __hash__(self) -> int:
-        return hash((self.name, id(self.architecture), self.quantization.method, self.dtype))
 
     @property
     def dtype_bytes(self) -> int:
@@ -127,13 +124,19 @@ def _catalog() -> tuple[dict[str, ModelEntry], dict[str, str]]:
     folded = {}
     for name, entry in found.items():
         for alias in (name, *entry.aliases):
-            folded[_fold(alias)] = name
-            folded.setdefault(_fold(alias.split("/")[-1]), name)
+            folded[_squash(_fold(alias))] = name
+            folded.setdefault(_squash(_fold(alias.split("/")[-1])), name)
     return found, folded
 
 
 def _fold(name: str) -> str:
-    return re.sub(r"[\s_]+", "-", name.strip().casefold())
+    """A name without its case, spaces, and what stands in brackets."""
+    return re.sub(r"[\s_]+", "-", re.sub(r"\(.*?\)", "", name).strip().casefold())
+
+
+def _squash(name: str) -> str:
+    """A folded name without its dashes: "llama3.1-8b" and "llama-3.1-8b" are the same."""
+    return name.replace("-", "")
 
 
 @cache
@@ -158,7 +161,7 @@ _FORMATS = (
     (r"quantized\.w8a8|w8a8|int8", "int8"), (r"bf16|bfloat16|fp16", "none"),
 )  # fmt: skip
 """How names say the format of a quantized copy, and the format."""
-_DRESS = r"^meta-|-(instruct|chat|it|hf|base|thinking|reasoning|preview|\d{4}|v\d+(\.\d+)?)(?=-|$)"
+_DRESS = r"^meta-|-(instruct|chat|it|hf|base|thinking|mtp|reasoning|preview|\d{4}|v\d+(\.\d+)?)(?=-|$)"
 """What names add that doesn't change any shape."""
 _BLOCK_FP8 = ("qwen", "zai-org", "deepseek-ai", "minimaxai", "moonshotai", "stepfun-ai", "xiaomimimo")
 """Makers whose own FP8 releases scale blocks of 128 x 128."""
@@ -167,7 +170,7 @@ _BLOCK_FP8 = ("qwen", "zai-org", "deepseek-ai", "minimaxai", "moonshotai", "step
 @cache
 def _named(name: str) -> Model:
     catalog, folded = _catalog()
-    if (key := folded.get(_fold(name))) is not None:
+    if (key := folded.get(_squash(_fold(name)))) is not None:
         return _entry(key)
     if (config := _cached(name)) is not None:
         return _build(config, name)
@@ -186,22 +189,27 @@ def _variant(name: str) -> Model | None:
     NVFP4 copies leave alone what NVIDIA's own do: all but the routed experts of an MoE model (Kimi-K2.6-NVFP4,
     Qwen3.5-397B-A17B-NVFP4), the recurrent mixers of a hybrid.
     """
-    bare, wanted = _fold(name.split("/")[-1]), None
+    bare, wanted = _fold(name).split("/")[-1], None
+    if unknown := re.search(r"[-.](gguf|ggml|exl[23]|mlx)(?=[-.]|$)", bare):
+        raise PlannerError(f"{name}: {unknown[1]} checkpoints are not planned for; {', '.join(q.SCHEMES)} are")
     for pattern, spelled in _FORMATS:
         stripped = re.sub(rf"[-.]({pattern})(?=[-.]|$)", "", bare)
         if stripped != bare:
             bare, wanted = stripped, wanted or spelled
     if wanted == "fp8" and _fold(name).split("/")[0] in _BLOCK_FP8:
         wanted = "fp8_block"
-    known = _catalog()[1]
-    undressed = {re.sub(_DRESS, "", alias.split("/")[-1]): key for alias, key in reversed(known.items())}
+    catalog, known = _catalog()
     plain = re.sub(_DRESS, "", bare)
+    undressed = {re.sub(_DRESS, "", _fold(alias).split("/")[-1]): key
+                 for key, entry in reversed(catalog.items()) for alias in (*entry.aliases, key)}  # fmt: skip
+    squashed = {_squash(alias): key for alias, key in undressed.items()}
+    exact = known.get(_squash(bare)) or squashed.get(_squash(plain))
     begins = [alias for alias in undressed if plain.startswith(f"{alias}-") and re.search(r"\d[bm](-|$)", alias)]
-    key = known.get(bare) or undressed.get(plain) or undressed.get(max(begins, key=len, default=""))
+    key = exact or undressed.get(max(begins, key=len, default=""))
     if key is None:
         return None
     base = _entry(key)
-    derived = "planned as" if bare in known or plain in undressed else "taken for a derivative of"
+    derived = "planned as" if exact else "taken for a derivative of"
     note, quantization = f"{name} is not in the catalog; {derived} {key}", base.quantization
     if wanted is not None:
         targets: tuple[tuple[str, str], ...] = ()

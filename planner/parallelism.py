@@ -91,12 +91,12 @@ def _normalizes_across_heads(layer: Layer) -> bool:
 
 
 def allreduce_seconds(size: np.ndarray, gpus: int, link: float, latency: float) -> np.ndarray:
-    """One all-reduce of `size` bytes: latency growing with the peers, plus a ring's 2 (n - 1) / n over the link.
+    """One all-reduce of `size` bytes: one latency, plus a ring's 2 (n - 1) / n over the link.
 
-    Latency: one- and two-shot kernels measured at 2-8 GPUs grow by a sixth per doubling (AIConfigurator's communication
-    tables, H100 and B200: 2.7, 3.2, 3.6 us and 4.7, 5.2, 5.8 us).
+    One- and two-shot kernels hardly slow down from 2 to 8 GPUs (AIConfigurator's communication tables, H100 and B200:
+    2.7, 3.2, 3.6 us and 4.7, 5.2, 5.8 us), and serving points show no growth at all.
     """
-    return latency * (1 + 0.16 * log2(gpus / 2)) + size * (2 * (gpus - 1) / gpus) / link
+    return latency + size * (2 * (gpus - 1) / gpus) / link
 
 
 def collectives(deployment: Deployment, tokens: np.ndarray, c: Coefficients) -> tuple[Collective, ...]:

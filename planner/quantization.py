@@ -65,7 +65,7 @@ class Quantization:
 
     method: str
     schemes: tuple[tuple[str, Scheme], ...] = ()  # (regular expression of module paths, format)
-    ignore: str = ""  # regular expression of module paths that stay in the model's dtype
+    ignore: tuple[str, ...] = ()  # module names, globs and `re:` expressions of what stays in the model's dtype
     kv_cache_dtype: str | None = None  # what the checkpoint asks of "auto"
 
     @property
@@ -89,18 +89,30 @@ class Quantization:
         return self.main.activation if self.main else "bf16"
 
     @cached_property
-    def _patterns(self) -> tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], Scheme], ...]]:
-        return re.compile(self.ignore or r"(?!)"), tuple((re.compile(p), s) for p, s in self.schemes)
+    def _compiled(self) -> tuple[frozenset[str], re.Pattern[str], list[tuple[re.Pattern[str], Scheme]]]:
+        """Plain names to ignore, the expression of the others, and the formats by compiled pattern."""
+        names = {bare for pattern in self.ignore if not re.search(r"[*:]", bare := _bare(pattern))}
+        others = [_expression(pattern) for pattern in self.ignore if re.search(r"[*:]", pattern)]
+        formats = [(re.compile(pattern), scheme) for pattern, scheme in self.schemes]
+        return frozenset(names), re.compile("|".join(others) or r"(?!)"), formats
+
+    @cached_property
+    def _found(self) -> dict[str, Scheme | None]:
+        return {}
 
     def scheme(self, weight: Weight, prefix: str = "") -> Scheme | None:
         """The format of `weight` in the module `prefix` ("layers.3."); None: the model's dtype."""
         if not weight.linear or not self.schemes:
             return None
-        ignore, schemes = self._patterns
         path = prefix + weight.name
-        if ignore.search(path):
-            return None
-        return next((scheme for pattern, scheme in schemes if pattern.search(path)), None)
+        if path not in self._found:
+            names, others, formats = self._compiled
+            parts = path.split(".")
+            spans = (".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
+            ignored = any(span in names for span in spans) or others.search(path)
+            chosen = (scheme for pattern, scheme in formats if pattern.search(path))
+            self._found[path] = None if ignored else next(chosen, None)
+        return self._found[path]
 
 
 _EXCLUSIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules")
@@ -131,7 +143,7 @@ def named(name: str, stored: Quantization = NONE, targets: tuple[tuple[str, str]
         return stored
     parts = targets or ((_EXPERTS if key == "mxfp4" else "", key),)
     ignored = ["lm_head", "mtp*"] if key == "nvfp4" else ["lm_head"]
-    return Quantization(scheme.method, tuple((modules, SCHEMES[part]) for modules, part in parts), _union(ignored))
+    return Quantization(scheme.method, tuple((modules, SCHEMES[part]) for modules, part in parts), tuple(ignored))
 
 
 def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quantization:
@@ -164,29 +176,38 @@ def _from_config(config: Mapping[str, Any], where: str) -> Quantization:
     nested = found.get("quantization")
     q: Mapping[str, Any] = nested if isinstance(nested, Mapping) else found
     method = str(q.get("quant_method") or q.get("quant_algo") or "").lower()
-    ignored = [item for key in _EXCLUSIONS if isinstance(q.get(key), list) for item in q[key] if isinstance(item, str)]
+    ignored: list[str] = []
+    for key in _EXCLUSIONS:
+        if (listed := q.get(key)) is None:
+            continue
+        if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+            raise PlannerError(f"{where}, quantization_config.{key}: expected a list of names, got {listed!r:.50}")
+        ignored += listed
     groups = q.get("config_groups")
     if isinstance(groups, Mapping) and groups:
         named_groups = ((group, f"{where}, quantization_config.config_groups.{name}") for name, group in groups.items())
         formats = tuple(_group(group, place) for group, place in named_groups)
         if not any("lm_head" in pattern for pattern, _ in formats):
             ignored.append("lm_head")
-        return Quantization(formats[0][1].method, formats, _union(ignored))
+        return Quantization(formats[0][1].method, formats, tuple(ignored))
     scheme = _whole(q, method, where)
     schemes: tuple[tuple[str, Scheme], ...] = ((_EXPERTS if method == "mxfp4" else "", scheme),)
     if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
         schemes = ((_EXPERTS, SCHEMES["mxfp4"]), *schemes)
     if not q.get("lm_head"):
         ignored.append("lm_head")
-    return Quantization(scheme.method, schemes, _union(ignored))
+    return Quantization(scheme.method, schemes, tuple(ignored))
 
 
 def _whole(q: Mapping[str, Any], method: str, where: str) -> Scheme:
     """The one format of a checkpoint without groups of formats."""
     algo = str(q.get("quant_algo") or "").lower()
     block = q.get("weight_block_size")
+    sizes = isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)
+    if block is not None and not sizes:
+        raise PlannerError(f"{where}, quantization_config.weight_block_size: expected two sizes, got {block!r:.40}")
     if method in ("fp8", "modelopt", "fbgemm_fp8", "deepseek_v4_fp8") and algo in ("", "fp8"):
-        if isinstance(block, list) and len(block) == 2 and all(isinstance(side, int) and side > 0 for side in block):
+        if block is not None:
             return Scheme("fp8_block", 8, "fp8", (block[0], block[1]))
         return SCHEMES["fp8_channel" if method == "fbgemm_fp8" else "fp8"]
     if "nvfp4" in (method, algo):
@@ -225,8 +246,10 @@ def _group(group: Any, where: str) -> tuple[str, Scheme]:
     else:
         symmetric = weights.get("symmetric", True)
         scheme = Scheme("compressed-tensors", bits, "bf16", (1, max(size or 0, 0)), 2, 0 if symmetric else bits)
-    targets = [item for item in group.get("targets") or [] if isinstance(item, str)]
-    return ("" if not targets or "Linear" in targets else _union(targets)), scheme
+    targets = group.get("targets")
+    if not isinstance(targets, list) or not all(isinstance(item, str) for item in targets):
+        raise PlannerError(f"{where}, field targets: expected a list of names, got {targets!r:.60}")
+    return ("" if "Linear" in targets else _union(targets)), scheme
 
 
 def _union(patterns: list[str]) -> str:
@@ -241,11 +264,16 @@ _DIALECTS = (
 """Module names that families spell in their own way, and the spelling of the building blocks."""
 
 
-def _expression(pattern: str) -> str:
-    if pattern.startswith("re:"):
-        return f"(?:{pattern[3:]})"
+def _bare(pattern: str) -> str:
+    """A module name or glob without what wraps the decoder, in the spelling of the building blocks."""
     bare = re.sub(r"^(model\.|language_model\.|backbone\.|\*\.)+", "", pattern)
     for theirs, ours in _DIALECTS:
         bare = re.sub(theirs, ours, bare)
-    bare = re.escape(bare).replace(r"\*", ".*").replace("mixer", "(?:mixer|self_attn|mlp)")
+    return bare
+
+
+def _expression(pattern: str) -> str:
+    if pattern.startswith("re:"):
+        return f"(?:{pattern[3:]})"
+    bare = re.escape(_bare(pattern)).replace(r"\*", ".*").replace("mixer", "(?:mixer|self_attn|mlp)")
     return rf"(?:(?:^|\.){bare}(?:$|\.))"

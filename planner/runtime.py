@@ -152,7 +152,8 @@ def non_torch(deployment: Deployment) -> Interval:
         return _of(deployment, "non-torch-rocm").amount
     measured = deployment.gpu.architecture == "hopper" or _release(deployment) < (0, 17, 0)
     elsewhere = Interval.exactly(0) if measured else _of(deployment, "non-torch-elsewhere").spread
-    return _of(deployment, "non-torch" + _fabric(deployment)).amount + elsewhere
+    found = _of(deployment, "non-torch" + _fabric(deployment)).amount + elsewhere
+    return Interval(max(0.0, found.lo), found.mid, found.hi)
 
 
 def context(deployment: Deployment) -> Interval:

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from planner.catalog import CATALOGS, Entry, check, read_yaml
 from planner.deployment import Speculation
 from planner.engines import Engine, EngineArgs, engine
 from planner.framework import Traits
 from planner.hardware import Gpu, gpu, interconnect
+from planner.memory import Term
 from planner.models import model
 from planner.quantities import GIB, PlannerError, did_you_mean
 from planner.workload import Lengths, Workload, read_trace
@@ -95,6 +96,7 @@ class ScenarioEntry(Entry):
     context_buffer: NonNegativeFloat = 0.1
     prices: dict[str, PositiveFloat] = Field(default_factory=dict)
     other_tenants_gib: NonNegativeFloat = 0.0
+    memory_calibration: dict[Term, FiniteFloat] = Field(default_factory=dict)
     speculation: SpeculationEntry | None = None
     traits: dict[str, bool] = Field(default_factory=dict)
 
@@ -146,6 +148,7 @@ class Scenario:
     context_buffer: float = 0.1
     prices: Mapping[str, float] = field(default_factory=dict)
     other_tenants: int = 0  # bytes on each GPU
+    memory_calibration: Mapping[str, float] = field(default_factory=dict)  # bytes to add to terms of every plan
     speculation: SpeculationEntry | None = None
     traits: Traits = field(default_factory=Traits)
 
@@ -201,6 +204,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             context_buffer=entry.context_buffer,
             prices=named,
             other_tenants=round(entry.other_tenants_gib * GIB),
+            memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
             speculation=entry.speculation,
             traits=Traits(**_known(entry.traits, Traits.__dataclass_fields__, "trait")),
         )

@@ -149,7 +149,8 @@ def _options(scenario: Scenario) -> Iterator[_Option | Rejection]:
                 deployment = deploy_on(
                     served, card, **sizes, engine=scenario.engine, speculation=speculation,
                     interconnect=wanted.interconnect, gpus_per_node=wanted.gpus_per_node,
-                    other_tenants=scenario.other_tenants, **{"kv_cache_dtype": kv_cache_dtype, **args},
+                    other_tenants=scenario.other_tenants, memory_calibration=scenario.memory_calibration,
+                    **{"kv_cache_dtype": kv_cache_dtype, **args},
                 )  # fmt: skip
             except PlannerError as error:
                 yield Rejection(f"{layout}, {quantization}", card.name, layout.gpus, str(error), "engine")
@@ -187,12 +188,12 @@ def _size(scenario: Scenario, option: _Option, cheapest: float) -> Candidate | R
 
 
 def fill_batch(scenario: Scenario, deployment: Deployment) -> Deployment:
-    """`deployment` with the max_num_seqs that its KV pool holds at median lengths, unless the scenario sets another."""
+    """`deployment` with the max_num_seqs that its KV pool holds in 95 % of moments, unless the scenario sets another."""
     if "max_num_seqs" in scenario.engine_args:
         return deployment
-    held = memory_of(deployment).pool.sequences(round(scenario.workload.prompt.p50 + scenario.workload.output.p50))
+    held = safe_max_num_seqs(memory_of(deployment), scenario.workload)
     most = MAX_SEQS if scenario.offline else deployment.args.max_num_seqs or MAX_SEQS
-    seqs = min(most, max(math.ceil(held / SEQS_STEP), 1) * SEQS_STEP)
+    seqs = min(most, held // SEQS_STEP * SEQS_STEP or max(held, 1))
     return replace(deployment, args=replace(deployment.args, max_num_seqs=seqs))
 
 
@@ -200,17 +201,17 @@ def _batch_within(scenario: Scenario, candidate: Candidate) -> Candidate:
     """`candidate` with the largest max_num_seqs that rarely preempts and, when full, keeps the promised pace."""
     paces = [target for target in scenario.service_level if target.metric in ("tpot", "itl")]
     deployment, layout = candidate.deployment, candidate.deployment.layout
-    if scenario.offline or "max_num_seqs" in scenario.engine_args:
+    if scenario.offline or "max_num_seqs" in scenario.engine_args or (deployment.args.max_num_seqs or 0) < 2 * SEQS_STEP:
         return candidate
-    held = safe_max_num_seqs(candidate.prediction.memory, scenario.workload)
-    low, high = 0, max(min(deployment.args.max_num_seqs or 0, held) // SEQS_STEP, 1)
-    while paces and high - low > 1:
+    most = (deployment.args.max_num_seqs or 0) // SEQS_STEP
+    low, high = (0 if paces else most), most + 1
+    while high - low > 1:
         middle = (low + high) // 2
         full = replace(scenario.workload, rate=None, concurrency=middle * SEQS_STEP * layout.replicas * layout.dp)
         found = evaluate(deployment, full, scenario.prices).performance
         kept = found and all(getattr(found, t.metric)[t.percentile].mid <= t.seconds for t in paces)
         low, high = (middle, high) if kept else (low, middle)
-    limited = replace(deployment, args=replace(deployment.args, max_num_seqs=max(high, 1) * SEQS_STEP))
+    limited = replace(deployment, args=replace(deployment.args, max_num_seqs=max(low, 1) * SEQS_STEP))
     guarded = judge(scenario, limited, layout.replicas, candidate.preference)
     return guarded if guarded.meets and guarded.at_risk <= candidate.at_risk else candidate
 

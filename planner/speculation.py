@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
+from planner.coefficients import calibration_of
 from planner.deployment import Deployment, Speculation
 from planner.draft import draft_of, method
 from planner.latency import StepModel, step_model
@@ -29,7 +30,7 @@ STEP_S = 0.8e-3
 
 Fitted with `PASS_S` to the batch-1 rows of Llama-3.1-8B: vLLM issue 20780 (H100 class), SpecForge's bundle (H200).
 """
-PASS_S = 0.10e-3
+PASS_S = 0.16e-3
 """Launching one draft pass and sampling from it."""
 SIGMA = 0.10
 """Standard deviation of ln(measured / predicted) of a speed-up (the target's own step cost cancels in it)."""
@@ -93,14 +94,17 @@ class Speedup:
 
 
 @cache
-def _steps(deployment: Deployment, speculation: Speculation) -> tuple[StepModel, StepModel | None]:
-    """Step costs of the target and of its draft."""
+def _steps(deployment: Deployment, speculation: Speculation) -> tuple[StepModel, StepModel, StepModel | None]:
+    """Step costs of the target, of the target without its host time, and of the draft without any."""
     draft = draft_of(deployment.model, speculation)
-    return step_model(deployment), step_model(replace(deployment, model=draft)) if draft else None
+    known = calibration_of(deployment.model, deployment.gpu, deployment.engine).coefficients
+    device = replace(known, step_s=0.0, row_s=0.0)
+    drafting = step_model(replace(deployment, model=draft), device) if draft else None
+    return step_model(deployment), step_model(deployment, device), drafting
 
 
 def _pass_s(step: StepModel, batch: float, each: int, context: float) -> float:
-    """One pass over `each` tokens of each of `batch` sequences, without the host; KV is read once for all of them."""
+    """One pass over `each` tokens of each of `batch` sequences; KV is read once for all tokens of a sequence."""
     batch = max(batch / step.stages, 1.0)
     rows = len(step.rows_s) - 1
     head = step.rows(batch * each) * max(1.0, batch * each / rows)  # in proportion beyond max_num_seqs rows
@@ -115,7 +119,7 @@ def speculate(deployment: Deployment, batch: float, context: float, memory: Memo
     if (speculation := deployment.speculation) is None:
         raise PlannerError("the deployment has no speculation to judge: give method and num_speculative_tokens")
     how, k = method(speculation.method), speculation.num_speculative_tokens
-    step, draft = _steps(replace(deployment, speculation=None), replace(speculation, num_speculative_tokens=1))
+    step, device, draft = _steps(replace(deployment, speculation=None), replace(speculation, num_speculative_tokens=1))
     drafting = STEP_S + batch * how.host_us * 1e-6
     if draft is not None and how.draft == "heads":
         drafting += k * float(draft.rows(batch))
@@ -127,7 +131,8 @@ def speculate(deployment: Deployment, batch: float, context: float, memory: Memo
     lost = None
     if memory is not None:
         lost = memory.pool.sequences(round(context)) - plan(deployment).pool.sequences(round(context))
-    plain, verify = (_pass_s(step, batch, each, context) + step.fixed_s for each in (1, k + 1))
+    plain = _pass_s(step, batch, 1, context) + step.fixed_s
+    verify = plain + _pass_s(device, batch, k + 1, context) - _pass_s(device, batch, 1, context)
     tokens = expected_tokens(speculation.acceptance_rate, k)
     taken = draft_bytes(deployment.model, speculation, deployment.layout)
     return Speedup(batch, tokens, plain, verify, drafting, taken, lost)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import ceil, log, sqrt
+from math import log, sqrt
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 POINTS = 16
 """Equally likely prompt and output lengths over which a distribution is integrated."""
 QUANTILES = (np.arange(POINTS) + 0.5) / POINTS
+NORMAL = np.array([NormalDist().inv_cdf(float(q)) for q in QUANTILES])
 
 
 @dataclass(frozen=True)
@@ -58,227 +60,225 @@ class Performance:
 
 @dataclass(frozen=True)
 class _Traffic:
-    """One engine's traffic as equally likely lengths, and what its prompts cost."""
+    """A workload as equally likely lengths."""
 
     prompts: np.ndarray  # tokens to compute, [POINTS]
     outputs: np.ndarray  # [POINTS]
+    cached: float  # prompt tokens found in the prefix cache
     context: float  # mean tokens that a decoding sequence attends to
-    kv_tokens: float  # mean tokens that a running sequence holds
+
+
+@dataclass(frozen=True)
+class _State:
+    """One engine in its steady state: what spreads around it makes a `Performance`."""
+
+    step: StepModel
+    traffic: _Traffic
+    per_token: float  # s of a step that only decodes
+    added: float  # s that one prompt adds to the steps it rides on
+    tpot: float
+    decode: float  # sequences decoding
+    rate: float  # requests/s served
+    engines: int
+    held: float  # sequences that the KV pool holds
+    queue: float  # s waiting to be scheduled, p99
+    saturated: bool
+    limit: str
 
 
 def _traffic(workload: Workload) -> _Traffic:
     prompts, outputs = workload.prompt.points(POINTS), workload.output.points(POINTS)
-    cached = workload.cached_tokens
     context = prompts.mean() + (outputs**2).mean() / (2 * outputs.mean())
-    return _Traffic(np.maximum(prompts - cached, 1), outputs, context, context - cached)
+    return _Traffic(np.maximum(prompts - workload.cached_tokens, 1), outputs, workload.cached_tokens, context)
 
 
 def _decode_s(step: StepModel, batch: np.ndarray | float, context: float) -> np.ndarray:
     """A step of `batch` decoding sequences (spread over the pipeline's stages) and nothing else."""
-    share = np.maximum(np.asarray(batch, float) / step.stages, 1e-9)
-    part = np.maximum(share, 1.0)  # no step holds less than one sequence
+    part = np.maximum(np.asarray(batch, float) / step.stages, 1.0)
     return step.fixed_s + step.tokens(part) + step.rows(part) + part * step.decode_attention(context)
 
 
-def _prefill_s(
-    step: StepModel, prompts: np.ndarray, beside: np.ndarray | float, cached: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """(chunks, seconds that they add to the decode steps they ride on) for each prompt, `beside` sequences decoding."""
-    beside = np.asarray(beside, float) / step.stages
+def _prefill_s(step: StepModel, t: _Traffic, beside: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
+    """(chunks, s that they add to the steps they ride on) of every prompt, [..., POINTS], with `beside` decoding."""
+    beside = np.asarray(beside, float)[..., None] / step.stages
     budget = np.maximum(step.max_tokens - beside, 1.0)
-    chunks = np.ceil(prompts / budget)
-    base, last = step.tokens(np.maximum(beside, 1.0)), prompts - (chunks - 1) * budget
-    whole = np.maximum(step.tokens(step.max_tokens) - base, 0)
-    linears = (chunks - 1) * whole + np.maximum(step.tokens(last + beside) - base, 0)
-    return chunks, (linears + step.prefill_attention(prompts, cached) + chunks * step.prefill_step_s) / step.stages
+    chunks = np.ceil(t.prompts / budget)
+    base, last = step.tokens(np.maximum(beside, 1.0)), t.prompts - (chunks - 1) * budget
+    linears = (chunks - 1) * (step.tokens(step.max_tokens) - base) + step.tokens(last + beside) - base
+    return chunks, (linears + step.prefill_attention(t.prompts, t.cached) + chunks * step.prefill_step_s) / step.stages
 
 
-def _stats(mean: float, values: np.ndarray, sigma: float, weights: np.ndarray | None = None) -> dict[str, Interval]:
-    """Mean and percentiles of equally likely (or weighted) `values`, each with the calibration's spread."""
-    flat = np.sort(values, axis=None) if weights is None else values
-    at = {"mean": mean}
-    for name, q in (("p50", 0.50), ("p95", 0.95), ("p99", 0.99)):
-        at[name] = (
-            float(flat[min(int(q * len(flat)), len(flat) - 1)]) if weights is None else _weighted(values, weights, q)
-        )
-    tail = {"mean": 1.0, "p50": 1.0, "p95": 1.25, "p99": 1.5}  # the tails are less certain than the mean
-    return {name: Interval.factor(value, sigma * tail[name]) for name, value in at.items()}
+def _together_s(step: StepModel, t: _Traffic, requests: float) -> float:
+    """Seconds until the last of `requests` prompts that arrive together has its first token."""
+    total = requests * t.prompts.mean()
+    each = step.tokens(min(total, step.max_tokens)) + step.fixed_s + step.prefill_step_s
+    steps = max(total / step.max_tokens, 1.0)
+    return float(steps * each + requests * step.prefill_attention(t.prompts, t.cached).mean()) / step.stages
 
 
-def _weighted(values: np.ndarray, weights: np.ndarray, q: float) -> float:
-    order = np.argsort(values)
-    reached = np.cumsum(weights[order])
-    return float(values[order][min(np.searchsorted(reached, q * reached[-1]), len(values) - 1)])
-
-
-def _capacity(deployment: Deployment, plan: MemoryPlan, t: _Traffic) -> tuple[float, float, str]:
-    """(sequences that run at once, sequences that the KV pool holds, which limit binds) in one engine."""
+def _capacity(deployment: Deployment, plan: MemoryPlan, t: _Traffic, step: StepModel) -> tuple[float, float, str]:
+    """(sequences that run at once, sequences that the KV pool holds, which of the two binds) in one engine."""
     most = float(deployment.args.max_num_seqs or 256)
-    pool = plan.pool
-    blocks = pool.blocks_for(max(int(t.kv_tokens), 1))
-    held = max((pool.num_blocks - 1) / max(blocks, 1), 0.0)
+    blocks = plan.pool.blocks_for(max(int(t.context - t.cached), 1))
+    held = (plan.pool.num_blocks - 1) / max(blocks, 1) * step.kv_stretch
     if held < 1:
-        raise PlannerError(f"the KV pool of {pool.kv_tokens:,} tokens holds no sequence of {t.kv_tokens:,.0f} tokens")
+        raise PlannerError(
+            f"the KV pool of {plan.pool.kv_tokens:,} tokens holds no sequence of {t.context:,.0f} tokens"
+        )
     return (most, held, "max_num_seqs") if most <= held else (held, held, "kv")
 
 
-def _batch(step: StepModel, t: _Traffic, running: float, cached: float) -> tuple[float, float, float]:
-    """(decoding sequences, s per decode step, s that one prompt adds) with `running` sequences in the engine."""
-    decode = max(running, 1.0)
-    outputs = max(t.outputs.mean() - 1, 1.0)
-    for _ in range(4):
-        per_token = float(_decode_s(step, decode, t.context))
-        chunks, prompt_s = _prefill_s(step, t.prompts, decode, cached)
-        added = float(prompt_s.mean())
-        prefill = added + float(chunks.mean()) * per_token
-        stay = prefill + outputs * per_token + max(running - 1, 0) * added
-        decode = max(running * (stay - prefill) / stay, min(running, 1.0))
-    return decode, per_token, added
-
-
-def closed_loop(deployment: Deployment, plan: MemoryPlan, workload: Workload) -> Performance:
+def closed_loop(
+    deployment: Deployment, plan: MemoryPlan, workload: Workload, step: StepModel | None = None
+) -> Performance:
     """A fixed number of requests in flight over all replicas; each that ends is replaced at once.
 
     The run starts with all of them arriving together and lasts `num_prompts` requests (default: 10 per unit of
     concurrency), so the mean TTFT holds that first burst, as in InferenceX and `vllm bench serve --max-concurrency`.
+    `step` replaces the catalog's step cost. Raises `PlannerError` without a concurrency or room for a sequence.
     """
     if workload.concurrency is None:
         raise PlannerError("a closed loop needs a concurrency")
-    step, engines = step_model(deployment), deployment.layout.replicas * deployment.layout.dp
-    t, cached = _traffic(workload), workload.cached_tokens
-    present = workload.concurrency / min(engines, workload.concurrency)
-    most, held, limit = _capacity(deployment, plan, t)
-    running = min(present, most)
-    decode, per_token, added = _batch(step, t, running, cached)
-    outputs, waves = (
-        t.outputs.mean(),
-        max((workload.num_prompts or 10 * workload.concurrency) / workload.concurrency, 1.0),
-    )
-    chunks, prompt_s = _prefill_s(step, t.prompts, decode, cached)
-    own = prompt_s + chunks * per_token
-    interference = max(running - 1, 0) * added / outputs  # every other request is prefilled once while one stays
-    tpot = per_token + interference * (1 - 0.5 / waves)
-    # first burst: the k-th prompt of `running` waits for k batches of prompts; later waves come spread out
-    together = max(step.max_tokens / t.prompts.mean(), 1.0)
-    burst = added_together(step, t, running, cached)
-    first = burst * (running + together) / (2 * running) if running > 1 else float(own.mean())
+    step, t = step or step_model(deployment), _traffic(workload)
+    engines = min(deployment.layout.replicas * deployment.layout.dp, workload.concurrency)
+    present = workload.concurrency / engines
+    most, held, limit = _capacity(deployment, plan, t, step)
+    running, outputs = min(present, most), t.outputs.mean()
+    waves = max((workload.num_prompts or 10 * workload.concurrency) / workload.concurrency, 1.0)
+    decode = max(running, 1.0)
+    for _ in range(3):  # those who wait for their first token don't decode
+        per_token = float(_decode_s(step, decode, t.context))
+        chunks, own = _prefill_s(step, t, decode)
+        added = float(own.mean())
+        own = own + chunks * per_token
+        stay = float(own.mean()) + max(outputs - 1, 1) * per_token + max(running - 1, 0) * added
+        decode = max(running * (1 - float(own.mean()) / stay), min(running, 1.0))
+    # every other request is prefilled once while one stays; in the first burst only those behind it
+    tpot = per_token + max(running - 1, 0) * added / outputs * (1 - 0.5 / waves)
     period = outputs * tpot + float(own.mean())
-    busy = min(running * added / period, 0.95)
-    clustered = min(busy * max(1.0, 3.0 / sqrt(waves)), 0.95)
-    wait = added * clustered / (2 * (1 - clustered)) + 0.5 * per_token
-    queue = max(present - running, 0.0) * (period + wait) / running
+    first = _burst(step, t, running, own)
+    # later prompts come as the outputs end: those of one step together, until different lengths (wave k: sqrt(12 k)
+    # standard deviations apart) have scattered them
+    apart = np.sqrt(12 * np.arange(1, int(min(waves, 32)) + 1)) * t.outputs.std() * tpot
+    together = min(max(step.max_tokens / t.prompts.mean(), 1.0), running)
+    bunch = _together_s(step, t, together)
+    lockstep = np.maximum(1 - apart / bunch, 0)
+    busy = np.minimum(running * added / np.minimum(2 * first + apart, period), 0.9)
+    wait = added * busy / (2 * (1 - busy)) * np.minimum(apart / (2 * first), 1) + 0.5 * per_token
+    waits = lockstep * max(bunch - float(own.mean()), 0) + (1 - lockstep) * wait
+    queue = max(present - running, 0.0) * period / running
     front = step.request_s + step.prompt_token_s * t.prompts
-    ttfts = np.add.outer(own + wait + front, np.full(8, queue))
-    late = (1 - 1 / waves) * float(ttfts.mean()) + (first + queue / 2 + float(front.mean())) / waves
-    share = np.concatenate([np.full(ttfts.size, (1 - 1 / waves) / ttfts.size), np.full(POINTS, 1 / waves / POINTS)])
-    spread = np.concatenate([ttfts.ravel(), float(front.mean()) + first * 2 * QUANTILES + queue * QUANTILES])
-    rate = engines * running / (period + wait)
-    return _performance(
-        deployment, step, t, late, spread, share, tpot, per_token, decode, rate, added,
-        kv_usage=min(running / held, 1.0), queue=queue, saturated=False,
-        limit=limit if present > most else "load", present=min(engines, workload.concurrency),
-        prompt_tokens=workload.prompt.mean,
+    opening = first + queue / 2
+    later = own + float(waits.mean()) + queue
+    ttft = (1 - 1 / waves) * float(later.mean()) + opening / waves + float(front.mean())
+    ttfts = np.concatenate([later + front, 2 * opening * QUANTILES + front.mean()])
+    shares = np.repeat([(1 - 1 / waves) / POINTS, 1 / waves / POINTS], POINTS)
+    state = _State(
+        step, t, per_token, added, tpot, decode, running / (period + float(waits.mean())), engines, held, queue,
+        saturated=False, limit=limit if present > most else "load",
     )  # fmt: skip
+    return _performance(state, ttft, ttfts, shares, workload)
 
 
-def added_together(step: StepModel, t: _Traffic, requests: float, cached: float) -> float:
-    """Seconds until the last of `requests` prompts that arrive together has its first token."""
-    total = requests * t.prompts.mean()
-    steps = max(ceil(total / step.max_tokens), 1)
-    each = step.tokens(min(total, step.max_tokens)) + step.fixed_s + step.prefill_step_s
-    return float(steps * each / step.stages + requests * step.prefill_attention(t.prompts, cached).mean() / step.stages)
+def _burst(step: StepModel, t: _Traffic, running: float, own: np.ndarray) -> float:
+    """Mean time to the first token of `running` prompts that arrive together: the k-th waits for those before it."""
+    if running <= 1:
+        return float(own.mean())
+    together = min(max(step.max_tokens / t.prompts.mean(), 1.0), running)
+    return _together_s(step, t, running) * (running + together) / (2 * running)
 
 
-def open_loop(deployment: Deployment, plan: MemoryPlan, workload: Workload) -> Performance:
-    """Requests arriving at a rate over all replicas, whatever the deployment does with them; steady state."""
+def open_loop(
+    deployment: Deployment, plan: MemoryPlan, workload: Workload, step: StepModel | None = None
+) -> Performance:
+    """Requests arriving at a rate over all replicas, whatever the deployment does with them; steady state.
+
+    `step` replaces the catalog's step cost. Raises `PlannerError` without a rate or room for a sequence.
+    """
     if workload.rate is None:
         raise PlannerError("an open loop needs a request rate")
-    step, engines = step_model(deployment), deployment.layout.replicas * deployment.layout.dp
-    t, cached = _traffic(workload), workload.cached_tokens
-    rate, outputs = workload.rate / engines, t.outputs.mean()
-    most, held, limit = _capacity(deployment, plan, t)
-    # in flight by Little's law: the smallest number whose throughput reaches the rate
-    counts = np.unique(np.concatenate([np.geomspace(1, max(most, 1.001), 24), [most]]))
-    per_token = _decode_s(step, counts, t.context)
-    added = np.array([float(_prefill_s(step, t.prompts, n, cached)[1].mean()) for n in counts])
-    capacity = np.maximum.accumulate(1 / (outputs * per_token / counts + added))
-    peak = float(capacity[-1])
-    load = rate / peak
-    saturated = load >= 1
-    decode = float(np.interp(rate, np.concatenate([[0.0], capacity]), np.concatenate([[0.0], counts])))
-    idle_step, busy_added = float(_decode_s(step, max(decode, 1.0), t.context)), float(np.interp(decode, counts, added))
-    prefilling = min(rate * busy_added, 0.999)
-    tpot = idle_step / max(1 - prefilling, 1e-3) if not saturated else float(most / (outputs * peak))
-    chunks, prompt_s = _prefill_s(step, t.prompts, decode, cached)
-    variation = (1 / workload.burstiness + float((prompt_s.std() / max(prompt_s.mean(), 1e-12)) ** 2)) / 2
-    wait = busy_added * prefilling / (1 - prefilling) * variation + 0.5 * idle_step
-    # all running slots taken: G/G/k with k = most, Sakasegawa's form
-    stay = outputs * tpot + float((prompt_s + chunks * idle_step).mean())
-    slots = (
-        stay
-        / most
-        * min(load, 0.999) ** (sqrt(2 * (most + 1)) - 1)
-        / max(1 - load, 1e-3)
-        * (1 / workload.burstiness + 1)
-        / 2
-    )
-    front = step.request_s + step.prompt_token_s * t.prompts
+    step, t = step or step_model(deployment), _traffic(workload)
+    engines, outputs = deployment.layout.replicas * deployment.layout.dp, t.outputs.mean()
+    rate, noise = workload.rate / engines, 1 / workload.burstiness
+    most, held, limit = _capacity(deployment, plan, t, step)
+    # in flight by Little's law: the number whose throughput is the rate
+    counts = np.unique(np.append(np.geomspace(1, max(most, 1.001), 24), max(most, 1.0)))
+    per_token, added = _decode_s(step, counts, t.context), _prefill_s(step, t, counts)[1].mean(axis=-1)
+    throughput = np.maximum.accumulate(1 / (outputs * per_token / counts + added))
+    peak = float(throughput[-1])
+    load, saturated = rate / peak, rate >= peak
+    decode = float(np.interp(rate, np.append(0.0, throughput), np.append(0.0, counts)))
+    plain = float(_decode_s(step, decode, t.context))
+    chunks, own = _prefill_s(step, t, decode)
+    prompt_s = float(own.mean())
+    prefilling = min(rate * prompt_s, 0.999)
+    tpot = float(most / (outputs * peak)) if saturated else plain / max(1 - prefilling, 1e-3)
+    # waiting for the prompts before it (Allen-Cunneen), for a running slot (Sakasegawa), and in an overload's backlog
+    wait = prompt_s * prefilling / (1 - prefilling) * (noise + float(own.var()) / prompt_s**2) / 2 + 0.5 * plain
+    own = own + chunks * plain
+    stay, near = outputs * tpot + float(own.mean()), min(load, 0.999)
+    slots = stay / most * near ** (sqrt(2 * (most + 1)) - 1) / (1 - near) * (noise + 1) / 2
     duration = (workload.num_prompts or workload.rate * 600) / workload.rate
-    backlog = duration * (1 - 1 / load) if saturated else 0.0  # an overloaded queue grows all along
-    delays = wait * -np.log(1 - QUANTILES) + slots * -np.log(1 - QUANTILES) + backlog * QUANTILES
-    ttfts = np.add.outer(prompt_s + chunks * idle_step + front, delays)
-    served = min(rate, peak) * engines
-    return _performance(
-        deployment, step, t, float(ttfts.mean()), ttfts.ravel(), None, tpot, idle_step, decode, served, busy_added,
-        kv_usage=min(decode / held, 1.0), queue=(wait + slots) * -log(0.01) + backlog, saturated=saturated,
-        limit=("compute" if limit == "max_num_seqs" and _flat(counts, capacity) else limit) if saturated else "load",
-        present=engines, prompt_tokens=workload.prompt.mean,
+    backlog = duration * (1 - 1 / load) if saturated else 0.0
+    delays = -(wait + slots) * np.log(1 - QUANTILES) + backlog * QUANTILES
+    ttfts = np.add.outer(own + step.request_s + step.prompt_token_s * t.prompts, delays).ravel()
+    if saturated and limit == "max_num_seqs" and peak < 1.05 * np.interp(most / 2, counts, throughput):
+        limit = "compute"  # more sequences at once would hardly serve more requests
+    state = _State(
+        step, t, plain, prompt_s, tpot, decode, min(rate, peak), engines, held, -(wait + slots) * log(0.01) + backlog,
+        saturated, limit if saturated else "load",
     )  # fmt: skip
+    shares = np.full(len(ttfts), 1 / len(ttfts))
+    return _performance(state, float(ttfts.mean()), ttfts, shares, workload)
 
 
-def _flat(counts: np.ndarray, capacity: np.ndarray) -> bool:
-    """More sequences at once would hardly serve more requests."""
-    return bool(capacity[-1] < 1.05 * np.interp(counts[-1] / 2, counts, capacity))
-
-
-def _performance(
-    deployment: Deployment, step: StepModel, t: _Traffic, ttft: float, ttfts: np.ndarray, shares: np.ndarray | None,
-    tpot: float, per_token: float, decode: float, rate: float, added: float, *,
-    kv_usage: float, queue: float, saturated: bool, limit: str, present: int, prompt_tokens: float,
-) -> Performance:  # fmt: skip
+def _performance(s: _State, ttft: float, ttfts: np.ndarray, shares: np.ndarray, workload: Workload) -> Performance:
     """Spread the means over requests and tokens, and put the calibration's intervals around them."""
-    outputs = t.outputs.mean()
-    meetings = max(rate / present * outputs * tpot, 1e-9)  # prompts prefilled while one request decodes
-    sd = max(tpot - per_token, 0.0) / sqrt(meetings)
-    tpots = tpot + sd * np.sqrt(outputs / t.outputs)[:, None] * _NORMAL16
-    tpots = np.maximum(tpots, per_token)
-    e2es = ttfts[:: max(len(ttfts) // 64, 1), None] + (t.outputs - 1) * tpot
-    chunk_share = min(rate / present * per_token * np.maximum(np.ceil(t.prompts / step.max_tokens), 1).mean(), 1.0)
-    chunk = per_token + added * np.minimum(t.prompts, step.max_tokens) / t.prompts.mean()
-    gaps = np.concatenate([[per_token], chunk])
-    weights = np.concatenate([[1 - chunk_share], np.full(POINTS, chunk_share / POINTS)])
-    s_out, s_first = step.sigma_tpot, step.sigma_ttft
-    tokens = Interval.factor(rate * outputs, s_out if limit != "load" or present else 0.0)
+    step, t, outputs = s.step, s.traffic, s.traffic.outputs.mean()
+    # how many prompts interfere with one request varies like a Poisson count
+    meetings = max(s.rate * outputs * s.tpot, 1e-9)
+    sd = max(s.tpot - s.per_token, 0.0) / sqrt(meetings)
+    tpots = np.maximum(s.tpot + sd * np.sqrt(outputs / t.outputs)[:, None] * NORMAL, s.per_token).ravel()
+    e2es = np.add.outer(ttfts, (t.outputs - 1) * s.tpot).ravel()
+    carrying = min(s.rate * s.per_token * float(np.maximum(np.ceil(t.prompts / step.max_tokens), 1).mean()), 1.0)
+    gaps = np.append(s.per_token, s.per_token + s.added * np.minimum(t.prompts, step.max_tokens) / t.prompts.mean())
+    weights = np.append(1 - carrying, np.full(POINTS, carrying / POINTS))
+    even, decoding, first = np.full(len(tpots), 1 / len(tpots)), step.sigma_tpot, step.sigma_ttft
+    whole = ttft + (outputs - 1) * s.tpot
+    mixed = sqrt((first * ttft) ** 2 + (decoding * (whole - ttft)) ** 2) / whole
+    served = Interval.factor(s.rate * s.engines, decoding)
+    if s.limit == "load" and workload.rate is not None:
+        served = Interval.exactly(s.rate * s.engines)  # it keeps up: what comes in goes out
     return Performance(
-        ttft=_stats(ttft, ttfts, s_first, shares),
-        tpot=_stats(tpot, tpots, s_out),
-        itl=_stats(tpot, gaps, s_out, weights),
-        e2e=_stats(ttft + (outputs - 1) * tpot, e2es, sqrt(s_out**2 + (s_first * ttft / (ttft + outputs * tpot)) ** 2)),
-        output_tps=tokens,
-        total_tps=tokens * ((outputs + prompt_tokens) / outputs),
-        request_tps=tokens / outputs,
-        decode_batch=decode,
-        kv_usage=kv_usage,
-        queue=queue,
+        ttft=_stats(ttft, ttfts, shares, first),
+        tpot=_stats(s.tpot, tpots, even, decoding),
+        itl=_stats(s.tpot, gaps, weights, decoding),
+        e2e=_stats(whole, e2es, np.repeat(shares / POINTS, POINTS), mixed),
+        output_tps=served * outputs,
+        total_tps=served * (outputs + workload.prompt.mean),
+        request_tps=served,
+        decode_batch=s.decode,
+        kv_usage=min(s.decode / s.held, 1.0),
+        queue=s.queue,
         preemptions=0.0,
-        saturated=saturated,
-        limit=limit,
+        saturated=s.saturated,
+        limit=s.limit,
         basis=step.basis,
-        warnings=(),
+        warnings=(FP8_KV,) if step.kv_stretch > 1 else (),
     )
 
 
-_NORMAL16 = np.array(
-    [-1.86, -1.32, -1.01, -0.78, -0.58, -0.40, -0.24, -0.08, 0.08, 0.24, 0.40, 0.58, 0.78, 1.01, 1.32, 1.86]
+def _stats(mean: float, values: np.ndarray, weights: np.ndarray, sigma: float) -> dict[str, Interval]:
+    """Mean and percentiles of weighted `values`, each with the calibration's spread; tails are less certain."""
+    order = np.argsort(values)
+    reached = np.cumsum(weights[order])
+    found = {"mean": Interval.factor(mean, sigma)}
+    for name, q, wider in (("p50", 0.50, 1.0), ("p95", 0.95, 1.25), ("p99", 0.99, 1.5)):
+        index = min(int(np.searchsorted(reached, q * reached[-1] * (1 - 1e-12))), len(values) - 1)
+        found[name] = Interval.factor(float(values[order[index]]), sigma * wider)
+    return found
+
+
+FP8_KV = (
+    "latency counts on an FP8 KV cache, as the measured recipes of this GPU had; set kv_cache_dtype to plan another"
 )
-"""Standard normal quantiles at `QUANTILES`."""

@@ -37,7 +37,8 @@ def subject(plan: Plan) -> Deployment:
     args: dict[str, Any] = {"max_model_len": length, **scenario.engine_args}
     return deploy_on(
         served, card.gpu, tp=layout.tp, pp=layout.pp, ep=layout.ep, engine=scenario.engine,
-        interconnect=card.interconnect, gpus_per_node=card.gpus_per_node, other_tenants=scenario.other_tenants, **args,
+        interconnect=card.interconnect, gpus_per_node=card.gpus_per_node, other_tenants=scenario.other_tenants,
+        memory_calibration=scenario.memory_calibration, **args,
     )  # fmt: skip
 
 

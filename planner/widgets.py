@@ -123,8 +123,8 @@ class Explore(ipywidgets.VBox):
     def __init__(self, draw: Callable[..., Any], controls: dict[str, ipywidgets.Widget]) -> None:
         for name, control in controls.items():
             control.description = control.description or name
-            control.style.description_width = "170px"
-            control.layout.width = "480px"
+            control.style.description_width = "190px"
+            control.layout.width = "500px"
             control.observe(self._redraw, names="value")
         self._draw, self._controls = draw, controls
         self._screen = ipywidgets.HTML(self._html())

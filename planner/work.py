@@ -96,15 +96,15 @@ def _matmuls(deployment: Deployment) -> tuple[Matmul, ...]:
     )
 
 
-def _kv_dtype(deployment: Deployment) -> str:
-    """What the KV cache is stored in where the deployment leaves it open ("auto").
+def kv_dtype(deployment: Deployment) -> str:
+    """What the KV cache is stored in: as asked, and for "auto" what the checkpoint declares, else the model's dtype.
 
-    NVIDIA's ModelOpt checkpoints (NVFP4, per-tensor FP8) declare an FP8 cache, which vLLM follows; otherwise it is what
-    the recipes behind the calibration set, so that a prediction means the deployments that were measured.
+    Where nothing is asked, it is what the recipes behind the calibration had, so that a prediction means what was
+    measured: NVIDIA's ModelOpt checkpoints (NVFP4, per-tensor FP8) declare an FP8 cache, which vLLM follows.
     """
-    asked = deployment.args.kv_cache_dtype or "auto"
-    if asked != "auto":
-        return asked
+    asked = deployment.args.kv_cache_dtype
+    if asked is not None:
+        return (deployment.model.quantization.kv_cache_dtype or asked) if asked == "auto" else asked
     main = deployment.model.quantization.main
     if main is not None and (main.method == "nvfp4" or (main.method == "fp8" and main.group == (0, 0))):
         return "fp8"
@@ -113,7 +113,7 @@ def _kv_dtype(deployment: Deployment) -> str:
 
 def _contexts(deployment: Deployment) -> tuple[Context, ...]:
     """What attention reads and multiplies per context token, gathered by window."""
-    tp, dcp, width = deployment.layout.tp, deployment.layout.dcp, kv_width(_kv_dtype(deployment))
+    tp, dcp, width = deployment.layout.tp, deployment.layout.dcp, kv_width(kv_dtype(deployment))
     found: dict[int | None, np.ndarray] = {}
 
     def add(window: int | None, times: int, *costs: float) -> None:
@@ -145,6 +145,8 @@ def _kernels(model: Model, layer: Layer, gpu: Gpu) -> int:
     count = 0
     for mixer in layer.mixers:  # norm, rotary embedding, cache write, attention, its reduction; MLA's absorbed products
         count += 5 if isinstance(mixer, Attention) else 9 if isinstance(mixer, LatentAttention) else 8
+        if isinstance(mixer, LatentAttention) and mixer.has_indexer_cache:
+            count += 7  # query and key projections, norm, rotation, quantization, scores, top-k
     if isinstance(layer.mlp, Experts):  # norm, router, top-k, sorting, activation, sum; FlashInfer fuses the 4-bit ones
         fused = "fp4" in gpu.flops and any(scheme.bits < 6 for scheme in used)
         count += (3 if fused else 6) + 2 * bool(layer.mlp.shared_intermediate)

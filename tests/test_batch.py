@@ -71,6 +71,12 @@ def test_a_row_without_traffic_is_a_memory_plan(tmp_path: Path) -> None:
     assert float(row["max_concurrency_x"]) == pytest.approx(int(row["kv_tokens"]) / 8192, rel=0.01)
 
 
+def test_one_more_token_costs_nothing_in_layers_whose_window_is_full() -> None:
+    """gemma-3-27b: 10 of 62 layers attend to everything, with 16 KV heads of 128 + 128 in BF16."""
+    answer = predict_row({"model": "google/gemma-3-27b-it", "gpu": "H100", "engine_version": "0.19.0"})
+    assert answer["kv_bytes_per_token"] == 10 * 16 * (128 + 128) * 2
+
+
 def test_what_does_not_fit_still_has_its_memory_and_a_way_out(tmp_path: Path) -> None:
     code, (row,) = predicted(tmp_path, "model,gpu,isl,osl,concurrency", "meta-llama/Meta-Llama-3.1-70B,L40S,100,50,4")
     assert code == 0 and row["status"] == "does_not_fit"

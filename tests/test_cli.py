@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from planner.catalog import CATALOGS
 from planner.cli import main
 
 GOOD = """\
@@ -21,7 +22,7 @@ service_level: {ttft: {p99: 2000}}
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        (GOOD + "engin: vllm", ["engin", "unknown field", "accepted", "engine"]),
+        (GOOD + "engin: vllm", ["engin", "unknown field", "did you mean engine"]),
         (GOOD.replace("gpu: L4", "gpu: H1000"), ["H1000", "did you mean"]),
         (GOOD.replace("rate: 1", "rate: 0"), ["workload.rate", "greater than 0"]),
         (GOOD.replace("Llama-3.1-8B-Instruct", "Llama-3.1-9B-Instruct"), ["Llama-3.1-9B", "did you mean"]),
@@ -38,11 +39,25 @@ def test_a_wrong_scenario_ends_with_one_sentence(wrong, says, tmp_path, capsys, 
 
 
 @pytest.mark.parametrize(
-    "arguments", [["report", "chat-70"], ["report", "no/such.yaml"], ["report", "chat-70b", "--set", "rate"]]
+    "arguments",
+    [
+        ["report", "chat-70"],
+        ["report", "no/such.yaml"],
+        ["report", "chat-70b", "--set", "rate"],
+        ["explain-log", "no.log"],
+    ],
 )
 def test_wrong_arguments_end_with_one_sentence(arguments, capsys):
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith("planner: ")
+
+
+def test_a_log_is_explained_and_gives_a_fragment_to_paste(capsys):
+    log = CATALOGS / "validation" / "granite-3.1-8b-h100.log"
+    assert main(["explain-log", str(log), "--gpu", "H100"]) == 0
+    printed = capsys.readouterr().out
+    assert "Furthest off is non_torch, by +0.19 GiB" in printed
+    assert printed.splitlines()[-1].startswith("memory_calibration: {weights: ")
 
 
 def test_scenarios_are_listed_with_their_questions(capsys):

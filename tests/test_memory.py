@@ -129,13 +129,56 @@ def test_the_remedy_works_and_is_the_smallest() -> None:
     )
 
 
+def followed(found: MemoryPlan) -> Deployment:
+    """The deployment after its remedy, read as a person would."""
+    deployment, told = found.deployment, found.remedy
+    if told.startswith("set "):
+        pairs = (part.split(" to ") for part in told.removeprefix("set ").split(" and "))
+        values = {name: float(value) if "." in value else int(value) for name, value in pairs}
+        return replace(deployment, args=replace(deployment.args, **values))
+    if told.startswith("spread the model over "):
+        sizes = {part[:2].lower(): int(part[2:]) for part in told.removeprefix("spread the model over ").split(" x ")}
+        return replace(deployment, layout=replace(deployment.layout, **sizes))
+    assert told.startswith("use GPUs with "), told
+    return replace(deployment, gpu_total=int(told.split()[3]) * GIB)
+
+
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.98])
+@pytest.mark.parametrize(
+    ("model", "gpu", "tp"),
+    [
+        ("meta-llama/Llama-3.1-8B", "L4", 1),
+        ("meta-llama/Llama-3.1-8B", "T4", 2),
+        ("meta-llama/Llama-3.1-70B", "L40S", 4),
+        ("meta-llama/Llama-3.1-70B", "H100", 1),
+        ("deepseek-ai/DeepSeek-V3", "A100", 8),
+        ("Qwen/Qwen3-30B-A3B", "RTX 4090", 2),
+    ],
+)
+def test_after_the_remedy_it_fits(model: str, gpu: str, tp: int, share: float) -> None:
+    found = plan(deploy_on(model, gpu, tp=tp, engine_version="0.20.2", gpu_memory_utilization=share))
+    if found.status == "ok":
+        assert found.remedy == ""
+    else:
+        after = plan(followed(found))
+        assert after.status == "ok" and after.remedy == ""
+
+
+def test_the_remedy_takes_no_more_of_the_card_than_it_needs() -> None:
+    deployment = deploy_on("mistralai/Mistral-7B-v0.3", "L4", engine_version="0.20.2", gpu_memory_utilization=0.5)
+    share = followed(plan(deployment)).args.gpu_memory_utilization or 0
+    less = replace(deployment, args=replace(deployment.args, gpu_memory_utilization=share - 0.01))
+    assert 0.5 < share < safe_utilization(deployment) and plan(less).status != "ok"
+
+
 def test_calibration_moves_a_term_and_narrows_it() -> None:
     deployment = on_h100(max_model_len=8192)
-    plain, moved = plan(deployment), plan(deployment, {"non_torch": 0.2 * GIB})
+    plain = plan(deployment)
+    moved = plan(on_h100(max_model_len=8192, memory_calibration={"non_torch": 0.2 * GIB}))
     assert moved.kv_available.mid == pytest.approx(plain.kv_available.mid - 0.2 * GIB, abs=2)
     assert moved.kv_available.hi - moved.kv_available.lo < plain.kv_available.hi - plain.kv_available.lo
     with pytest.raises(PlannerError, match="unknown term nccl; known: weights"):
-        plan(deployment, {"nccl": 1.0})
+        plan(on_h100(memory_calibration={"nccl": 1.0}))
 
 
 def args(**changed: Any) -> MemoryPlan:

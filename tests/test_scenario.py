@@ -32,7 +32,9 @@ def test_the_default_has_the_azure_traces_figures() -> None:
 
 
 def test_units_are_taken_in_at_the_edge() -> None:
-    found = scenario({**SMALL, "other_tenants_gib": 2, "prices": {"H100 SXM": 2.5}}, "mine")
+    changes = {"other_tenants_gib": 2, "prices": {"H100 SXM": 2.5}, "memory_calibration": {"non_torch": -0.5}}
+    found = scenario({**SMALL, **changes}, "mine")
+    assert found.memory_calibration == {"non_torch": -0.5 * GIB}
     assert found.other_tenants == 2 * GIB
     assert found.prices == {"H100-SXM": 2.5}
     assert found.service_level[0].seconds == 0.5 and str(found.service_level[0]) == "p95 TTFT of at most 500 ms"
@@ -75,6 +77,8 @@ def test_a_trace_lies_beside_the_scenario_and_figures_beside_it_win(tmp_path: Pa
         ({"engine_args": {"max_num_seq": 4}}, "unknown engine argument 'max_num_seq'; did you mean max_num_seqs"),
         ({"quantization": ["fp7"]}, "unknown quantization 'fp7'"),
         ({"prices": {"H100": 0}}, r"prices\.H100: .*greater than 0"),
+        ({"memory_calibration": {"nccl": 1}}, "memory_calibration.nccl.*'weights', 'activation', 'non_torch' or 'cuda"),
+        ({"memory_calibration": {"weights": float("inf")}}, r"memory_calibration\.weights: .*finite number"),
         ({"traits": {"agentic": True}}, "unknown trait 'agentic'; did you mean structured_or_agentic"),
     ],
 )

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import yaml
+
+from planner.catalog import CATALOGS
 from planner.deployment import deploy_on
+from planner.explain import deployment_of, explain, explain_file
 from planner.memory import plan
 from planner.quantities import GIB, PlannerError
-from planner.startup_log import StartupLog, explain, read_log
+from planner.scenario import scenario
+from planner.search import search
+from planner.startup_log import StartupLog, read_log
+
+GRANITE = CATALOGS / "validation" / "granite-3.1-8b-h100.log"
 
 V019 = """
 (APIServer pid=1) INFO [utils.py:238] non-default args: {'gpu_memory_utilization': 0.95, 'max_model_len': 8192}
@@ -88,18 +97,19 @@ def test_the_plan_of_the_same_deployment_agrees_line_by_line() -> None:
     found = explain(log, plan(deploy_on(arguments.pop("model"), "H100", **arguments)))
     assert {line.term for line in found.lines if not line.inside} <= {"kv_tokens", "max_concurrency", "kv_available"}
     assert "activation" in str(found) and "as planned" in str(found)
-    assert set(found.frame().columns) == {"term", "planned", "lo", "hi", "logged", "off", "inside"}
+    assert found.frame()["inside"].sum() >= len(found.lines) - 3
 
 
 def test_the_wrong_assumption_is_named_and_calibrated_away() -> None:
     """A rank that loses 1.5 GiB more to libraries than planned: named, and right after calibration."""
     text = V019.replace("increase memory: 0.25GiB", "increase memory: 1.75GiB").replace("46.08 GiB", "44.58 GiB")
+    text = text.replace("241,568 tokens", "233,712 tokens").replace("29.49x", "28.52x")
     log = read_log(text)
-    arguments = dict(log.arguments)
-    deployment = deploy_on(arguments.pop("model"), "H100", **arguments)
+    arguments = {name: value for name, value in log.arguments.items() if name != "model"}
+    deployment = deploy_on("microsoft/phi-4", "H100", **arguments)
     found = explain(log, plan(deployment))
     assert found.culprit is not None and found.culprit.term == "non_torch"
-    again = plan(deployment, found.calibration)
+    again = plan(deploy_on("microsoft/phi-4", "H100", memory_calibration=found.calibration, **arguments))
     assert again.kv_available.mid / GIB == pytest.approx(44.58, abs=0.02)
     assert explain(log, again).culprit is None
 
@@ -107,6 +117,73 @@ def test_the_wrong_assumption_is_named_and_calibrated_away() -> None:
 def test_what_a_short_log_leaves_unexplained_goes_to_the_activation_peak() -> None:
     """Most logs state only the weights and the pool: what is missing between them is one figure."""
     text = "INFO Model loading took 14.99 GiB memory\nINFO Available KV cache memory: 55.00 GiB\n"
-    deployment = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.19.0", gpu_memory_utilization=0.9)
-    found = explain(read_log(text), plan(deployment))
-    assert plan(deployment, found.calibration).kv_available.mid / GIB == pytest.approx(55.0, abs=0.02)
+    args = {"engine_version": "0.19.0", "gpu_memory_utilization": 0.9}
+    found = explain(read_log(text), plan(deploy_on("meta-llama/Llama-3.1-8B", "H100", **args)))
+    assert found.culprit is None or found.culprit.term == "unexplained"
+    again = plan(deploy_on("meta-llama/Llama-3.1-8B", "H100", memory_calibration=found.calibration, **args))
+    assert again.kv_available.mid / GIB == pytest.approx(55.0, abs=0.02)
+
+
+def test_a_public_log_is_explained_line_by_line() -> None:
+    """A granite-3.1-8b run of llm-d-planner (Apache-2.0): libraries held 0.46 GiB, 0.2 more than in its sister runs."""
+    found = explain_file(GRANITE, "H100")
+    assert found.plan.deployment.args.max_num_seqs == 1024 and found.plan.deployment.engine.version == "0.19.0"
+    assert [line.term for line in found.lines] == [
+        "requested", "weights", "activation", "non_torch", "kv_available", "kv_tokens", "max_concurrency",
+    ]  # fmt: skip
+    assert found.culprit is not None and found.culprit.term == "non_torch"
+    assert found.culprit.off / GIB == pytest.approx(0.19, abs=0.01)
+    assert "non_torch" in found.verdict and "NCCL" in found.verdict
+
+
+def test_its_fragment_makes_the_next_plan_agree(tmp_path: Path) -> None:
+    """What the command prints, pasted into a scenario, moves that scenario's plan to what was logged."""
+    asked = {
+        "question": "?", "model": "ibm-granite/granite-3.1-8b-instruct", "gpus": [{"gpu": "H100", "at_most": 1}],
+        "engine_version": "0.19.0", "engine_args": {"gpu_memory_utilization": 0.95, "enable_prefix_caching": False,
+        "max_model_len": 8192, "max_num_seqs": 1024, "max_num_batched_tokens": 8192},
+        "workload": {"prompt_tokens": {"mean": 500}, "output_tokens": {"mean": 100}, "rate": 1},
+        "service_level": {"ttft": {"p99": 2000}},
+    }  # fmt: skip
+    found = explain_file(GRANITE, "H100")
+    calibrated = search(scenario({**asked, **yaml.safe_load(found.fragment)}, "mine")).chosen
+    plain = search(scenario(asked, "mine")).chosen
+    assert calibrated and plain
+    assert plain.prediction.memory.kv_available.mid / GIB == pytest.approx(58.66 + 0.18, abs=0.03)
+    assert calibrated.prediction.memory.kv_available.mid / GIB == pytest.approx(58.66, abs=0.03)
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**asked, **yaml.safe_load(found.fragment)}))
+    again = explain_file(GRANITE, scenario=str(tmp_path / "mine.yaml"))
+    assert again.culprit is None and again.fragment == found.fragment
+
+
+def test_a_layout_that_differs_is_told_apart_from_the_budget() -> None:
+    """Twice the tokens in the same memory: an FP8 cache that the arguments do not mention."""
+    text = GRANITE.read_text().replace("384,432 tokens", "768,864 tokens").replace("46.93x", "93.86x")
+    log = read_log(text.replace("increase memory: 0.46GiB", "increase memory: 0.27GiB"))
+    found = explain(log, plan(deployment_of(log, "H100")))
+    assert found.culprit is not None and found.culprit.term == "kv_tokens" and "kv_cache_dtype" in found.verdict
+
+
+def test_arguments_of_speculation_experts_and_adapters_are_read() -> None:
+    log = read_log(
+        "INFO non-default args: {'model': 'deepseek-ai/DeepSeek-V3', 'tensor_parallel_size': 8, 'enable_lora': True, "
+        "'enable_expert_parallel': True}\nINFO engine (v0.20.2) with config: model='deepseek-ai/DeepSeek-V3', "
+        "speculative_config=SpeculativeConfig(method='mtp', model='deepseek-ai/DeepSeek-V3', num_spec_tokens=2), "
+        "device_name=NVIDIA_H200.json\nINFO Model loading took 85.00 GiB memory"
+    )
+    found = deployment_of(log)
+    assert (found.gpu.name, found.layout.tp, found.layout.ep, found.args.max_loras) == ("H200-SXM", 8, 8, 1)
+    assert found.speculation is not None and found.speculation.num_speculative_tokens == 2
+
+
+@pytest.mark.parametrize(
+    ("gpu", "asked", "message"),
+    [
+        (None, None, "does not name its GPU: add --gpu NAME.*79.19 GiB it may be .*H100-SXM"),
+        ("L4", None, "log's GPU has 79.19 GiB, L4 has"),
+        (None, "chat-70b", "the log is of ibm-granite/granite-3.1-8b-instruct, the scenario plans .*70B"),
+    ],
+)
+def test_a_log_that_cannot_be_placed_says_what_is_missing(gpu: str | None, asked: str | None, message: str) -> None:
+    with pytest.raises(PlannerError, match=message):
+        explain_file(GRANITE, gpu, asked)

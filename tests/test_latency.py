@@ -1,0 +1,185 @@
+"""Step cost and steady state against physics, and against public measurements copied here with their source."""
+
+import math
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.deployment import deploy_on
+from planner.latency import pairs, step_model
+from planner.memory import plan
+from planner.quantities import PlannerError
+from planner.steady import closed_loop, open_loop
+from planner.work import work
+from planner.workload import Lengths, Workload
+
+LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
+LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
+
+
+@cache
+def deployed(model=LLAMA_8B, gpu="H100", **how):
+    deployment = deploy_on(model, gpu, **how)
+    return deployment, plan(deployment)
+
+
+def inferencex(isl, osl, concurrency):
+    """The public InferenceX benchmark: lengths uniform in 0.8 to 1.0 of nominal, 10 prompts per unit of concurrency."""
+    return Workload(Lengths.uniform(isl, 0.8), Lengths.uniform(osl, 0.8), concurrency=concurrency)
+
+
+def test_decode_of_llama_8b_cannot_beat_reading_its_weights():
+    """15.0 GB of BF16 layers and head over 3.35 TB/s is 4.5 ms; vLLM on one H100 is known to need 6 to 9 ms."""
+    step = step_model(deployed()[0]).step_seconds([], [500]).seconds
+    assert 15.0e9 / 3.35e12 < step < 9e-3
+
+
+def test_prefill_of_llama_70b_cannot_beat_the_peak():
+    """2 x 69.5e9 FLOP per token (no embedding) over 8 x 989 TFLOP/s."""
+    seconds = step_model(deployed(LLAMA_70B, tp=8)[0]).step_seconds([(8192, 0)], []).seconds
+    least = 2 * 69.5e9 * 8192 / (8 * 989e12)
+    assert least < seconds < 4 * least
+
+
+def test_work_of_a_dense_model_is_its_parameters():
+    """Llama-3.1-8B: 6.98e9 weights in layers, 0.525e9 in the head, 32 x 2 x 8 x 128 KV elements a token."""
+    counted = work(deployed()[0])
+    (matmul,) = counted.matmuls
+    assert matmul.bytes == pytest.approx(2 * 6.979e9, rel=1e-3)
+    assert matmul.flops == matmul.bytes  # 2 FLOP a weight, 2 bytes a weight
+    assert counted.head.bytes == pytest.approx(2 * 0.5253e9, rel=1e-3)
+    assert counted.contexts[0].bytes == 131072
+
+
+def test_a_mixture_reads_all_experts_only_for_many_tokens():
+    """gpt-oss-120b routes to 4 of 128: one token reads a 32nd of the experts' 59 GB."""
+    step = step_model(deployed("openai/gpt-oss-120b", "H200")[0])
+    experts = step.parts["experts"]
+    few, many = (float(np.interp(t, step.grid, experts)) for t in (1, 512))
+    assert many > 8 * few
+
+
+def test_latent_cache_costs_the_same_on_every_tensor_parallel_rank():
+    """MLA caches one latent for all heads, so TP does not divide it (vLLM 0.33)."""
+    one, eight = (work(deployed("deepseek-ai/DeepSeek-R1", "B200", tp=tp)[0]).contexts[0] for tp in (4, 8))
+    assert one.bytes == eight.bytes
+    assert one.decode_flops == 2 * eight.decode_flops
+
+
+def test_a_window_caps_what_decode_reads():
+    """gemma-3-27b: 52 of 62 layers look back 1,024 tokens, so 16 x the context costs far less than 16 x the time."""
+    step = step_model(deployed("google/gemma-3-27b-it", "H100")[0])
+    short, long = (float(step.decode_attention(context)) for context in (8192, 131072))
+    assert step.decode_windows[0][0] == 1024
+    assert long < 16 * short
+    assert step.decode_attention(131072) - step.decode_attention(131071) == pytest.approx(
+        step.decode_context_s, rel=1e-6
+    )
+
+
+def test_eager_mode_pays_for_every_kernel():
+    graphs, eager = (
+        step_model(deployed(enforce_eager=flag)[0]).step_seconds([], [500]).seconds for flag in (False, True)
+    )
+    assert eager > 1.3 * graphs
+
+
+MEASURED = (
+    # model, GPU, vLLM version, how, isl, osl, concurrency, TTFT ms, TPOT ms
+    ("MiniMaxAI/MiniMax-M2.5", "B300", "0.19.0", {"tp": 4}, 8192, 1024, 128, 972.3, 33.44),
+    ("MiniMaxAI/MiniMax-M2.5", "B300", "0.19.0", {"tp": 4}, 1024, 1024, 128, 205.6, 17.79),
+    ("openai/gpt-oss-120b", "H200", "0.18.0", {"tp": 8}, 1024, 1024, 4, 37, 3.62),
+    ("openai/gpt-oss-120b", "H200", "0.18.0", {"tp": 4}, 1024, 1024, 64, 117, 9.48),
+    (LLAMA_70B, "H100", None, {"tp": 4, "quantization": "fp8"}, 1024, 1024, 16, 121, None),
+)
+"""InferenceX (SemiAnalysis, Apache-2.0), public runs of 2025-10 to 2026-04."""
+
+
+@pytest.mark.parametrize("model, gpu, version, how, isl, osl, concurrency, ttft_ms, tpot_ms", MEASURED)
+def test_public_points_lie_near_the_prediction(model, gpu, version, how, isl, osl, concurrency, ttft_ms, tpot_ms):
+    """Within twice the stated 80 % interval (in logarithms), which one point in a hundred may miss."""
+    deployment, memory = deployed(
+        model, gpu, engine_version=version, enable_prefix_caching=False, gpu_memory_utilization=0.9, **how
+    )
+    found = closed_loop(deployment, memory, inferencex(isl, osl, concurrency))
+    for predicted, measured in ((found.ttft["mean"], ttft_ms), (found.tpot["mean"], tpot_ms)):
+        if measured is not None:
+            reach = 2 * math.log(predicted.hi / predicted.mid)
+            assert abs(math.log(measured / 1e3 / predicted.mid)) < reach
+
+
+def test_a_gpu_that_nobody_measured_says_so_and_is_less_certain():
+    known, unknown = (step_model(deployed(gpu=gpu)[0]) for gpu in ("H100", "V100-SXM-32GB"))
+    assert known.basis == "measured"
+    assert unknown.basis in ("prior", "gpu-transfer")
+    assert unknown.sigma_tpot > 1.5 * known.sigma_tpot
+
+
+LOADS = st.floats(0.05, 40)
+
+
+@settings(deadline=None, max_examples=60)
+@given(LOADS, st.floats(1.01, 3), st.sampled_from([1, 2, 4]), st.integers(50, 6000), st.integers(20, 800))
+def test_more_traffic_is_never_faster(rate, more, tp, prompt, output):
+    deployment, memory = deployed(tp=tp)
+    base = Workload(Lengths.lognormal(prompt, 2 * prompt), Lengths.lognormal(output, 2 * output), rate=rate)
+    calm, busy = (open_loop(deployment, memory, w) for w in (base, base.at(rate * more)))
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        for point in ("mean", "p99"):
+            assert getattr(busy, name)[point].mid >= getattr(calm, name)[point].mid * (1 - 1e-6), (name, point)
+    assert busy.request_tps.mid >= calm.request_tps.mid * (1 - 1e-9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 300), st.integers(1, 200), st.integers(50, 6000), st.integers(20, 800))
+def test_more_requests_in_flight_are_never_faster_each(concurrency, more, prompt, output):
+    deployment, memory = deployed()
+    base = Workload(Lengths.uniform(prompt, 0.8), Lengths.uniform(output, 0.8), concurrency=concurrency)
+    few, many = (closed_loop(deployment, memory, w) for w in (base, replace(base, concurrency=concurrency + more)))
+    assert many.tpot["mean"].mid >= few.tpot["mean"].mid * (1 - 1e-6)
+    assert many.ttft["mean"].mid >= few.ttft["mean"].mid * 0.9  # bunches of prompts come and go with the concurrency
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 8191), st.integers(0, 60), st.integers(1, 60000))
+def test_no_token_is_free(tokens, decoding, context):
+    step = step_model(deployed("openai/gpt-oss-120b", "H100", tp=2)[0])
+    chunk = [(tokens, 0)] if tokens else []
+    cost = step.step_seconds(chunk, [context] * decoding).seconds
+    assert step.step_seconds([(tokens + 1, 0)], [context] * decoding).seconds >= cost
+    assert step.step_seconds(chunk, [context + 1] * decoding).seconds >= cost
+    assert step.step_seconds(chunk, [context] * (decoding + 1)).seconds > cost
+
+
+@given(st.integers(1, 3000), st.integers(0, 3000), st.integers(1, 3000))
+def test_pairs_are_what_a_loop_counts(tokens, context, window):
+    counted = sum(min(context + i, window) for i in range(1, tokens + 1))
+    assert pairs(tokens, context, window) == pytest.approx(counted)
+    assert pairs(tokens, context) == pytest.approx(sum(context + i for i in range(1, tokens + 1)))
+
+
+def test_littles_law_holds():
+    """Sequences decoding = request rate x time decoding, below saturation."""
+    deployment, memory = deployed(LLAMA_70B, tp=4, quantization="fp8")
+    found = open_loop(deployment, memory, Workload(Lengths.fixed(1000), Lengths.fixed(250), rate=4))
+    assert found.decode_batch == pytest.approx(4 * 250 * found.tpot["mean"].mid, rel=0.1)
+
+
+def test_an_overload_is_told_and_serves_its_capacity():
+    deployment, memory = deployed()
+    found = open_loop(deployment, memory, Workload(Lengths.fixed(1000), Lengths.fixed(500), rate=500))
+    assert found.saturated
+    assert found.request_tps.mid < 500
+    assert found.ttft["p99"].mid > 60
+
+
+def test_loops_ask_for_their_load():
+    deployment, memory = deployed()
+    with pytest.raises(PlannerError, match="request rate"):
+        open_loop(deployment, memory, inferencex(100, 100, 4))
+    with pytest.raises(PlannerError, match="concurrency"):
+        closed_loop(deployment, memory, Workload(Lengths.fixed(100), Lengths.fixed(100), rate=1))

@@ -1,0 +1,239 @@
+"""Architectures read from config.json against published counts, and names resolved to models."""
+
+import copy
+import json
+import math
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from planner.architecture import Attention, LatentAttention, Recurrent
+from planner.models import _catalog, model, models
+from planner.quantities import PlannerError
+
+# Parameters: the Hub's safetensors totals, tied embeddings and duplicates counted once (November 2026).
+PARAMETERS = {
+    "meta-llama/Llama-3.1-8B": 8_030_261_248,
+    "meta-llama/Llama-3.1-405B": 405_853_388_800,
+    "meta-llama/Llama-3.2-1B": 1_235_814_400,
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": 108_641_793_536,
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 401_583_781_376,
+    "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
+    "Qwen/Qwen2.5-VL-72B-Instruct": 73_410_777_344,
+    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
+    "Qwen/Qwen3-VL-32B-Instruct": 33_357_390_064,
+    "Qwen/Qwen3.5-27B": 27_356_728_560,
+    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 24_011_361_280,
+    "google/gemma-2-27b-it": 27_227_128_320,
+    "google/gemma-3-27b-it": 27_432_406_640,
+    "google/gemma-4-26B-A4B": 25_805_933_872,
+    "microsoft/phi-2": 2_779_683_840,
+    "microsoft/Phi-3.5-MoE-instruct": 41_873_153_344,
+    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": 49_122_675_072,
+    "zai-org/GLM-4.5-Air": 106_852_245_504,
+    "zai-org/GLM-5.2": 743_377_000_704,
+    "MiniMaxAI/MiniMax-M1-80k": 456_089_655_296,
+    "openai/gpt-oss-120b": 116_829_156_672,
+    "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B": 120_668_687_360,
+    "nvidia/Llama-3_3-Nemotron-Super-49B-v1": 49_867_145_216,
+    "ibm-granite/granite-vision-3.3-2b": 2_975_396_928,
+    "tiiuae/falcon-7b": 6_921_720_704,
+    "tiiuae/falcon-mamba-7b": 7_272_665_088,
+    "ai21labs/AI21-Jamba-Mini-1.7": 51_570_323_328,
+    "LiquidAI/LFM2-1.2B": 1_170_340_608,
+    "bigcode/starcoder2-15b": 15_957_889_024,
+}
+
+# bf16 bytes: per token of full context, in full windows per sequence, of state per sequence. KV: vLLM 0.33.0's own
+# cache specs for these configurations; states: the shapes of its Mamba and GDN layers.
+CACHES = {
+    "meta-llama/Llama-3.1-8B": (131_072, 0, 0),
+    "deepseek-ai/DeepSeek-V3": (70_272, 0, 0),
+    "deepseek-ai/DeepSeek-V3.2": (78_324, 0, 0),
+    "deepseek-ai/DeepSeek-V4-Flash": (6_880, 5_636_096, 12_206_080),
+    "zai-org/GLM-5.2": (92_628, 0, 0),
+    "openai/gpt-oss-120b": (36_864, 4_718_592, 0),
+    "XiaomiMiMo/MiMo-V2-Flash": (23_040, 25_559_040, 0),
+    "google/gemma-3-27b-it": (81_920, 436_207_616, 0),
+    "google/gemma-4-31B": (81_920, 838_860_800, 0),
+    "tiiuae/falcon-7b": (8_192, 0, 0),
+    "mistralai/Mistral-7B-v0.1": (0, 536_870_912, 0),
+    "Qwen/Qwen3.5-27B": (65_536, 0, 153_944_064),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B": (6_144, 0, 49_082_368),
+    "moonshotai/Kimi-Linear-48B-A3B-Instruct": (8_064, 0, 43_417_600),
+    "MiniMaxAI/MiniMax-M1-80k": (40_960, 0, 293_601_280),
+}
+
+# Active parameters as their makers say them, in billions, embeddings counted.
+ACTIVE = {
+    "deepseek-ai/DeepSeek-V3": 37.6,
+    "Qwen/Qwen3-30B-A3B": 3.3,
+    "mistralai/Mixtral-8x7B-v0.1": 12.9,
+    "openai/gpt-oss-20b": 4.2,
+    "moonshotai/Kimi-K2-Instruct": 32.9,
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 17.2,
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_the_published_ones(name: str) -> None:
+    assert model(name).architecture.params_total == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", CACHES)
+def test_caches_are_the_engines(name: str) -> None:
+    a = model(name).architecture
+    assert (a.kv_bytes_per_token, a.window_bytes_per_sequence, a.state_bytes_per_sequence) == CACHES[name]
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_active_parameters(name: str) -> None:
+    assert model(name).architecture.params_active / 1e9 == pytest.approx(ACTIVE[name], abs=0.06)
+
+
+def test_deepseek_v3_with_routing_biases_and_its_mtp_layer() -> None:
+    """671,026,419,200 stored elements, and 11.6 B more in the MTP layer (deepseek-ai/DeepSeek-V3 README)."""
+    a = model("deepseek-ai/DeepSeek-V3").architecture
+    assert a.params_stored == 671_026_419_200
+    assert sum(layer.params for layer in a.mtp) / 1e9 == pytest.approx(11.6, abs=0.05)
+
+
+def test_mtp_layers_of_other_families() -> None:
+    """What checkpoints store beyond the decoder: zai-org/GLM-5.2, Qwen3.5-27B, DeepSeek-V4-Flash, Nemotron-3-Super."""
+    sizes = {"zai-org/GLM-5.2": 9.953, "Qwen/Qwen3.5-27B": 0.4247, "deepseek-ai/DeepSeek-V4-Flash": 6.610,
+             "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B": 2.942}  # fmt: skip
+    for name, billions in sizes.items():
+        assert sum(layer.params for layer in model(name).architecture.mtp) / 1e9 == pytest.approx(billions, rel=1e-3)
+
+
+def test_layers_are_of_their_kind() -> None:
+    kinds = {
+        "Qwen/Qwen3.5-27B": {"gdn": 48, "attention": 16},
+        "deepseek-ai/DeepSeek-V2-Lite": {"latent": 27},
+        "nvidia/NVIDIA-Nemotron-Nano-9B-v2": {"mamba2": 27, "attention": 4, "none": 25},
+        "nvidia/Llama-3_3-Nemotron-Super-49B-v1": {"attention": 49, "none": 31},
+        "meta-llama/Llama-4-Scout-17B-16E-Instruct": {"chunked": 36, "attention": 12},
+        "google/gemma-2-27b-it": {"window": 23, "attention": 23},
+    }
+    for name, expected in kinds.items():
+        found: dict[str, int] = {}
+        for layer in model(name).architecture.layers:
+            kind = "none"
+            if isinstance(layer.mixer, Attention):
+                kind = "chunked" if layer.mixer.chunked else "window" if layer.mixer.window else "attention"
+            elif isinstance(layer.mixer, LatentAttention):
+                kind = "latent"
+            elif isinstance(layer.mixer, Recurrent):
+                kind = layer.mixer.kind
+            found[kind] = found.get(kind, 0) + 1
+        assert found == expected, name
+
+
+def test_every_catalog_model_is_read_without_a_warning() -> None:
+    assert len(models()) >= 40
+    for name in models():
+        known = model(name)
+        assert known.warnings == (), name
+        assert known.architecture.params_total > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "method"),
+    [
+        ("Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B", "none"),
+        ("qwen3 32b", "Qwen/Qwen3-32B", "none"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "meta-llama/Llama-3.1-8B", "fp8"),
+        ("Qwen/Qwen3-14B-AWQ", "Qwen/Qwen3-14B", "awq"),
+        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "Qwen/Qwen2.5-72B", "gptq"),
+        ("neuralmagic/Mistral-7B-Instruct-v0.3-quantized.w4a16", "mistralai/Mistral-7B-v0.3", "compressed-tensors"),
+        ("Qwen/Qwen3-30B-A3B-FP8", "Qwen/Qwen3-30B-A3B", "fp8_block"),
+        ("nvidia/DeepSeek-R1-0528-NVFP4", "deepseek-ai/DeepSeek-V3", "nvfp4"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "meta-llama/Llama-3.1-8B", "bitsandbytes"),
+    ],
+)
+def test_variants_resolve_to_base_and_format(name: str, base: str, method: str) -> None:
+    found = model(name)
+    assert found.architecture is model(base).architecture
+    assert found.quantization.method == method
+    if method != "none":
+        assert base in found.warnings[-1]
+
+
+def test_unknown_names_say_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.models._online", lambda: False)
+    with pytest.raises(PlannerError, match=r"did you mean .*Llama-3\.1-8B"):
+        model("meta-lama/Llama-3.1-9B")
+
+
+def test_a_format_no_engine_here_loads_is_refused() -> None:
+    with pytest.raises(PlannerError, match="gguf"):
+        model("google/gemma-3-27b-it-qat-q4_0-gguf")
+
+
+def test_a_hub_cache_is_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "models--someone--tiny" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(TINY))
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    assert model("someone/tiny").architecture.hidden == TINY["hidden_size"]
+
+
+TINY = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
+        "vocab_size": 1000, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+
+
+@pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
+def test_a_missing_field_is_named(field: str) -> None:
+    with pytest.raises(PlannerError, match=field):
+        model({key: value for key, value in TINY.items() if key != field})
+
+
+def test_an_unknown_family_is_planned_with_a_warning() -> None:
+    assert "not a known family" in model(TINY | {"model_type": "llama9"}).warnings[0]
+
+
+def test_a_null_rank_is_not_the_class_default() -> None:
+    """DeepSeek-V2-Lite states q_lora_rank: null; the class default of 1536 would add 42.5 M parameters."""
+    config = _config("deepseek-ai/DeepSeek-V2-Lite")
+    assert config["q_lora_rank"] is None
+    assumed = {key: value for key, value in config.items() if key != "q_lora_rank"}
+    assert any("q_lora_rank" in warning for warning in model(assumed).warnings)
+
+
+def _config(name: str) -> dict[str, Any]:
+    return copy.deepcopy(_catalog()[0][name].config)
+
+
+def _places(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    for key, value in config.items():
+        yield config, key
+        if isinstance(value, dict):
+            yield from _places(value)
+
+
+def test_mutated_configurations_are_refused_or_planned_never_a_traceback() -> None:
+    """500 mutations of real configurations: a sentence, or finite figures."""
+    rng = random.Random(20261121)
+    names = [name for name in models() if _catalog()[0][name].base is None]
+    refused = 0
+    for _ in range(500):
+        config = _config(rng.choice(names))
+        place, key = rng.choice(list(_places(config)))
+        wrong: list[Any] = [None, -7, 0, 10**18, 1.5, math.nan, "banana", True, [1, "x"], {"a": 1}]
+        if (value := rng.choice([*wrong, KeyError])) is KeyError:
+            del place[key]
+        else:
+            place[key] = value
+        try:
+            a = model(config).architecture
+        except PlannerError as error:
+            refused += 1
+            assert "config.json" in str(error) or "rope" in str(error), str(error)
+        else:
+            figures = (a.params_total, a.params_active, a.kv_bytes_per_token, a.state_bytes_per_sequence)
+            assert all(math.isfinite(figure) and figure >= 0 for figure in figures)
+    assert refused > 250

@@ -1,0 +1,146 @@
+"""Weights per rank against what vLLM's own model classes create, and against public start-up logs."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.deployment import ParallelLayout, Speculation, deploy_on
+from planner.models import model
+from planner.quantities import GIB
+from planner.quantization import SCHEMES
+from planner.weights import lora_bytes, partition, rank_bytes, rank_shape
+
+# Bytes of parameters and buffers on rank 0 that vLLM 0.33.0 creates on meta tensors: (model, tp, dp, ep) -> bytes.
+RANKS = {
+    ("meta-llama/Llama-3.1-8B", 1, 1, 1): 16_094_077_440,
+    ("meta-llama/Llama-3.1-8B", 8, 1, 1): 2_041_586_176,
+    ("Qwen/Qwen3-235B-A22B", 1, 8, 8): 72_779_111_904,
+    ("Qwen/Qwen3-32B-FP8", 8, 1, 1): 4_302_452_224,
+    ("deepseek-ai/DeepSeek-V3", 8, 1, 1): 85_161_103_344,
+    ("google/gemma-3-27b-it", 8, 1, 1): 6_948_230_270,
+    ("google/gemma-4-31B", 8, 1, 1): 9_313_383_210,
+    ("openai/gpt-oss-120b", 1, 1, 1): 70_790_147_264,
+    ("openai/gpt-oss-120b", 8, 1, 1): 9_287_950_592,
+    ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B", 8, 1, 1): 30_914_888_832,
+    ("zai-org/GLM-5.2", 8, 1, 1): 188_732_083_424,
+    ("Qwen/Qwen3.5-27B", 8, 1, 1): 6_924_534_236,
+}
+
+# "Model loading took X GiB" in public vLLM logs: (model, tp, GPU, version) -> GiB.
+LOGS = {
+    ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", 1, "H100", "0.11.0"): 67.72,
+    ("nvidia/Llama-3.3-70B-Instruct-FP8", 1, "H100", "0.11.0"): 67.70,
+    ("Qwen/Qwen3-0.6B", 1, "H100", "0.11.0"): 1.12,
+    ("Qwen/Qwen3-32B", 1, "H100", "0.11.0"): 61.03,
+    ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", 1, "H100", "0.11.0"): 44.76,
+    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 4, "H100", "0.19.0"): 53.12,
+    ("mistralai/Mixtral-8x7B-Instruct-v0.1", 2, "H100", "0.19.0"): 43.51,
+    ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", 1, "H100", "0.19.0"): 8.49,
+    ("MiniMaxAI/MiniMax-M2.5", 4, "H200", "0.19.0"): 53.75,
+    ("openai/gpt-oss-20b", 1, "A100-80G", "0.12.0"): 13.7025,
+}
+
+
+@pytest.mark.parametrize("key", RANKS, ids=str)
+def test_rank_bytes_are_the_engines(key: tuple[str, int, int, int]) -> None:
+    name, tp, dp, ep = key
+    deployment = deploy_on(name, "H100", tp=tp, dp=dp, ep=ep, engine_version="0.33.0")
+    assert rank_bytes(deployment)[0] == pytest.approx(RANKS[key], rel=0.002)
+
+
+@pytest.mark.parametrize("key", LOGS, ids=str)
+def test_rank_bytes_are_the_logged_ones(key: tuple[str, int, str, str]) -> None:
+    name, tp, gpu, version = key
+    planned = rank_bytes(deploy_on(name, gpu, tp=tp, engine_version=version))[0]
+    assert planned / GIB == pytest.approx(LOGS[key], rel=0.003)
+
+
+def test_stages_split_as_vllm_does() -> None:
+    """vLLM distributed/utils.py get_pp_indices, run."""
+    assert partition(80, 3) == (27, 27, 26)
+    assert partition(61, 4) == (15, 15, 16, 15)
+    assert partition(94, 4) == (23, 24, 24, 23)
+    assert partition(62, 5) == (12, 12, 13, 13, 12)
+
+
+def test_end_stages_hold_embedding_and_head() -> None:
+    """Llama-3.3-70B at tp 2, pp 4 in vLLM: 16.95 GiB on the end stages, 15.97 in the middle."""
+    stages = [size / GIB for size in rank_bytes(deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=2, pp=4))]
+    assert stages == pytest.approx([16.95, 15.97, 15.97, 16.95], abs=0.04)
+
+
+def test_stored_formats() -> None:
+    """Bits per weight of a large matrix: AWQ g128 4.156, NVFP4 4.5, MXFP4 4.25, FP8 blocks 8.002."""
+    size = 8192 * 8192
+    for name, bits in {"awq": 4.156, "nvfp4": 4.5, "mxfp4": 4.25, "fp8_block": 8.002, "int4": 4.125}.items():
+        assert SCHEMES[name].bytes(8192, 8192) * 8 / size == pytest.approx(bits, abs=1e-3)
+
+
+def test_a_block_that_sticks_out_has_a_scale() -> None:
+    """kv_a_proj_with_mqa of DeepSeek-V3: 576 rows are 5 blocks of 128."""
+    assert SCHEMES["fp8_block"].bytes(576, 7168) == 576 * 7168 + 5 * 56 * 4
+
+
+def test_unquantized_parts_stay_unquantized() -> None:
+    served = model("nvidia/MiniMax-M2.5-NVFP4")
+    layer = served.architecture.layers[0]
+    formats = {weight.name: served.quantization.scheme(weight, "layers.0.") for weight in layer.weights}
+    assert formats["self_attn.q_proj"] is None
+    assert formats["mlp.experts.up_proj"] is SCHEMES["nvfp4"]
+    head = next(weight for weight in served.architecture.ends if weight.part == "lm_head")
+    assert served.quantization.scheme(head) is None
+
+
+def test_mtp_layers_are_loaded_only_to_speculate() -> None:
+    plain = rank_bytes(deploy_on("deepseek-ai/DeepSeek-V3", "H200", tp=8))[0]
+    drafting = rank_bytes(deploy_on("deepseek-ai/DeepSeek-V3", "H200", tp=8, speculation=Speculation("mtp", 1)))[0]
+    assert 11.6 < (drafting - plain) * 8 / 1e9 < 12.6  # 11.6 B in FP8; latents and the bf16 join are on every rank
+
+
+def test_lora_slots() -> None:
+    """Rank-16 adapters on all linear layers of Llama-3.1-8B have 41,943,040 parameters (PEFT counts the same)."""
+    weights = [weight for layer in model("meta-llama/Llama-3.1-8B").architecture.layers for weight in layer.weights]
+    assert lora_bytes(weights, ParallelLayout(), 1, 16) == 2 * 41_943_040
+    assert lora_bytes(weights, ParallelLayout(), 4, 16, ("q_proj", "v_proj")) == 4 * 2 * 6_815_744
+
+
+DENSE = ["meta-llama/Llama-3.1-70B", "Qwen/Qwen2.5-72B", "google/gemma-2-27b-it"]
+MOE = ["Qwen/Qwen3-235B-A22B", "deepseek-ai/DeepSeek-V3", "mistralai/Mixtral-8x7B-v0.1"]
+
+
+@settings(deadline=None, max_examples=40)
+@given(name=st.sampled_from(DENSE + MOE), tp=st.sampled_from([1, 2, 4, 8]))
+def test_tensor_parallel_shards_add_up_to_the_whole_and_the_replicas(name: str, tp: int) -> None:
+    layout = ParallelLayout(tp=tp)
+    for weight, _ in model(name).architecture.weights():
+        rows, cols, copies = rank_shape(weight, layout)
+        if weight.shard == "replicated":
+            assert rows * cols * copies == weight.count
+        elif weight.shard == "kv":
+            assert rows * cols * copies * tp == weight.count * max(1, tp // weight.units)
+        elif weight.shard == "vocab":
+            assert 0 <= rows * tp - weight.rows < 64
+        else:
+            assert rows * cols * copies * tp == weight.count
+
+
+@settings(deadline=None, max_examples=40)
+@given(name=st.sampled_from(DENSE + MOE), pp=st.integers(1, 8), tp=st.sampled_from([1, 4]))
+def test_pipeline_stages_add_up_to_the_whole(name: str, pp: int, tp: int) -> None:
+    whole = rank_bytes(deploy_on(name, "H200", tp=tp))[0]
+    stages = rank_bytes(deploy_on(name, "H200", tp=tp, pp=pp))
+    served = model(name)
+    shared = sum(w.count * 2 for w in served.architecture.ends if w.part == "engine") * (pp - 1)
+    tied = served.architecture.tied and pp > 1
+    again = sum(w.count * 2 // tp for w in served.architecture.ends if w.part == "embedding") if tied else 0
+    assert sum(stages) == pytest.approx(whole + shared + again, rel=1e-6)
+
+
+@settings(deadline=None, max_examples=30)
+@given(name=st.sampled_from(MOE), tp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2, 4]))
+def test_expert_parallel_ranks_hold_every_expert_once(name: str, tp: int, dp: int) -> None:
+    ranks = tp * dp
+    for weight, _ in model(name).architecture.weights():
+        if weight.part == "routed_experts" and weight.copies % ranks == 0:
+            rows, cols, copies = rank_shape(weight, ParallelLayout(tp=tp, dp=dp, ep=ranks))
+            assert rows * cols * copies * ranks == weight.count
