@@ -12,8 +12,8 @@ import numpy as np
 from numba import njit
 
 _ONLY = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-compiled: Any = njit(cache=True, error_model="numpy", **_ONLY)  # type: ignore[call-overload]
-"""For functions that only compiled code calls."""
+compiled: Any = njit(error_model="numpy", **_ONLY)  # type: ignore[call-overload]
+"""For functions that only compiled code calls; they are kept on disk as part of `planner.scheduler.simulate`."""
 
 
 class Pool(NamedTuple):

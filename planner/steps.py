@@ -123,3 +123,22 @@ def accepted(rules: Any, request: int, position: int, drafted: int) -> int:
         if (z ^ (z >> np.uint64(31))) / 18446744073709551616.0 >= rules.acceptance_rate:
             return k
     return drafted
+
+
+@compiled
+def put(batch: Any, j: int, request: int, seat: int, tokens: int, context: int, drafted: int) -> None:
+    """Write what a request does in a step."""
+    batch[0, j], batch[1, j], batch[2, j], batch[3, j], batch[4, j] = request, seat, tokens, context, drafted
+
+
+@compiled
+def unschedule(batch: Any, taken: int, seat: int) -> int:
+    """Take a seat out of the step being scheduled; its tokens, 0 if it had no part."""
+    tokens, place = 0, taken
+    for j in range(taken):
+        if batch[1, j] == seat:
+            tokens, place = batch[2, j], j
+    for j in range(place, taken - 1):
+        for field in range(5):
+            batch[field, j] = batch[field, j + 1]
+    return tokens
