@@ -52,7 +52,7 @@ def studied(plan: Plan) -> tuple[Plan, str]:
 def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
     """`like`'s model, formats and context in another layout; `PlannerError` for what the engine refuses."""
     model, known = like.deployment.model, like.deployment.args
-    if reason := refuse(model, layout, card.gpus_per_node or card.gpu.gpus_per_node):
+    if reason := refuse(model, layout, card.gpus_per_node or card.gpu.gpus_per_node, scenario.engine):
         raise PlannerError(f"{layout} is not possible: {reason}")
     args: dict[str, Any] = {"max_model_len": known.max_model_len, "kv_cache_dtype": known.kv_cache_dtype}
     deployment = deploy_on(
@@ -70,7 +70,9 @@ def layouts(plan: Plan) -> tuple[Candidate, ...]:
         like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
         if like is None:
             continue
-        for shape in legal_layouts(like.deployment.model, card.gpu, card.at_most, card.gpus_per_node):
+        for shape in legal_layouts(
+            like.deployment.model, card.gpu, card.at_most, card.gpus_per_node, plan.scenario.engine
+        ):
             for replicas in range(1, card.at_most // shape.gpus_per_replica + 1):
                 layout = replace(shape, replicas=replicas)
                 same = (best.deployment.gpu, best.deployment.layout) == (card.gpu, layout)
@@ -210,7 +212,7 @@ def messages(deployment: Deployment, batch: int, context: float) -> pd.DataFrame
     wires.append((f"between nodes ({card.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1))
     steps = {"decode": ([], [round(context)] * batch), "prompt": ([(tokens, 0)], [])}
     c = calibration_of(deployment.model, card, deployment.engine).coefficients
-    shapes = [shape for shape in SHAPES if refuse(deployment.model, shape, 8) is None]
+    shapes = [shape for shape in SHAPES if refuse(deployment.model, shape, 8, deployment.engine) is None]
     for shape, (wire, bandwidth, node), (step, load) in product(shapes, wires, steps.items()):
         laid = replace(deployment, layout=shape, link_bandwidth=bandwidth, gpus_per_node=node)
         parts, cost = collectives(laid, np.array([1.0]), c), step_model(laid).step_seconds(*load)
@@ -233,7 +235,7 @@ def bubbles(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.DataFrame:
 def rules(deployment: Deployment) -> str:
     """Which tensor-parallel sizes the engine accepts for this model in one node, and why not the others."""
     architecture, node = deployment.model.architecture, deployment.gpus_per_node
-    sizes = {tp: refuse(deployment.model, ParallelLayout(tp=tp), node) for tp in range(1, 17)}
+    sizes = {tp: refuse(deployment.model, ParallelLayout(tp=tp), node, deployment.engine) for tp in range(1, 17)}
     powers = [str(tp) for tp, reason in sizes.items() if reason is None and tp & (tp - 1) == 0]
     refused = next((f" TP {tp} is refused: {reason}." for tp, reason in sizes.items() if reason), "")
     return (
@@ -248,7 +250,7 @@ def why(sends: pd.DataFrame) -> str:
     tensor = [name for name in dict.fromkeys(sends["Layout"]) if name.startswith("TP")]
     if not tensor:
         return "The engine can cut this model's layers over no number of GPUs: only stages and replicas are left."
-    name, near, far = tensor[: 2][-1], sends["Link"].iloc[0], sends["Link"].iloc[-1]
+    name, near, far = tensor[:2][-1], sends["Link"].iloc[0], sends["Link"].iloc[-1]
 
     def spent(layout: str, link: str) -> str:
         decode, prompt = sends[(sends["Layout"] == layout) & (sends["Link"] == link)].to_dict("records")
