@@ -14,7 +14,7 @@ import vl_convert
 from planner.memory import MemoryPlan
 from planner.quantities import GIB
 
-WIDTH, HEIGHT = 560, 260
+WIDTH, HEIGHT = 560, 200
 PALETTE = ["#3b7dd8", "#e0802f", "#2e9e78", "#c9524a", "#8a6fc4", "#b38a3d", "#4fa9bd", "#c96fa3"]
 """Mid-tones that stay apart for colour-blind eyes, on white paper and on a dark screen."""
 GOOD, BAD, MUTED = "#2e9e78", "#c9524a", "#8a8f98"

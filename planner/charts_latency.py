@@ -51,8 +51,8 @@ def panels(
     for y, limit in limits.items():
         near = data if limit is None else data[[value.mid <= FAR * limit for value in data[y]]]
         panel = lines((near if len(near) > 1 else data)[[x, y]], x, y, limit=limit, log=log)
-        stacked.append(alt.layer(panel, *named).properties(width=WIDTH, height=150))
-    return alt.vconcat(*stacked)
+        stacked.append(alt.layer(panel, *named).properties(width=WIDTH, height=120))
+    return alt.vconcat(*stacked).resolve_scale(x="shared")
 
 
 def curve(load: pd.DataFrame, here: pd.DataFrame, tpot: str, limit: float | None) -> alt.TopLevelMixin:
@@ -96,4 +96,4 @@ def gaps(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     ]
     above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
     rows_of = alt.Row("case:N", title=None, sort=list(cases), header=above)
-    return alt.layer(*layers).properties(width=WIDTH, height=90).facet(row=rows_of)
+    return alt.layer(*layers).properties(width=WIDTH, height=75).facet(row=rows_of)

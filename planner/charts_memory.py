@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from planner.charts import BAD, GOOD, PALETTE, lines
+from planner.charts import BAD, GOOD, MUTED, PALETTE, lines
 
 STATUS = {"ok": GOOD, "at_risk": PALETTE[1], "does_not_fit": BAD}
 
@@ -29,6 +29,24 @@ def sweep(data: pd.DataFrame, chosen: float | None = None, log: bool = False) ->
         rule = alt.Chart(pd.DataFrame({x: [chosen]})).mark_rule(strokeDash=[2, 3]).encode(x=x)
         drawn = drawn + rule
     return drawn
+
+
+def residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
+    """Per public log (`validation.residuals`): the planned 80 % interval as a bar, what was logged as a dot."""
+    drawn = data[["log"]].assign(
+        lo=data["interval (%)"].map(lambda value: value.lo),
+        hi=data["interval (%)"].map(lambda value: value.hi),
+        error=data["error (%)"],
+        logged=data["inside"].map({True: "logged, inside", False: "logged, outside"}),
+    )
+    base = alt.Chart(drawn, height=alt.Step(15)).encode(
+        y=alt.Y("log", title=None, sort=None, axis=alt.Axis(labelLimit=300))
+    )
+    bars = base.mark_bar(color=MUTED, opacity=0.45, height=9).encode(
+        x=alt.X("lo", title="logged minus planned KV cache (% of the budget); bar: planned 80 % interval"), x2="hi"
+    )
+    scale = alt.Scale(domain=["logged, inside", "logged, outside"], range=[GOOD, BAD])
+    return bars + base.mark_point().encode(x="error", color=alt.Color("logged", title=None, scale=scale))
 
 
 def sequences(data: pd.DataFrame) -> alt.TopLevelMixin:

@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from planner.candidate import Candidate, describe
-from planner.charts import BAD, GOOD, MUTED, PALETTE
+from planner.charts import BAD, GOOD, MUTED, PALETTE, WIDTH
 from planner.framework import FrameworkChoice
 from planner.scenario import Scenario
 from planner.search import Plan
@@ -43,7 +43,7 @@ def prices(plan: Plan, most: int = 12) -> alt.TopLevelMixin:
     priced = all(candidate.usd_per_hour is not None for candidate in shown)
     rows = [(describe(c.deployment), c.usd_per_hour if priced else c.deployment.layout.gpus, verdict(c)) for c in shown]
     data = pd.DataFrame(rows, columns=["deployment", "cost", "state"])
-    base = alt.Chart(data, height=alt.Step(20)).encode(
+    base = alt.Chart(data, height=alt.Step(18), width=WIDTH - 220).encode(
         x=alt.X("cost", title="USD per hour" if priced else "GPUs"),
         y=alt.Y("deployment", title=None, sort=None, axis=alt.Axis(labelLimit=300)),
     )
@@ -57,14 +57,15 @@ def prices(plan: Plan, most: int = 12) -> alt.TopLevelMixin:
 def frameworks(choice: FrameworkChoice) -> alt.TopLevelMixin:
     """Each framework's points, those that cannot serve on these GPUs in grey."""
     rows = [
-        (s.title, 0 if s.ruled_out else s.points, s.ruled_out or f"{s.points} points", s.name == choice.chosen.name)
+        (s.title, 0 if s.ruled_out else s.points, s.ruled_out or str(s.points), s.name == choice.chosen.name)
         for s in choice.ranked
     ]
     data = pd.DataFrame(rows, columns=["framework", "points", "label", "chosen"])
-    base = alt.Chart(data, height=alt.Step(28)).encode(
-        x=alt.X("points", title="points"), y=alt.Y("framework", title=None, sort=None)
+    base = alt.Chart(data.assign(end=data["points"].clip(lower=0)), height=alt.Step(22)).encode(
+        y=alt.Y("framework", title=None, sort=None)
     )
-    color = alt.condition("datum.chosen", alt.value(GOOD), alt.value(MUTED))
-    return base.mark_bar().encode(color=color) + base.mark_text(align="left", dx=4, color="currentColor").encode(
-        text="label"
+    bars = base.mark_bar().encode(
+        x=alt.X("points", title="points", axis=alt.Axis(tickMinStep=1)),
+        color=alt.condition("datum.chosen", alt.value(GOOD), alt.value(MUTED)),
     )
+    return bars + base.mark_text(align="left", dx=4, color="currentColor").encode(x="end", text="label")

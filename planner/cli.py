@@ -86,8 +86,12 @@ def _predict(options: argparse.Namespace) -> int:
 
 def _explain_log(options: argparse.Namespace) -> None:
     from planner.explain import explain_file
+    from planner.scenario import load_scenario
+    from planner.search import search
+    from planner.summary import subject
 
-    found = explain_file(options.log, options.gpu, options.scenario)
+    planned = subject(search(load_scenario(options.scenario))) if options.scenario else None
+    found = explain_file(options.log, options.gpu, planned)
     print(found)
     if found.fragment:
         print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{found.fragment}")

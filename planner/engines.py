@@ -56,6 +56,7 @@ class Facts(Entry):
     kv_tokens: Literal["blocks", "concurrency"]
     window_batches: Literal["one", "concurrent"]
     null_block_reserved: bool
+    fp8_block_experts_whole: bool
     prefix_caching: bool
     prefix_caching_hybrid: bool
     chunked_prefill: bool

@@ -8,20 +8,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.catalog import CATALOGS
 from planner.deployment import Deployment, Speculation, deploy_on
 from planner.hardware import gpu as find_gpu
 from planner.hardware import gpus
 from planner.memory import TERMS, MemoryPlan, Term, plan
 from planner.models import Model, model
 from planner.quantities import GIB, Interval, PlannerError
-from planner.scenario import load_scenario
-from planner.search import search
 from planner.startup_log import COUNTS, StartupLog, read_log
-from planner.summary import subject
 
 if TYPE_CHECKING:
     import pandas as pd
 
+EXAMPLE = CATALOGS / "validation" / "granite-3.1-8b-h100.log"
+"""Lines of a public log, to see what an explanation looks like; it ran on an H100."""
 ASSUMPTIONS = {
     "requested": "the card's total memory, or gpu_memory_utilization",
     "weights": "how the weights are stored: the quantization, what it leaves out, a draft model, adapters",
@@ -59,7 +59,8 @@ class Comparison:
         unit, size = {"max_concurrency": ("x", 1), "num_blocks": ("blocks", 1), "kv_tokens": ("tokens", 1)}.get(
             self.term, ("GiB", GIB)
         )
-        return self.term, unit, self.planned / size, self.logged / size, self.off / size
+        places = 0 if unit in ("blocks", "tokens") else 2  # what a log states
+        return self.term, unit, self.planned / size, self.logged / size, round(self.off / size, places) + 0.0
 
     def __str__(self) -> str:
         name, unit, planned, logged, off = self.row
@@ -112,7 +113,8 @@ class Explanation:
         import pandas as pd
 
         rows = [(*line.row, line.inside) for line in self.lines]
-        return pd.DataFrame(rows, columns=["term", "unit", "planned", "logged", "off", "inside"])
+        columns = ["figure", "unit", "planned", "logged", "logged - planned", "in its interval"]
+        return pd.DataFrame(rows, columns=columns)
 
     @property
     def verdict(self) -> str:
@@ -233,16 +235,14 @@ def _layout(figures: Mapping[str, float], found: MemoryPlan) -> Comparison | Non
     return Comparison("kv_tokens", Interval.exactly(pool.kv_tokens), figures["kv_tokens"])
 
 
-def explain_file(path: str | Path, gpu: str | None = None, scenario: str | None = None) -> Explanation:
-    """The log in the file `path` against the plan of what wrote it.
+def explain_file(path: str | Path, gpu: str | None = None, planned: Deployment | None = None) -> Explanation:
+    """The log in the file `path` against the plan of what wrote it (see `deployment_of`).
 
-    `scenario` names the plan whose log it is; without one the log and `gpu` have to say everything. Raises
-    `PlannerError` for what can't be read or remains unknown.
+    Raises `PlannerError` for what can't be read or remains unknown.
     """
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
     log = read_log(text)
-    planned = subject(search(load_scenario(scenario))) if scenario else None
     return explain(log, plan(deployment_of(log, gpu, planned)))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from planner.architecture import Architecture, LatentAttention, Recurrent
+from planner.architecture import Architecture, LatentAttention, Layer, Recurrent
 from planner.deployment import Deployment
 from planner.draft import draft_layers
 from planner.kv_layers import Cache, Kind, count_caches, kv_width
@@ -227,20 +227,28 @@ def backend_block_size(architecture: Architecture, kv_cache_dtype: str, compute_
     return 32 if compute_capability is not None and int(compute_capability) == 10 else KERNEL_BLOCK
 
 
+def kv_format(deployment: Deployment) -> str:
+    """The dtype of the KV cache: as asked, else what the checkpoint's scales make of "auto"."""
+    asked = deployment.args.kv_cache_dtype or "auto"
+    return asked if asked != "auto" else deployment.model.quantization.kv_cache_dtype or "auto"
+
+
+def stage_layers(deployment: Deployment) -> list[tuple[Layer, ...]]:
+    """The layers of every pipeline stage; a draft's lie on the last."""
+    layers, stages, start = deployment.model.architecture.layers, [], 0
+    for size in partition(len(layers), deployment.layout.pp):
+        stages.append(layers[start : start + size])
+        start += size
+    stages[-1] += draft_layers(deployment)
+    return stages
+
+
 def kv_layout(deployment: Deployment) -> KvLayout:
-    """The KV layout of `deployment`; a draft's layers lie on the last pipeline stage."""
+    """How the engine lays out the KV cache of `deployment`."""
     model, args, engine, layout = deployment.model, deployment.args, deployment.engine, deployment.layout
     architecture, facts, speculation = model.architecture, engine.facts, deployment.speculation
-    dtype = args.kv_cache_dtype or "auto"
-    if dtype == "auto":
-        dtype = model.quantization.kv_cache_dtype or "auto"
-    k = speculation.num_speculative_tokens if speculation else 0
-    stages, start = [], 0
-    for size in partition(len(architecture.layers), layout.pp):
-        stages.append(count_caches(architecture.layers[start : start + size], layout.tp, dtype, k))
-        start += size
-    if drafting := draft_layers(deployment):
-        stages[-1] += count_caches(drafting, layout.tp, dtype, k)
+    dtype, k = kv_format(deployment), speculation.num_speculative_tokens if speculation else 0
+    stages = [count_caches(layers, layout.tp, dtype, k) for layers in stage_layers(deployment)]
     block_size = args.block_size or facts["block_size"]
     if engine.name == "vllm" and args.block_size is None:
         block_size = backend_block_size(architecture, dtype, deployment.gpu.compute_capability)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from planner.architecture import LatentAttention, Layer, Recurrent
+from planner.architecture import LatentAttention, Layer, Mixer, Recurrent
 
 Kind = Literal["full", "window", "chunked", "state"]
 
@@ -37,35 +37,31 @@ class Cache:
     page: int = 0  # bytes of such a block, padding included
 
 
-def layer_caches(layer: Layer, tp: int, kv_cache_dtype: str, k: int = 0) -> list[Cache]:
-    """What `layer` keeps on one of `tp` ranks, with `k` speculative tokens (which lengthen convolution states).
+def mixer_caches(mixer: Mixer, tp: int, kv_cache_dtype: str, k: int = 0) -> list[Cache]:
+    """What `mixer` keeps on one of `tp` ranks, with `k` speculative tokens (which lengthen convolution states).
 
     KV heads split until one is left per rank, then they are replicated; latents and index keys always are.
     """
-    width, caches = kv_width(kv_cache_dtype), []
-    for mixer in layer.mixers:
-        if isinstance(mixer, Recurrent):
-            if mixer.kind == "compressor":  # DeepSeek-V4 keeps these with the latents
-                continue
-            caches.append(Cache("state", state_bytes=_state_bytes(mixer, tp, k)))
-        elif not mixer.stores_kv:
-            continue
-        elif isinstance(mixer, LatentAttention):
-            caches += _latent_caches(mixer, width)
-        else:
-            scales = 8 if kv_cache_dtype.endswith("per_token_head") else 0
-            token = max(1, mixer.kv_heads // tp) * ((mixer.head_dim + mixer.v_head_dim) * width + scales)
-            kind: Kind = "full" if not mixer.window else "chunked" if mixer.chunked else "window"
-            caches.append(Cache(kind, token, mixer.window or 0))
-    return caches
+    width = kv_width(kv_cache_dtype)
+    if isinstance(mixer, Recurrent):  # DeepSeek-V4 keeps its compressors' states with the latents
+        return [] if mixer.kind == "compressor" else [Cache("state", state_bytes=_state_bytes(mixer, tp, k))]
+    if not mixer.stores_kv:
+        return []
+    if isinstance(mixer, LatentAttention):
+        return _latent_caches(mixer, width)
+    scales = 8 if kv_cache_dtype.endswith("per_token_head") else 0
+    token = max(1, mixer.kv_heads // tp) * ((mixer.head_dim + mixer.v_head_dim) * width + scales)
+    kind: Kind = "full" if not mixer.window else "chunked" if mixer.chunked else "window"
+    return [Cache(kind, token, mixer.window or 0)]
 
 
 def count_caches(layers: Sequence[Layer], tp: int, kv_cache_dtype: str, k: int = 0) -> Counter[Cache]:
     """Caches of all `layers`, equal ones counted."""
     counts: Counter[Cache] = Counter()
     for layer, times in Counter(layers).items():
-        for cache in layer_caches(layer, tp, kv_cache_dtype, k):
-            counts[cache] += times
+        for mixer in layer.mixers:
+            for cache in mixer_caches(mixer, tp, kv_cache_dtype, k):
+                counts[cache] += times
     return counts
 
 

@@ -49,10 +49,24 @@ def studied(plan: Plan) -> tuple[Plan, str]:
     raise PlannerError(f"{plan.scenario.name}: {plan.binding}")
 
 
+def subject(plan: Plan) -> Candidate:
+    """The chosen candidate, or the one that comes nearest to the service level."""
+    return plan.chosen or min(plan.candidates, key=lambda candidate: candidate.margin)
+
+
+def opening(asked: Plan, plan: Plan, changed: str) -> str:
+    """What a chapter talks about: the answer to what was `asked`, or what it goes on with where there is none."""
+    if changed:
+        return f"{str(asked.binding).rstrip('.')}. To show what would do, this chapter goes on with: {changed}."
+    if plan.chosen is None:
+        return f"Nothing meets the service level. The nearest: {subject(plan)}."
+    return f"The plan: {plan.chosen}."
+
+
 def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
     """`like`'s model, formats and context in another layout; `PlannerError` for what the engine refuses."""
     model, known = like.deployment.model, like.deployment.args
-    if reason := refuse(model, layout, card.gpus_per_node or card.gpu.gpus_per_node):
+    if reason := refuse(model, layout, card.gpus_per_node or card.gpu.gpus_per_node, scenario.engine):
         raise PlannerError(f"{layout} is not possible: {reason}")
     args: dict[str, Any] = {"max_model_len": known.max_model_len, "kv_cache_dtype": known.kv_cache_dtype}
     deployment = deploy_on(
@@ -65,12 +79,14 @@ def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: Paral
 
 def layouts(plan: Plan) -> tuple[Candidate, ...]:
     """Every legal TP x PP x replicas on every candidate GPU, in the formats of the best candidate with that GPU."""
-    best, found = plan.candidates[0], []
+    best, found = subject(plan), []
     for card in plan.scenario.gpus:
         like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
         if like is None:
             continue
-        for shape in legal_layouts(like.deployment.model, card.gpu, card.at_most, card.gpus_per_node):
+        for shape in legal_layouts(
+            like.deployment.model, card.gpu, card.at_most, card.gpus_per_node, plan.scenario.engine
+        ):
             for replicas in range(1, card.at_most // shape.gpus_per_replica + 1):
                 layout = replace(shape, replicas=replicas)
                 same = (best.deployment.gpu, best.deployment.layout) == (card.gpu, layout)
@@ -127,10 +143,12 @@ def frame(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def in_node(plan: Plan, candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Those of the best candidate's GPU that keep a replica inside a node; of every GPU where that leaves one only."""
-    kept = [c for c in candidates if c.deployment.layout.gpus_per_replica <= c.deployment.gpus_per_node]
-    own = [c for c in kept if c.deployment.gpu == plan.candidates[0].deployment.gpu]
+def comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those that fit, on the plan's GPU and in no more than a node or its replica; of every GPU where that is one."""
+    best = subject(plan).deployment
+    most = max(best.gpus_per_node, best.layout.gpus_per_replica)
+    kept = [c for c in candidates if c.prediction.fits and c.deployment.layout.gpus_per_replica <= most]
+    own = [c for c in kept if c.deployment.gpu == best.gpu]
     return own if len(own) > 1 else kept
 
 
@@ -152,7 +170,7 @@ def replicas_of(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
         row: dict[str, Any] = {"One replica": name, "GPUs": layout.gpus_per_replica}
         row |= {"Weights (GiB per GPU)": memory.weights / GIB, "KV cache (GiB per GPU)": memory.kv_available / GIB}
         row |= {f"Sequences of {length:,} tokens": memory.pool.sequences(length)}
-        served = capacity(plan.scenario, candidate.deployment) if candidate.prediction.fits else 0.0
+        served = capacity(plan.scenario, candidate.deployment)
         rows.append(row | {"Requests/s": served, "Requests/s per GPU": served / layout.gpus_per_replica})
     return pd.DataFrame(rows)
 
@@ -174,8 +192,10 @@ def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
 
 
 def shortlist(plan: Plan, candidates: Iterable[Candidate], most: int = 12) -> pd.DataFrame:
-    """The best `most`, from best to worst: what people compare."""
-    data = frame(plan, sorted(candidates, key=lambda candidate: candidate.rank)[:most])
+    """The best `most` that fit, from best to worst (the nearest first where none meets the service level)."""
+    fit = [candidate for candidate in candidates if candidate.prediction.fits]
+    fit.sort(key=lambda candidate: candidate.rank if plan.chosen else (candidate.margin,))
+    data = frame(plan, fit[:most])
     data["USD per hour"] = [usd if usd is None else f"{usd:,.2f}" for usd in data["USD per hour"]]
     hidden = ["GPUs", "TP", "PP", "Replicas", "Saturated", "Chosen"]
     hidden += ["Requests/s"] * bool(plan.scenario.service_level) + ["GPU"] * (data["GPU"].nunique() == 1)
@@ -210,7 +230,7 @@ def messages(deployment: Deployment, batch: int, context: float) -> pd.DataFrame
     wires.append((f"between nodes ({card.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1))
     steps = {"decode": ([], [round(context)] * batch), "prompt": ([(tokens, 0)], [])}
     c = calibration_of(deployment.model, card, deployment.engine).coefficients
-    shapes = [shape for shape in SHAPES if refuse(deployment.model, shape, 8) is None]
+    shapes = [shape for shape in SHAPES if refuse(deployment.model, shape, 8, deployment.engine) is None]
     for shape, (wire, bandwidth, node), (step, load) in product(shapes, wires, steps.items()):
         laid = replace(deployment, layout=shape, link_bandwidth=bandwidth, gpus_per_node=node)
         parts, cost = collectives(laid, np.array([1.0]), c), step_model(laid).step_seconds(*load)
@@ -233,7 +253,7 @@ def bubbles(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.DataFrame:
 def rules(deployment: Deployment) -> str:
     """Which tensor-parallel sizes the engine accepts for this model in one node, and why not the others."""
     architecture, node = deployment.model.architecture, deployment.gpus_per_node
-    sizes = {tp: refuse(deployment.model, ParallelLayout(tp=tp), node) for tp in range(1, 17)}
+    sizes = {tp: refuse(deployment.model, ParallelLayout(tp=tp), node, deployment.engine) for tp in range(1, 17)}
     powers = [str(tp) for tp, reason in sizes.items() if reason is None and tp & (tp - 1) == 0]
     refused = next((f" TP {tp} is refused: {reason}." for tp, reason in sizes.items() if reason), "")
     return (
@@ -248,7 +268,7 @@ def why(sends: pd.DataFrame) -> str:
     tensor = [name for name in dict.fromkeys(sends["Layout"]) if name.startswith("TP")]
     if not tensor:
         return "The engine can cut this model's layers over no number of GPUs: only stages and replicas are left."
-    name, near, far = tensor[: 2][-1], sends["Link"].iloc[0], sends["Link"].iloc[-1]
+    name, near, far = tensor[:2][-1], sends["Link"].iloc[0], sends["Link"].iloc[-1]
 
     def spent(layout: str, link: str) -> str:
         decode, prompt = sends[(sends["Layout"] == layout) & (sends["Link"] == link)].to_dict("records")

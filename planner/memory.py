@@ -273,7 +273,7 @@ def _changes(found: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
     wider = [replace(layout, tp=tp, ep=1) for tp in (2, 4, 8) if layout.tp < tp <= deployment.gpus_per_node]
     deeper = [replace(layout, pp=pp) for pp in (2, 4, 8) if pp > layout.pp]
     for bigger in (*wider, *deeper, *(replace(w, pp=d.pp) for w in wider[-1:] for d in deeper)):
-        if refuse(deployment.model, bigger, deployment.gpus_per_node) is None:
+        if refuse(deployment.model, bigger, deployment.gpus_per_node, deployment.engine) is None:
             yield f"spread the model over {bigger}", replace(deployment, layout=bigger)
     for what, scheme in (("FP8", named("fp8")), ("4 bits (AWQ)", named("awq"))):
         if scheme.weight_bits < deployment.model.quantization.weight_bits:

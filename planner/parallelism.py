@@ -10,6 +10,7 @@ import numpy as np
 from planner.architecture import Attention, Layer
 from planner.coefficients import Coefficients
 from planner.deployment import Deployment, ParallelLayout
+from planner.engines import Engine
 from planner.hardware import Gpu
 from planner.models import Model
 
@@ -26,8 +27,8 @@ class Collective:
     seconds: np.ndarray
 
 
-def refuse(model: Model, layout: ParallelLayout, gpus_per_node: int) -> str | None:
-    """Why the engine would not start `model` in this layout, in the sense of vLLM's own message; None if it would."""
+def refuse(model: Model, layout: ParallelLayout, gpus_per_node: int, engine: Engine | None = None) -> str | None:
+    """Why `engine` would not start `model` in this layout, in the sense of vLLM's own message; None if it would."""
     architecture, tp = model.architecture, layout.tp
     heads, kv_heads = architecture.heads, architecture.kv_heads
     if heads % tp:
@@ -49,7 +50,7 @@ def refuse(model: Model, layout: ParallelLayout, gpus_per_node: int) -> str | No
         if layout.ep not in (tp, tp * layout.dp):
             return f"expert parallel size is tp x dp = {tp * layout.dp}, not {layout.ep}"
     if model.quantization.method == "fp8_block":
-        for what, width, cut in _block_widths(model, layout):
+        for what, width, cut in _block_widths(model, layout, engine is None or engine.facts["fp8_block_experts_whole"]):
             if width % cut or (width // cut) % FP8_BLOCK:
                 return (
                     f"the output size of {what} / {cut} GPUs = {width / cut:g} is not divisible by "
@@ -58,19 +59,21 @@ def refuse(model: Model, layout: ParallelLayout, gpus_per_node: int) -> str | No
     return None
 
 
-def _block_widths(model: Model, layout: ParallelLayout) -> set[tuple[str, int, int]]:
+def _block_widths(model: Model, layout: ParallelLayout, experts: bool) -> set[tuple[str, int, int]]:
     """Sizes that tensor parallelism cuts and that must stay whole 128-blocks: (name, size, cut over)."""
     found: set[tuple[str, int, int]] = set()
     for layer in model.architecture.distinct_layers:
         for weight in layer.weights:
-            if weight.part == "routed_experts" and weight.shard == "column" and layout.ep == 1:
+            if experts and weight.part == "routed_experts" and weight.shard == "column" and layout.ep == 1:
                 found.add(("the experts' gate and up", weight.rows, layout.tp * layout.dp))
             elif weight.part in ("dense_mlp", "shared_experts") and weight.shard == "column":
                 found.add(("gate and up", weight.rows, layout.tp))
     return found
 
 
-def legal_layouts(model: Model, gpu: Gpu, max_gpus: int, gpus_per_node: int | None = None) -> list[ParallelLayout]:
+def legal_layouts(
+    model: Model, gpu: Gpu, max_gpus: int, gpus_per_node: int | None = None, engine: Engine | None = None
+) -> list[ParallelLayout]:
     """Every layout of ONE replica on at most `max_gpus`: TP inside a node (powers of two), PP, EP for MoE models."""
     node = gpus_per_node or gpu.gpus_per_node
     found = []
@@ -78,7 +81,7 @@ def legal_layouts(model: Model, gpu: Gpu, max_gpus: int, gpus_per_node: int | No
         for pp in range(1, max_gpus // tp + 1):
             for ep in {1, tp} if model.architecture.is_moe else {1}:
                 layout = ParallelLayout(tp=tp, pp=pp, ep=ep)
-                if refuse(model, layout, node) is None:
+                if refuse(model, layout, node, engine) is None:
                     found.append(layout)
     return found
 

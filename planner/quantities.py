@@ -24,7 +24,8 @@ def did_you_mean(name: str, known: Iterable[str], what: str) -> PlannerError:
     known = sorted(known)
     folded = {k.casefold(): k for k in known}
     close = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.5)]
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known[:12])}{', ...' * (len(known) > 12)}"
+    listed = ", ".join(known[:12]) + ", ..." * (len(known) > 12)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {listed}"
     return PlannerError(f"unknown {what} {name!r}; {hint}")
 
 

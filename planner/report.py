@@ -21,6 +21,7 @@ from planner.catalog import read_yaml
 from planner.quantities import PlannerError
 from planner.scenario import SCENARIOS, load_scenario
 from planner.search import Plan, search
+from planner.summary import verdict
 
 _PACKAGE = Path(__file__).resolve().parent
 NOTEBOOKS = _PACKAGE / "notebooks" if (_PACKAGE / "notebooks").is_dir() else _PACKAGE.parent / "notebooks"
@@ -30,6 +31,8 @@ TEXT_WIDTH = 640
 """Width of the page's text in a chart's pixels: a chart's type comes out a little smaller than the page's."""
 SHOWN = ["text/html", "image/svg+xml", "image/png", "text/markdown", "text/latex", "text/plain"]
 """Outputs that reach the page, the first that a cell offers: widgets are left out for their plain HTML."""
+LIVE = "live"
+"""Tag of cells for the screen only: standing still, they would repeat what the page has shown."""
 
 
 def walk() -> list[Path]:
@@ -130,7 +133,7 @@ def _execute(
                 raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
             progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s)")
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
     return [work / notebook.name for notebook in notebooks]
 
 
@@ -148,8 +151,8 @@ def _title(plan: Plan) -> dict[str, Any]:
         "Date": f"{datetime.date.today():%-d %B %Y}",
         "Planned with": f"Headroom {__version__}",
     }
-    verdict = str(plan.chosen) if plan.chosen else f"Nothing meets the service level. {plan.binding}"
-    return {"name": scenario.name, "question": scenario.question, "verdict": verdict, "facts": list(facts.items())}
+    answer = {"question": scenario.question, "verdict": verdict(plan)}
+    return {"name": scenario.name, **answer, "facts": list(facts.items())}
 
 
 def _typst(notebook: Path, work: Path) -> str:
@@ -170,13 +173,18 @@ def _typst(notebook: Path, work: Path) -> str:
         exclude_input=True,
         exclude_output_prompt=True,
         exclude_anchor_links=True,
-        config=Config({"NbConvertBase": {"display_data_priority": SHOWN}}),
+        config=Config(
+            {
+                "NbConvertBase": {"display_data_priority": SHOWN},
+                "TagRemovePreprocessor": {"enabled": True, "remove_cell_tags": [LIVE]},
+            }
+        ),
     )
     html, _ = exporter.from_filename(str(notebook))
     html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', placed, html, flags=re.DOTALL)
     dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
     typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=["--wrap=none"]))
-    return typst.replace("align(center)[#table(", "align(left)[#table(")
+    return typst.replace("align(center)[#table(", "align(left)[#table(").replace("\n- ☐ ", "\n/ ☐: ")
 
 
 def _compile(work: Path, pdf: Path) -> None:

@@ -139,7 +139,7 @@ def read_deployment(
     memory = {name: round(cells[column] * GIB) for name, column in sizes_gib.items() if column in cells}
     args = {name: cells[name] for name in ENGINE_ARGS if name in cells}
     deployment = deploy_on(served, str(cells["gpu"]), speculation=speculation, **sizes, **named, **memory, **args)
-    if reason := refuse(served, deployment.layout, deployment.layout.gpus_per_replica):
+    if reason := refuse(served, deployment.layout, deployment.layout.gpus_per_replica, deployment.engine):
         if deployment.engine.name == "vllm":
             raise PlannerError(reason)
         notes.append(f"vLLM would refuse this layout: {reason}")  # others pad heads, or attend data-parallel

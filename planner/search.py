@@ -141,7 +141,7 @@ def _options(scenario: Scenario) -> Iterator[_Option | Rejection]:
             continue
         length = context_length(scenario.workload, scenario.context_buffer, served.architecture.max_position)
         args: dict[str, Any] = {"max_model_len": length, **scenario.engine_args}
-        layouts = legal_layouts(served, card, wanted.at_most, wanted.gpus_per_node)
+        layouts = legal_layouts(served, card, wanted.at_most, wanted.gpus_per_node, scenario.engine)
         kinds = product(layouts, enumerate(scenario.kv_cache_dtypes), enumerate(speculations))
         for layout, (k, kv_cache_dtype), (s, speculation) in kinds:
             sizes: dict[str, Any] = {"tp": layout.tp, "pp": layout.pp, "ep": layout.ep}
@@ -201,7 +201,11 @@ def _batch_within(scenario: Scenario, candidate: Candidate) -> Candidate:
     """`candidate` with the largest max_num_seqs that rarely preempts and, when full, keeps the promised pace."""
     paces = [target for target in scenario.service_level if target.metric in ("tpot", "itl")]
     deployment, layout = candidate.deployment, candidate.deployment.layout
-    if scenario.offline or "max_num_seqs" in scenario.engine_args or (deployment.args.max_num_seqs or 0) < 2 * SEQS_STEP:
+    if (
+        scenario.offline
+        or "max_num_seqs" in scenario.engine_args
+        or (deployment.args.max_num_seqs or 0) < 2 * SEQS_STEP
+    ):
         return candidate
     most = (deployment.args.max_num_seqs or 0) // SEQS_STEP
     low, high = (0 if paces else most), most + 1

@@ -1,14 +1,13 @@
-"""What the VRAM chapter asks of the memory plan: the KV equation with its numbers, and sweeps over one argument."""
+"""What the VRAM chapter asks of the memory plan: terms, sweeps over one argument, weight formats, and advice."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from planner.architecture import LatentAttention
+from planner.advice import longest_model_len, safe_max_num_seqs
 from planner.catalog import Entry, entries
 from planner.deployment import Deployment
 from planner.memory import MemoryPlan, plan, safe_utilization
@@ -44,36 +43,6 @@ def formats() -> dict[str, Format]:
 def with_args(deployment: Deployment, **args: Any) -> Deployment:
     """`deployment` with other engine arguments."""
     return replace(deployment, args=replace(deployment.args, **args))
-
-
-def kv_worked(found: MemoryPlan) -> str:
-    """The KV equation with this plan's numbers in it, as Markdown with LaTeX."""
-    deployment, pool = found.deployment, found.pool
-    architecture, tp = deployment.model.architecture, deployment.layout.tp
-    width = 1 if str(deployment.args.kv_cache_dtype).startswith("fp8") else 2
-    terms = []
-    for mixer, layers in Counter(architecture.attentions).items():
-        bound = rf"\;[\text{{window {mixer.window}}}]" if mixer.window else ""
-        if isinstance(mixer, LatentAttention):
-            terms.append(rf"{layers} \times ({mixer.kv_lora_rank} + {mixer.rope_dim}) \times {width}{bound}")
-        elif mixer.stores_kv:
-            heads = max(1, mixer.kv_heads // tp)
-            terms.append(
-                rf"{layers} \times {heads} \times ({mixer.head_dim} + {mixer.v_head_dim}) \times {width}{bound}"
-            )
-    state = f" Beside it, each sequence keeps {pool.state_bytes_per_seq:,} bytes of recurrent state." * bool(
-        pool.state_bytes_per_seq
-    )
-    return (
-        rf"For one GPU of this deployment (TP{tp}): ${' + '.join(terms)}$ bytes; without the windowed layers, which "
-        rf"stop growing, and on the fullest pipeline stage, one more token of a long context takes "
-        rf"**{pool.kv_bytes_per_token:,.0f} bytes**.{state}"
-        "\n\n"
-        rf"The pool has {found.kv_available.mid / GIB:.2f} GiB. Cut into blocks of {pool.block_size} tokens "
-        rf"({pool.bytes_per_block:,} bytes) that is {pool.num_blocks:,} blocks, or **{pool.kv_tokens:,} tokens**: "
-        rf"{found.max_concurrency:.1f} sequences of max_model_len = {found.layout.max_model_len:,}."
-        rf" Padding between groups of layers wastes {pool.padding:.1%} of it."
-    )
 
 
 def terms(found: MemoryPlan) -> pd.DataFrame:
@@ -164,7 +133,19 @@ def tenants_sweep(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.Da
 def recommended(found: MemoryPlan, workload: Workload, buffer: float) -> str:
     """max_model_len and max_num_seqs of the plan, and where they come from."""
     args, p99 = found.deployment.args, workload.total_quantile(0.99)
+    seqs, held = args.max_num_seqs or 0, safe_max_num_seqs(found, workload)
+    fewer = "; a smaller full batch keeps the promised pace" if seqs <= held - 8 else ""
     return (
         f"max_model_len {args.max_model_len:,}: p99 of prompt + output is {p99:,.0f} tokens, plus {buffer:.0%}. "
-        f"max_num_seqs {args.max_num_seqs:,}: what the pool holds at median length, if the service level bears it."
+        f"max_num_seqs {seqs:,}: the pool holds {held:,} with a preemption risk of at most 5 %{fewer}."
     )
+
+
+def startable(found: MemoryPlan) -> str:
+    """The max_model_len that starts, surely and probably."""
+    safe, likely = longest_model_len(found)
+    if safe == found.deployment.model.architecture.max_position:
+        return f"All {safe:,} tokens that the model was made for surely start."
+    if likely == 0:
+        return "No length starts."
+    return f"Up to {safe:,} tokens surely start, up to {likely:,} probably."

@@ -31,7 +31,7 @@ def subject(plan: Plan) -> Deployment:
         return best.deployment
     scenario, card = plan.scenario, plan.scenario.gpus[0]
     served = model(scenario.model, quantization=scenario.quantizations[-1])
-    layouts = legal_layouts(served, card.gpu, card.at_most, card.gpus_per_node) or [ParallelLayout()]
+    layouts = legal_layouts(served, card.gpu, card.at_most, card.gpus_per_node, scenario.engine) or [ParallelLayout()]
     layout = max(layouts, key=lambda layout: (layout.gpus, layout.tp))
     length = context_length(scenario.workload, scenario.context_buffer, served.architecture.max_position)
     args: dict[str, Any] = {"max_model_len": length, **scenario.engine_args}
@@ -136,8 +136,8 @@ def counts(plan: Plan) -> str:
     why = Counter(rejection.bottleneck for rejection in plan.rejected)
     out = ", ".join(f"{number} for {bottleneck}" for bottleneck, number in why.most_common())
     meeting = sum(candidate.meets for candidate in plan.candidates)
-    return f"{len(plan.candidates)} deployments were evaluated, {meeting} of them meet the service level" + (
-        f"; {len(plan.rejected)} more were ruled out before ({out})." if why else "."
+    return f"Deployments evaluated: {len(plan.candidates)}, of which {meeting} meet the service level" + (
+        f"; ruled out before: {len(plan.rejected)} ({out})." if why else "."
     )
 
 
@@ -150,17 +150,18 @@ def changes(plan: Plan, found: tuple[WhatIf, ...]) -> pd.DataFrame:
     for item in found:
         best = item.plan.chosen
         usd = best.usd_per_hour if best else None
-        against = (usd / today - 1) * 100 if usd is not None and today else None
+        against = f"{(usd / today - 1) * 100:+.0f}" if usd is not None and today else None
         rows.append(
             (
                 item.change,
                 describe(best.deployment) if best else "nothing meets it",
-                usd,
+                _usd(usd),
                 against,
                 state(best) if best else "misses",
             )
         )
-    return pd.DataFrame(rows, columns=["change", "plan", "USD per hour", "cost change (%)", "service level"])
+    columns = ["change", "plan", "USD per hour", "cost change (%)", "service level"]
+    return pd.DataFrame(rows, columns=columns).drop(columns=[] if today else "cost change (%)")
 
 
 def ramp_table(predicted: Mapping[float, Performance]) -> pd.DataFrame:

@@ -106,9 +106,7 @@ def by_argument(deployment: Deployment, workload: Workload, name: str, values: S
     return _frame(name, ((v, d, full(d, workload) if workload.rate is None else workload) for v, d in changed))
 
 
-def gaps(
-    deployment: Deployment, workload: Workload, sequences: int, prompt: int, chunked: bool = True
-) -> pd.DataFrame:
+def gaps(deployment: Deployment, workload: Workload, sequences: int, prompt: int, chunked: bool = True) -> pd.DataFrame:
     """Each gap between tokens of `sequences` decoding ones while a prompt of `prompt` tokens arrives beside them.
 
     Unchunked, the whole prompt is one step. The first and the last three gaps are undisturbed.
@@ -181,8 +179,10 @@ def knee(load: pd.DataFrame, tpot: str, limit: float | None) -> str:
     """What concurrency buys and costs, from a `by_concurrency` frame: alone, and at the last point within the limit."""
     alone, last = load.iloc[0], load.iloc[-1]
     within = load[[limit is None or value.mid <= limit for value in load[tpot]]]
-    end = within.iloc[-1] if len(within) else alone
     name = tpot.removesuffix(" (ms)")
+    if not len(within):
+        return f"Even alone, a request has a {name} of {alone[tpot]:.1f} ms: more than the {limit:,.0f} ms promised."
+    end = within.iloc[-1]
     grown = end["Output tokens/s"].mid / alone["Output tokens/s"].mid
     text = (
         f"Alone, a request has a {name} of {alone[tpot]:.1f} ms, and the replica makes {alone['Output tokens/s']:,.0f} "

@@ -117,6 +117,11 @@ def choice(options: Sequence[Any], value: Any = None, label: str = "") -> ipywid
     return ipywidgets.Dropdown(options=options, value=options[0] if value is None else value, description=label)
 
 
+def line(value: str = "", label: str = "", hint: str = "") -> ipywidgets.Widget:
+    """A line of text, taken in with Enter; `hint` stands in it while it is empty."""
+    return ipywidgets.Text(value=value, description=label, placeholder=hint, continuous_update=False)
+
+
 class Explore(ipywidgets.VBox):
     """Controls above what they draw; its plain-HTML form is the drawing at the starting values."""
 
@@ -128,10 +133,9 @@ class Explore(ipywidgets.VBox):
             control.observe(self._redraw, names="value")
         self._draw, self._controls = draw, controls
         self._screen = ipywidgets.HTML(self._html())
-        values = ", ".join(f"{control.description} {text(control.value)}" for control in controls.values())
-        self._still = re.sub(
-            r"(</(fig)?caption>)", lambda end: f" Drawn for {escape(values)}.{end[0]}", self._screen.value, count=1
-        )
+        said = [f"{name.description} {text(name.value)}" for name in controls.values() if name.value != ""]
+        drawn = f" Drawn for {escape(', '.join(said))}." if said else ""
+        self._still = re.sub(r"(</(fig)?caption>)", lambda end: drawn + end[0], self._screen.value, count=1)
         layout = ipywidgets.Layout(flex_flow="row wrap")
         super().__init__([ipywidgets.Box(list(controls.values()), layout=layout), self._screen])
 

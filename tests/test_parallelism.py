@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from planner.coefficients import Coefficients, calibrations
 from planner.deployment import ParallelLayout, deploy_on
+from planner.engines import engine
 from planner.hardware import gpu
 from planner.models import model
 from planner.parallelism import allreduce_seconds, collectives, legal_layouts, pipeline_bubble, refuse
@@ -74,3 +75,10 @@ def test_llama_70b_reduces_twice_a_layer():
     (reduce,) = collectives(deploy_on(LLAMA_70B, "H100", tp=4), np.array([1.0]), PRIOR)
     assert reduce.count == 160
     assert reduce.bytes[0] == 8192 * 2
+
+
+def test_when_experts_must_stay_whole_blocks() -> None:
+    """vLLM 0.20.2 refuses MiniMax-M2 at TP8 (1,536 / 8 = 192), 0.33.0 loads it (run with their own model classes)."""
+    minimax, layout = model("MiniMaxAI/MiniMax-M2"), ParallelLayout(tp=8)
+    assert "192 is not divisible" in str(refuse(minimax, layout, 8, engine("vllm", "0.20.2")))
+    assert refuse(minimax, layout, 8, engine("vllm", "0.33.0")) is None

@@ -1,0 +1,100 @@
+"""Every layout of a scenario: what is compared, what is sent, and that the plan is the cheapest of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planner import layouts
+from planner.candidate import judge
+from planner.deployment import ParallelLayout, deploy_on
+from planner.quantities import Interval, PlannerError
+from planner.scenario import load_scenario, scenario
+from planner.search import Plan, search
+
+NOWHERE = {
+    "question": "Does a 70B model fit on one 24 GB card?",
+    "model": "meta-llama/Llama-3.1-70B-Instruct",
+    "gpus": [{"gpu": "RTX-4090", "at_most": 1}],
+    "workload": {"prompt_tokens": {"mean": 500}, "output_tokens": {"mean": 100}, "rate": 1},
+    "service_level": {"ttft": {"p95": 1000}},
+}
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return search(load_scenario("chat-70b"))
+
+
+@pytest.fixture(scope="module")
+def every(plan):
+    return layouts.layouts(plan)
+
+
+def test_no_legal_layout_meets_the_service_level_for_less_than_the_plan(plan, every):
+    cheapest = min(candidate.cost for candidate in every if candidate.meets)
+    assert cheapest == plan.chosen.cost
+    assert sum(candidate is plan.chosen for candidate in every) == 1
+
+
+def test_every_layout_appears_once_and_keeps_to_the_gpus_allowed(plan, every):
+    shapes = [candidate.deployment.layout for candidate in every]
+    assert len(set(shapes)) == len(shapes)
+    assert max(layout.gpus for layout in shapes) == 32
+    assert {layout.tp for layout in shapes} == {1, 2, 4, 8}
+
+
+def test_capacity_is_where_the_promises_begin_to_break(plan):
+    deployment = plan.chosen.deployment
+    rate = layouts.capacity(plan.scenario, deployment)
+    meets = []
+    for share in (0.95, 1.05):
+        traffic = replace(plan.scenario.workload, rate=rate * share)
+        asked = replace(plan.scenario, workload=traffic)
+        meets.append(judge(asked, deployment, 1).meets)
+    assert meets == [True, False]
+
+
+@given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30))
+def test_nothing_beats_a_point_of_the_front_and_something_beats_every_other(points):
+    data = pd.DataFrame({"cost": [c for c, _ in points], "ms": [Interval.exactly(v) for _, v in points]})
+    for (cost, ms), kept in zip(points, layouts.front(data, "cost", "ms"), strict=True):
+        beaten = any((c <= cost and v <= ms) and (c, v) != (cost, ms) for c, v in points)
+        assert kept != beaten
+
+
+def test_llama_70b_reduces_twice_a_layer_and_a_stage_sends_once():
+    """80 layers, attention and MLP each: 160 all-reduces of 8,192 bf16 values; a stage sends hidden and residual."""
+    llama = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100-SXM", tp=4, engine_version="0.20.2")
+    sends = layouts.messages(llama, batch=32, context=1000)
+    first = sends.drop_duplicates("Layout").set_index("Layout")
+    assert first.loc["TP4", "Messages"] == 160
+    assert first.loc["TP4", "KiB per token and GPU"] == 160 * 8192 * 2 / 1024
+    assert first.loc["PP2", "KiB per token and GPU"] == 2 * 8192 * 2 / 1024
+
+
+def test_nvlink_is_faster_than_pcie_and_stages_talk_least():
+    llama = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100-SXM", tp=4, engine_version="0.20.2")
+    spent = layouts.messages(llama, batch=32, context=1000).set_index(["Layout", "Link", "Step"])["Messages (ms)"]
+    nvlink, pcie = "nvlink4 (450 GB/s)", "PCIe (64 GB/s)"
+    for step in ("decode", "prompt"):
+        assert spent["TP4", pcie, step] > 2 * spent["TP4", nvlink, step]
+        assert spent["PP2", pcie, step] < spent["TP2", nvlink, step]
+
+
+def test_where_nothing_fits_the_chapter_says_so_and_goes_on_with_a_change():
+    asked = search(scenario(NOWHERE, "nowhere"))
+    plan, changed = layouts.studied(asked)
+    assert not asked.candidates
+    assert plan.candidates
+    assert changed in layouts.opening(asked, plan, changed)
+    assert "fits nowhere" in layouts.opening(asked, plan, changed)
+
+
+def test_a_refused_layout_is_told_in_the_engines_words(plan):
+    with pytest.raises(PlannerError, match=r"attention heads \(64\) must be divisible by tensor parallel size \(3\)"):
+        layouts.place(plan.scenario, plan.chosen, plan.scenario.gpus[0], ParallelLayout(tp=3))
