@@ -72,6 +72,11 @@ class Plan:
     rejected: tuple[Rejection, ...]
     notes: tuple[str, ...]
 
+    @property
+    def best(self) -> Candidate | None:
+        """The chosen candidate, else the one that comes nearest to the service level; None where nothing fits."""
+        return self.chosen or min(self.candidates, key=lambda candidate: candidate.margin, default=None)
+
     def frame(self) -> pd.DataFrame:
         """One row per candidate, from best to worst."""
         import pandas as pd

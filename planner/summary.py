@@ -25,10 +25,9 @@ def state(candidate: Candidate) -> str:
 
 
 def subject(plan: Plan) -> Deployment:
-    """The deployment to talk about: the chosen one, else the best evaluated, else the widest layout there is."""
-    best = plan.chosen or next(iter(plan.candidates), None)
-    if best is not None:
-        return best.deployment
+    """The deployment to talk about: the chosen one, else the nearest, else the widest layout there is."""
+    if plan.best:
+        return plan.best.deployment
     scenario, card = plan.scenario, plan.scenario.gpus[0]
     served = model(scenario.model, quantization=scenario.quantizations[-1])
     layouts = legal_layouts(served, card.gpu, card.at_most, card.gpus_per_node, scenario.engine) or [ParallelLayout()]
