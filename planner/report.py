@@ -143,7 +143,7 @@ def _title(plan: Plan) -> dict[str, Any]:
     facts = {
         "Model": scenario.model,
         "Traffic": str(scenario.workload),
-        "Service level": ", ".join(str(target) for target in scenario.service_level) or "none stated",
+        "Service level": ", ".join(str(target) for target in scenario.service_level) or "all done in time",
         "GPUs considered": ", ".join(
             f"{candidate.gpu.name} (at most {candidate.at_most})" for candidate in scenario.gpus
         ),
@@ -184,6 +184,7 @@ def _typst(notebook: Path, work: Path) -> str:
     html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', placed, html, flags=re.DOTALL)
     dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
     typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=["--wrap=none"]))
+    typst = re.sub(r"(?m)^(\w.{,200})\n\n(?=#quote|#figure)", r"#block(sticky: true)[\1]\n\n", typst)
     return typst.replace("align(center)[#table(", "align(left)[#table(").replace("\n- ☐ ", "\n/ ☐: ")
 
 

@@ -19,6 +19,7 @@ import pandas as pd
 from planner.charts import svg
 from planner.quantities import Interval, PlannerError
 
+_DIGITS = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+")
 _SMALL = 'style="font-size: 0.9em; opacity: 0.75; margin: 0.4em 0"'
 
 
@@ -54,10 +55,11 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
     head, body = "", [""] * len(frame)
     for name in frame.columns:
         column = list(frame[name])
-        align = "right" if all(_numeric(value) for value in column) else "left"
-        head += f'<th style="text-align: {align}">{escape(str(name))}</th>'
+        align = "right" if all(_numeric(value) or _DIGITS.fullmatch(str(value)) for value in column) else "left"
+        style = f"text-align: {align}; padding: 0.3em 0.6em"
+        head += f'<th style="{style}">{escape(str(name))}</th>'
         for row, value in enumerate(column):
-            body[row] += f'<td style="text-align: {align}">{escape(text(value))}</td>'
+            body[row] += f'<td style="{style}">{escape(text(value)).replace("/", "/<wbr>")}</td>'
     rows = "".join(f"<tr>{cells}</tr>" for cells in body)
     top = f'<caption style="caption-side: bottom; text-align: left; opacity: 0.75">{escape(caption)}</caption>' * bool(
         caption
