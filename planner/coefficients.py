@@ -76,10 +76,10 @@ class Calibrated:
 
 
 WIDTHS: dict[Basis, tuple[float, float]] = {
-    "measured": (0.07, 0.20),
-    "model-transfer": (0.13, 0.28),
-    "gpu-transfer": (0.18, 0.35),
-    "prior": (0.35, 0.60),
+    "measured": (0.08, 0.20),
+    "model-transfer": (0.12, 0.30),
+    "gpu-transfer": (0.15, 0.35),
+    "prior": (0.30, 0.50),
 }
 """Default standard deviations of ln(measured / predicted) for TPOT and TTFT, by basis."""
 
@@ -130,6 +130,8 @@ def calibrated(gpu: Gpu, engine: Engine, model_type: str) -> Calibrated:
     tpot, ttft = WIDTHS[basis]
     if basis == "measured":
         tpot, ttft = chosen.sigma_tpot or tpot, chosen.sigma_ttft or ttft
+    else:  # carried over, nothing is more certain than where it was measured
+        tpot, ttft = max(tpot, chosen.sigma_tpot or 0), max(ttft, chosen.sigma_ttft or 0)
     return Calibrated(coefficients, basis, tpot, ttft, chosen.kv_cache_dtype, chosen.source)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.deployment import Deployment, Speculation, deploy_on
+from planner.hardware import gpu
 from planner.models import Model, model
 from planner.parallelism import refuse
 from planner.quantities import GIB, PlannerError
@@ -126,6 +127,7 @@ def read_deployment(
     if pool:
         sizes = {size: cells[f"{pool}_{size}"] for size in POOL_SIZES if f"{pool}_{size}" in cells}
         sizes["replicas"] = sizes.pop("workers", 1)
+    sizes = _as_meant(sizes, served, cells, notes)
     speculation = None
     if "speculative_method" in cells:
         if "num_speculative_tokens" not in cells:
@@ -144,6 +146,24 @@ def read_deployment(
             raise PlannerError(reason)
         notes.append(f"vLLM would refuse this layout: {reason}")  # others pad heads, or attend data-parallel
     return deployment
+
+
+def _as_meant(sizes: dict[str, Cell], served: Model, cells: Mapping[str, Cell], notes: list[str]) -> dict[str, Cell]:
+    """Sizes that no engine could run, read as benchmark tables mean them.
+
+    InferenceX's tables give TP8 with EP8 as 64 and 64 (the same runs stand beside it as 8 and 8), and attention that is
+    data-parallel over all GPUs of a rack as that many tp.
+    """
+    tp, ep = sizes.get("tp", 1), sizes.get("ep", 1)
+    node = cells.get("gpus_per_node") or gpu(str(cells["gpu"])).gpus_per_node
+    side = math.isqrt(tp)
+    if tp == ep == side * side and side <= node < tp:
+        notes.append(f"tp {tp} with ep {ep} is read as tp {side} with ep {side} on {side} GPUs")
+        return {**sizes, "tp": side, "ep": side}
+    if served.architecture.heads % tp and tp > node and served.architecture.is_moe:
+        notes.append(f"tp {tp} does not divide the attention heads: read as data-parallel attention on {tp} GPUs")
+        return {**sizes, "tp": 1, "dp": tp, "ep": tp}
+    return sizes
 
 
 def read_workload(cells: Mapping[str, Cell], folder: Path, notes: list[str]) -> Workload | None:

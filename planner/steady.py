@@ -155,7 +155,6 @@ def closed_loop(
         decode = max(running * (1 - float(own.mean()) / stay), min(running, 1.0))
     # every other request is prefilled once while one stays; in the first burst only those behind it
     tpot = per_token + max(running - 1, 0) * added / outputs * (1 - 0.5 / waves)
-    period = outputs * tpot + float(own.mean())
     first = _burst(step, t, running, own)
     # later prompts come as the outputs end: those of one step together, until different lengths (wave k: sqrt(12 k)
     # standard deviations apart) have scattered them
@@ -163,6 +162,10 @@ def closed_loop(
     together = min(max(step.max_tokens / t.prompts.mean(), 1.0), running)
     bunch = _together_s(step, t, together)
     lockstep = np.maximum(1 - apart / bunch, 0)
+    shared = min(max(bunch - per_token, 0) / together, added)  # a prompt's part of a step that holds several
+    spared = max(running - 1, 0) * added - max(running - together, 0) * shared  # nobody of the own bunch decodes yet
+    tpot -= float(lockstep.mean()) * spared / outputs * (1 - 0.5 / waves)
+    period = outputs * tpot + float(own.mean())
     busy = np.minimum(running * added / np.minimum(2 * first + apart, period), 0.9)
     wait = added * busy / (2 * (1 - busy)) * np.minimum(apart / (2 * first), 1) + 0.5 * per_token
     waits = lockstep * max(bunch - float(own.mean()), 0) + (1 - lockstep) * wait
