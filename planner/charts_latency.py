@@ -45,13 +45,14 @@ def panels(
     places["side"] = ["right" if at > middle else "left" for at in places["at"]]
     spots = alt.Chart(places.assign(height=range(len(places)))).encode(x=alt.X("at:Q", title=x))
     side, aside = alt.expr("datum.side"), alt.expr("datum.side == 'left' ? 4 : -4")
-    names = spots.mark_text(y=alt.expr("7 + 13 * datum.height"), align=side, dx=aside, color="currentColor")
+    names = spots.mark_text(y=alt.expr("-6 - 13 * datum.height"), align=side, dx=aside, color="currentColor")
     named = [spots.mark_rule(color=MUTED, strokeDash=[2, 3]), names.encode(text=alt.Text("name:N"))] if marks else []
     stacked = []
     for y, limit in limits.items():
         near = data if limit is None else data[[value.mid <= FAR * limit for value in data[y]]]
         panel = lines((near if len(near) > 1 else data)[[x, y]], x, y, limit=limit, log=log)
-        stacked.append(alt.layer(panel, *named).properties(width=WIDTH, height=120))
+        shown = named[:1] if stacked else named  # names stand above the first panel
+        stacked.append(alt.layer(panel, *shown).properties(width=WIDTH, height=120))
     return alt.vconcat(*stacked).resolve_scale(x="shared")
 
 
