@@ -47,7 +47,7 @@ def panels(
     side, aside = alt.expr("datum.side"), alt.expr("datum.side == 'left' ? 4 : -4")
     names = spots.mark_text(y=alt.expr("-6 - 13 * datum.height"), align=side, dx=aside, color="currentColor")
     named = [spots.mark_rule(color=MUTED, strokeDash=[2, 3]), names.encode(text=alt.Text("name:N"))] if marks else []
-    stacked = []
+    stacked: list[alt.LayerChart | alt.FacetChart] = []
     for y, limit in limits.items():
         near = data if limit is None else data[[value.mid <= FAR * limit for value in data[y]]]
         panel = lines((near if len(near) > 1 else data)[[x, y]], x, y, limit=limit, log=log)
