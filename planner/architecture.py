@@ -68,7 +68,6 @@ class LatentAttention:
     """Multi-head latent attention (arXiv 2405.04434): one latent and one rotary key per token, shared by all heads."""
 
     heads: int
-    q_lora_rank: int | None
     kv_lora_rank: int
     nope_dim: int
     rope_dim: int
@@ -258,16 +257,10 @@ class Architecture:
         return any(isinstance(mixer, Recurrent) for mixer in self.mixers)
 
     @cached_property
-    def is_multimodal(self) -> bool:
-        """It has a vision or audio tower."""
-        return bool(self.towers)
-
-    @cached_property
     def kv_bytes_per_token(self) -> float:
         """Cached bytes per token of context in bf16, over all layers that keep the whole context."""
-        return sum(
-            mixer.kv_bytes() for mixer in self.attentions if isinstance(mixer, LatentAttention) or not mixer.window
-        )
+        whole = (mixer for mixer in self.attentions if isinstance(mixer, LatentAttention) or not mixer.window)
+        return sum(mixer.kv_bytes() for mixer in whole)
 
     @cached_property
     def window_bytes_per_sequence(self) -> int:

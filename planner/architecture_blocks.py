@@ -69,7 +69,7 @@ def attention(c: Fields, hidden: int, kind: str) -> tuple[Attention, Weights]:
     weights = matrix("self_attn.q_proj", query, hidden, "column", "attention", qkv_bias)
     if own:
         weights += matrix("self_attn.k_proj", kv_heads * head_dim, hidden, "kv", "attention", qkv_bias, 1, kv_heads)
-    if own:  # Gemma 4 reads values from the keys of full layers, yet vLLM makes room for a projection of their own
+        # Gemma 4 reads values from the keys of full layers, yet vLLM makes room for a projection of their own
         part = "engine" if c.flag("key_is_value") else "attention"
         weights += matrix("self_attn.v_proj", kv_heads * v_dim, hidden, "kv", part, qkv_bias, 1, kv_heads)
     weights += matrix("self_attn.o_proj", hidden, heads * v_dim, "row", "attention", o_bias)
@@ -102,18 +102,15 @@ def latent_attention(c: Fields, hidden: int) -> tuple[LatentAttention, Weights]:
     weights += vector("self_attn.kv_a_layernorm", kv_rank)
     weights += matrix("self_attn.kv_b_proj", heads * (nope + v_dim), kv_rank, "column", "attention")
     weights += matrix("self_attn.o_proj", hidden, heads * v_dim, "row", "attention", bias)
-    indexer, index_heads, index_dim = c.text("indexer"), 0, 0
-    if indexer:
-        index_heads, index_dim = c.whole("index_n_heads"), c.whole("index_head_dim")
+    indexer = c.text("indexer")
+    index_heads, index_dim = (c.whole("index_n_heads"), c.whole("index_head_dim")) if indexer else (0, 0)
     if indexer == "full":
         name = "self_attn.indexer"
         weights += matrix(f"{name}.wq_b", index_heads * index_dim, q_rank or hidden, "replicated", "indexer")
         weights += matrix(f"{name}.wk", index_dim, hidden, "replicated", "indexer")
         weights += vector(f"{name}.k_norm", index_dim, "indexer", bias=True)
         weights += (Weight(f"{name}.weights_proj", index_heads, hidden, part="indexer", linear=False),)
-    mixer = LatentAttention(
-        heads, q_rank, kv_rank, nope, rope, v_dim, index_heads, index_dim, has_indexer_cache=indexer == "full"
-    )
+    mixer = LatentAttention(heads, kv_rank, nope, rope, v_dim, index_heads, index_dim, indexer == "full")
     return mixer, weights
 
 

@@ -46,19 +46,18 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> Archit
     for kind in kinds:
         if kind not in made:
             made[kind] = _layer(c, hidden, *kind)
-    architecture = Architecture(
+    return Architecture(
         model_type=top.text("model_type", "unknown"),
         hidden=hidden,
         vocab=vocab,
         max_position=c.whole("max_position_embeddings", most=2**31),
         layers=tuple(made[kind] for kind in kinds),
         ends=_ends(c, hidden, vocab, len(kinds), tied) + _rotary(c, made.values()),
-        towers=_towers(top, c, hidden),
+        towers=_towers(top, hidden),
         mtp=_mtp(c, hidden, kinds),
         tied=tied,
+        warnings=tuple(dict.fromkeys(top.warnings + c.warnings)),  # last: building the rest adds to them
     )
-    warnings = dict.fromkeys(top.warnings + c.warnings)
-    return Architecture(**{**vars(architecture), "warnings": tuple(warnings)})
 
 
 def _fields(config: Mapping[str, Any], where: str) -> Fields:
@@ -99,14 +98,16 @@ def _kinds(c: Fields) -> list[Kind]:
     """
     pattern = c.items("hybrid_override_pattern", str) or c.items("layers_block_type", str)
     count = c.whole("num_hidden_layers", most=2000) if not pattern else len(pattern)
-    mixers = _mixers(c, count, pattern)
-    stated = [mixer.split()[1:] for mixer in mixers]
-    ffns = _feed_forwards(c, count)
+    mixers, ffns = _mixers(c, count, pattern), _feed_forwards(c, count)
     kinds = []
     for index, mixer in enumerate(mixers):
-        name = mixer.split()[0]
-        ffn = stated[index][0] if stated[index] and name != "compressed" else ffns[index]
+        name, *more = mixer.split()
+        ffn = more[0] if more and name != "compressed" else ffns[index]
         changes = _changes(c, index, count, mixer)
+        if nested := next((key for key, value in changes.items() if isinstance(value, dict | list)), None):
+            raise PlannerError(
+                f"{c.where}, field {nested} of layer {index}: expected one value, got {changes[nested]!r:.50}"
+            )
         kinds.append((changes.pop("mixer", name), changes.pop("ffn", ffn), tuple(changes.items())))
     return kinds
 
@@ -324,7 +325,8 @@ def _rotary(c: Fields, layers: Iterable[Layer]) -> tuple[Weight, ...]:
     )
 
 
-def _towers(top: Fields, c: Fields, hidden: int) -> tuple[Weight, ...]:
+def _towers(top: Fields, hidden: int) -> tuple[Weight, ...]:
+    """The vision tower; warns of one of an unknown kind, and of an audio tower."""
     towers: tuple[Weight, ...] = ()
     if vision := top.sub("vision_config"):
         kind = top.text("vision")

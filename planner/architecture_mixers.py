@@ -148,10 +148,10 @@ def compressed_attention(c: Fields, hidden: int) -> tuple[LatentAttention, Recur
     if ratio not in (0, 4, 128):
         raise c.refuse("compress_ratios", "entries among 0, 4 and 128", ratio)
     index_heads, index_dim = (c.whole("index_n_heads"), c.whole("index_head_dim")) if ratio == 4 else (0, 0)
+    window = c.whole("sliding_window", most=2**31)
     mixer = LatentAttention(
-        heads, q_rank, dim - rope, dim - rope, rope, dim, index_heads, index_dim, ratio == 4,
-        c.whole("sliding_window", most=2**31), ratio,
-    )  # fmt: skip
+        heads, dim - rope, dim - rope, rope, dim, index_heads, index_dim, ratio == 4, window, compress=ratio
+    )
     weights = concat([
         matrix("self_attn.q_a_proj", q_rank, hidden, "replicated", "attention"),
         vector("self_attn.q_a_norm", q_rank),

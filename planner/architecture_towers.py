@@ -87,9 +87,10 @@ def clip(v: Fields, c: Fields, hidden: int) -> Weights:
 def pixtral(v: Fields, c: Fields, hidden: int) -> Weights:
     """Pixtral's encoder with Mistral 3's patch merger."""
     width, merged = v.whole("hidden_size"), c.whole("spatial_merge_size", 2) ** 2
-    towers = _encoder(v.whole("num_hidden_layers"), width, v.whole("intermediate_size"), False, False, True)
+    depth, inner = v.whole("num_hidden_layers"), v.whole("intermediate_size")
+    towers = _encoder(depth, width, inner, bias=False, norm_bias=False, gated=True)
     towers += _matrix("projector.patch_merger", width, width * merged, "replicated")
-    return towers + _projector(width, hidden, hidden, False) + _other(_patch(v, width) + 2 * width)
+    return towers + _projector(width, hidden, hidden, bias=False) + _other(_patch(v, width) + 2 * width)
 
 
 def llama4(v: Fields, c: Fields, hidden: int) -> Weights:
@@ -98,7 +99,7 @@ def llama4(v: Fields, c: Fields, hidden: int) -> Weights:
     patches = (v.whole("image_size") // v.whole("patch_size")) ** 2
     towers = _encoder(v.whole("num_hidden_layers"), width, inner)
     adapter = v.whole("projector_output_dim")
-    towers += _projector(inner, v.whole("projector_input_dim"), adapter, False)
+    towers += _projector(inner, v.whole("projector_input_dim"), adapter, bias=False)
     towers += _matrix("projector.linear", hidden, v.whole("vision_output_dim"), "replicated")
     return towers + _other(_patch(v, width) + (patches + 6) * width)
 
@@ -107,7 +108,7 @@ def gemma4(v: Fields, c: Fields, hidden: int) -> Weights:
     """Gemma 4's encoder: gated blocks with four norms and per-head query and key norms."""
     width, head = v.whole("hidden_size"), v.whole("head_dim")
     depth, inner = v.whole("num_hidden_layers"), v.whole("intermediate_size")
-    towers = _encoder(depth, width, inner, False, False, True, 4, 2 * head)
+    towers = _encoder(depth, width, inner, bias=False, norm_bias=False, gated=True, norms=4, extra=2 * head)
     towers += _matrix("projector", hidden, width, "replicated")
     whole = tuple(replace(weight, shard="replicated") for weight in towers)  # vLLM runs it unsplit
     return whole + _other(_patch(v, width) + 2 * v.whole("position_embedding_size") * width)
@@ -118,12 +119,10 @@ def moonvit(v: Fields, c: Fields, hidden: int) -> Weights:
     width = v.whole("vt_hidden_size", None) or v.whole("hidden_size")
     depth = v.whole("vt_num_hidden_layers", None) or v.whole("num_hidden_layers")
     inner = v.whole("vt_intermediate_size", None) or v.whole("intermediate_size")
-    positions = v.whole("init_pos_emb_height", v.whole("pos_emb_height", 64)) * v.whole(
-        "init_pos_emb_width", v.whole("pos_emb_width", 64)
-    )
+    high, wide = (v.whole(f"init_pos_emb_{side}", v.whole(f"pos_emb_{side}", 64)) for side in ("height", "width"))
     merged = 4 * width
     towers = _encoder(depth, width, inner) + _projector(merged, merged, hidden, split=False)
-    return towers + _other(_patch(v, width) + width * (1 + positions + 4))
+    return towers + _other(_patch(v, width) + width * (1 + high * wide + 4))
 
 
 TOWERS: dict[str, Callable[[Fields, Fields, int], Weights]] = {
