@@ -28,7 +28,7 @@ def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
         state = "meets" if value.hi <= 1 else "at risk" if value.mid <= 1 else "misses"
         rows.append((str(target), value.lo, value.mid, value.hi, state))
     data = pd.DataFrame(rows, columns=["target", "lo", "mid", "hi", "state"])
-    base = alt.Chart(data, height=alt.Step(34)).encode(
+    base = alt.Chart(data, height=alt.Step(24)).encode(
         y=alt.Y("target", title=None, sort=None, axis=alt.Axis(labelLimit=220)),
         color=alt.Color("state", title=None, scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))),
     )
