@@ -7,7 +7,7 @@ from math import ceil, log2
 
 import numpy as np
 
-from planner.architecture import Attention, Layer
+from planner.architecture import Attention, Experts, Layer
 from planner.coefficients import Coefficients
 from planner.deployment import Deployment, ParallelLayout
 from planner.engines import Engine
@@ -124,13 +124,12 @@ def collectives(deployment: Deployment, tokens: np.ndarray, c: Coefficients) -> 
         )
     if layout.dp > 1 and architecture.is_moe:
         link = inside if layout.tp * layout.dp <= deployment.gpus_per_node else outside
-        count = sum(layer.mlp is not None for layer in architecture.layers)
-        whole = size * layout.dp
-        found.append(
-            Collective(
-                "expert dispatch and combine", count, whole, count * allreduce_seconds(whole, layout.dp, link, latency)
-            )
-        )
+        experts = [layer.mlp for layer in architecture.layers if isinstance(layer.mlp, Experts)]
+        sent = float(layout.dp)  # vLLM's default gathers everybody's tokens and reduces everybody's results
+        if deployment.engine.name != "vllm":  # the others send a token to its experts only: FP8 there, bf16 back
+            sent = min(sent, 0.75 * max(mlp.active for mlp in experts))
+        seconds = len(experts) * allreduce_seconds(size * sent, layout.dp, link, latency)
+        found.append(Collective("expert dispatch and combine", len(experts), size * sent, seconds))
     if layout.pp > 1:
         across = min(ceil(layout.tp * layout.pp / deployment.gpus_per_node) - 1, layout.pp - 1)
         sends = 2 * size  # hidden states and residual
