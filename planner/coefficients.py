@@ -108,6 +108,11 @@ def _entry(engine: Engine, name: str) -> Calibration | None:
     return known[f"{name} before {min(above, key=release)}"] if above else known.get(name)
 
 
+def _generation(gpu: Gpu) -> tuple[str, int]:
+    """Architecture and major compute capability: data-centre and desktop Blackwell are two things."""
+    return gpu.architecture, int(gpu.compute_capability or 0)
+
+
 @cache
 def calibrated(gpu: Gpu, engine: Engine, model_type: str) -> Calibrated:
     """Coefficients for `gpu` under `engine`: its own entry, its architecture's or nearest sibling's, or the prior.
@@ -116,8 +121,8 @@ def calibrated(gpu: Gpu, engine: Engine, model_type: str) -> Calibrated:
     """
     known = calibrations(engine.name)
     own, family, prior = _entry(engine, gpu.name), _entry(engine, gpu.architecture), known["prior"]
-    if own is None and family is None:  # the sibling of the same architecture with the nearest bandwidth
-        siblings = [other for other in gpus() if other.architecture == gpu.architecture and other.name in known]
+    if own is None and family is None:  # the sibling of the same generation with the nearest bandwidth
+        siblings = [other for other in gpus() if _generation(other) == _generation(gpu) and other.name in known]
         nearest = min(siblings, key=lambda other: abs(log(other.bandwidth / gpu.bandwidth)), default=None)
         family = _entry(engine, nearest.name) if nearest else None
     chosen = own or family or prior
