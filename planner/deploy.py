@@ -42,13 +42,6 @@ PROGRAMS = {
 """How each engine is started, and the port of its first replica."""
 VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 """The variable by which each vendor's runtime hides GPUs from a process."""
-METRICS = {
-    "ttft": "vllm:time_to_first_token_seconds",
-    "itl": "vllm:inter_token_latency_seconds",
-    "tpot": "vllm:request_time_per_output_token_seconds",
-    "e2e": "vllm:e2e_request_latency_seconds",
-}
-"""Latency histograms of vLLM's V1 engine, read from the running 0.20.2 and 0.33.0."""
 ONLINE = ("fp8", "bitsandbytes")
 """Quantizations that an engine applies to a 16-bit checkpoint while it loads; others need a checkpoint of their own."""
 RAMP = (0.25, 0.5, 0.75, 1.0, 1.25)
@@ -177,13 +170,8 @@ def _converted(deployment: Deployment) -> str:
     return planned if planned not in (stored, "none") else ""
 
 
-def _title(deployment: Deployment) -> str:
-    engine = deployment.engine
-    return f"{deployment.model.name} on {deployment.layout} of {deployment.gpu.name}, {engine.name} {engine.version}"
-
-
 FILES = ("serve.sh", "headroom@.service", "bench.sh", "alerts.yml", "checklist.md")
-"""What `documents` writes; alert rules only for vLLM, whose metric names are known here."""
+"""What `documents` writes; alert rules only where the catalog knows the engine's own names of metrics."""
 
 
 def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, str]:
@@ -197,7 +185,7 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
     deployment = prediction.deployment
     layout, engine = deployment.layout, deployment.engine
     slowest = sorted(targets, key=lambda target: target.seconds)  # one limit per metric: the last and widest
-    values = {
+    values: dict[str, Any] = {
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
         "launch": launch(prediction),
         "d": deployment,
@@ -213,11 +201,10 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
         "ramp": ramp(prediction),
         "range_ratio": RANGE_RATIO,
-        "metrics": METRICS,
-        "checked": bool(options(engine)),
+        "metrics": engine.facts["metrics"],
         "usd_per_hour": prediction.usd_per_hour,
     }
-    return {name: _render(name, **values) for name in FILES if engine.name == "vllm" or name != "alerts.yml"}
+    return {name: _render(name, **values) for name in FILES if values["metrics"] or name != "alerts.yml"}
 
 
 def ramp(prediction: Prediction) -> dict[float, Performance]:

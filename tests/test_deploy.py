@@ -160,6 +160,12 @@ def test_alerts_carry_the_service_level_in_true_metric_names() -> None:
                 assert name in VLLM_METRICS or name.rsplit("_", 1)[0] in VLLM_METRICS, name
 
 
+def test_alerts_of_an_older_engine_use_the_names_it_had() -> None:
+    text = documents(deployment("0.10.0"))["alerts.yml"]  # /metrics of 0.10.0: vllm-project/production-stack issue 617
+    assert "vllm:time_per_output_token_seconds_bucket" in text
+    assert "inter_token_latency" not in text and "request_time_per_output_token" not in text
+
+
 def test_the_benchmark_states_what_to_compare_with() -> None:
     prediction = evaluate(deployment(), WORKLOAD)
     text = deploy.documents(prediction, TARGETS)["bench.sh"]
