@@ -17,8 +17,7 @@ from planner.quantities import GIB, PlannerError, did_you_mean
 if TYPE_CHECKING:
     from planner.models import Model
 
-Share = Field(gt=0, le=1)
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 """Short forms that people write for dtypes."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values of `--max-lora-rank` (vLLM 0.20.2 and 0.33.0)."""
@@ -48,7 +47,7 @@ class Facts(Entry):
     """Everything known of one engine version; the head of `catalogs/engines.yaml` explains every field."""
 
     upto: str
-    gpu_memory_utilization: float = Share
+    gpu_memory_utilization: float = Field(gt=0, le=1)
     memory_budget: Literal["total", "static", "free"]
     limits: tuple[Tier, ...]
     block_size: PositiveInt
@@ -210,7 +209,7 @@ def resolve(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> EngineA
         scheduling_policy="fcfs",
     )
     given = {field.name: value for field in fields(args) if (value := getattr(args, field.name)) is not None}
-    given |= {name: DTYPES.get(given[name], given[name]) for name in ("dtype", "kv_cache_dtype") if name in given}
+    given |= {name: _SPELLINGS.get(given[name], given[name]) for name in ("dtype", "kv_cache_dtype") if name in given}
     filled = replace(defaults, **given)
     if (reason := _refusal(filled, engine, gpu, model)) is not None:
         raise PlannerError(reason)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 
 from pydantic import PositiveFloat
@@ -13,25 +12,14 @@ from planner.hardware import Gpu, gpu
 from planner.quantities import PlannerError
 
 
-class PriceEntry(Entry):
-    """One GPU's price: USD per hour on demand, with the range of its sources."""
+class Price(Entry):
+    """USD per GPU-hour on demand, the range of what others ask, and where that comes from."""
 
     usd: PositiveFloat
     low: PositiveFloat
     high: PositiveFloat
     source: str
     date: str
-
-
-@dataclass(frozen=True)
-class Price:
-    """USD per GPU-hour, the range of what others ask, and where that comes from."""
-
-    usd: float
-    source: str
-    date: str
-    low: float
-    high: float
 
     def __str__(self) -> str:
         spread = f", {self.low:.2f} to {self.high:.2f} elsewhere" if self.low < self.high else ""
@@ -41,7 +29,7 @@ class Price:
 @cache
 def _catalog() -> Mapping[str, Price]:
     """Prices by GPU name; `PlannerError` for a GPU that `gpus.yaml` doesn't have."""
-    return {gpu(name).name: Price(**entry.model_dump()) for name, entry in entries("prices.yaml", PriceEntry).items()}
+    return {gpu(name).name: price for name, price in entries("prices.yaml", Price).items()}
 
 
 def price_per_hour(card: Gpu, overrides: Mapping[str, float] | None = None) -> Price | None:
@@ -53,5 +41,5 @@ def price_per_hour(card: Gpu, overrides: Mapping[str, float] | None = None) -> P
         if usd <= 0:
             raise PlannerError(f"price of {name}: expected USD per GPU-hour above 0, got {usd}")
         if gpu(name).name == card.name:
-            return Price(usd, "given by the scenario", "", usd, usd)
+            return Price(usd=usd, low=usd, high=usd, source="given by the scenario", date="")
     return _catalog().get(card.name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -79,11 +79,6 @@ class Quantization:
         return self.main.bits if self.main else 16
 
     @property
-    def group_size(self) -> int | None:
-        """Columns that share a scale; None when whole rows or matrices do."""
-        return (self.main.group[1] or None) if self.main else None
-
-    @property
     def activation(self) -> str:
         """What quantized matrix products run in: bf16, fp8, int8 or fp4."""
         return self.main.activation if self.main else "bf16"
@@ -148,23 +143,6 @@ def named(name: str, stored: Quantization = NONE, targets: tuple[tuple[str, str]
 
 def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quantization:
     """The quantization that a `quantization_config` (or ModelOpt's `hf_quant_config.json`) describes."""
-    found = _from_config(config, where)
-    return replace(found, kv_cache_dtype="fp8") if found is not NONE and _fp8_cache(config) else found
-
-
-def _fp8_cache(config: Mapping[str, Any]) -> bool:
-    """The checkpoint carries FP8 scales of the KV cache, which makes "auto" mean FP8."""
-    text = config.get("text_config")
-    q = config.get("quantization_config") or (text.get("quantization_config") if isinstance(text, Mapping) else None)
-    q = q if isinstance(q, Mapping) else {}
-    nested = q.get("quantization")
-    q = nested if isinstance(nested, Mapping) else q
-    scheme = q.get("kv_cache_scheme")
-    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
-    return bits == 8 or str(q.get("kv_cache_quant_algo")).upper() == "FP8"
-
-
-def _from_config(config: Mapping[str, Any], where: str) -> Quantization:
     text = config.get("text_config")
     found = config.get("quantization_config") or config.get("compression_config")
     if not found and isinstance(text, Mapping):
@@ -175,7 +153,6 @@ def _from_config(config: Mapping[str, Any], where: str) -> Quantization:
         raise PlannerError(f"{where}, field quantization_config: expected a mapping, got {found!r:.60}")
     nested = found.get("quantization")
     q: Mapping[str, Any] = nested if isinstance(nested, Mapping) else found
-    method = str(q.get("quant_method") or q.get("quant_algo") or "").lower()
     ignored: list[str] = []
     for key in _EXCLUSIONS:
         if (listed := q.get(key)) is None:
@@ -185,22 +162,28 @@ def _from_config(config: Mapping[str, Any], where: str) -> Quantization:
         ignored += listed
     groups = q.get("config_groups")
     if isinstance(groups, Mapping) and groups:
-        named_groups = ((group, f"{where}, quantization_config.config_groups.{name}") for name, group in groups.items())
-        formats = tuple(_group(group, place) for group, place in named_groups)
-        if not any("lm_head" in pattern for pattern, _ in formats):
-            ignored.append("lm_head")
-        return Quantization(formats[0][1].method, formats, tuple(ignored))
-    scheme = _whole(q, method, where)
-    schemes: tuple[tuple[str, Scheme], ...] = ((_EXPERTS if method == "mxfp4" else "", scheme),)
-    if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
-        schemes = ((_EXPERTS, SCHEMES["mxfp4"]), *schemes)
-    if not q.get("lm_head"):
-        ignored.append("lm_head")
-    return Quantization(scheme.method, schemes, tuple(ignored))
+        places = {f"{where}, quantization_config.config_groups.{name}": group for name, group in groups.items()}
+        formats = tuple(_group(group, place) for place, group in places.items())
+        method, head = formats[0][1].method, any("lm_head" in pattern for pattern, _ in formats)
+    else:
+        scheme = _whole(q, where)
+        method, head = scheme.method, bool(q.get("lm_head"))
+        formats = ((_EXPERTS if method == "mxfp4" else "", scheme),)
+        if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
+            formats = ((_EXPERTS, SCHEMES["mxfp4"]), *formats)
+    return Quantization(method, formats, (*ignored, *([] if head else ["lm_head"])), "fp8" if _fp8_cache(q) else None)
 
 
-def _whole(q: Mapping[str, Any], method: str, where: str) -> Scheme:
+def _fp8_cache(q: Mapping[str, Any]) -> bool:
+    """The checkpoint carries FP8 scales of the KV cache, which makes "auto" mean FP8."""
+    scheme = q.get("kv_cache_scheme")
+    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
+    return bits == 8 or str(q.get("kv_cache_quant_algo")).upper() == "FP8"
+
+
+def _whole(q: Mapping[str, Any], where: str) -> Scheme:
     """The one format of a checkpoint without groups of formats."""
+    method = str(q.get("quant_method") or q.get("quant_algo") or "").lower()
     algo = str(q.get("quant_algo") or "").lower()
     block = q.get("weight_block_size")
     sizes = isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)

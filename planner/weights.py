@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from math import ceil
 
 from planner.architecture import Layer, Weight
@@ -16,8 +17,6 @@ from planner.models import Model
 
 VOCAB_PADDING = 64
 """vLLM pads the vocabulary to a multiple of this before it splits it (vocab_parallel_embedding.py)."""
-
-
 TABLES_ONCE = (0, 33, 0)
 """The first known version that keeps one multimodal rotary table for Qwen3-VL and its successors (until 0.20.2 at
 least: four), and builds towers on the first pipeline stage only (models/qwen3_vl.py:1818, interfaces.py:392)."""
@@ -46,21 +45,19 @@ def _tiled(weight: Weight, rows: int, cols: int) -> tuple[int, int]:
 
     vLLM 0.33.0 fused_moe/oracle/mxfp4.py:837.
     """
-    inner, outer = (0, 1) if weight.shard == "column" else (1, 0)
-    shape = [rows, cols]
-    shape[inner], shape[outer] = ceil(shape[inner] / 128) * 128, ceil(shape[outer] / 256) * 256
-    return shape[0], shape[1]
+    row_tile, col_tile = (128, 256) if weight.shard == "column" else (256, 128)
+    return ceil(rows / row_tile) * row_tile, ceil(cols / col_tile) * col_tile
 
 
 def weight_bytes(model: Model, weight: Weight, layout: ParallelLayout, prefix: str = "") -> float:
     """Bytes of `weight` on the fullest rank, in the module `prefix`."""
     rows, cols, copies = rank_shape(weight, layout)
     scheme = model.quantization.scheme(weight, prefix)
-    if scheme is not None and scheme.method == "mxfp4" and weight.part == "routed_experts":
+    if scheme is None:
+        return rows * cols * copies * (weight.bits // 8 if weight.bits else model.dtype_bytes)
+    if scheme.method == "mxfp4" and weight.part == "routed_experts":
         rows, cols = _tiled(weight, rows, cols)
-    if scheme is not None:
-        return copies * scheme.bytes(rows, cols)
-    return rows * cols * copies * (weight.bits // 8 if weight.bits else model.dtype_bytes)
+    return copies * scheme.bytes(rows, cols)
 
 
 def lora_bytes(
@@ -94,26 +91,26 @@ def rank_bytes(deployment: Deployment) -> tuple[int, ...]:
     if deployment.speculation is not None:
         stages[-1] += draft_bytes(model, deployment.speculation, layout)
     if args.max_loras:
-        start = 0
-        for stage, size in enumerate(partition(len(model.architecture.layers), layout.pp)):
-            layers = model.architecture.layers[start : start + size]
-            weights = [weight for layer in layers for weight in layer.weights]
+        for stage, held in enumerate(_held(model, layout)):
+            weights = [weight for index in held for weight in model.architecture.layers[index].weights]
             stages[stage] += lora_bytes(weights, layout, args.max_loras, args.max_lora_rank or 16)
-            start += size
     return tuple(stages)
+
+
+def _held(model: Model, layout: ParallelLayout) -> list[range]:
+    """Indices of the layers that each pipeline stage holds."""
+    ends = accumulate(partition(len(model.architecture.layers), layout.pp), initial=0)
+    return [range(start, end) for start, end in pairwise(ends)]
 
 
 @lru_cache(maxsize=4096)
 def _stages(model: Model, layout: ParallelLayout, lean: bool) -> tuple[int, ...]:
     """Bytes per stage; `lean` engines keep one multimodal rotary table, and towers on the first stage only."""
     architecture = model.architecture
-    stages, start = [], 0
-    for stage, size in enumerate(partition(len(architecture.layers), layout.pp)):
+    stages = []
+    for stage, held in enumerate(_held(model, layout)):
         first, last = stage == 0, stage == layout.pp - 1
-        total = sum(
-            _layer_bytes(model, architecture.layers[index], layout, model.prefixes[index])
-            for index in range(start, start + size)
-        )
+        total = sum(_layer_bytes(model, architecture.layers[i], layout, model.prefixes[i]) for i in held)
         for weight in architecture.ends:
             embedding, everywhere = weight.part == "embedding", weight.part == "engine"
             if everywhere or (first and embedding) or (last and (not embedding or architecture.tied)):
@@ -122,7 +119,6 @@ def _stages(model: Model, layout: ParallelLayout, lean: bool) -> tuple[int, ...]
         if first or not lean:
             total += sum(weight_bytes(model, weight, layout) for weight in architecture.towers)
         stages.append(round(total))
-        start += size
     return tuple(stages)
 
 
