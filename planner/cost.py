@@ -48,12 +48,8 @@ def cost(
         raise PlannerError(f"cost needs a price of 0 or more and at least one GPU, got {usd_per_gpu_hour} and {gpus}")
     usd_per_hour = usd_per_gpu_hour * gpus
     used = Interval.exactly(1.0) if capacity_tps is None else capacity_tps.map(lambda tps: _per(output_tps.mid, tps))
-    return Cost(
-        usd_per_hour,
-        output_tps.map(lambda tps: _per(usd_per_hour / 3600, tps) * 1e6),
-        request_tps.map(lambda rate: _per(usd_per_hour / 3600, rate)),
-        used,
-    )
+    per_token = output_tps.map(lambda tps: _per(usd_per_hour / 3600, tps))
+    return Cost(usd_per_hour, per_token * 1e6, request_tps.map(lambda rate: _per(usd_per_hour / 3600, rate)), used)
 
 
 def _per(value: float, rate: float) -> float:

@@ -128,7 +128,8 @@ def choose(traits: Traits, gpus: Iterable[Gpu]) -> FrameworkChoice:
     words = {trait for trait, holds in asdict(traits).items() if holds}
     vendors = {gpu.vendor.casefold() for gpu in gpus}
     words |= {"beyond_nvidia"} if vendors != {"nvidia"} else {"one_nvidia_sku"} if len(set(gpus)) == 1 else set()
-    ranked = sorted((_score(name, known, words, gpus) for name, known in frameworks().items()), key=_rank)
+    scores = [_score(name, known, words, gpus) for name, known in frameworks().items()]
+    ranked = sorted(scores, key=lambda score: (score.ruled_out != "", -score.points))
     if ranked[0].ruled_out:
         raise PlannerError(f"no known framework serves on {', '.join(gpu.name for gpu in gpus)}")
     return FrameworkChoice(tuple(ranked))
@@ -139,7 +140,3 @@ def _score(name: str, framework: Framework, words: set[str], gpus: tuple[Gpu, ..
     serves = any(name in gpu.supported for gpu in gpus)
     ruled_out = "" if serves else f"does not serve on {', '.join(gpu.name for gpu in gpus)}"
     return Score(name, framework.title, sum(rule.points for rule in reasons), reasons, ruled_out)
-
-
-def _rank(score: Score) -> tuple[bool, int]:
-    return bool(score.ruled_out), -score.points

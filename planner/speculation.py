@@ -125,9 +125,8 @@ def speculate(deployment: Deployment, batch: float, context: float, memory: Memo
         drafting += k * float(draft.rows(batch))
     elif draft is not None:  # the first pass also reads what the step before accepted
         more = k - 1 if how.passes == "each" else 0
-        drafting += (
-            _pass_s(draft, batch, k + 1, context) + more * _pass_s(draft, batch, 1, context) + (1 + more) * PASS_S
-        )
+        drafting += _pass_s(draft, batch, k + 1, context) + PASS_S
+        drafting += more * (_pass_s(draft, batch, 1, context) + PASS_S)
     lost = None
     if memory is not None:
         lost = memory.pool.sequences(round(context)) - plan(deployment).pool.sequences(round(context))

@@ -124,13 +124,9 @@ def _number(value: object) -> float:
 
 
 def _checked(
-    path: Path,
-    fields: Sequence[str],
-    columns: tuple[np.ndarray, ...],
-    cells: Mapping[str, Any],
-    first_line: int,
+    path: Path, fields: Sequence[str], columns: tuple[np.ndarray, ...], cells: Mapping[str, Any], first_line: int,
     hash_ids: tuple[tuple[int, ...], ...] | None = None,
-) -> Trace:
+) -> Trace:  # fmt: skip
     """A `Trace` of (seconds, prompt tokens, output tokens); the first bad cell is the error."""
     arrival, prompt, output = columns
     if len(arrival) < 2:
@@ -146,9 +142,8 @@ def _checked(
     ):
         if bad.any():
             row = int(np.argmax(bad))
-            raise PlannerError(
-                f"{path.name}, line {row + first_line}, field {field}: {list(cells[field])[row]} {problem}"
-            )
+            place = f"{path.name}, line {row + first_line}, field {field}"
+            raise PlannerError(f"{place}: {list(cells[field])[row]} {problem}")
     if arrival[-1] <= arrival[0]:
         raise PlannerError(f"{path.name}: all requests arrive at the same time, so it has no rate")
     return Trace(path.resolve(), arrival - arrival[0], prompt.astype(np.int64), output.astype(np.int64), hash_ids)

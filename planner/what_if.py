@@ -12,7 +12,6 @@ from planner.search import Plan, search
 
 OTHER_GPUS = ("L40S", "A100-SXM-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X", "RTX-PRO-6000-Server")
 """GPUs that are asked about where the scenario doesn't name them: what clouds offer most."""
-
 MANY = 64
 """GPUs that are asked about, at least, where nothing fits on those allowed."""
 
@@ -57,13 +56,8 @@ def changes(scenario: Scenario, stuck: bool = False) -> Iterator[tuple[str, Scen
     if stuck:
         more = tuple(replace(candidate, at_most=max(MANY, 4 * candidate.at_most)) for candidate in scenario.gpus)
         yield f"up to {more[0].at_most} GPUs", replace(scenario, gpus=more)
-        yield (
-            "no room above the p95 of prompt + output",
-            replace(
-                scenario,
-                engine_args={**scenario.engine_args, "max_model_len": int(scenario.workload.total_quantile(0.95))},
-            ),
-        )
+        tight = {**scenario.engine_args, "max_model_len": int(scenario.workload.total_quantile(0.95))}
+        yield "no room above the p95 of prompt + output", replace(scenario, engine_args=tight)
     else:
         yield "twice the traffic", rate(2.0)
     yield "half the traffic", rate(0.5)
@@ -80,12 +74,9 @@ def changes(scenario: Scenario, stuck: bool = False) -> Iterator[tuple[str, Scen
     if "fp8" not in scenario.kv_cache_dtypes:
         yield "FP8 KV cache allowed", replace(scenario, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8"))
     if scenario.speculation and not scenario.speculation.allowed:
-        yield (
-            "speculative decoding allowed",
-            replace(scenario, speculation=scenario.speculation.model_copy(update={"allowed": True})),
-        )
-    most = max(candidate.at_most for candidate in scenario.gpus)
-    most = max(most, MANY) if stuck else most
+        allowed = scenario.speculation.model_copy(update={"allowed": True})
+        yield "speculative decoding allowed", replace(scenario, speculation=allowed)
+    most = max(MANY if stuck else 0, *(candidate.at_most for candidate in scenario.gpus))
     for name in OTHER_GPUS:
         if gpu(name) not in [candidate.gpu for candidate in scenario.gpus]:
             yield f"{name} instead", replace(scenario, gpus=(CandidateGpu(gpu(name), most),))

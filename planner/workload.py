@@ -15,6 +15,7 @@ from planner.traces import Trace, read_trace
 
 __all__ = ["Lengths", "Trace", "Workload", "read_trace"]
 
+How = Literal["fixed", "uniform", "lognormal", "empirical"]
 _NORMAL = NormalDist()
 _Z = np.array([_NORMAL.inv_cdf((i + 0.5) / 2000) for i in range(2000)])
 """2,000 equally likely standard normal values: what a lognormal is integrated over."""
@@ -25,7 +26,7 @@ _Z95 = _NORMAL.inv_cdf(0.95)
 class Lengths:
     """How many tokens a prompt (or an output) has: a distribution, as its equally likely `values`, ascending."""
 
-    how: Literal["fixed", "uniform", "lognormal", "empirical"]
+    how: How
     mean: float
     p50: float
     p95: float
@@ -34,7 +35,7 @@ class Lengths:
     asked: Mapping[str, float] = field(default_factory=dict, compare=False)  # the figures it was made from
 
     @classmethod
-    def _of(cls, how: Literal["fixed", "uniform", "lognormal", "empirical"], values: np.ndarray) -> Lengths:
+    def _of(cls, how: How, values: np.ndarray) -> Lengths:
         p50, p95, p99 = (float(q) for q in np.quantile(values, (0.50, 0.95, 0.99), method="hazen"))
         return cls(how, float(values.mean()), p50, p95, p99, values)
 
@@ -203,15 +204,13 @@ class Workload:
 
     def share(self, replicas: int) -> Workload:
         """What one of `replicas` equal copies sees."""
-        return (
-            self
-            if replicas == 1
-            else replace(
-                self,
-                rate=self.rate and self.rate / replicas,
-                concurrency=self.concurrency and math.ceil(self.concurrency / replicas),
-                num_prompts=self.num_prompts and math.ceil(self.num_prompts / replicas),
-            )
+        if replicas == 1:
+            return self
+        return replace(
+            self,
+            rate=self.rate and self.rate / replicas,
+            concurrency=self.concurrency and math.ceil(self.concurrency / replicas),
+            num_prompts=self.num_prompts and math.ceil(self.num_prompts / replicas),
         )
 
     def __str__(self) -> str:
