@@ -128,7 +128,7 @@ def _mixers(c: Fields, count: int, pattern: list[str]) -> list[str]:
     if kinds := c.items("attn_type_list", int, count):
         return ["full" if kind else "recurrent" for kind in kinds]
     if ratios := c.items("compress_ratios", int, count):
-        return [f"compressed {ratio}" for ratio in ratios]
+        return [f"compressed {int(ratio)}" for ratio in ratios]
     if (period := c.whole("attn_layer_period", 0, least=0)) > 0:
         offset = c.whole("attn_layer_offset", 0, least=0)
         return ["full" if index % period == offset else "recurrent" for index in range(count)]

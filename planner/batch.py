@@ -35,10 +35,10 @@ OUTPUTS = (
 )  # fmt: skip
 """Every output column, in order.
 
-`kv_bytes_per_token` is what one more token of a long context costs on one GPU: layers with a sliding window, whose cache
-has stopped growing by then, are left out (gemma-3-27b in BF16: 81,920 bytes; with its windowed layers 507,904, which
-is what vLLM's specs of all layers add up to and what tokens cost until the windows are full). Windows and states are
-counted in `num_gpu_blocks`, `bytes_per_block` and `max_concurrency_x`.
+`kv_bytes_per_token` is what one more token of a long context costs on one GPU: layers with a sliding window, whose
+cache has stopped growing by then, are left out (gemma-3-27b in BF16: 81,920 bytes; with its windowed layers 507,904,
+which is what vLLM's specs of all layers add up to and what tokens cost until the windows are full). Windows and states
+are counted in `num_gpu_blocks`, `bytes_per_block` and `max_concurrency_x`.
 """
 
 

@@ -17,9 +17,9 @@ CATALOGS = _PACKAGE / "catalogs" if (_PACKAGE / "catalogs").is_dir() else _PACKA
 
 
 class Entry(BaseModel):
-    """Base of every catalog entry: unknown fields are errors, values are frozen."""
+    """Base of every catalog entry: unknown fields are errors, numbers are finite, values are frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 E = TypeVar("E", bound=Entry)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, create_model
 
 from planner.catalog import CATALOGS, Entry, check, read_yaml
 from planner.deployment import Speculation
-from planner.engines import Engine, EngineArgs, engine
+from planner.engines import Engine, EngineArgs, engine, resolve
 from planner.framework import Traits
 from planner.hardware import Gpu, gpu, interconnect
 from planner.memory import Term
-from planner.models import model
+from planner.models import Model, model
 from planner.quantities import GIB, PlannerError, did_you_mean
 from planner.workload import Lengths, Workload, read_trace
 
@@ -96,9 +96,13 @@ class ScenarioEntry(Entry):
     context_buffer: NonNegativeFloat = 0.1
     prices: dict[str, PositiveFloat] = Field(default_factory=dict)
     other_tenants_gib: NonNegativeFloat = 0.0
-    memory_calibration: dict[Term, FiniteFloat] = Field(default_factory=dict)
+    memory_calibration: dict[Term, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(default_factory=dict)
     speculation: SpeculationEntry | None = None
     traits: dict[str, bool] = Field(default_factory=dict)
+
+
+_FIELDS: dict[str, Any] = {name: (kind, None) for name, kind in get_type_hints(EngineArgs).items()}
+_EngineArgs = create_model("_EngineArgs", __base__=Entry, **_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
                 for percentile, limit in limits.items()
             ),
             offline=entry.workload.requests is not None,
-            engine_args=_known(entry.engine_args, EngineArgs.__dataclass_fields__, "engine argument"),
+            engine_args=_typed(_known(entry.engine_args, EngineArgs.__dataclass_fields__, "engine argument")),
             context_buffer=entry.context_buffer,
             prices=named,
             other_tenants=round(entry.other_tenants_gib * GIB),
@@ -219,6 +223,20 @@ def _known(given: Mapping[str, bool | int | float | str], known: Mapping[str, ob
         if key not in known:
             raise did_you_mean(key, known, what)
     return given
+
+
+def _refusal(args: EngineArgs, engine: Engine, card: Gpu, served: Model) -> PlannerError | None:
+    """What the engine has against these arguments on this GPU."""
+    try:
+        resolve(args, engine, card, served)
+    except PlannerError as error:
+        return error
+    return None
+
+
+def _typed(given: Mapping[str, bool | int | float | str]) -> Mapping[str, bool | int | float | str]:
+    """Engine arguments with the types that the engine gives them."""
+    return check(_EngineArgs, given, "engine_args").model_dump(exclude_none=True)
 
 
 def _workload(entry: WorkloadEntry, folder: Path) -> Workload:
@@ -268,6 +286,12 @@ def _possible(scenario: Scenario) -> None:
         model(scenario.model, quantization=quantization)
     if scenario.speculation:
         scenario.speculation.load()
+    served = model(scenario.model, quantization=(scenario.quantizations or (None,))[0])
+    for kv_cache_dtype in scenario.kv_cache_dtypes:
+        args = EngineArgs(**{"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args})  # type: ignore[arg-type]
+        refusals = [_refusal(args, scenario.engine, candidate.gpu, served) for candidate in scenario.gpus]
+        if all(refusals):
+            raise refusals[0]  # type: ignore[misc]
     for candidate in scenario.gpus:
         if candidate.interconnect:
             interconnect(candidate.gpu, candidate.interconnect)

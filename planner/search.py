@@ -193,7 +193,7 @@ def _size(scenario: Scenario, option: _Option, cheapest: float) -> Candidate | R
 
 
 def fill_batch(scenario: Scenario, deployment: Deployment) -> Deployment:
-    """`deployment` with the max_num_seqs that its KV pool holds in 95 % of moments, unless the scenario sets another."""
+    """`deployment` with the max_num_seqs that its KV pool holds in 95 % of moments, unless the scenario sets it."""
     if "max_num_seqs" in scenario.engine_args:
         return deployment
     held = safe_max_num_seqs(memory_of(deployment), scenario.workload)

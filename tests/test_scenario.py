@@ -75,10 +75,20 @@ def test_a_trace_lies_beside_the_scenario_and_figures_beside_it_win(tmp_path: Pa
         ({"engine": "vlm"}, "unknown engine 'vlm'; did you mean vllm"),
         ({"engine_version": "9.9"}, "engine_version 9.9"),
         ({"engine_args": {"max_num_seq": 4}}, "unknown engine argument 'max_num_seq'; did you mean max_num_seqs"),
+        (
+            {"engine_args": {"max_num_seqs": 64000}},
+            "max_num_batched_tokens .* must be greater than",
+        ),
+        ({"engine_version": "0.20.2", "kv_cache_dtype": ["fp9"]}, "mine: kv_cache_dtype 'fp9' is none of auto"),
+        ({"engine_args": {"max_num_seqs": 6.4}}, "engine_args, field max_num_seqs: .*integer.*, got 6.4"),
+        ({"engine_args": {"enforce_eager": "banana"}}, "engine_args, field enforce_eager: .*boolean.*, got 'banana'"),
         ({"quantization": ["fp7"]}, "unknown quantization 'fp7'"),
         ({"prices": {"H100": 0}}, r"prices\.H100: .*greater than 0"),
         ({"memory_calibration": {"nccl": 1}}, "memory_calibration.nccl.*'weights', 'activation', 'non_torch' or 'cuda"),
-        ({"memory_calibration": {"weights": float("inf")}}, r"memory_calibration\.weights: .*finite number"),
+        (
+            {"memory_calibration": {"weights": 1e9}},
+            r"memory_calibration\.weights: .*less than or equal to 10000, got 1000000000",
+        ),
         ({"traits": {"agentic": True}}, "unknown trait 'agentic'; did you mean structured_or_agentic"),
     ],
 )

@@ -14,7 +14,6 @@ from planner.scenario import scenario
 from planner.search import search
 from planner.startup_log import StartupLog, read_log
 
-
 V019 = """
 (APIServer pid=1) INFO [utils.py:238] non-default args: {'gpu_memory_utilization': 0.95, 'max_model_len': 8192}
 (EngineCore pid=97) INFO [core.py:97] Initializing a V1 LLM engine (v0.19.0) with config: model='microsoft/phi-4', \
