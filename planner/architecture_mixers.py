@@ -21,9 +21,9 @@ def gated_delta(c: Fields, hidden: int) -> tuple[Recurrent, Weights]:
     key_heads, value_heads = c.whole("linear_num_key_heads"), c.whole("linear_num_value_heads")
     key_dim, value_dim = c.whole("linear_key_head_dim"), c.whole("linear_value_head_dim")
     kernel, values = c.whole("linear_conv_kernel_dim", 4), value_heads * value_dim
-    channels = 2 * key_heads * key_dim + values
-    state = value_heads * key_dim * value_dim
-    mixer = Recurrent("gdn", value_heads, channels, 0, 0, kernel, state, _state_width(c))
+    channels, state = 2 * key_heads * key_dim + values, values * key_dim
+    width = _state_width(c)
+    mixer = Recurrent("gdn", value_heads, channels, conv_kernel=kernel, state_elements=state, state_width=width)
     return mixer, concat([
         matrix("linear_attn.in_proj_qkv", channels, hidden, "column", PART),
         matrix("linear_attn.in_proj_z", values, hidden, "column", PART),
@@ -46,10 +46,9 @@ def kimi_delta(c: Fields, hidden: int) -> tuple[Recurrent, Weights]:
         heads, dim = c.whole("linear_num_heads"), c.whole("linear_head_dim")
         kernel = c.whole("linear_conv_kernel_dim", 4)
     width = heads * dim
-    mixer = Recurrent("kda", heads, 3 * width, 0, 0, kernel, heads * dim * dim, 4)
-    projections = (matrix(f"self_attn.{name}_proj", width, hidden, "column", PART) for name in "qkv")
+    mixer = Recurrent("kda", heads, 3 * width, conv_kernel=kernel, state_elements=width * dim)
     return mixer, concat([
-        *projections,
+        *(matrix(f"self_attn.{name}_proj", width, hidden, "column", PART) for name in "qkv"),
         vector("self_attn.conv1d", 3 * width * kernel, PART, "column", bits=32),
         matrix("self_attn.f_a_proj", dim, hidden, "replicated", PART),
         matrix("self_attn.f_b_proj", width, dim, "column", PART),
@@ -91,7 +90,8 @@ def mamba1(c: Fields, hidden: int) -> tuple[Recurrent, Weights]:
     inner = c.whole("mamba_expand", 2) * hidden
     state, kernel = c.whole("ssm_state_size", 16), c.whole("conv_kernel", 4)
     rank = -(-hidden // 16) if c.get("time_step_rank", "auto") == "auto" else c.whole("time_step_rank")
-    mixer = Recurrent("mamba1", 1, inner, 0, 0, kernel, inner * state, _state_width(c))
+    width = _state_width(c)
+    mixer = Recurrent("mamba1", 1, inner, conv_kernel=kernel, state_elements=inner * state, state_width=width)
     normed = (("dt", rank), ("b", state), ("c", state)) if c.flag("mamba_inner_norms") else ()
     return mixer, concat([
         matrix("mamba.in_proj", 2 * inner, hidden, "column", PART, c.flag("use_bias")),
@@ -101,7 +101,7 @@ def mamba1(c: Fields, hidden: int) -> tuple[Recurrent, Weights]:
         matrix("mamba.dt_proj", inner, rank, "column", PART, bias=True),
         (Weight("mamba.A", inner, state, "column", PART, linear=False, bits=32),),
         vector("mamba.D", inner, PART, "column"),
-        *(vector(f"mamba.{name}_layernorm", width, PART) for name, width in normed),
+        *(vector(f"mamba.{name}_layernorm", count, PART) for name, count in normed),
         matrix("mamba.out_proj", hidden, inner, "row", PART, c.flag("use_bias")),
     ])  # fmt: skip
 

@@ -105,12 +105,10 @@ def options(engine: Engine) -> frozenset[str]:
 def _templates() -> jinja2.Environment:
     import jinja2
 
-    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-    environment = jinja2.Environment(
-        loader=loader, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    environment.filters |= {"quote": shlex.quote, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}"}
-    return environment
+    files = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    made = jinja2.Environment(loader=files, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    made.filters |= {"quote": shlex.quote, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}"}
+    return made
 
 
 def _render(template: str, **values: Any) -> str:

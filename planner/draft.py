@@ -24,6 +24,12 @@ class Method(Entry):
     date: object
 
 
+_SPELLINGS = {
+    "nextn": "mtp", "eagle_3": "eagle3", "mlp_speculator": "medusa", "prompt_lookup": "ngram", "draft": "draft_model",
+}  # fmt: skip
+"""Other beginnings of a method's name, and the catalog's name of its kind."""
+
+
 @cache
 def methods() -> dict[str, Method]:
     """All known methods by the engine's name."""
@@ -39,15 +45,6 @@ def method(name: str) -> Method:
     if kind not in methods():
         raise did_you_mean(name, methods(), "speculative method")
     return methods()[kind]
-
-
-_SPELLINGS = {
-    "nextn": "mtp",
-    "eagle_3": "eagle3",
-    "mlp_speculator": "medusa",
-    "prompt_lookup": "ngram",
-    "draft": "draft_model",
-}
 
 
 @cache

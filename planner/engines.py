@@ -218,13 +218,12 @@ def resolve(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> EngineA
 
 def _tier(engine: Engine, gpu: Gpu) -> Mapping[str, Any]:
     """The version's default limits on this GPU: by total memory and by parts of the device name, as the engine does."""
-    return next(
-        tier
-        for tier in engine.facts["limits"]
-        if gpu.memory >= tier["memory_gib"] * GIB
-        and (not tier["named"] or any(part in gpu.name.lower() for part in tier["named"]))
-        and not any(part in gpu.name.lower() for part in tier["not_named"])
-    )
+
+    def fits(tier: Mapping[str, Any]) -> bool:
+        named, not_named = (any(part in gpu.name.lower() for part in tier[key]) for key in ("named", "not_named"))
+        return gpu.memory >= tier["memory_gib"] * GIB and (named or not tier["named"]) and not not_named
+
+    return next(filter(fits, engine.facts["limits"]))
 
 
 def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | None:
