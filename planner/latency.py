@@ -1,8 +1,8 @@
 """What one engine step costs: a roofline per part, priced with a dozen calibrated coefficients.
 
 `planner.work` counts what a step has to move and compute, `step_model` prices it for a GPU and engine.
-Roofline: Williams et al. 2009; a kernel's time is the p-norm of its memory and its compute time, so that both matter
-near the ridge. A mixture of E experts of which k serve a token reads E (1 - (1 - k/E)^T) experts for T tokens.
+Roofline: Williams et al. 2009; a kernel's time is a norm of its memory and its compute time, so that both matter near
+the ridge. A mixture of E experts of which k serve a token reads E (1 - (1 - k/E)^T) experts for T tokens.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from planner.kv import kv_width
 from planner.parallelism import collectives
 from planner.work import Matmul, kv_dtype, work
 
-SMOOTH = 4.0
-"""Order of the p-norm between memory and compute time; GEMMs at the ridge are 15-20 % above either (AIConfigurator)."""
 PINGPONG = 0.35
 """Share of the host's step and row time that asynchronous scheduling leaves in the GPU's way."""
 
@@ -140,7 +138,13 @@ def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Co
         tokens * m.flops / rate,
         m.kernels * c.kernel_s * (tokens > 0),
     )
-    return (read**SMOOTH + compute**SMOOTH + latency**SMOOTH) ** (1 / SMOOTH)
+    return _norm(read, compute, latency)
+
+
+def _norm(*times: np.ndarray) -> np.ndarray:
+    """Their 4-norm: GEMMs at the ridge take 15-20 % more than either bound (AIConfigurator's GEMM tables)."""
+    squares = np.square(np.stack(times))
+    return np.sqrt(np.sqrt((squares * squares).sum(axis=0)))
 
 
 def step_model(deployment: Deployment, coefficients: Coefficients | None = None) -> StepModel:

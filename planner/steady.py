@@ -167,7 +167,7 @@ def closed_loop(
     tpot -= float(lockstep.mean()) * spared / outputs * (1 - 0.5 / waves)
     period = outputs * tpot + float(own.mean())
     busy = np.minimum(running * added / np.minimum(2 * first + apart, period), 0.9)
-    wait = added * busy / (2 * (1 - busy)) * np.minimum(apart / (2 * first), 1) + 0.5 * per_token
+    wait = added * busy / (2 * (1 - busy)) * np.minimum(apart / (2 * first), 1)
     waits = lockstep * max(bunch - float(own.mean()), 0) + (1 - lockstep) * wait
     queue = max(present - running, 0.0) * period / running
     front = step.request_s + step.prompt_token_s * t.prompts
