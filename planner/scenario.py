@@ -20,6 +20,7 @@ from planner.quantities import GIB, PlannerError, did_you_mean
 from planner.workload import Lengths, Workload, read_trace
 
 SCENARIOS = CATALOGS / "scenarios"
+Setting = int | float | bool | str
 Metric = Literal["ttft", "itl", "tpot", "e2e"]
 Percentile = Literal["mean", "p50", "p95", "p99"]
 
@@ -53,7 +54,7 @@ class WorkloadEntry(Entry):
     shared_prefix: PrefixEntry | None = None
 
 
-class GpuEntry(Entry):
+class CandidateEntry(Entry):
     """One kind of GPU that may be used."""
 
     gpu: str
@@ -87,10 +88,10 @@ class ScenarioEntry(Entry):
     model: str
     quantization: tuple[str, ...] = ("checkpoint",)
     kv_cache_dtype: tuple[str, ...] = ("auto",)
-    gpus: tuple[GpuEntry, ...]
+    gpus: tuple[CandidateEntry, ...]
     engine: str = "vllm"
     engine_version: str | None = None
-    engine_args: dict[str, int | float | bool | str] = Field(default_factory=dict)
+    engine_args: dict[str, Setting] = Field(default_factory=dict)
     workload: WorkloadEntry
     service_level: dict[Metric, dict[Percentile, PositiveFloat]] = Field(default_factory=dict)
     context_buffer: NonNegativeFloat = 0.1
@@ -145,10 +146,8 @@ class Scenario:
     engine: Engine
     workload: Workload
     service_level: tuple[Target, ...]
-    offline: bool = (
-        False  # all requests are there at once; `workload.rate` is the throughput that the deadline asks for
-    )
-    engine_args: Mapping[str, int | float | bool | str] = field(default_factory=dict)
+    offline: bool = False  # all requests are there at once, and `workload.rate` is what the deadline asks for
+    engine_args: Mapping[str, Setting] = field(default_factory=dict)
     context_buffer: float = 0.1
     prices: Mapping[str, float] = field(default_factory=dict)
     other_tenants: int = 0  # bytes on each GPU
@@ -187,8 +186,6 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
     """A scenario from the fields of a file called `name`; a trace is looked for from `folder`."""
     entry = check(ScenarioEntry, data, name)
     try:
-        chosen = engine(entry.engine, entry.engine_version)
-        named = {gpu(key).name: usd for key, usd in entry.prices.items()}
         found = Scenario(
             name=name,
             question=entry.question,
@@ -196,7 +193,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
             kv_cache_dtypes=entry.kv_cache_dtype,
             gpus=tuple(CandidateGpu(gpu(g.gpu), g.at_most, g.gpus_per_node, g.interconnect) for g in entry.gpus),
-            engine=chosen,
+            engine=engine(entry.engine, entry.engine_version),
             workload=_workload(entry.workload, folder),
             service_level=tuple(
                 Target(metric, percentile, limit / 1e3)
@@ -204,9 +201,9 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
                 for percentile, limit in limits.items()
             ),
             offline=entry.workload.requests is not None,
-            engine_args=_typed(_known(entry.engine_args, EngineArgs.__dataclass_fields__, "engine argument")),
+            engine_args=_typed(entry.engine_args),
             context_buffer=entry.context_buffer,
-            prices=named,
+            prices={gpu(key).name: usd for key, usd in entry.prices.items()},
             other_tenants=round(entry.other_tenants_gib * GIB),
             memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
             speculation=entry.speculation,
@@ -218,7 +215,8 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
     return found
 
 
-def _known(given: Mapping[str, bool | int | float | str], known: Mapping[str, object], what: str) -> Mapping:
+def _known(given: Mapping[str, Any], known: Mapping[str, object], what: str) -> Mapping[str, Any]:
+    """What was given, if all its names are known."""
     for key in given:
         if key not in known:
             raise did_you_mean(key, known, what)
@@ -234,9 +232,10 @@ def _refusal(args: EngineArgs, engine: Engine, card: Gpu, served: Model) -> Plan
     return None
 
 
-def _typed(given: Mapping[str, bool | int | float | str]) -> Mapping[str, bool | int | float | str]:
+def _typed(given: Mapping[str, Setting]) -> Mapping[str, Setting]:
     """Engine arguments with the types that the engine gives them."""
-    return check(_EngineArgs, given, "engine_args").model_dump(exclude_none=True)
+    known = _known(given, EngineArgs.__dataclass_fields__, "engine argument")
+    return check(_EngineArgs, known, "engine_args").model_dump(exclude_none=True)
 
 
 def _workload(entry: WorkloadEntry, folder: Path) -> Workload:
@@ -282,14 +281,12 @@ def _possible(scenario: Scenario) -> None:
         raise PlannerError("gpus: name at least one candidate GPU")
     if not scenario.service_level and not scenario.offline:
         raise PlannerError("service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)")
-    for quantization in scenario.quantizations or (None,):
-        model(scenario.model, quantization=quantization)
+    served = [model(scenario.model, quantization=quantization) for quantization in scenario.quantizations or (None,)]
     if scenario.speculation:
         scenario.speculation.load()
-    served = model(scenario.model, quantization=(scenario.quantizations or (None,))[0])
     for kv_cache_dtype in scenario.kv_cache_dtypes:
         args = EngineArgs(**{"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args})  # type: ignore[arg-type]
-        refusals = [_refusal(args, scenario.engine, candidate.gpu, served) for candidate in scenario.gpus]
+        refusals = [_refusal(args, scenario.engine, candidate.gpu, served[0]) for candidate in scenario.gpus]
         if all(refusals):
             raise refusals[0]  # type: ignore[misc]
     for candidate in scenario.gpus:
