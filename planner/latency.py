@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -118,6 +118,7 @@ def pairs(tokens: np.ndarray | float, context: np.ndarray | float = 0.0, window:
     return growing * c + growing * (growing + 1) / 2 + (n - growing) * window
 
 
+@cache
 def _grid(limit: int) -> np.ndarray:
     """Token counts from 0 to `limit`, dense where the roofline bends."""
     steps = np.unique(np.round(np.geomspace(1, max(limit, 2), 56)))

@@ -113,8 +113,9 @@ def collectives(deployment: Deployment, tokens: np.ndarray, c: Coefficients) -> 
     found = []
     if layout.tp > 1:
         link = inside if layout.tp <= deployment.gpus_per_node else outside
-        count = sum((layer.mixer is not None) + (layer.mlp is not None) for layer in architecture.layers)
-        norms = sum(_normalizes_across_heads(layer) for layer in architecture.layers)
+        layers = architecture.distinct_layers.items()
+        count = sum(times * ((layer.mixer is not None) + (layer.mlp is not None)) for layer, times in layers)
+        norms = sum(times * _normalizes_across_heads(layer) for layer, times in layers)
         if norms:
             small = np.asarray(tokens, float) * 8
             seconds = norms * allreduce_seconds(small, layout.tp, link, latency)
