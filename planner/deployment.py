@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from planner.engines import Engine, EngineArgs, resolve
-from planner.engines import engine as find_engine
+from planner import engines, hardware, models
+from planner.engines import Engine, EngineArgs
 from planner.hardware import Gpu
-from planner.hardware import gpu as find_gpu
-from planner.hardware import interconnect as find_link
 from planner.models import Model
-from planner.models import model as find_model
 from planner.quantities import PlannerError, did_you_mean
 
 
@@ -101,16 +98,17 @@ def deploy_on(
 
     Raises `PlannerError` for unknown names and for what the engine itself would refuse at start.
     """
-    card = find_gpu(gpu) if isinstance(gpu, str) else gpu
-    served = find_model(model, quantization=quantization, dtype=dtype) if isinstance(model, str) else model
+    card = hardware.gpu(gpu) if isinstance(gpu, str) else gpu
+    served = models.model(model, quantization=quantization, dtype=dtype) if isinstance(model, str) else model
     known = {field.name for field in fields(EngineArgs)}
     for name in engine_args:
         if name not in known:
             raise did_you_mean(name, known, "engine argument")
-    started = engine if isinstance(engine, Engine) else find_engine(engine, engine_version)
+    started = engine if isinstance(engine, Engine) else engines.engine(engine, engine_version)
     layout = ParallelLayout(tp, pp, dp, ep, dcp, replicas)
+    args = engines.resolve(EngineArgs(**engine_args), started, card, served)
+    link = hardware.interconnect(card, interconnect) if interconnect else card.link_bandwidth
     return Deployment(
-        served, card, layout, started, resolve(EngineArgs(**engine_args), started, card, served), speculation,
-        gpus_per_node or card.gpus_per_node, find_link(card, interconnect) if interconnect else card.link_bandwidth,
+        served, card, layout, started, args, speculation, gpus_per_node or card.gpus_per_node, link,
         gpu_total or card.memory, gpu_free, other_tenants, tuple(sorted((memory_calibration or {}).items())),
     )  # fmt: skip
