@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from planner.kv import kv_format
+from planner.kv_layers import kv_width
 from planner.memory import MemoryPlan, plan
 from planner.quantities import GIB
 from planner.quantization import named
@@ -85,7 +87,7 @@ def sequence_table(found: MemoryPlan, workload: Workload) -> pd.DataFrame:
         (name, round(tokens), found.pool.sequences(min(round(tokens), found.layout.max_model_len)))
         for name, tokens in rows
     ]
-    risks = (preemption_risk(found, workload, max(1, n)) for _, _, n in fits)
+    risks = (preemption_risk(found, workload, n) if n else 1.0 for _, _, n in fits)
     columns = ["length", "tokens", "sequences", "preemption risk"]
     return pd.DataFrame([(*fit, risk) for fit, risk in zip(fits, risks, strict=True)], columns=columns)
 
@@ -96,14 +98,14 @@ def gains(found: MemoryPlan, tokens: int) -> pd.DataFrame:
 
     deployment = found.deployment
     gib = math.ceil(GIB / (deployment.args.gpu_memory_utilization or 1.0))
-    changes = {
-        "one more GiB": replace(deployment, gpu_total=deployment.gpu_total + gib),
-        "FP8 KV cache": replace(deployment, args=replace(deployment.args, kv_cache_dtype="fp8")),
-    }
+    changes = {"one more GiB": replace(deployment, gpu_total=deployment.gpu_total + gib)}
+    if kv_width(kv_format(deployment)) > 1:
+        changes["FP8 KV cache"] = replace(deployment, args=replace(deployment.args, kv_cache_dtype="fp8"))
     for name, scheme in (("FP8 weights", named("fp8")), ("4-bit weights (AWQ)", named("awq"))):
         if scheme.weight_bits < deployment.model.quantization.weight_bits:
             changes[name] = replace(deployment, model=replace(deployment.model, quantization=scheme))
     base = found.pool.sequences(tokens)
     plans = [(name, plan(changed)) for name, changed in changes.items()]
-    rows = [(n, p.kv_available.mid / GIB, p.pool.sequences(tokens), p.pool.sequences(tokens) - base) for n, p in plans]
+    held = [(name, max(0.0, p.kv_available.mid / GIB), p.pool.sequences(tokens)) for name, p in plans]
+    rows = [(*row, row[-1] - base) for row in held]
     return pd.DataFrame(rows, columns=["change", "KV cache (GiB)", "sequences", "more than now"])

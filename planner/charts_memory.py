@@ -20,7 +20,7 @@ def sweep(data: pd.DataFrame, chosen: float | None = None, log: bool = False) ->
         .mark_point()
         .encode(
             x=alt.X(x, scale=alt.Scale(type="log" if log else "linear", nice=False)),
-            y="mid",
+            y=alt.Y("mid", scale=_from_zero(dots["mid"])),
             color=alt.Color("status", title=None, scale=scale),
         )
     )
@@ -29,6 +29,11 @@ def sweep(data: pd.DataFrame, chosen: float | None = None, log: bool = False) ->
         rule = alt.Chart(pd.DataFrame({x: [chosen]})).mark_rule(strokeDash=[2, 3]).encode(x=x)
         drawn = drawn + rule
     return drawn
+
+
+def _from_zero(values: pd.Series) -> alt.Scale:
+    """An axis from zero; where nothing is above it, zero still lies at its foot."""
+    return alt.Scale(domain=[0, float(values.max()) or 1.0])
 
 
 def residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
@@ -52,6 +57,9 @@ def residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
 def sequences(data: pd.DataFrame) -> alt.TopLevelMixin:
     """How many sequences fit, by their length."""
     base = alt.Chart(data, height=alt.Step(30)).encode(
-        x=alt.X("sequences", title="sequences that fit at once in one engine"), y=alt.Y("length", title=None, sort=None)
+        x=alt.X(
+            "sequences", title="sequences that fit at once in one engine", scale=_from_zero(data["sequences"] * 1.1)
+        ),
+        y=alt.Y("length", title=None, sort=None),
     )
     return base.mark_bar() + base.mark_text(align="left", dx=4).encode(text=alt.Text("sequences", format=",d"))

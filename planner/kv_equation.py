@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from planner.architecture import LatentAttention, Layer, Mixer, Recurrent
+from planner.draft import draft_layers
 from planner.kv import kv_format, stage_layers
 from planner.kv_layers import Cache, kv_width, mixer_caches
 from planner.memory import MemoryPlan
@@ -42,6 +43,7 @@ def kv_worked(found: MemoryPlan, tokens: int) -> str:
     """The equation as Markdown with LaTeX, and what a sequence of `tokens` then holds of the pool."""
     pool, layout, cut = found.pool, found.layout, found.deployment.layout
     where = f"TP{cut.tp}" + ", on the pipeline stage with the largest cache" * (cut.pp > 1)
+    where += ", the draft's layers counted with the model's" * bool(draft_layers(found.deployment))
     terms = [
         rf"{layers} \times {_keeps(found, mixer, chr(92) + 'times', bare=True)}"
         for mixer, layers in _kinds(found).items()
@@ -65,6 +67,11 @@ def kv_worked(found: MemoryPlan, tokens: int) -> str:
         f"A sequence of {tokens:,} tokens holds {pool.blocks_for(tokens):,} blocks, "
         f"{pool.blocks_for(tokens) * pool.bytes_per_block / MIB:,.1f} MiB."
     )
+    if (decoding := pool.sequences(layout.max_model_len)) > found.max_concurrency.mid:
+        said[-1] += (
+            f" (The engine reserves windows for {layout.in_flight:,} tokens of prompt being computed; sequences that "
+            f"decode hold less, and {decoding:,} of them fit.)"
+        )
     if len(pool.groups) > 1:
         said[-1] += (
             f" The layers form {len(pool.groups)} groups that draw on one pool, each with blocks of its own"

@@ -87,7 +87,7 @@ def _floored(size: Interval) -> Interval:
 
 
 def format_plans(deployment: Deployment) -> Iterator[tuple[Format, Deployment]]:
-    """The deployment's model in every weight format that it can take."""
+    """The deployment's model in every weight format that makes it smaller than its checkpoint."""
     base = model(deployment.model.name)
     for name, entry in formats().items():
         try:
@@ -95,7 +95,7 @@ def format_plans(deployment: Deployment) -> Iterator[tuple[Format, Deployment]]:
         except PlannerError:
             continue
         candidate = replace(deployment, model=stored)
-        if name == "checkpoint" or rank_bytes(candidate) != rank_bytes(replace(deployment, model=base)):
+        if name == "checkpoint" or max(rank_bytes(candidate)) < max(rank_bytes(replace(deployment, model=base))):
             yield entry, candidate
 
 
@@ -131,14 +131,24 @@ def tenants_sweep(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.Da
 
 
 def recommended(found: MemoryPlan, workload: Workload, buffer: float) -> str:
-    """max_model_len and max_num_seqs of the plan, and where they come from."""
+    """max_model_len and max_num_seqs of the plan, and where they come from; the way out where it does not fit."""
+    if found.status == "does_not_fit":
+        return f"There is nothing to recommend before it fits: {found.remedy}."
     args, p99 = found.deployment.args, workload.total_quantile(0.99)
     seqs, held = args.max_num_seqs or 0, safe_max_num_seqs(found, workload)
     fewer = "; a smaller full batch keeps the promised pace" if seqs <= held - 8 else ""
     return (
-        f"max_model_len {args.max_model_len:,}: p99 of prompt + output is {p99:,.0f} tokens, plus {buffer:.0%}. "
-        f"max_num_seqs {seqs:,}: the pool holds {held:,} with a preemption risk of at most 5 %{fewer}."
+        f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is {p99:,.0f} tokens, plus "
+        f"{buffer:.0%}. max_num_seqs {seqs:,}, as the pool holds {held:,} with a preemption risk of at most 5 %{fewer}."
     )
+
+
+def judged(found: MemoryPlan) -> str:
+    """What the engine would say of it, and the way out; nothing where it fits."""
+    if found.status == "ok":
+        return ""
+    verdict = "It may die after start-up." if found.status == "at_risk" else "It does not start."
+    return f"{verdict} {found.reason}. Way out: {found.remedy}."
 
 
 def startable(found: MemoryPlan) -> str:
