@@ -23,7 +23,7 @@ RECURRENT = {
 
 
 def kv_table(found: MemoryPlan) -> pd.DataFrame:
-    """One row per kind of layer on the stage with the largest cache: what a layer keeps, and what all of them cost.
+    """One row per kind of layer on the stage where a token costs most: what a layer keeps, and what all of them cost.
 
     Bytes are per GPU: for every token of context, and, in windows and states, for every sequence however long.
     """
@@ -42,7 +42,7 @@ def kv_table(found: MemoryPlan) -> pd.DataFrame:
 def kv_worked(found: MemoryPlan, tokens: int) -> str:
     """The equation as Markdown with LaTeX, and what a sequence of `tokens` then holds of the pool."""
     pool, layout, cut = found.pool, found.layout, found.deployment.layout
-    where = f"TP{cut.tp}" + ", on the pipeline stage with the largest cache" * (cut.pp > 1)
+    where = f"TP{cut.tp}" + ", on the pipeline stage where a token costs most" * (cut.pp > 1)
     where += ", the draft's layers counted with the model's" * bool(draft_layers(found.deployment))
     terms = [
         rf"{layers} \times {_keeps(found, mixer, chr(92) + 'times', bare=True)}"
@@ -83,11 +83,12 @@ def kv_worked(found: MemoryPlan, tokens: int) -> str:
 
 
 def _kinds(found: MemoryPlan) -> Counter[Mixer]:
-    """Mixers of the stage with the largest cache, equal ones counted; those that read an earlier layer's too."""
+    """Mixers of the stage where a token costs most, equal ones counted; those that read an earlier layer's too."""
 
-    def size(layers: tuple[Layer, ...]) -> float:
+    def size(layers: tuple[Layer, ...]) -> tuple[float, float]:
         caches = [cache for layer in layers for mixer in layer.mixers for cache in _caches(found, mixer)]
-        return sum(cache.token_bytes + cache.state_bytes for cache in caches)
+        token = sum(cache.token_bytes for cache in caches if cache.kind == "full")
+        return token, sum(cache.token_bytes + cache.state_bytes for cache in caches)
 
     mixers = (mixer for layer in max(stage_layers(found.deployment), key=size) for mixer in layer.mixers)
     return Counter(mixer for mixer in mixers if not (isinstance(mixer, Recurrent) and mixer.kind == "compressor"))

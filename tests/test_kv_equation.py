@@ -10,7 +10,7 @@ from planner.deployment import deploy_on
 from planner.kv_equation import kv_table, kv_worked
 from planner.memory import plan
 
-KINDS = [  # model, GPUs, bytes per token on one GPU, kinds of layers
+KINDS = [  # model, GPU, tp, bytes per token on one GPU, kinds of layers
     ("meta-llama/Llama-3.1-70B", "H100", 4, 80 * 2 * 256 * 2, ["full attention"]),
     ("google/gemma-3-27b-it", "H100", 1, 10 * 16 * 256 * 2, ["full attention", "sliding window of 1,024"]),
     ("openai/gpt-oss-120b", "H100", 1, 18 * 8 * 128 * 2, ["full attention", "sliding window of 128"]),
@@ -20,6 +20,13 @@ KINDS = [  # model, GPUs, bytes per token on one GPU, kinds of layers
 ]
 
 
+def evaluated(printed: str) -> tuple[float, int]:
+    """The left and the right side of the equation in the text."""
+    formula = re.search(r"\$\$(.*) = ([\d{},]+) \\text", printed)
+    assert formula is not None
+    return eval(formula[1].replace(r"\times", "*")), int(re.sub(r"[{},]", "", formula[2]))
+
+
 @pytest.mark.parametrize(("name", "gpu", "tp", "token", "kinds"), KINDS)
 def test_the_equation_printed_gives_its_own_result(name: str, gpu: str, tp: int, token: int, kinds: list[str]) -> None:
     found = plan(deploy_on(name, gpu, tp=tp, max_model_len=8192))
@@ -27,15 +34,15 @@ def test_the_equation_printed_gives_its_own_result(name: str, gpu: str, tp: int,
     assert sorted(table["kind of layer"]) == kinds
     assert table["layers"].sum() == len(found.deployment.model.architecture.layers)
     assert table["bytes per token"].sum() == found.pool.kv_bytes_per_token == token
-    formula = re.search(r"\$\$(.*) = ([\d{},]+) \\text", kv_worked(found, 1000))
-    assert formula is not None
-    assert eval(formula[1].replace(r"\times", "*")) == int(re.sub(r"[{},]", "", formula[2])) == token
+    assert evaluated(kv_worked(found, 1000)) == (token, token)
 
 
 def test_what_a_pipeline_stage_and_shared_caches_keep() -> None:
     """80 layers over two stages; gemma-4-E4B keeps a cache in 24 of its 42 layers."""
     halved = kv_table(plan(deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4, pp=2)))
     assert halved["layers"].sum() == 40
+    third = plan(deploy_on("google/gemma-3-27b-it", "L40S", tp=2, pp=3))  # stages hold 3, 3 and 4 of 10 full layers
+    assert evaluated(kv_worked(third, 1000)) == (4 * 8 * 256 * 2, third.pool.kv_bytes_per_token)
     shared = kv_table(plan(deploy_on("google/gemma-4-E4B", "H100"))).set_index("one layer keeps")["layers"]
     assert shared["nothing"] == 18 and shared.sum() == 42
 
