@@ -25,8 +25,9 @@ def considered(deployment: Deployment, speculation: Speculation | None) -> Deplo
 
 
 def possible(deployment: Deployment) -> tuple[str, ...]:
-    """Methods that need nothing but the target: no model of their own to name."""
-    return tuple(name for name, how in methods().items() if how.draft != "model")
+    """Methods that need nothing but the target: no model of their own to name, no layers that it doesn't have."""
+    missing = {"model"} if deployment.model.architecture.mtp else {"model", "mtp"}
+    return tuple(name for name, how in methods().items() if how.draft not in missing)
 
 
 def break_even_line(

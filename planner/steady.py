@@ -22,9 +22,10 @@ from planner.workload import Workload
 if TYPE_CHECKING:
     from planner.memory import MemoryPlan
 
-POINTS = 16
-"""Equally likely prompt and output lengths over which a distribution is integrated."""
-QUANTILES = (np.arange(POINTS) + 0.5) / POINTS
+EDGES = np.append(np.linspace(0, 0.9, 13), [0.94, 0.96, 0.985, 0.995, 1.0])
+"""Slices of a distribution over which it is integrated: finer in the tail, around the 95th and 99th percentiles."""
+SHARES = np.diff(EDGES)
+QUANTILES = (EDGES[1:] + EDGES[:-1]) / 2
 NORMAL = np.array([NormalDist().inv_cdf(float(q)) for q in QUANTILES])
 
 
@@ -60,10 +61,10 @@ class Performance:
 
 @dataclass(frozen=True)
 class _Traffic:
-    """A workload as equally likely lengths."""
+    """A workload as the mean lengths of `SHARES` of its requests."""
 
-    prompts: np.ndarray  # tokens to compute, [POINTS]
-    outputs: np.ndarray  # [POINTS]
+    prompts: np.ndarray  # tokens to compute, [slices]
+    outputs: np.ndarray  # [slices]
     cached: float  # prompt tokens found in the prefix cache
     context: float  # mean tokens that a decoding sequence attends to
 
@@ -87,9 +88,14 @@ class _State:
 
 
 def _traffic(workload: Workload) -> _Traffic:
-    prompts, outputs = workload.prompt.points(POINTS), workload.output.points(POINTS)
-    context = prompts.mean() + (outputs**2).mean() / (2 * outputs.mean())
+    prompts, outputs = workload.prompt.slices(EDGES), workload.output.slices(EDGES)
+    context = _mean(prompts) + _mean(outputs**2) / (2 * _mean(outputs))
     return _Traffic(np.maximum(prompts - workload.cached_tokens, 1), outputs, workload.cached_tokens, context)
+
+
+def _mean(values: np.ndarray) -> float:
+    """Mean over the slices."""
+    return float(values @ SHARES)
 
 
 def _decode_s(step: StepModel, batch: np.ndarray | float, context: float) -> np.ndarray:
@@ -99,7 +105,7 @@ def _decode_s(step: StepModel, batch: np.ndarray | float, context: float) -> np.
 
 
 def _prefill_s(step: StepModel, t: _Traffic, beside: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
-    """(chunks, s that they add to the steps they ride on) of every prompt, [..., POINTS], with `beside` decoding."""
+    """(chunks, s that they add to the steps they ride on) of every prompt, [..., slices], with `beside` decoding."""
     beside = np.asarray(beside, float)[..., None] / step.stages
     budget = np.maximum(step.max_tokens - beside, 1.0)
     chunks = np.ceil(t.prompts / budget)
@@ -110,10 +116,10 @@ def _prefill_s(step: StepModel, t: _Traffic, beside: np.ndarray | float) -> tupl
 
 def _together_s(step: StepModel, t: _Traffic, requests: float) -> float:
     """Seconds until the last of `requests` prompts that arrive together has its first token."""
-    total = requests * t.prompts.mean()
+    total = requests * _mean(t.prompts)
     each = step.tokens(min(total, step.max_tokens)) + step.fixed_s + step.prefill_step_s
     steps = max(total / step.max_tokens, 1.0)
-    return float(steps * each + requests * step.prefill_attention(t.prompts, t.cached).mean()) / step.stages
+    return float(steps * each + requests * _mean(step.prefill_attention(t.prompts, t.cached))) / step.stages
 
 
 def _capacity(deployment: Deployment, plan: MemoryPlan, t: _Traffic, step: StepModel) -> tuple[float, float, str]:
@@ -143,39 +149,43 @@ def closed_loop(
     engines = min(deployment.layout.replicas * deployment.layout.dp, workload.concurrency)
     present = workload.concurrency / engines
     most, held, limit = _capacity(deployment, plan, t, step)
-    running, outputs = min(present, most), t.outputs.mean()
+    running, outputs = min(present, most), _mean(t.outputs)
     waves = max((workload.num_prompts or 10 * workload.concurrency) / workload.concurrency, 1.0)
     decode = max(running, 1.0)
     for _ in range(3):  # those who wait for their first token don't decode
         per_token = float(_decode_s(step, decode, t.context))
         chunks, own = _prefill_s(step, t, decode)
-        added = float(own.mean())
+        added = _mean(own)
         own = own + chunks * per_token
-        stay = float(own.mean()) + max(outputs - 1, 1) * per_token + max(running - 1, 0) * added
-        decode = max(running * (1 - float(own.mean()) / stay), min(running, 1.0))
+        stay = _mean(own) + max(outputs - 1, 1) * per_token + max(running - 1, 0) * added
+        decode = max(running * (1 - _mean(own) / stay), min(running, 1.0))
     # every other request is prefilled once while one stays; in the first burst only those behind it
     tpot = per_token + max(running - 1, 0) * added / outputs * (1 - 0.5 / waves)
     first = _burst(step, t, running, own)
     # later prompts come as the outputs end: those of one step together, until different lengths (wave k: sqrt(12 k)
     # standard deviations apart) have scattered them
-    apart = np.sqrt(12 * np.arange(1, int(min(waves, 32)) + 1)) * t.outputs.std() * tpot
-    together = min(max(step.max_tokens / t.prompts.mean(), 1.0), running)
+    apart = (
+        np.sqrt(12 * np.arange(1, int(min(waves, 32)) + 1))
+        * sqrt(max(_mean(t.outputs**2) - _mean(t.outputs) ** 2, 0.0))
+        * tpot
+    )
+    together = min(max(step.max_tokens / _mean(t.prompts), 1.0), running)
     bunch = _together_s(step, t, together)
     lockstep = np.maximum(1 - apart / bunch, 0)
     shared = min(max(bunch - per_token, 0) / together, added)  # a prompt's part of a step that holds several
     spared = max(running - 1, 0) * added - max(running - together, 0) * shared  # nobody of the own bunch decodes yet
     tpot -= float(lockstep.mean()) * spared / outputs * (1 - 0.5 / waves)
-    period = outputs * tpot + float(own.mean())
+    period = outputs * tpot + _mean(own)
     busy = np.minimum(running * added / np.minimum(2 * first + apart, period), 0.9)
     wait = added * busy / (2 * (1 - busy)) * np.minimum(apart / (2 * first), 1)
-    waits = lockstep * max(bunch - float(own.mean()), 0) + (1 - lockstep) * wait
+    waits = lockstep * max(bunch - _mean(own), 0) + (1 - lockstep) * wait
     queue = max(present - running, 0.0) * period / running
     front = step.request_s + step.prompt_token_s * t.prompts
     opening = first + queue / 2
     later = own + float(waits.mean()) + queue
-    ttft = (1 - 1 / waves) * float(later.mean()) + opening / waves + float(front.mean())
-    ttfts = np.concatenate([later + front, 2 * opening * QUANTILES + front.mean()])
-    shares = np.repeat([(1 - 1 / waves) / POINTS, 1 / waves / POINTS], POINTS)
+    ttft = (1 - 1 / waves) * _mean(later) + opening / waves + _mean(front)
+    ttfts = np.concatenate([later + front, 2 * opening * QUANTILES + _mean(front)])
+    shares = np.concatenate([SHARES * (1 - 1 / waves), SHARES / waves])
     state = _State(
         step, t, per_token, added, tpot, decode, running / (period + float(waits.mean())), engines, held, queue,
         saturated=False, limit=limit if present > most else "load",
@@ -186,8 +196,8 @@ def closed_loop(
 def _burst(step: StepModel, t: _Traffic, running: float, own: np.ndarray) -> float:
     """Mean time to the first token of `running` prompts that arrive together: the k-th waits for those before it."""
     if running <= 1:
-        return float(own.mean())
-    together = min(max(step.max_tokens / t.prompts.mean(), 1.0), running)
+        return _mean(own)
+    together = min(max(step.max_tokens / _mean(t.prompts), 1.0), running)
     return _together_s(step, t, running) * (running + together) / (2 * running)
 
 
@@ -201,25 +211,28 @@ def open_loop(
     if workload.rate is None:
         raise PlannerError("an open loop needs a request rate")
     step, t = step or step_model(deployment), _traffic(workload)
-    engines, outputs = deployment.layout.replicas * deployment.layout.dp, t.outputs.mean()
+    engines, outputs = deployment.layout.replicas * deployment.layout.dp, _mean(t.outputs)
     rate, noise = workload.rate / engines, 1 / workload.burstiness
     most, held, limit = _capacity(deployment, plan, t, step)
     # in flight by Little's law: the number whose throughput is the rate
     counts = np.unique(np.append(np.geomspace(1, max(most, 1.001), 24), max(most, 1.0)))
-    per_token, added = _decode_s(step, counts, t.context), _prefill_s(step, t, counts)[1].mean(axis=-1)
+    per_token, added = _decode_s(step, counts, t.context), _prefill_s(step, t, counts)[1] @ SHARES
     throughput = np.maximum.accumulate(1 / (outputs * per_token / counts + added))
     peak = float(throughput[-1])
     load, saturated = rate / peak, rate >= peak
     decode = float(np.interp(rate, np.append(0.0, throughput), np.append(0.0, counts)))
     plain = float(_decode_s(step, decode, t.context))
     chunks, own = _prefill_s(step, t, decode)
-    prompt_s = float(own.mean())
+    prompt_s = _mean(own)
     prefilling = min(rate * prompt_s, 0.999)
     tpot = float(most / (outputs * peak)) if saturated else plain / max(1 - prefilling, 1e-3)
     # waiting for the prompts before it (Allen-Cunneen), for a running slot (Sakasegawa), and in an overload's backlog
-    wait = prompt_s * prefilling / (1 - prefilling) * (noise + float(own.var()) / prompt_s**2) / 2 + 0.5 * plain
+    wait = (
+        prompt_s * prefilling / (1 - prefilling) * (noise + (_mean(own**2) - prompt_s**2) / prompt_s**2) / 2
+        + 0.5 * plain
+    )
     own = own + chunks * plain
-    stay, near = outputs * tpot + float(own.mean()), min(load, 0.999)
+    stay, near = outputs * tpot + _mean(own), min(load, 0.999)
     slots = stay / most * near ** (sqrt(2 * (most + 1)) - 1) / (1 - near) * (noise + 1) / 2
     duration = (workload.num_prompts or workload.rate * 600) / workload.rate
     backlog = duration * (1 - 1 / load) if saturated else 0.0
@@ -231,22 +244,23 @@ def open_loop(
         step, t, plain, prompt_s, tpot, decode, min(rate, peak), engines, held, -(wait + slots) * log(0.01) + backlog,
         saturated, limit if saturated else "load",
     )  # fmt: skip
-    shares = np.full(len(ttfts), 1 / len(ttfts))
-    return _performance(state, float(ttfts.mean()), ttfts, shares, workload)
+    shares = np.outer(SHARES, SHARES).ravel()
+    return _performance(state, float(ttfts @ shares), ttfts, shares, workload)
 
 
 def _performance(s: _State, ttft: float, ttfts: np.ndarray, shares: np.ndarray, workload: Workload) -> Performance:
     """Spread the means over requests and tokens, and put the calibration's intervals around them."""
-    step, t, outputs = s.step, s.traffic, s.traffic.outputs.mean()
+    step, t, outputs = s.step, s.traffic, _mean(s.traffic.outputs)
     # how many prompts interfere with one request varies like a Poisson count
     meetings = max(s.rate * outputs * s.tpot, 1e-9)
     sd = max(s.tpot - s.per_token, 0.0) / sqrt(meetings)
     tpots = np.maximum(s.tpot + sd * np.sqrt(outputs / t.outputs)[:, None] * NORMAL, s.per_token).ravel()
     e2es = np.add.outer(ttfts, (t.outputs - 1) * s.tpot).ravel()
-    carrying = min(s.rate * s.per_token * float(np.maximum(np.ceil(t.prompts / step.max_tokens), 1).mean()), 1.0)
-    gaps = np.append(s.per_token, s.per_token + s.added * np.minimum(t.prompts, step.max_tokens) / t.prompts.mean())
-    weights = np.append(1 - carrying, np.full(POINTS, carrying / POINTS))
-    even, decoding, first = np.full(len(tpots), 1 / len(tpots)), step.sigma_tpot, step.sigma_ttft
+    carrying = min(s.rate * s.tpot * _mean(np.maximum(np.ceil(t.prompts / step.max_tokens), 1)), 1.0)
+    chunk = s.added * np.minimum(t.prompts, step.max_tokens) / _mean(t.prompts)
+    chunk = chunk * max((s.tpot - s.per_token) / (carrying * _mean(chunk)), 1.0)  # several prompts may share a step
+    gaps, weights = np.append(s.per_token, s.per_token + chunk), np.append(1 - carrying, carrying * SHARES)
+    even, decoding, first = np.outer(SHARES, SHARES).ravel(), step.sigma_tpot, step.sigma_ttft
     whole = ttft + (outputs - 1) * s.tpot
     mixed = sqrt((first * ttft) ** 2 + (decoding * (whole - ttft)) ** 2) / whole
     served = Interval.factor(s.rate * s.engines, decoding)
@@ -256,7 +270,7 @@ def _performance(s: _State, ttft: float, ttfts: np.ndarray, shares: np.ndarray, 
         ttft=_stats(ttft, ttfts, shares, first),
         tpot=_stats(s.tpot, tpots, even, decoding),
         itl=_stats(s.tpot, gaps, weights, decoding),
-        e2e=_stats(whole, e2es, np.repeat(shares / POINTS, POINTS), mixed),
+        e2e=_stats(whole, e2es, np.outer(shares, SHARES).ravel(), mixed),
         output_tps=served * outputs,
         total_tps=served * (outputs + workload.prompt.mean),
         request_tps=served,

@@ -114,11 +114,11 @@ class Lengths:
         """The share of requests of at most `tokens`."""
         return float(np.searchsorted(self.values, tokens, side="right") / len(self.values))
 
-    def points(self, n: int = 32) -> np.ndarray:
-        """[n] equally likely lengths: the means of `n` equal slices, so that their mean is the distribution's."""
+    def slices(self, edges: np.ndarray) -> np.ndarray:
+        """Mean length of each slice between the shares `edges` (0 to 1), so that their weighted mean is `mean`."""
         if len(self.values) == 1:
-            return np.full(n, self.values[0])
-        edges = np.linspace(0, len(self.values), n + 1)
+            return np.full(len(edges) - 1, self.values[0])
+        edges = edges * len(self.values)
         total = np.interp(edges, np.arange(len(self.values) + 1), np.concatenate(([0.0], np.cumsum(self.values))))
         return np.diff(total) / np.diff(edges)
 
@@ -196,7 +196,8 @@ class Workload:
         """Tokens of prompt and output together that a share `q` of requests does not exceed."""
         if self.trace is not None and self.prompt.how == self.output.how == "empirical":
             return float(np.quantile(self.trace.prompt + self.trace.output, q))
-        return float(np.quantile(np.add.outer(self.prompt.points(500), self.output.points(500)), q))
+        edges = np.linspace(0, 1, 501)
+        return float(np.quantile(np.add.outer(self.prompt.slices(edges), self.output.slices(edges)), q))
 
     def at(self, rate: float) -> Workload:
         """The same traffic at another arrival rate, requests/s."""
