@@ -54,6 +54,14 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--gpu", metavar="NAME", help="the GPU that it ran on, which few logs name")
     explain.set_defaults(run=_explain_log)
 
+    replay = commands.add_parser("replay", help="replay requests through vLLM's scheduler, step by step")
+    replay.add_argument("case", nargs="?", type=Path, metavar="CASE.json", help="a configuration and its requests")
+    replay.add_argument("--fixed-step-time", type=float, default=1.0, metavar="SECONDS", help="of a step (default: 1)")
+    replay.add_argument("--step-log", type=Path, metavar="STEPS.csv", help="write what every step scheduled")
+    replay.add_argument("--scenario", metavar="SCENARIO", help="instead of a case: one engine of its plan, its traffic")
+    replay.add_argument("--requests", type=Path, metavar="REQUESTS.csv", help="write every request's times (scenario)")
+    replay.set_defaults(run=_replay)
+
     scenarios = commands.add_parser("scenarios", help="list the shipped scenarios")
     scenarios.set_defaults(run=_scenarios)
     return parser
@@ -95,6 +103,29 @@ def _explain_log(options: argparse.Namespace) -> None:
     print(found)
     if found.fragment:
         print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{found.fragment}")
+
+
+def _replay(options: argparse.Namespace) -> None:
+    from planner.cases import run_case
+
+    if (options.case is None) == (options.scenario is None):
+        raise PlannerError("replay takes either a CASE.json or --scenario SCENARIO")
+    if options.case is not None:
+        print(run_case(options.case, options.step_log, options.fixed_step_time))
+        return
+    from planner.latency import step_model
+    from planner.predict import memory_of
+    from planner.replay import replay_workload
+    from planner.scenario import load_scenario
+    from planner.search import search
+    from planner.summary import subject
+
+    scenario = load_scenario(options.scenario)
+    deployment = subject(search(scenario))
+    found = replay_workload(deployment, memory_of(deployment).pool, step_model(deployment), scenario.workload)
+    print(f"{deployment}\n{found}")
+    if options.requests is not None:
+        found.frame().to_csv(options.requests, index=False)
 
 
 def _scenarios(_options: argparse.Namespace) -> None:

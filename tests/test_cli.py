@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,11 @@ def test_help_needs_none_of_the_heavy_libraries():
     script = "import sys, planner.cli as cli; cli._parser(); print({'pandas', 'numpy', 'pydantic'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
+
+
+def test_replay_writes_the_steps_that_vllm_took(tmp_path: Path) -> None:
+    """A preemption case's step log is what the scheduler of vLLM 0.33.0 itself did, to the byte."""
+    recorded, steps = Path(__file__).parent / "data" / "schedules", tmp_path / "steps.csv"
+    case = str(recorded / "preemption_async.json")
+    assert main(["replay", case, "--fixed-step-time", "1", "--step-log", str(steps)]) == 0
+    assert steps.read_bytes() == (recorded / "preemption_async.vllm-0.33.0.csv").read_bytes()
