@@ -182,8 +182,16 @@ def test_a_hub_cache_is_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> 
     assert model("someone/tiny").architecture.hidden == TINY["hidden_size"]
 
 
-TINY = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
-        "vocab_size": 1000, "num_attention_heads": 8, "num_key_value_heads": 2, "max_position_embeddings": 2048}
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 4,
+    "vocab_size": 1000,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+}
 
 
 @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
