@@ -8,7 +8,7 @@ the ridge. A mixture of E experts of which k serve a token reads E (1 - (1 - k/E
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 
 import numpy as np
@@ -45,7 +45,9 @@ class StepModel:
     A step with prompt chunks and decoding sequences takes tokens_s[all its tokens] + rows_s[its sequences] + fixed_s
     + decode_context_s x (context tokens of decoding sequences) + prefill_pair_s x (query, key) pairs, the windows'
     shares of both, + state_s x sequences, and prefill_step_s if it holds prompt tokens. With `stages` > 1 that is the
-    time through all pipeline stages, and as many steps are under way at once.
+    time through all pipeline stages, and as many steps are under way at once. With speculation (see
+    `planner.speculation.step_of`) a decoding sequence has 1 + `drafts` tokens and rows, and sequences_s[sequences] is
+    added.
     """
 
     grid: np.ndarray  # token counts at which `parts` were priced
@@ -66,6 +68,9 @@ class StepModel:
     basis: Basis
     sigma_tpot: float
     sigma_ttft: float
+    sequences_s: np.ndarray = field(default_factory=lambda: np.zeros(1))  # [max_num_seqs + 1] drafting for so many
+    drafts: int = 0  # tokens that each decoding sequence verifies beside its own
+    tokens_per_step: float = 1.0  # that a decoding sequence yields
 
     @cached_property
     def grid_s(self) -> np.ndarray:
@@ -89,6 +94,16 @@ class StepModel:
         """Seconds that one decoding sequence of this context adds to a step."""
         windows = sum(s * np.minimum(context, window) for window, s in self.decode_windows)
         return self.decode_context_s * np.asarray(context, float) + windows + self.state_s
+
+    def decode_step(self, sequences: np.ndarray | float, context: np.ndarray | float) -> np.ndarray:
+        """Seconds in which each of `sequences` has a decode step: of several steps if one can't hold all tokens."""
+        sequences = np.asarray(sequences, float)
+        turns = np.maximum(sequences * (1 + self.drafts) / self.max_tokens, 1.0)
+        one = sequences / turns
+        tokens = one * (1 + self.drafts)
+        added = np.interp(one, np.arange(len(self.sequences_s)), self.sequences_s)
+        shared = self.fixed_s + self.tokens(tokens) + self.rows(tokens) + added
+        return turns * (shared + one * self.decode_attention(context))
 
     def prefill_attention(self, tokens: np.ndarray | float, context: np.ndarray | float = 0.0) -> np.ndarray:
         """Seconds of attention for a prompt chunk of `tokens` after `context` cached ones."""

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
 
 from planner.cost import Cost, cost
 from planner.deployment import Deployment
 from planner.memory import MemoryPlan, plan
 from planner.prices import price_per_hour
-from planner.quantities import Z80, Interval, PlannerError
+from planner.quantities import Interval, PlannerError
 from planner.speculation import speculate
 from planner.steady import Performance, closed_loop, open_loop
 from planner.workload import Workload
@@ -33,7 +31,7 @@ class Prediction:
     memory: MemoryPlan
     performance: Performance | None
     usd_per_hour: float | None  # of all GPUs; None where no price is known
-    speedup: Interval | None = None  # TPOT without / with speculative decoding, where the deployment has it
+    speedup: Interval | None = None  # TPOT without / with speculative decoding at the decode batch, where there is any
     prefill: Deployment | None = None
 
     @property
@@ -85,7 +83,7 @@ def evaluate(deployment: Deployment, workload: Workload, prices: Mapping[str, fl
         return Prediction(deployment, workload, memory, None, usd)
     performance, speedup = _perform(deployment, memory, workload), None
     if deployment.speculation is not None:
-        performance, speedup = _speculative(deployment, performance, workload)
+        speedup = speculate(deployment, max(performance.decode_batch, 1.0), workload.context).speedup
     return Prediction(deployment, workload, memory, performance, usd, speedup)
 
 
@@ -108,31 +106,3 @@ def _perform(deployment: Deployment, memory: MemoryPlan, workload: Workload) -> 
     if workload.concurrency is not None and (performance.saturated or in_flight > workload.concurrency):
         return closed_loop(deployment, memory, replace(workload, rate=None))
     return performance
-
-
-def _speculative(deployment: Deployment, plain: Performance, workload: Workload) -> tuple[Performance, Interval]:
-    """`plain` with every wait between tokens divided by the speed-up at the batch that it leads to (Little's law)."""
-    batch = max(plain.decode_batch, 1.0)
-    found = speculate(deployment, batch, workload.context).speedup
-    if workload.concurrency is None:  # at a given rate, answers that leave sooner leave a smaller batch behind
-        batch = max(batch / max(found.mid, 0.1), 1.0)
-        found = speculate(deployment, batch, workload.context).speedup
-    sigma = math.log(found.hi / found.lo) / (2 * Z80)
-
-    def faster(times: Mapping[str, Interval]) -> dict[str, Interval]:
-        return {name: _widened(time / found.mid, sigma) for name, time in times.items()}
-
-    outputs = workload.output.mean - 1
-    saved = {name: outputs * plain.tpot[name].mid * (1 - 1 / found.mid) for name in plain.e2e}
-    e2e = {name: _widened(time * max(1 - saved[name] / time.mid, 0.01), sigma) for name, time in plain.e2e.items()}
-    faster_by = found.mid if workload.rate is None else 1.0
-    rates = {name: _widened(getattr(plain, name) * faster_by, sigma) for name in RATES}
-    times = {"tpot": faster(plain.tpot), "itl": faster(plain.itl), "e2e": e2e}
-    changed: dict[str, Any] = {**times, **rates, "decode_batch": batch}
-    return replace(plain, **changed), found
-
-
-def _widened(value: Interval, sigma: float) -> Interval:
-    """`value` with an independent relative spread `sigma` added to its own."""
-    down, up = (math.exp(math.hypot(math.log(r), Z80 * sigma)) for r in (value.mid / value.lo, value.hi / value.mid))
-    return Interval(value.mid / down, value.mid, value.mid * up)

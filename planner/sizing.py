@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from planner.advice import longest_model_len, safe_max_num_seqs
 from planner.catalog import Entry, entries
 from planner.deployment import Deployment
+from planner.latency import step_model
 from planner.memory import MemoryPlan, plan, safe_utilization
 from planner.models import model
 from planner.quantities import GIB, Interval, PlannerError
-from planner.steady import step_model
 from planner.weights import rank_bytes
 from planner.workload import Workload
 

@@ -8,14 +8,17 @@ large batch they cost compute, and a mixture of experts reads more experts for t
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from planner.coefficients import calibration_of
-from planner.deployment import Deployment, Speculation
+from planner.deployment import Deployment
 from planner.draft import draft_of, method
 from planner.latency import StepModel, step_model
 from planner.memory import MemoryPlan, plan
@@ -93,22 +96,59 @@ class Speedup:
         )
 
 
-@cache
-def _steps(deployment: Deployment, speculation: Speculation) -> tuple[StepModel, StepModel, StepModel | None]:
-    """Step costs of the target, of the target without its host time, and of the draft without any."""
-    draft = draft_of(deployment.model, speculation)
+@lru_cache(maxsize=4096)
+def _steps(deployment: Deployment) -> tuple[StepModel, StepModel, StepModel]:
+    """Step costs of the target alone, of the target verifying drafts, and of drafting and verifying.
+
+    The host pays once per sequence, the device per token; attention reads a sequence's KV once for all its tokens.
+    """
+    assert deployment.speculation is not None
+    how, k = method(deployment.speculation.method), deployment.speculation.num_speculative_tokens
+    drafter = draft_of(deployment.model, deployment.speculation)
+    plain = step_model(alone := replace(deployment, speculation=None))
     known = calibration_of(deployment.model, deployment.gpu, deployment.engine).coefficients
-    device = replace(known, step_s=0.0, row_s=0.0)
-    drafting = step_model(replace(deployment, model=draft), device) if draft else None
-    return step_model(deployment), step_model(deployment, device), drafting
+    seats = len(plain.rows_s) - 1
+    wide = replace(alone, args=replace(alone.args, max_num_seqs=seats * (k + 1)))
+    target = step_model(wide, replace(known, row_s=0.0))
+    verifying = replace(target, sequences_s=plain.rows_s - target.rows_s[: seats + 1], drafts=k)
+    sequences = np.arange(seats + 1.0)
+    added = verifying.sequences_s + STEP_S + sequences * how.host_us * 1e-6
+    sigma = math.hypot(plain.sigma_tpot, SIGMA)
+    if drafter is None:
+        return plain, verifying, replace(verifying, sequences_s=added, sigma_tpot=sigma)
+    draft = step_model(replace(wide, model=drafter), replace(known, step_s=0.0, row_s=0.0))
+    if how.draft == "heads":
+        return plain, verifying, replace(verifying, sequences_s=added + k * draft.rows(sequences), sigma_tpot=sigma)
+    passes = k if how.passes == "each" else 1  # the first reads all tokens of the step, prompts too
+    added = added + passes * (draft.fixed_s + PASS_S) + draft.rows(sequences * (k / passes))
+    added = added + (passes - 1) * (draft.tokens(sequences) + draft.rows(sequences))
+    drafting = replace(
+        verifying,
+        parts={**verifying.parts, "drafting": draft.grid_s},
+        sequences_s=added,
+        decode_context_s=verifying.decode_context_s + passes * draft.decode_context_s,
+        decode_windows=verifying.decode_windows + tuple((w, passes * s) for w, s in draft.decode_windows),
+        prefill_pair_s=verifying.prefill_pair_s + draft.prefill_pair_s,
+        prefill_windows=verifying.prefill_windows + draft.prefill_windows,
+        prefill_step_s=verifying.prefill_step_s + draft.prefill_step_s,
+        state_s=verifying.state_s + passes * draft.state_s,
+        sigma_tpot=sigma,
+    )
+    return plain, verifying, drafting
 
 
-def _pass_s(step: StepModel, batch: float, each: int, context: float) -> float:
-    """One pass over `each` tokens of each of `batch` sequences; KV is read once for all tokens of a sequence."""
-    batch = max(batch / step.stages, 1.0)
-    rows = len(step.rows_s) - 1
-    head = step.rows(batch * each) * max(1.0, batch * each / rows)  # in proportion beyond max_num_seqs rows
-    return float(step.tokens(batch * each) + head + batch * step.decode_attention(context))
+def _normal(deployment: Deployment) -> Deployment:
+    """`deployment` without its acceptance rate, which no step's cost depends on."""
+    assert deployment.speculation is not None
+    return replace(deployment, speculation=replace(deployment.speculation, acceptance_rate=0.0))
+
+
+def step_of(deployment: Deployment) -> StepModel:
+    """The step cost of `deployment`, its speculation included: what the replay and the steady state count with."""
+    if (speculation := deployment.speculation) is None:
+        return step_model(deployment)
+    tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
+    return replace(_steps(_normal(deployment))[2], tokens_per_step=tokens)
 
 
 def speculate(deployment: Deployment, batch: float, context: float, memory: MemoryPlan | None = None) -> Speedup:
@@ -118,23 +158,16 @@ def speculate(deployment: Deployment, batch: float, context: float, memory: Memo
     """
     if (speculation := deployment.speculation) is None:
         raise PlannerError("the deployment has no speculation to judge: give method and num_speculative_tokens")
-    how, k = method(speculation.method), speculation.num_speculative_tokens
-    step, device, draft = _steps(replace(deployment, speculation=None), replace(speculation, num_speculative_tokens=1))
-    drafting = STEP_S + batch * how.host_us * 1e-6
-    if draft is not None and how.draft == "heads":
-        drafting += k * float(draft.rows(batch))
-    elif draft is not None:  # the first pass also reads what the step before accepted
-        more = k - 1 if how.passes == "each" else 0
-        drafting += _pass_s(draft, batch, k + 1, context) + PASS_S
-        drafting += more * (_pass_s(draft, batch, 1, context) + PASS_S)
-    lost = None
+    lost, engine = None, _normal(deployment)
     if memory is not None:
         lost = memory.pool.sequences(round(context)) - plan(deployment).pool.sequences(round(context))
-    plain = _pass_s(step, batch, 1, context) + step.fixed_s
-    verify = plain + _pass_s(device, batch, k + 1, context) - _pass_s(device, batch, 1, context)
-    tokens = expected_tokens(speculation.acceptance_rate, k)
+    if batch > (engine.args.max_num_seqs or 256):  # judged as if so many might run
+        engine = replace(engine, args=replace(engine.args, max_num_seqs=1 << math.ceil(math.log2(batch))))
+    steps = _steps(engine)
+    plain, verify, whole = (float(step.decode_step(max(batch / step.stages, 1.0), context)) for step in steps)
+    tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
     taken = draft_bytes(deployment.model, speculation, deployment.layout)
-    return Speedup(batch, tokens, plain, verify, drafting, taken, lost)
+    return Speedup(batch, tokens, plain, verify, whole - verify, taken, lost)
 
 
 def break_even_acceptance(deployment: Deployment, batch: float, context: float) -> float | None:

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.deployment import Deployment
-from planner.latency import StepModel, step_model
+from planner.latency import StepModel
 from planner.quantities import Interval, PlannerError
+from planner.speculation import step_of
 from planner.workload import Workload
 
 if TYPE_CHECKING:
@@ -64,7 +65,8 @@ class _Traffic:
     """A workload as the mean lengths of `SHARES` of its requests."""
 
     prompts: np.ndarray  # tokens to compute, [slices]
-    outputs: np.ndarray  # [slices]
+    outputs: np.ndarray  # [slices] streamed: a step of speculative decoding streams several tokens as one
+    tokens: float  # mean output tokens
     cached: float  # prompt tokens found in the prefix cache
     context: float  # mean tokens that a decoding sequence attends to
 
@@ -77,7 +79,7 @@ class _State:
     traffic: _Traffic
     per_token: float  # s of a step that only decodes
     added: float  # s that one prompt adds to the steps it rides on
-    tpot: float
+    tpot: float  # per streamed output
     decode: float  # sequences decoding
     rate: float  # requests/s served
     engines: int
@@ -87,10 +89,11 @@ class _State:
     limit: str
 
 
-def _traffic(workload: Workload) -> _Traffic:
-    prompts, outputs = workload.prompt.slices(EDGES), workload.output.slices(EDGES)
-    context = _mean(prompts) + _mean(outputs**2) / (2 * _mean(outputs))
-    return _Traffic(np.maximum(prompts - workload.cached_tokens, 1), outputs, workload.cached_tokens, context)
+def _traffic(workload: Workload, step: StepModel) -> _Traffic:
+    prompts, tokens = workload.prompt.slices(EDGES), workload.output.slices(EDGES)
+    context = _mean(prompts) + _mean(tokens**2) / (2 * _mean(tokens))
+    computed, outputs = np.maximum(prompts - workload.cached_tokens, 1), 1 + (tokens - 1) / step.tokens_per_step
+    return _Traffic(computed, outputs, _mean(tokens), workload.cached_tokens, context)
 
 
 def _mean(values: np.ndarray) -> float:
@@ -100,13 +103,12 @@ def _mean(values: np.ndarray) -> float:
 
 def _decode_s(step: StepModel, batch: np.ndarray | float, context: float) -> np.ndarray:
     """A step of `batch` decoding sequences (spread over the pipeline's stages) and nothing else."""
-    part = np.maximum(np.asarray(batch, float) / step.stages, 1.0)
-    return step.fixed_s + step.tokens(part) + step.rows(part) + part * step.decode_attention(context)
+    return step.decode_step(np.maximum(np.asarray(batch, float) / step.stages, 1.0), context)
 
 
 def _prefill_s(step: StepModel, t: _Traffic, beside: np.ndarray | float) -> tuple[np.ndarray, np.ndarray]:
     """(chunks, s that they add to the steps they ride on) of every prompt, [..., slices], with `beside` decoding."""
-    beside = np.asarray(beside, float)[..., None] / step.stages
+    beside = np.asarray(beside, float)[..., None] / step.stages * (1 + step.drafts)
     budget = np.maximum(step.max_tokens - beside, 1.0)
     chunks = np.ceil(t.prompts / budget)
     base, last = step.tokens(np.maximum(beside, 1.0)), t.prompts - (chunks - 1) * budget
@@ -145,7 +147,8 @@ def closed_loop(
     """
     if workload.concurrency is None:
         raise PlannerError("a closed loop needs a concurrency")
-    step, t = step or step_model(deployment), _traffic(workload)
+    step = step or step_of(deployment)
+    t = _traffic(workload, step)
     engines = min(deployment.layout.replicas * deployment.layout.dp, workload.concurrency)
     present = workload.concurrency / engines
     most, held, limit = _capacity(deployment, plan, t, step)
@@ -210,7 +213,8 @@ def open_loop(
     """
     if workload.rate is None:
         raise PlannerError("an open loop needs a request rate")
-    step, t = step or step_model(deployment), _traffic(workload)
+    step = step or step_of(deployment)
+    t = _traffic(workload, step)
     engines, outputs = deployment.layout.replicas * deployment.layout.dp, _mean(t.outputs)
     rate, noise = workload.rate / engines, 1 / workload.burstiness
     most, held, limit = _capacity(deployment, plan, t, step)
@@ -268,11 +272,11 @@ def _performance(s: _State, ttft: float, ttfts: np.ndarray, shares: np.ndarray, 
         served = Interval.exactly(s.rate * s.engines)  # it keeps up: what comes in goes out
     return Performance(
         ttft=_stats(ttft, ttfts, shares, first),
-        tpot=_stats(s.tpot, tpots, even, decoding),
+        tpot=_stats(s.tpot / step.tokens_per_step, tpots / step.tokens_per_step, even, decoding),
         itl=_stats(s.tpot, gaps, weights, decoding),
         e2e=_stats(whole, e2es, np.outer(shares, SHARES).ravel(), mixed),
-        output_tps=served * outputs,
-        total_tps=served * (outputs + workload.prompt.mean),
+        output_tps=served * t.tokens,
+        total_tps=served * (t.tokens + workload.prompt.mean),
         request_tps=served,
         decode_batch=s.decode,
         kv_usage=min(s.decode / s.held, 1.0),
