@@ -275,14 +275,18 @@ def step_table(model: StepModel) -> StepTable:
         np.asarray(model.tokens_s, float), np.asarray(model.rows_s, float), model.fixed_s, model.state_s,
         model.decode_context_s, model.prefill_pair_s, model.prefill_step_s,
         np.array(model.decode_windows, float).reshape(-1, 2), np.array(model.prefill_windows, float).reshape(-1, 2),
-        model.stages,
+        model.stages, np.asarray(model.sequences_s, float),
     )  # fmt: skip
 
 
 def replay_workload(
     deployment: Deployment, pool: KvPool, model: StepModel, workload: Workload, seed: int = 0, gauge_s: float = 0.0
 ) -> ReplayResult:
-    """Replay one engine's share of `workload`: its own trace, or lengths and arrivals drawn with `seed`."""
+    """Replay one engine's share of `workload`: its own trace, or lengths and arrivals drawn with `seed`.
+
+    `model` is `planner.speculation.step_of(deployment)`. Drafted tokens are accepted by chance: each with the
+    deployment's `acceptance_rate` a if those before it were, so that a step yields 1 + a + ... + a^k tokens on average.
+    """
     engines = deployment.layout.replicas * deployment.layout.dp
     share, trace, rng = workload.share(engines), workload.trace, np.random.default_rng(seed)
     if trace is not None:

@@ -41,14 +41,15 @@ class Rules(NamedTuple):
 class StepTable(NamedTuple):
     """Seconds of one engine step with T tokens of R sequences, the sum of
 
-    - fixed_s + tokens_s[T] + rows_s[R] + state_s R, and prefill_step_s if some of the tokens are a prompt's,
+    - fixed_s + tokens_s[T] + rows_s[R] + sequences_s[S] + state_s S for S sequences, of which R tokens may be sampled (a
+      sequence's last and its drafted ones), and prefill_step_s if some of the tokens are a prompt's,
     - decode_context_s x tokens in the cache of each decoding sequence, and for each row (window, seconds) of
       decode_windows the same where no more than `window` tokens count,
     - prefill_pair_s x (query, key) pairs of each prompt chunk, t (c + (t + 1) / 2) for t tokens after c, and
       prefill_windows likewise.
 
-    R counts a sequence once per token that may be sampled. Tables shorter than T or R end in their last entry. That is
-    the time through all `stages` of a pipeline, in which as many steps are under way at once.
+    A decoding sequence's cache counts once, however many drafted tokens it has. Tables shorter than T, R or S end in
+    their last entry. That is the time through all `stages` of a pipeline, in which as many steps are under way at once.
     """
 
     tokens_s: np.ndarray
@@ -61,6 +62,7 @@ class StepTable(NamedTuple):
     decode_windows: np.ndarray = np.empty((0, 2))
     prefill_windows: np.ndarray = np.empty((0, 2))
     stages: int = 1
+    sequences_s: np.ndarray = np.zeros(1)
 
 
 class Traffic(NamedTuple):

@@ -24,6 +24,7 @@ def _price(
     """Seconds of a step, given its sums."""
     seconds = table.fixed_s + table.state_s * sequences + windows_s + (table.prefill_step_s if pairs else 0.0)
     seconds += table.tokens_s[min(tokens, table.tokens_s.size - 1)] + table.rows_s[min(sampled, table.rows_s.size - 1)]
+    seconds += table.sequences_s[min(sequences, table.sequences_s.size - 1)]
     return seconds + table.decode_context_s * contexts + table.prefill_pair_s * pairs
 
 
