@@ -1,17 +1,22 @@
-"""What fraction of its published peaks a GPU reaches under an engine: `catalogs/calibration/ENGINE.yaml`, by GPU."""
+"""What fraction of its published peaks a GPU reaches under an engine: `catalogs/calibration/ENGINE.yaml`, by GPU.
+
+An owner's own file, of entries by GPU in the same form, comes before the catalog where an `Engine` carries it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from math import log
+from pathlib import Path
 from typing import Literal
 
 from pydantic import PositiveFloat
 
 from planner.catalog import CATALOGS, Entry, entries
 from planner.engines import Engine, release
-from planner.hardware import Gpu, gpus
+from planner.hardware import Gpu, gpu, gpus
 from planner.models import Model
 from planner.quantities import PlannerError, did_you_mean
 
@@ -59,6 +64,7 @@ class Calibration(Entry):
     points: int = 0
     versions: tuple[str, ...] = ()
     residuals: str = ""
+    engine: str = ""  # in an owner's file; a catalog's is named after it
     source: str
     date: str
 
@@ -87,25 +93,56 @@ WIDTHS: dict[Basis, tuple[float, float]] = {
 @cache
 def calibrations(engine: str) -> dict[str, Calibration]:
     """The calibration file of `engine`; an engine without one is planned with vLLM's."""
-    file = CATALOGS / "calibration" / f"{engine}.yaml"
-    found = entries(f"calibration/{engine if file.exists() else 'vllm'}.yaml", Calibration)
-    names = set(coefficient_names())
-    for name, entry in found.items():
-        for unknown in entry.coefficients.keys() - names:
-            raise PlannerError(
-                f"calibration/{engine}.yaml, entry {name}: {did_you_mean(unknown, names, 'coefficient')}"
-            )
-    if missing := names - found["prior"].coefficients.keys():
+    file = catalog_file(engine)
+    found = _entries(file if file.exists() else catalog_file("vllm"))
+    if missing := set(coefficient_names()) - found["prior"].coefficients.keys():
         raise PlannerError(f"calibration/{engine}.yaml, entry prior: field is missing: {', '.join(sorted(missing))}")
     return found
 
 
-def _entry(engine: Engine, name: str) -> Calibration | None:
+def catalog_file(engine: str) -> Path:
+    """Where the catalog keeps the calibrations of `engine`."""
+    return CATALOGS / "calibration" / f"{engine}.yaml"
+
+
+def own_calibrations(path: Path) -> dict[str, Calibration]:
+    """An owner's calibration file, by GPU; `PlannerError` for whatever is wrong in it."""
+    try:
+        return {gpu(name).name: entry for name, entry in _entries(path).items()}
+    except PlannerError as error:
+        raise PlannerError(f"{error} ({path.name} is read as a calibration, by GPU)") from None
+
+
+def calibrated_by(engine: Engine, own: Mapping[str, Calibration]) -> Engine:
+    """`engine` with an owner's calibrations, as far as they were measured under it."""
+    return replace(engine, calibration={name: e for name, e in own.items() if e.engine in ("", engine.name)})
+
+
+def _entries(path: Path) -> dict[str, Calibration]:
+    found = entries(path.name, Calibration, path.parent)
+    names = set(coefficient_names())
+    for name, entry in found.items():
+        for unknown in entry.coefficients.keys() - names:
+            raise PlannerError(f"{path.name}, entry {name}: {did_you_mean(unknown, names, 'coefficient')}")
+    return found
+
+
+def _known(engine: Engine) -> Mapping[str, Calibration]:
+    """All entries for `engine`: the catalog's, those of GPUs that its owner measured replaced."""
+    own = engine.calibration
+    shipped = {name: e for name, e in calibrations(engine.name).items() if name.partition(" before ")[0] not in own}
+    return {**shipped, **own}
+
+
+def entry_name(engine: Engine, name: str) -> str:
     """The entry for `name` that covers the engine's release: the lowest "NAME before VERSION" above it, else "NAME"."""
-    known = calibrations(engine.name)
-    bounds = [key.partition(" before ")[2] for key in known if key.startswith(f"{name} before ")]
+    bounds = [key.partition(" before ")[2] for key in _known(engine) if key.startswith(f"{name} before ")]
     above = [bound for bound in bounds if engine.release < release(bound)]
-    return known[f"{name} before {min(above, key=release)}"] if above else known.get(name)
+    return f"{name} before {min(above, key=release)}" if above else name
+
+
+def _entry(engine: Engine, name: str) -> Calibration | None:
+    return _known(engine).get(entry_name(engine, name))
 
 
 def _generation(gpu: Gpu) -> tuple[str, int]:
@@ -119,7 +156,7 @@ def calibrated(gpu: Gpu, engine: Engine, model_type: str) -> Calibrated:
 
     `model_type` (config.json) decides whether the model's family was among those measured.
     """
-    known = calibrations(engine.name)
+    known = _known(engine)
     own, family, prior = _entry(engine, gpu.name), _entry(engine, gpu.architecture), known["prior"]
     if own is None and family is None:  # the sibling of the same generation with the nearest bandwidth
         siblings = [other for other in gpus() if _generation(other) == _generation(gpu) and other.name in known]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -15,6 +15,7 @@ from planner.hardware import Gpu
 from planner.quantities import GIB, PlannerError, did_you_mean
 
 if TYPE_CHECKING:
+    from planner.coefficients import Calibration
     from planner.models import Model
 
 _SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
@@ -81,6 +82,7 @@ class Engine:
     version: str
     facts_version: str
     facts: Mapping[str, Any]
+    calibration: Mapping[str, Calibration] = field(default_factory=dict)  # an owner's, by GPU; wins over the catalog's
 
     def __hash__(self) -> int:
         return hash((self.name, self.version))
