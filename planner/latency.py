@@ -163,8 +163,11 @@ def _norm(*times: np.ndarray) -> np.ndarray:
     return np.sqrt(np.sqrt((squares * squares).sum(axis=0)))
 
 
-def step_model(deployment: Deployment, coefficients: Coefficients | None = None) -> StepModel:
-    """The step cost of `deployment`, calibrated as well as anyone measured; `coefficients` replaces the catalog's."""
+def step_model(deployment: Deployment, coefficients: Coefficients | None = None, queries: int = 1) -> StepModel:
+    """The step cost of `deployment`, calibrated as well as anyone measured; `coefficients` replaces the catalog's.
+
+    `queries` is how many tokens of a decoding sequence attend to its cache, which is read once for all of them.
+    """
     gpu, args, w = deployment.gpu, deployment.args, work(deployment)
     known = calibration_of(deployment.model, gpu, deployment.engine)
     c = coefficients or known.coefficients
@@ -186,7 +189,8 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None)
     sampling = rows * w.vocab * 4 * SAMPLING_PASSES / gpu.bandwidth
     rate = gpu.bandwidth * c.kv
     peak = gpu.flops["bf16" if "bf16" in gpu.flops else "fp16"] * c.attention
-    decode = {k.window: ((k.bytes / rate) ** 2 + (k.decode_flops / peak) ** 2) ** 0.5 for k in w.contexts}
+    multiplied = {k.window: max(k.decode_flops, queries * k.query_flops) / peak for k in w.contexts}
+    decode = {k.window: ((k.bytes / rate) ** 2 + multiplied[k.window] ** 2) ** 0.5 for k in w.contexts}
     prefill = {k.window: k.prefill_flops / peak for k in w.contexts}
     return StepModel(
         grid=tokens,

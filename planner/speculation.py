@@ -109,7 +109,7 @@ def _steps(deployment: Deployment) -> tuple[StepModel, StepModel, StepModel]:
     known = calibration_of(deployment.model, deployment.gpu, deployment.engine).coefficients
     seats = len(plain.rows_s) - 1
     wide = replace(alone, args=replace(alone.args, max_num_seqs=seats * (k + 1)))
-    target = step_model(wide, replace(known, row_s=0.0))
+    target = step_model(wide, replace(known, row_s=0.0), queries=k + 1)
     verifying = replace(target, sequences_s=plain.rows_s - target.rows_s[: seats + 1], drafts=k)
     sequences = np.arange(seats + 1.0)
     added = verifying.sequences_s + STEP_S + sequences * how.host_us * 1e-6

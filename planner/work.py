@@ -43,7 +43,8 @@ class Context:
 
     window: int | None
     bytes: float  # KV read per context token in decode
-    decode_flops: float  # per (query, context token)
+    decode_flops: float  # per context token, with one query per sequence padded to what a matrix instruction multiplies
+    query_flops: float  # per (query, context token), unpadded
     prefill_flops: float
 
 
@@ -117,7 +118,7 @@ def _contexts(deployment: Deployment) -> tuple[Context, ...]:
     found: dict[int | None, np.ndarray] = {}
 
     def add(window: int | None, times: int, *costs: float) -> None:
-        found[window] = found.get(window, np.zeros(3)) + times * np.array(costs)
+        found[window] = found.get(window, np.zeros(4)) + times * np.array(costs)
 
     for layer, times in deployment.model.architecture.distinct_layers.items():
         for mixer in layer.mixers:
@@ -126,15 +127,15 @@ def _contexts(deployment: Deployment) -> tuple[Context, ...]:
                 least = MMA_ROWS.get(deployment.gpu.architecture, 16) * max(mixer.kv_heads / tp, 1.0)
                 padded = 2.0 * max(mixer.heads / tp, least) * (mixer.head_dim + mixer.v_head_dim)
                 kept = max(mixer.kv_heads / tp, 1.0) * (mixer.head_dim + mixer.v_head_dim) * width
-                add(mixer.window, times, kept / dcp, padded / dcp, flops)
+                add(mixer.window, times, kept / dcp, padded / dcp, flops / dcp, flops)
             elif isinstance(mixer, LatentAttention):
                 decode = 2.0 * mixer.heads / tp * (mixer.kv_elements + mixer.kv_lora_rank)
                 prefill = 2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
                 window = SPARSE_TOKENS if mixer.index_heads else mixer.window
-                add(window, times, mixer.kv_elements * width / dcp, decode / dcp, prefill)
+                add(window, times, mixer.kv_elements * width / dcp, decode / dcp, decode / dcp, prefill)
                 if mixer.has_indexer_cache:  # it scores the whole context, in fp8: twice the bf16 rate
                     score = mixer.index_heads * mixer.index_dim / max(mixer.compress, 1)
-                    add(None, times, mixer.index_bytes, score, score)
+                    add(None, times, mixer.index_bytes, score, score, score)
     return tuple(Context(window, *costs) for window, costs in found.items())
 
 
