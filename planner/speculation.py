@@ -9,7 +9,6 @@ large batch they cost compute, and a mixture of experts reads more experts for t
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -151,6 +150,14 @@ def step_of(deployment: Deployment) -> StepModel:
     return replace(_steps(_normal(deployment))[2], tokens_per_step=tokens)
 
 
+def _seconds(deployment: Deployment, batch: np.ndarray | float, context: float) -> tuple[np.ndarray, ...]:
+    """Seconds of a plain step of `batch` sequences, of one that verifies, and of one that drafts and verifies."""
+    engine, largest = _normal(deployment), float(np.max(batch))
+    if largest > (engine.args.max_num_seqs or 256):  # judged as if so many might run
+        engine = replace(engine, args=replace(engine.args, max_num_seqs=1 << math.ceil(math.log2(largest))))
+    return tuple(step.decode_step(np.maximum(batch / step.stages, 1.0), context) for step in _steps(engine))
+
+
 def speculate(deployment: Deployment, batch: float, context: float, memory: MemoryPlan | None = None) -> Speedup:
     """The effect of `deployment.speculation` on `batch` decoding sequences of `context` tokens in one engine.
 
@@ -158,13 +165,10 @@ def speculate(deployment: Deployment, batch: float, context: float, memory: Memo
     """
     if (speculation := deployment.speculation) is None:
         raise PlannerError("the deployment has no speculation to judge: give method and num_speculative_tokens")
-    lost, engine = None, _normal(deployment)
+    lost = None
     if memory is not None:
         lost = memory.pool.sequences(round(context)) - plan(deployment).pool.sequences(round(context))
-    if batch > (engine.args.max_num_seqs or 256):  # judged as if so many might run
-        engine = replace(engine, args=replace(engine.args, max_num_seqs=1 << math.ceil(math.log2(batch))))
-    steps = _steps(engine)
-    plain, verify, whole = (float(step.decode_step(max(batch / step.stages, 1.0), context)) for step in steps)
+    plain, verify, whole = map(float, _seconds(deployment, batch, context))
     tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
     taken = draft_bytes(deployment.model, speculation, deployment.layout)
     return Speedup(batch, tokens, plain, verify, whole - verify, taken, lost)
@@ -179,9 +183,16 @@ def break_even_acceptance(deployment: Deployment, batch: float, context: float) 
 
 
 def break_even_batch(deployment: Deployment, context: float, largest: int | None = None) -> int:
-    """The largest batch up to `largest` (default: max_num_seqs) at which speculation still pays; 0 when none does."""
-    batches = range(1, (largest or deployment.args.max_num_seqs or 256) + 1)
-    return bisect_left(batches, True, key=lambda batch: speculate(deployment, batch, context).speedup.mid < 1)
+    """The largest batch up to `largest` (default: max_num_seqs) at which speculation still pays; 0 when none does.
+
+    It need not pay at every smaller one: a few drafted tokens wake experts that a larger batch reads anyway.
+    """
+    if (speculation := deployment.speculation) is None:
+        return 0
+    batches = np.arange(1, (largest or deployment.args.max_num_seqs or 256) + 1)
+    plain, _, whole = _seconds(deployment, batches, context)
+    tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
+    return int(batches[tokens * plain >= whole].max(initial=0))
 
 
 def surface(
