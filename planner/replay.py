@@ -116,7 +116,11 @@ class ReplayResult:
         return frame.assign(seconds=frame.seconds * self.second, kv_usage=frame.kv_usage / (self.num_blocks - 1))
 
     def stats(self, metric: str) -> dict[str, float]:
-        """mean, p50, p95 and p99 in seconds of "ttft", "tpot", "itl", "e2e" or "queue"."""
+        """mean, p50, p95 and p99 in seconds of "ttft", "tpot", "itl", "e2e" or "queue".
+
+        ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it: a speculative step streams all
+        its tokens as one output, so ITL is TPOT times the tokens per step.
+        """
         if metric == "itl":
             counts = self.outcome.itl
             bins = {q: ITL_FIRST * 10 ** (_quantile(counts, q) / ITL_PER_DECADE) for q in (0.5, 0.95, 0.99)}

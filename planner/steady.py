@@ -36,7 +36,7 @@ class Performance:
 
     ttft: Mapping[str, Interval]  # "mean", "p50", "p95", "p99"
     tpot: Mapping[str, Interval]
-    itl: Mapping[str, Interval]
+    itl: Mapping[str, Interval]  # between streamed outputs: with speculation several tokens each
     e2e: Mapping[str, Interval]
     output_tps: Interval
     total_tps: Interval
