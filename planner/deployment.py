@@ -50,7 +50,10 @@ class ParallelLayout:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: drafts of `num_speculative_tokens`, each accepted with `acceptance_rate` after the last."""
+    """Speculative decoding: drafts of `num_speculative_tokens` k, each accepted with `acceptance_rate` a after the last.
+
+    A step then yields 1 + a + ... + a^k tokens on average, its bonus token included: an engine's mean acceptance length.
+    """
 
     method: str  # mtp, eagle, eagle3, draft_model, ngram, ...
     num_speculative_tokens: int
