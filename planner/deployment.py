@@ -50,9 +50,9 @@ class ParallelLayout:
 
 @dataclass(frozen=True)
 class Speculation:
-    """Speculative decoding: drafts of `num_speculative_tokens` k, each accepted with `acceptance_rate` a after the last.
+    """Speculative decoding: k = `num_speculative_tokens`, each accepted with `acceptance_rate` a after the one before.
 
-    A step then yields 1 + a + ... + a^k tokens on average, its bonus token included: an engine's mean acceptance length.
+    A step then yields 1 + a + ... + a^k tokens on average, the bonus token included: engines' mean acceptance length.
     """
 
     method: str  # mtp, eagle, eagle3, draft_model, ngram, ...

@@ -118,8 +118,8 @@ class ReplayResult:
     def stats(self, metric: str) -> dict[str, float]:
         """mean, p50, p95 and p99 in seconds of "ttft", "tpot", "itl", "e2e" or "queue".
 
-        ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it: a speculative step streams its
-        tokens as one output, so ITL is TPOT times the tokens per step.
+        ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it: a speculative step streams
+        its tokens as one output, so ITL is TPOT times the tokens per step.
         """
         if metric == "itl":
             counts = self.outcome.itl

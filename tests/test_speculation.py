@@ -159,7 +159,7 @@ def test_it_stops_paying_sooner_with_k_and_later_with_acceptance(
 
 
 def test_a_mixture_of_experts_pays_most_in_the_middle() -> None:
-    """As MoESD (arXiv 2505.19645) finds at medium batch: drafted tokens then wake few experts that are not read anyway."""
+    """As MoESD (arXiv 2505.19645) finds: at medium batch drafted tokens wake few experts that are not read anyway."""
     served = deploy_on("deepseek-ai/DeepSeek-R1", "H200", tp=8, speculation=Speculation("mtp", 1, 0.8))
     small, medium, large = (speculate(served, batch, 500).speedup.mid for batch in (16, 128, 1024))
     assert medium > small and medium > large
