@@ -90,6 +90,10 @@ class StepModel:
         """`rows_s` at real-valued counts."""
         return np.interp(count, np.arange(len(self.rows_s)), self.rows_s)
 
+    def sequences(self, count: np.ndarray | float) -> np.ndarray:
+        """`sequences_s` at real-valued counts."""
+        return np.interp(count, np.arange(len(self.sequences_s)), self.sequences_s)
+
     def decode_attention(self, context: np.ndarray | float) -> np.ndarray:
         """Seconds that one decoding sequence of this context adds to a step."""
         windows = sum(s * np.minimum(context, window) for window, s in self.decode_windows)
@@ -101,8 +105,7 @@ class StepModel:
         turns = np.maximum(sequences * (1 + self.drafts) / self.max_tokens, 1.0)
         one = sequences / turns
         tokens = one * (1 + self.drafts)
-        added = np.interp(one, np.arange(len(self.sequences_s)), self.sequences_s)
-        shared = self.fixed_s + self.tokens(tokens) + self.rows(tokens) + added
+        shared = self.fixed_s + self.tokens(tokens) + self.rows(tokens) + self.sequences(one)
         return turns * (shared + one * self.decode_attention(context))
 
     def prefill_attention(self, tokens: np.ndarray | float, context: np.ndarray | float = 0.0) -> np.ndarray:
@@ -112,13 +115,15 @@ class StepModel:
 
     def step_seconds(self, chunks: Sequence[tuple[int, int]], contexts: Sequence[int]) -> StepCost:
         """Cost of a step of prompt `chunks` (tokens, context before) and decoding sequences with these `contexts`."""
-        count = sum(tokens for tokens, _ in chunks) + len(contexts)
+        decoding = len(contexts) * (1 + self.drafts)
+        count = sum(tokens for tokens, _ in chunks) + decoding
         cost = {name: float(np.interp(count, self.grid, part)) for name, part in self.parts.items()}
         cost["prefill attention"] = float(sum(self.prefill_attention(*chunk) for chunk in chunks))
         cost["decode attention"] = (
             float(self.decode_attention(np.asarray(contexts, float)).sum()) if len(contexts) else 0.0
         )
-        cost["head and sampling"] = float(self.rows(len(chunks) + len(contexts)))
+        cost["head and sampling"] = float(self.rows(len(chunks) + decoding))
+        cost["per sequence"] = float(self.sequences(len(chunks) + len(contexts)))
         cost["host"] = self.fixed_s + (self.prefill_step_s if chunks else 0.0)
         return StepCost(cost)
 

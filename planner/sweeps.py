@@ -14,12 +14,12 @@ import numpy as np
 
 from planner.candidate import Candidate
 from planner.deployment import Deployment
-from planner.latency import step_model
 from planner.layouts import capacity
 from planner.predict import evaluate, memory_of
 from planner.quantities import GIB, Interval, PlannerError
 from planner.scenario import Scenario
 from planner.sizing import with_args
+from planner.speculation import step_of
 from planner.steady import Performance
 from planner.workload import Workload
 
@@ -107,7 +107,7 @@ def by_argument(deployment: Deployment, workload: Workload, name: str, values: S
 
 
 def gaps(deployment: Deployment, workload: Workload, sequences: int, prompt: int, chunked: bool = True) -> pd.DataFrame:
-    """Each gap between tokens of `sequences` decoding ones while a prompt of `prompt` tokens arrives beside them.
+    """Each gap between outputs of `sequences` decoding ones while a prompt of `prompt` tokens arrives beside them.
 
     Unchunked, the whole prompt is one step. The first and the last three gaps are undisturbed.
     """
@@ -115,10 +115,10 @@ def gaps(deployment: Deployment, workload: Workload, sequences: int, prompt: int
 
     budget = (deployment.args.max_num_batched_tokens or 0) if chunked else prompt + sequences
     share = math.ceil(sequences / deployment.layout.pp)  # of the sequences, in one of the batches under way
-    room = budget - share
+    step, contexts = step_of(with_args(deployment, max_num_batched_tokens=budget)), [round(workload.context)] * share
+    room = budget - share * (1 + step.drafts)
     if room < 1:
         raise PlannerError(f"max_num_batched_tokens {budget} leaves no room beside {share} decoding sequences")
-    step, contexts = step_model(with_args(deployment, max_num_batched_tokens=budget)), [round(workload.context)] * share
     plain = step.step_seconds([], contexts).seconds
     starts = range(0, prompt, room)
     mixed = [step.step_seconds([(min(room, prompt - start), start)], contexts).seconds for start in starts]
