@@ -1,68 +1,165 @@
 """Disaggregated serving: one pool computes prompts, another decodes; a request passes through both in series.
 
-TTFT is the prefill pool's under prompts alone, TPOT the decode pool's under prompts that arrive computed; Little's law
-ties them together. What the transfer of a prompt's KV adds is counted at the network's peak and not hidden by anything.
+Requests are let through both pools one by one (`planner.tandem`), so what follows from the loop being closed over both
+is there by itself: the first burst in the prefill queue, the batch that decode is left with when prefill is the
+bottleneck, answers that end together because their prompts began together. TTFT is what a client behind NVIDIA Dynamo
+sees: prefill, the transfer of the KV cache, and the wait for a seat in a decode worker, which sends the first token.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from planner.deployment import Deployment
-from planner.predict import RATES, Prediction, memory_of
+from planner.latency import StepModel
+from planner.memory import MemoryPlan
+from planner.predict import Prediction, memory_of
 from planner.prices import price_per_hour
-from planner.quantities import Interval
-from planner.steady import Performance, closed_loop, open_loop
-from planner.workload import Lengths, Workload
+from planner.quantities import Interval, PlannerError
+from planner.requests import arrivals
+from planner.speculation import speculate, step_of
+from planner.steady import FP8_KV, Performance
+from planner.tandem import DecodePool, Passage, PrefillPool, tandem
+from planner.workload import Workload
+
+MOST = 150_000
+"""Requests that are let through; a longer run has reached its steady state long before."""
+SEED = 1
+JOINT = ("experts", "collectives")
+"""Parts of a step that data-parallel ranks do together: their cost follows the mean load, the others' the largest."""
+SIGMA_TTFT = 0.45
+"""Least standard deviation of ln(measured / predicted) mean TTFT: the queue before prefill magnifies what is wrong with
+its throughput, and recipes cap the decode batch where no table says so (InferenceX, 174 points)."""
 
 
 def evaluate_disaggregated(
     prefill: Deployment, decode: Deployment, workload: Workload, prices: Mapping[str, float] | None = None
 ) -> Prediction:
-    """Predict a `prefill` and a `decode` pool (replicas = workers) under `workload`; see `predict.evaluate`."""
+    """Predict a `prefill` and a `decode` pool (replicas = workers) under `workload`; see `predict.evaluate`.
+
+    With a rate the loop is open, with a concurrency closed, with both an open one that holds requests back. Raises
+    `PlannerError` where requests do not fit into max_model_len, or a sequence not into the decode pool's KV cache.
+    """
     memories = {pool: memory_of(pool) for pool in (prefill, decode)}
     price = price_per_hour(decode.gpu, prices or {})
     usd = price.usd * (prefill.layout.gpus + decode.layout.gpus) if price else None
+    mean, limit = workload.prompt.mean + workload.output.mean, decode.args.max_model_len or 0
+    if mean > limit:
+        raise PlannerError(f"requests of {mean:,.0f} tokens on average do not fit into max_model_len {limit:,}")
     for pool, memory in memories.items():
         if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
             return Prediction(pool, workload, memory, None, usd)
-    prompts = replace(workload, output=Lengths.fixed(1))
-    arrived = replace(workload, prompt=Lengths.fixed(workload.prompt.mean), prefix_tokens=0, prefix_hit_rate=1.0)
-    steps = max(workload.output.mean - 1, 0.0)
-    if workload.rate is not None:
-        first = open_loop(prefill, memories[prefill], prompts)
-        rest = open_loop(decode, memories[decode], replace(arrived, rate=first.request_tps.mid))
-    else:  # split the requests in flight between the pools so that both pass as many per second
-        total = workload.concurrency or 1
-        low, high = 0.0, 1.0
-        for _ in range(30):
-            share = (low + high) / 2
-            first = closed_loop(prefill, memories[prefill], replace(prompts, concurrency=max(1, round(share * total))))
-            decoding = max(1, round((1 - share) * total))
-            rest = closed_loop(decode, memories[decode], replace(arrived, concurrency=decoding))
-            passed = total * (1 - share) / (steps * rest.tpot["mean"].mid + rest.queue / 2 + 1e-9)
-            waiting = share * total / first.ttft["mean"].mid
-            low, high = (share, high) if waiting < passed else (low, share)
-            if (high - low) * total < 0.5:
-                break
-    transfer = workload.prompt.mean * memories[prefill].pool.kv_bytes_per_token / prefill.gpu.internode_bandwidth
-    performance = _in_series(first, rest, workload, transfer)
-    return Prediction(decode, workload, memories[decode], performance, usd, None, prefill)
+    if not prefill.args.enable_prefix_caching:
+        workload = replace(workload, prefix_hit_rate=0.0)
+    performance = Pools.of(prefill, decode, memories[decode], workload).run(workload)
+    speedup = None
+    if decode.speculation is not None:
+        speedup = speculate(decode, max(performance.decode_batch, 1.0), workload.context).speedup
+    return Prediction(decode, workload, memories[decode], performance, usd, speedup, prefill)
 
 
-def _in_series(first: Performance, rest: Performance, workload: Workload, transfer: float) -> Performance:
-    """The two pools' figures as a request sees them one after the other."""
-    outputs, prompt = workload.output.mean, workload.prompt.mean
-    e2e = {q: first.ttft[q] + rest.tpot[q] * max(outputs - 1, 0.0) + transfer for q in rest.tpot}
-    tokens = rest.output_tps
-    if workload.rate is None:
-        mean = e2e["mean"]
-        tokens = Interval(1 / mean.hi, 1 / mean.mid, 1 / mean.lo) * (outputs * (workload.concurrency or 1))
-    rates: dict[str, Any] = dict(zip(RATES, (tokens, tokens * (1 + prompt / outputs), tokens / outputs), strict=True))
-    return replace(
-        rest, ttft=first.ttft, e2e=e2e, queue=math.hypot(first.queue, rest.queue),
-        saturated=first.saturated or rest.saturated, **rates,
-    )  # fmt: skip
+@dataclass(frozen=True)
+class Pools:
+    """Both pools as numbers: what their steps cost, and what a prompt needs on its way from one to the other."""
+
+    first: PrefillPool
+    rest: DecodePool
+    prefill: StepModel
+    decode: StepModel
+    ranks: int  # data-parallel ones of a decode worker
+    held: float  # sequences that the KV pool of a decode worker holds
+    transfer_s: float  # per prompt token
+
+    @classmethod
+    def of(
+        cls, prefill: Deployment, decode: Deployment, memory: MemoryPlan, workload: Workload,
+        steps: tuple[StepModel, StepModel] | None = None,
+    ) -> Pools:  # fmt: skip
+        """Price the steps of both pools; `memory` is the decode pool's, `steps` replaces the catalog's step costs."""
+        first, rest = steps or (step_of(prefill), step_of(decode))
+        joint = np.maximum.accumulate(sum((first.parts[name] for name in JOINT), np.zeros(len(first.grid))))
+        tokens = np.arange(first.max_tokens + 1)
+        before = PrefillPool(
+            workers=prefill.layout.replicas,
+            ranks=prefill.layout.dp,
+            own_s=np.interp(tokens, first.grid, first.grid_s - joint) / first.stages,
+            joint_s=np.interp(tokens, first.grid, joint) / first.stages,
+            step_s=(first.fixed_s + first.prefill_step_s + float(first.rows(1))) / first.stages,
+        )
+        context, ranks = workload.context, decode.layout.dp
+        held = (memory.pool.num_blocks - 1) / memory.pool.blocks_for(max(int(context), 1)) * rest.kv_stretch * ranks
+        seats = int(min((decode.args.max_num_seqs or 256) * ranks, held, workload.concurrency or MOST))
+        if seats < 1:
+            raise PlannerError(
+                f"the KV pool of {memory.pool.kv_tokens:,} tokens holds no sequence of {context:,.0f} tokens"
+            )
+        step_s = rest.decode_step(np.maximum(np.arange(seats + 1) / ranks / rest.stages, 1.0), context)
+        after = DecodePool(decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)))
+        slowest = min(prefill.gpu.internode_bandwidth, decode.gpu.internode_bandwidth)  # each rank sends what it holds
+        return cls(before, after, first, rest, ranks, held, memory.pool.kv_bytes_per_token / slowest)
+
+    def run(self, workload: Workload) -> Performance:
+        """Let the workload's requests through, a whole run from the first burst on, and sum up what they saw."""
+        n, many = workload.num_prompts, workload.concurrency or 0
+        if n is None:
+            n = round(600 * workload.rate) if workload.rate is not None else 10 * many
+        n = max(min(n, max(MOST, 2 * many)), 1)
+        rng = np.random.default_rng(SEED)
+        prompt, output = workload.prompt.sample(n, rng), workload.output.sample(n, rng)
+        sent = np.zeros(n) if workload.rate is None else arrivals(n, workload.rate, workload.burstiness, rng)
+        computed = np.maximum(prompt - workload.cached_tokens, 1.0)
+        attention = self.prefill.prefill_attention(computed, workload.cached_tokens) / self.prefill.stages
+        travel = prompt * (self.transfer_s + self.prefill.prompt_token_s) + self.prefill.request_s
+        steps = np.maximum(output - 1.0, 0.0) / self.decode.tokens_per_step
+        passage = Passage(*tandem(self.first, self.rest, sent, many, computed, attention, travel, steps))
+        return self._performance(passage, travel, output, workload)
+
+    def _performance(self, run: Passage, travel: np.ndarray, output: np.ndarray, workload: Workload) -> Performance:
+        ttft, decoding, steps = run.joined - run.sent, run.ended - run.joined, self.rest.step_s
+        tpot = decoding[output > 1] / (output[output > 1] - 1) if (output > 1).any() else steps[1:2]
+        seats, last = len(steps) - 1, float(run.sent[-1])
+        # while the last is not yet sent the loop is full, or the rate as asked
+        rate = float((run.ended <= last).sum()) / last if last > 0 else len(ttft) / float(run.ended.max())
+        prefills = self.first.workers * len(ttft) / max(float(run.busy[0]), 1e-9)
+        decodes = (
+            self.rest.workers * seats / max(steps[seats] * (output.mean() - 1) / self.decode.tokens_per_step, 1e-9)
+        )
+        peak, limit = min((prefills, "compute"), (decodes, "max_num_seqs" if seats < int(self.held) else "kv"))
+        saturated = workload.rate is not None and workload.rate >= peak
+        shares = run.tokens / max(run.tokens.sum(), 1e-9)
+        batch, reached = float(shares @ np.arange(seats + 1)), np.cumsum(shares)
+        gaps = [steps[min(int(np.searchsorted(reached, q)), seats)] for q in (0.5, 0.95, 0.99)]
+        spread, first = self.decode.sigma_tpot, max(self.prefill.sigma_ttft, SIGMA_TTFT)
+        mixed = math.hypot(first * ttft.mean(), spread * decoding.mean()) / (ttft.mean() + decoding.mean())
+        served = Interval.factor(rate, spread)
+        return Performance(
+            ttft=_stats(ttft, first),
+            tpot=_stats(tpot, spread),
+            itl=_named((shares @ steps, *gaps), spread),
+            e2e=_stats(ttft + decoding, mixed),
+            output_tps=served * float(output.mean()),
+            total_tps=served * (float(output.mean()) + workload.prompt.mean),
+            request_tps=served,
+            decode_batch=batch / self.ranks,
+            kv_usage=min(batch / self.held, 1.0),
+            queue=float(np.quantile(ttft - travel, 0.99)),
+            preemptions=0.0,
+            saturated=saturated,
+            limit=limit if saturated or (workload.rate is None and rate > 0.9 * peak) else "load",
+            basis=self.decode.basis,
+            warnings=(FP8_KV,) if self.decode.kv_stretch > 1 else (),
+        )
+
+
+def _stats(values: np.ndarray, sigma: float) -> dict[str, Interval]:
+    return _named((values.mean(), *np.quantile(values, (0.5, 0.95, 0.99))), sigma)
+
+
+def _named(values: Iterable[float], sigma: float) -> dict[str, Interval]:
+    """Mean, p50, p95 and p99, each with the calibration's spread; tails are less certain."""
+    wider = (("mean", 1.0), ("p50", 1.0), ("p95", 1.25), ("p99", 1.5))
+    return {name: Interval.factor(float(value), sigma * by) for (name, by), value in zip(wider, values, strict=True)}

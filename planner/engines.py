@@ -74,6 +74,14 @@ class EngineEntry(Entry):
     facts: dict[str, Any]
 
 
+class DynamoEntry(Entry):
+    """An entry of `catalogs/dynamo.yaml`: release of NVIDIA Dynamo -> the engine's version in it."""
+
+    shipped: dict[str, str]
+    source: str
+    date: str
+
+
 @dataclass(frozen=True)
 class Engine:
     """An engine at a version, and the facts of the nearest earlier version that the catalog knows."""
@@ -125,10 +133,14 @@ def _catalog() -> dict[str, dict[str, dict[str, Any]]]:
     return known
 
 
+def _folded(name: str) -> str:
+    name = re.sub(r"[\s_-]", "", name.casefold())
+    return {"tensorrtllm": "trtllm", "textgenerationinference": "tgi"}.get(name, name)
+
+
 def engine(name: str = "vllm", version: str | None = None) -> Engine:
     """The engine at `version` (None: the newest known); `PlannerError` for an unknown engine or version."""
-    name = re.sub(r"[\s_-]", "", name.casefold())
-    name = {"tensorrtllm": "trtllm", "textgenerationinference": "tgi"}.get(name, name)
+    name = _folded(name)
     if name not in _catalog():
         raise did_you_mean(name, _catalog(), "engine")
     versions = _catalog()[name]
@@ -142,6 +154,17 @@ def engine(name: str = "vllm", version: str | None = None) -> Engine:
         raise PlannerError(f"engine_version {version} of {name} is not known; accepted: {first} to {upto}")
     facts_version = max((known for known in versions if release(known) <= wanted), key=release)
     return Engine(name, version, facts_version, versions[facts_version])
+
+
+def behind_dynamo(name: str, version: str) -> str:
+    """The version of the engine that Dynamo `version` ships, where tables mean that; else `version` as it is."""
+    known = entries("dynamo.yaml", DynamoEntry).get(_folded(name))
+    if known is None or not version[:1].isdigit():
+        return version
+    wanted, first, last = release(version), *(release(edge) for edge in (min(known.shipped), max(known.shipped)))
+    if not first <= wanted <= (*last[:2], 99):
+        return version
+    return known.shipped[max((found for found in known.shipped if release(found) <= wanted), key=release)]
 
 
 def unsupported(gpu: Gpu, engine: Engine) -> str | None:

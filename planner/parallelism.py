@@ -129,7 +129,7 @@ def collectives(deployment: Deployment, tokens: np.ndarray, c: Coefficients) -> 
         sent = float(layout.dp)  # vLLM's default gathers everybody's tokens and reduces everybody's results
         if deployment.engine.name != "vllm":  # the others send a token to its experts only: FP8 there, bf16 back
             sent = min(sent, 0.75 * max(mlp.active for mlp in experts))
-        seconds = len(experts) * allreduce_seconds(size * sent, layout.dp, link, latency)
+        seconds = len(experts) * allreduce_seconds(size * sent, layout.dp, link, EXCHANGE * latency)
         found.append(Collective("expert dispatch and combine", len(experts), size * sent, seconds))
     if layout.pp > 1:
         across = min(ceil(layout.tp * layout.pp / deployment.gpus_per_node) - 1, layout.pp - 1)
@@ -139,6 +139,9 @@ def collectives(deployment: Deployment, tokens: np.ndarray, c: Coefficients) -> 
     return tuple(found)
 
 
+EXCHANGE = 15.0
+"""Latency of sending tokens to their experts and back, in small all-reduces: permuting, quantizing, signalling every
+peer, waiting for the slowest. Fitted on decode pools of 8 to 32 GB200 (InferenceX; 10 and 20 fit about as well)."""
 PCIE_LATENCY = 3.0
 """Small all-reduces through host bridges take 7-27 us, over NVLink 3-6 us (AIConfigurator, L40S and RTX PRO 6000)."""
 PCIE_SHARE = {2: 0.75, 4: 0.6, 8: 0.5}

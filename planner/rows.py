@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.deployment import Deployment, Speculation, deploy_on
+from planner.engines import behind_dynamo
 from planner.hardware import gpu
 from planner.models import Model, model
 from planner.parallelism import refuse
@@ -127,7 +128,7 @@ def read_deployment(
     if pool:
         sizes = {size: cells[f"{pool}_{size}"] for size in POOL_SIZES if f"{pool}_{size}" in cells}
         sizes["replicas"] = sizes.pop("workers", 1)
-    sizes = _as_meant(sizes, served, cells, notes)
+    sizes = _as_meant(sizes, served, cells, notes, squared=not pool)
     speculation = None
     if "speculative_method" in cells:
         if "num_speculative_tokens" not in cells:
@@ -137,6 +138,11 @@ def read_deployment(
         speculation = Speculation(str(cells["speculative_method"]), cells["num_speculative_tokens"], rate, draft)
     names = ("interconnect", "gpus_per_node", "engine", "engine_version")
     named = {name: cells[name] for name in names if name in cells}
+    if pool and {"engine", "engine_version"} <= set(named):
+        meant = behind_dynamo(str(named["engine"]), str(named["engine_version"]))
+        if meant != named["engine_version"]:
+            notes.append(f"engine_version {named['engine_version']} is read as Dynamo's, which ships {meant}")
+            named["engine_version"] = meant
     sizes_gib = {"gpu_total": "gpu_total_gib", "gpu_free": "gpu_free_gib", "other_tenants": "other_tenants_gib"}
     memory = {name: round(cells[column] * GIB) for name, column in sizes_gib.items() if column in cells}
     args = {name: cells[name] for name in ENGINE_ARGS if name in cells}
@@ -148,16 +154,18 @@ def read_deployment(
     return deployment
 
 
-def _as_meant(sizes: dict[str, Cell], served: Model, cells: Mapping[str, Cell], notes: list[str]) -> dict[str, Cell]:
+def _as_meant(
+    sizes: dict[str, Cell], served: Model, cells: Mapping[str, Cell], notes: list[str], squared: bool
+) -> dict[str, Cell]:
     """Sizes that no engine could run, read as benchmark tables mean them.
 
-    InferenceX's tables give TP8 with EP8 as 64 and 64 (the same runs stand beside it as 8 and 8), and attention that is
-    data-parallel over all GPUs of a rack as that many tp.
+    InferenceX's tables give TP8 with EP8 as 64 and 64 (the same runs stand beside it as 8 and 8; `squared`, not in its
+    tables of pools), and attention that is data-parallel over all GPUs of a rack as that many tp.
     """
     tp, ep = sizes.get("tp", 1), sizes.get("ep", 1)
     node = cells.get("gpus_per_node") or gpu(str(cells["gpu"])).gpus_per_node
     side = math.isqrt(tp)
-    if tp == ep == side * side and side <= node < tp:
+    if squared and tp == ep == side * side and side <= node < tp:
         notes.append(f"tp {tp} with ep {ep} is read as tp {side} with ep {side} on {side} GPUs")
         return {**sizes, "tp": side, "ep": side}
     if served.architecture.heads % tp and tp > node and served.architecture.is_moe:

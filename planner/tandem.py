@@ -1,0 +1,142 @@
+"""Two pools in series, compiled: prompts queue for prefill workers, then join a decode worker until their last token.
+
+A prefill worker computes as many whole prompts a step as its data-parallel ranks have room for, first come, first
+served; the fullest rank decides how long its own part of the step takes, all ranks together how long the experts do. A
+decode worker's sequences advance together, one token a step; it takes a new one whenever it has a seat. What is left
+out: the boundaries of decode steps (half a step per request) and differences between ranks of a decode worker.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+ARRIVES, PREFILLED, JOINS, ENDS = 0, 1, 2, 3
+
+
+class PrefillPool(NamedTuple):
+    """What a step of one worker costs: `own_s` by tokens of its fullest rank, `joint_s` by tokens per rank."""
+
+    workers: int
+    ranks: int
+    own_s: np.ndarray  # [max_num_batched_tokens + 1]
+    joint_s: np.ndarray  # [max_num_batched_tokens + 1]
+    step_s: float
+
+
+class DecodePool(NamedTuple):
+    """`step_s[n]`: seconds of a step of a worker with n sequences, as many as it takes at most."""
+
+    workers: int
+    step_s: np.ndarray  # [seats + 1], rising
+
+
+class Passage(NamedTuple):
+    """[n] seconds at which each request was sent, prefilled, began to decode and ended; tokens by decode batch."""
+
+    sent: np.ndarray
+    prefilled: np.ndarray
+    joined: np.ndarray
+    ended: np.ndarray
+    tokens: np.ndarray  # [seats + 1] tokens decoded in batches of so many sequences
+    busy: np.ndarray  # [1] seconds that prefill workers compute, summed over them
+
+
+@njit(cache=True, error_model="numpy")
+def tandem(
+    prefill: Any, decode: Any, arrival: Any, concurrency: int, prompt: Any, attention_s: Any, travel_s: Any, steps: Any
+) -> Any:
+    """Let [n] requests pass both pools.
+
+    `arrival` in seconds, ascending; `concurrency` > 0 holds requests back while so many are in flight. `prompt` in
+    tokens to compute, `attention_s` their attention's seconds on a rank, `travel_s` from the end of prefill until a
+    decode worker has the KV cache, `steps` decode steps after the first token.
+    """
+    n, seats = len(arrival), len(decode.step_s) - 1
+    room = len(prefill.own_s) - 1
+    sent, done, joined, ended = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
+    tokens, busy = np.zeros(seats + 1), np.zeros(1)
+    waiting, ready = np.empty(n, np.int64), np.empty(n, np.int64)  # first come, first served: [first, last)
+    first_waiting, last_waiting, first_ready, last_ready = 0, 0, 0, 0
+    idle = [worker for worker in range(prefill.workers)]
+    batches = [[0][:0] for _ in range(prefill.workers)]
+    running = [[(0.0, 0)][:0] for _ in range(decode.workers)]  # (the worker's step count at which it ends, request)
+    passed, since = np.zeros(decode.workers), np.zeros(decode.workers)  # steps done, and until when
+    version = np.zeros(decode.workers, np.int64)
+    loads, attention = np.zeros(prefill.ranks), np.zeros(prefill.ranks)
+    events = [(0.0, 0, 0, 0)][:0]
+    sendable = min(concurrency, n) if concurrency else n
+    for i in range(sendable):
+        sent[i] = arrival[i]
+        heapq.heappush(events, (arrival[i], ARRIVES, i, 0))
+    while events:
+        now, kind, what, stamp = heapq.heappop(events)
+        if kind == ARRIVES:
+            waiting[last_waiting] = what
+            last_waiting += 1
+        elif kind == PREFILLED:
+            for i in batches[what]:
+                done[i] = now
+                heapq.heappush(events, (now + travel_s[i], JOINS, i, 0))
+            idle.append(what)
+        elif kind == JOINS:
+            ready[last_ready] = what
+            last_ready += 1
+        elif stamp == version[what]:
+            batch = len(running[what])
+            tokens[batch] += batch * (now - since[what]) / decode.step_s[batch]
+            passed[what] += (now - since[what]) / decode.step_s[batch]
+            since[what] = now
+            end, i = heapq.heappop(running[what])
+            passed[what] = max(passed[what], end)
+            ended[i] = now
+            version[what] += 1
+            if running[what]:
+                gap = (running[what][0][0] - passed[what]) * decode.step_s[len(running[what])]
+                heapq.heappush(events, (now + max(gap, 0.0), ENDS, what, version[what]))
+            if concurrency and sendable < n:
+                sent[sendable] = max(now, arrival[sendable])
+                heapq.heappush(events, (sent[sendable], ARRIVES, sendable, 0))
+                sendable += 1
+        together = len(events) > 0 and events[0][0] == now and events[0][1] == ARRIVES
+        while idle and first_waiting < last_waiting and not together:
+            worker = idle.pop(0)
+            batches[worker].clear()
+            loads[:] = 0.0
+            attention[:] = 0.0
+            while first_waiting < last_waiting:  # the next prompt goes to the emptiest rank, if it has room
+                i, rank = waiting[first_waiting], int(np.argmin(loads))
+                if loads[rank] > 0 and loads[rank] + prompt[i] > room:
+                    break
+                loads[rank] += prompt[i]
+                attention[rank] += attention_s[i]
+                batches[worker].append(i)
+                first_waiting += 1
+            chunks = max(np.ceil(loads.max() / room), 1.0)
+            own = prefill.own_s[int(np.ceil(loads.max() / chunks))] + prefill.step_s
+            joint = prefill.joint_s[int(np.ceil(loads.sum() / prefill.ranks / chunks))]
+            seconds = chunks * (own + joint) + attention.max()
+            busy[0] += seconds
+            heapq.heappush(events, (now + seconds, PREFILLED, worker, 0))
+        while first_ready < last_ready:
+            worker = 0
+            for w in range(1, decode.workers):
+                if len(running[w]) < len(running[worker]):
+                    worker = w
+            batch = len(running[worker])
+            if batch == seats:
+                break
+            i = ready[first_ready]
+            first_ready += 1
+            if batch:
+                tokens[batch] += batch * (now - since[worker]) / decode.step_s[batch]
+                passed[worker] += (now - since[worker]) / decode.step_s[batch]
+            since[worker], joined[i] = now, now
+            heapq.heappush(running[worker], (passed[worker] + steps[i], i))
+            version[worker] += 1
+            gap = (running[worker][0][0] - passed[worker]) * decode.step_s[batch + 1]
+            heapq.heappush(events, (now + max(gap, 0.0), ENDS, worker, version[worker]))
+    return Passage(sent, done, joined, ended, tokens, busy)
