@@ -14,6 +14,8 @@ from numba import njit
 _ONLY = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 compiled: Any = njit(error_model="numpy", **_ONLY)  # type: ignore[call-overload]
 """For functions that only compiled code calls; they are kept on disk as part of `planner.scheduler.simulate`."""
+inlined: Any = njit(error_model="numpy", forceinline=True, **_ONLY)  # type: ignore[call-overload]
+"""For short ones that are called in every step: a call would count a reference to every array of every tuple."""
 
 
 class Pool(NamedTuple):
@@ -220,7 +222,7 @@ def adopt(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) ->
                 pool.refs[block] += 1
 
 
-@compiled
+@inlined
 def fill(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> None:
     """Give a seat the blocks that it lacks to hold `tokens`."""
     capacity = 1 << 60

@@ -111,6 +111,7 @@ def _simulate(
     # steps under way, oldest at `first`: request, seat, tokens, context, drafts, yields a token, past preemptions
     batches, first, flying = np.zeros((depth, 7, seqs), np.int64), 0, 0
     sizes, ends, rows = np.zeros(depth, np.int64), np.zeros(depth), np.zeros(depth, np.int64)
+    parted = np.zeros(seqs, np.int64)  # requests that the step being scheduled preempts; that the oldest one ends
 
     can_coast = timed and not (log or caching or windowed or rules.priority or gauge_s > 0)
     can_coast &= spec_tokens == 0 and table.stages == 1 and len(table.decode_windows) == 0
@@ -197,10 +198,8 @@ def _simulate(
                 num_spare += 1
                 front -= 1
                 heapq.heappush(waiting, (float(rank[victim] if rules.priority else front), victim))
+                parted[victims] = victim
                 victims += 1
-                if log:
-                    notes = _note(notes, num_notes, PREEMPTED, num_steps, victim, 0, 0, 0)
-                    num_notes += 1
             if request[s] != i:
                 if rules.recent and rules.priority:
                     continue
@@ -211,8 +210,8 @@ def _simulate(
             if lacking:
                 blocks.fill(rules, pool, tables, s, slots)
             if caching:
-                content = traffic.content[traffic.content_start[i] :]
-                blocks.publish(rules, pool, tables, s, content, min(context + want, known[s]))
+                own = traffic.content_start[i]
+                blocks.publish(rules, pool, tables, s, traffic.content[own:], min(context + want, known[s]))
             put(batch, taken, i, s, want, context, max(0, min(drafts[s], want + context - known[s] - pending)))
             uniform &= drafts[s] > 0
             drafts[s] = 0
@@ -293,15 +292,16 @@ def _simulate(
                 num_notes += 1
                 num_gauges += 1
             if log:
+                for j in range(victims):
+                    notes = _note(notes, num_notes + j, PREEMPTED, num_steps, parted[j], 0, 0, 0)
+                num_notes += victims
                 notes = _note(notes, num_notes, STEP, now, total, num_running, len(waiting), free[0])
                 for j in range(taken):
                     notes = _note(notes, num_notes + 1 + j, ENTRY, num_steps, who[j], tokens_of[j], 0, 0)
                 num_notes += 1 + taken
                 num_steps += 1
             steady = can_coast and total == taken == num_running
-        elif victims:
-            num_notes -= victims if log else 0  # no step, no line in the log
-        elif flying == 0:
+        elif flying == victims == 0:
             stuck = waiting[0][1] if len(waiting) else request[running[0]]
             break
         if not timed:
@@ -310,7 +310,7 @@ def _simulate(
             continue
 
         # outputs of the oldest step under way
-        batch, gone = batches[first], 0
+        batch, gone, before = batches[first], 0, done
         who, seat_of, tokens_of, drafted_of, yields = batch[0], batch[1], batch[2], batch[4], batch[5]
         for j in range(sizes[first] if flying else 0):
             i, s, drafted = who[j], seat_of[j], drafted_of[j]
@@ -339,16 +339,14 @@ def _simulate(
                 else:
                     drafts[s] = spec_tokens
                 if caching and (overlap or (rules.recent and spec_tokens)):
-                    content = traffic.content[traffic.content_start[i] :]
+                    own = traffic.content_start[i]
                     settled = computed[s] - placeholders[s] - max(0, 1 + kept - room)
-                    blocks.publish(rules, pool, tables, s, content, min(settled, known[s]))
+                    blocks.publish(rules, pool, tables, s, traffic.content[own:], min(settled, known[s]))
             if 1 + kept >= room:
                 if traffic.concurrency:
                     released[done] = ends[first]
+                parted[done - before] = i
                 done += 1
-                if log:
-                    notes = _note(notes, num_notes, FINISHED, rows[first], i, 0, 0, 0)
-                    num_notes += 1
                 if current:
                     blocks.leave(rules, pool, tables, s)
                     request[s] = -1
@@ -357,6 +355,9 @@ def _simulate(
                     gone += 1
                 else:
                     _withdraw(waiting, i)
+        for j in range(done - before if log else 0):
+            notes = _note(notes, num_notes + j, FINISHED, rows[first], parted[j], 0, 0, 0)
+        num_notes += done - before if log else 0
         if gone:
             steady, stay = False, 0
             for j in range(num_running):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.blocks import compiled
+from planner.blocks import compiled, inlined
 from planner.rules import ITL_BINS, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS
 
 
@@ -17,7 +17,7 @@ def _pairs(tokens: int, context: int, window: float) -> float:
     return growing * (context + (growing + 1) / 2) + (tokens - growing) * window
 
 
-@compiled
+@inlined
 def _price(
     table: Any, tokens: int, sequences: int, sampled: int, contexts: int, pairs: float, windows_s: float
 ) -> float:
@@ -28,7 +28,7 @@ def _price(
     return seconds + table.decode_context_s * contexts + table.prefill_pair_s * pairs
 
 
-@compiled
+@inlined
 def cost(table: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: Any) -> tuple[int, int, float]:
     """Tokens, decoding sequences and seconds of a step with `taken` sequences."""
     total, sampled, decoding, contexts, pairs, windows_s = 0, taken, 0, 0, 0.0, 0.0
@@ -84,10 +84,10 @@ def coast(
         contexts += computed[s]
         most = min(most, min(prompt[i] + output[i], rules.max_model_len) - 1 - computed[s])
     most -= not overlap  # the step that ends a request is the scheduler's; with async scheduling it is still under way
-    steps, usable = 0, rules.num_blocks - 1
+    steps, usable, alike = 0, rules.num_blocks - 1, _price(table, count, count, count, 0, 0.0, 0.0)
     while steps < most and now < until and turns[steps % size] <= pool.free[0]:
         pool.free[0] -= turns[steps % size]
-        seconds = _price(table, count, count, count, contexts, 0.0, 0.0)
+        seconds = alike + table.decode_context_s * contexts
         start = max(now, entry)
         entry, end = start + seconds, max(start + seconds, end + seconds)
         now, oldest = (oldest, end) if overlap else (end, end)
