@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -300,6 +300,9 @@ def replay_workload(
         n = share.num_prompts or 10 * (share.concurrency or 0) or math.ceil((share.rate or 0) * DEFAULT_SECONDS)
         prompt, output = share.prompt.sample(n, rng), share.output.sample(n, rng)
         arrival = arrivals(n, share.rate or math.inf, share.burstiness, rng)
+    prompt = np.minimum(prompt, (deployment.args.max_model_len or 2**31) - 1)  # longer ones, the engine refuses
+    if model.kv_stretch > 1:
+        pool = replace(pool, num_blocks=int(pool.num_blocks * model.kv_stretch))
     rules = engine_rules(deployment, pool, seed)
     content = None
     if rules.enable_prefix_caching and share.prefix_tokens and share.prefix_hit_rate:

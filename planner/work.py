@@ -101,13 +101,13 @@ def kv_dtype(deployment: Deployment) -> str:
     """What the KV cache is stored in: as asked, and for "auto" what the checkpoint declares, else the model's dtype.
 
     Where nothing is asked, it is what the recipes behind the calibration had, so that a prediction means what was
-    measured: NVIDIA's ModelOpt checkpoints (NVFP4, per-tensor FP8) declare an FP8 cache, which vLLM follows.
+    measured: NVIDIA's NVFP4 checkpoints declare an FP8 cache, which vLLM follows.
     """
     asked = deployment.args.kv_cache_dtype
     if asked is not None:
         return (deployment.model.quantization.kv_cache_dtype or asked) if asked == "auto" else asked
     main = deployment.model.quantization.main
-    if main is not None and (main.method == "nvfp4" or (main.method == "fp8" and main.group == (0, 0))):
+    if main is not None and main.method == "nvfp4":
         return "fp8"
     return calibration_of(deployment.model, deployment.gpu, deployment.engine).kv_cache_dtype
 
