@@ -305,8 +305,10 @@ def replay_workload(
         pool = replace(pool, num_blocks=int(pool.num_blocks * model.kv_stretch))
     rules = engine_rules(deployment, pool, seed)
     content = None
-    if rules.enable_prefix_caching and share.prefix_tokens and share.prefix_hit_rate:
-        prefix = np.where(rng.random(len(prompt)) < share.prefix_hit_rate, share.prefix_tokens, 0)
+    if rules.enable_prefix_caching and share.prefix_hit_rate:
+        prefix = np.floor(prompt * share.prefix_hit_rate)
+        if share.prefix_tokens:
+            prefix = np.where(rng.random(len(prompt)) < share.prefix_hit_rate, share.prefix_tokens, 0)
         content = shared_prefix(prompt, output, prefix, int(rules.groups[0, 1]))
     return replay(
         rules, step_table(model), arrival, prompt, output, concurrency=share.concurrency or 0, content=content,
