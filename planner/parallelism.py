@@ -126,10 +126,11 @@ def collectives(deployment: Deployment, tokens: np.ndarray, c: Coefficients) -> 
     if layout.dp > 1 and architecture.is_moe:
         link = inside if layout.tp * layout.dp <= deployment.gpus_per_node else outside
         experts = [layer.mlp for layer in architecture.layers if isinstance(layer.mlp, Experts)]
-        sent = float(layout.dp)  # vLLM's default gathers everybody's tokens and reduces everybody's results
-        if deployment.engine.name != "vllm":  # the others send a token to its experts only: FP8 there, bf16 back
-            sent = min(sent, 0.75 * max(mlp.active for mlp in experts))
-        seconds = len(experts) * allreduce_seconds(size * sent, layout.dp, link, EXCHANGE * latency)
+        sent, wait = float(layout.dp), 2 * latency  # gather everybody's tokens, reduce everybody's results
+        if layout.ep > 1 and deployment.engine.name != "vllm":  # vLLM's default is that too; the others send a token
+            reached = layout.dp * (1 - (1 - 1 / layout.dp) ** max(mlp.active for mlp in experts))
+            sent, wait = 0.75 * reached, EXCHANGE * latency  # to the ranks of its experts only: FP8 there, bf16 back
+        seconds = len(experts) * allreduce_seconds(size * sent, layout.dp, link, wait)
         found.append(Collective("expert dispatch and combine", len(experts), size * sent, seconds))
     if layout.pp > 1:
         across = min(ceil(layout.tp * layout.pp / deployment.gpus_per_node) - 1, layout.pp - 1)

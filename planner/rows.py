@@ -15,6 +15,7 @@ from planner.engines import behind_dynamo
 from planner.hardware import gpu
 from planner.models import Model, model
 from planner.parallelism import refuse
+from planner.predict import memory_of
 from planner.quantities import GIB, PlannerError
 from planner.workload import Lengths, Workload, read_trace
 
@@ -151,7 +152,21 @@ def read_deployment(
         if deployment.engine.name == "vllm":
             raise PlannerError(reason)
         notes.append(f"vLLM would refuse this layout: {reason}")  # others pad heads, or attend data-parallel
-    return deployment
+    return _with_room(deployment, pool, notes) if pool and "gpu_memory_utilization" not in cells else deployment
+
+
+ROOM, LEAST = 0.95, 0.05
+"""Share of its memory that a pool is given where the default leaves the KV cache less than `LEAST` of it: pools that
+barely hold a model run so (InferenceX's recipe for DeepSeek-R1 FP8 on four GB200: mem-fraction-static 0.95)."""
+
+
+def _with_room(deployment: Deployment, pool: str, notes: list[str]) -> Deployment:
+    """`deployment`, with more of the GPU's memory where the engine's default leaves next to nothing for the cache."""
+    usual = deployment.args.gpu_memory_utilization or ROOM
+    if usual >= ROOM or memory_of(deployment).kv_available.mid > LEAST * deployment.gpu_total:
+        return deployment
+    notes.append(f"{pool}: gpu_memory_utilization {usual:g} leaves hardly any KV cache: planned with {ROOM:g}")
+    return replace(deployment, args=replace(deployment.args, gpu_memory_utilization=ROOM))
 
 
 def _as_meant(
@@ -160,7 +175,8 @@ def _as_meant(
     """Sizes that no engine could run, read as benchmark tables mean them.
 
     InferenceX's tables give TP8 with EP8 as 64 and 64 (the same runs stand beside it as 8 and 8; `squared`, not in its
-    tables of pools), and attention that is data-parallel over all GPUs of a rack as that many tp.
+    tables of pools), attention that is data-parallel over all GPUs of a rack as that many tp, and wide expert
+    parallelism behind data-parallel attention (SGLang's DeepEP sets it by itself) as ep 1.
     """
     tp, ep = sizes.get("tp", 1), sizes.get("ep", 1)
     node = cells.get("gpus_per_node") or gpu(str(cells["gpu"])).gpus_per_node
@@ -171,6 +187,10 @@ def _as_meant(
     if served.architecture.heads % tp and tp > node and served.architecture.is_moe:
         notes.append(f"tp {tp} does not divide the attention heads: read as data-parallel attention on {tp} GPUs")
         return {**sizes, "tp": 1, "dp": tp, "ep": tp}
+    ranks = sizes.get("dp", 1) * tp
+    if ep == 1 < sizes.get("dp", 1) and ranks > 8 and served.architecture.is_moe:
+        notes.append(f"experts cut over {ranks} data-parallel ranks are read as expert parallelism")
+        return {**sizes, "ep": ranks}
     return sizes
 
 
