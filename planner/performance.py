@@ -1,0 +1,101 @@
+"""What a deployment does: latencies and rates as intervals, of one case and of many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from planner.quantities import Interval
+
+POINTS = ("mean", "p50", "p95", "p99")
+"""Where a latency's distribution is told."""
+FP8_KV = (
+    "latency counts on an FP8 KV cache, as the measured recipes of this GPU had; set kv_cache_dtype to plan another"
+)
+
+
+@dataclass(frozen=True)
+class Performance:
+    """Latencies in seconds and rates per second of a whole deployment, as 80 % intervals."""
+
+    ttft: Mapping[str, Interval]  # by `POINTS`
+    tpot: Mapping[str, Interval]
+    itl: Mapping[str, Interval]  # between streamed outputs: with speculation several tokens each
+    e2e: Mapping[str, Interval]
+    output_tps: Interval
+    total_tps: Interval
+    request_tps: Interval
+    decode_batch: float  # sequences decoding in one engine, mean
+    kv_usage: float  # of the pool
+    queue: float  # seconds that a request waits before it is scheduled, p99
+    preemptions: float  # per request
+    saturated: bool  # the offered rate is more than it can serve
+    limit: str  # what caps it: "compute", "kv", "max_num_seqs" or "load"
+    basis: str
+    warnings: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        def ms(values: Mapping[str, Interval]) -> str:
+            return f"mean {values['mean'] * 1e3:.1f} ms, p99 {values['p99'] * 1e3:.1f} ms"
+
+        return (
+            f"TTFT {ms(self.ttft)}; ITL {ms(self.itl)}; TPOT {ms(self.tpot)}; "
+            f"{self.output_tps:.0f} output tokens/s ({self.basis}; limit: {self.limit})"
+        )
+
+
+@dataclass(frozen=True)
+class Performances:
+    """The performance of many cases, as arrays; `[k]` is that of one."""
+
+    ttft: np.ndarray  # [cases, points] s, middles by `POINTS`
+    tpot: np.ndarray
+    itl: np.ndarray
+    e2e: np.ndarray
+    sigmas: np.ndarray  # [cases, 4 latencies, points] standard deviations of the logarithms
+    request_tps: np.ndarray  # [cases] as all others
+    request_sigma: np.ndarray
+    output_tokens: np.ndarray  # of a request, mean
+    prompt_tokens: np.ndarray
+    decode_batch: np.ndarray
+    kv_usage: np.ndarray
+    queue: np.ndarray
+    saturated: np.ndarray
+    limit: np.ndarray
+    basis: np.ndarray
+    fp8_kv: np.ndarray  # counts on an FP8 KV cache that nobody asked for
+
+    @classmethod
+    def joined(cls, parts: Sequence[Performances]) -> Performances:
+        """All cases of `parts`, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+
+    def __len__(self) -> int:
+        return len(self.request_tps)
+
+    def __getitem__(self, k: int) -> Performance:
+        times: dict[str, Any] = {
+            name: dict(zip(POINTS, map(Interval.factor, getattr(self, name)[k].tolist(), sigma), strict=True))
+            for name, sigma in zip(("ttft", "tpot", "itl", "e2e"), self.sigmas[k].tolist(), strict=True)
+        }
+        served = Interval.factor(float(self.request_tps[k]), float(self.request_sigma[k]))
+        outputs = float(self.output_tokens[k])
+        return Performance(
+            **times,
+            output_tps=served * outputs,
+            total_tps=served * (outputs + float(self.prompt_tokens[k])),
+            request_tps=served,
+            decode_batch=float(self.decode_batch[k]),
+            kv_usage=float(self.kv_usage[k]),
+            queue=float(self.queue[k]),
+            preemptions=0.0,
+            saturated=bool(self.saturated[k]),
+            limit=str(self.limit[k]),
+            basis=str(self.basis[k]),
+            warnings=(FP8_KV,) if self.fp8_kv[k] else (),
+        )
