@@ -17,12 +17,12 @@ import numpy as np
 from planner.deployment import Deployment
 from planner.latency import StepModel
 from planner.memory import MemoryPlan
+from planner.performance import FP8_KV, Performance
 from planner.predict import Prediction, memory_of
 from planner.prices import price_per_hour
 from planner.quantities import Interval, PlannerError
 from planner.requests import arrivals
 from planner.speculation import speculate, step_of
-from planner.steady import FP8_KV, Performance
 from planner.tandem import DecodePool, Passage, PrefillPool, tandem
 from planner.workload import Workload
 

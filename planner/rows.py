@@ -184,8 +184,9 @@ def _as_meant(
     if squared and tp == ep == side * side and side <= node < tp:
         notes.append(f"tp {tp} with ep {ep} is read as tp {side} with ep {side} on {side} GPUs")
         return {**sizes, "tp": side, "ep": side}
-    if served.architecture.heads % tp and tp > node and served.architecture.is_moe:
-        notes.append(f"tp {tp} does not divide the attention heads: read as data-parallel attention on {tp} GPUs")
+    wide = served.architecture.is_mla and not squared and ep == tp > max(node, 8)  # all would hold the whole KV cache
+    if served.architecture.is_moe and tp > node and (served.architecture.heads % tp or wide):
+        notes.append(f"attention cut over {tp} GPUs is read as data-parallel attention on {tp} GPUs")
         return {**sizes, "tp": 1, "dp": tp, "ep": tp}
     ranks = sizes.get("dp", 1) * tp
     if ep == 1 < sizes.get("dp", 1) and ranks > 8 and served.architecture.is_moe:
