@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -77,6 +77,9 @@ class Performances:
 
     def __len__(self) -> int:
         return len(self.request_tps)
+
+    def __iter__(self) -> Iterator[Performance]:
+        return (self[k] for k in range(len(self)))
 
     def __getitem__(self, k: int) -> Performance:
         times: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -13,7 +13,7 @@ from planner.memory import MemoryPlan, plan
 from planner.prices import price_per_hour
 from planner.quantities import Interval, PlannerError
 from planner.speculation import speculate
-from planner.steady import Performance, closed_loop, open_loop
+from planner.steady import Case, Performance, closed_loops, open_loops
 from planner.workload import Workload
 
 RATES = ("output_tps", "total_tps", "request_tps")
@@ -76,22 +76,40 @@ def evaluate(
     schedule (`planner.benchmark`) where the closed form would do; it takes some 10 ms instead of one.
     Raises `PlannerError` for what the engine would refuse.
     """
-    memory = memory_of(deployment)
-    price = price_per_hour(deployment.gpu, prices or {})
+    return evaluate_all([(deployment, workload)], prices, replayed=replayed)[0]
+
+
+def evaluate_all(
+    cases: Iterable[tuple[Deployment, Workload]], prices: Mapping[str, float] | None = None, *, replayed: bool = False
+) -> list[Prediction]:
+    """`evaluate` of every case; the closed form is worked out for all at once, so that more points cost little more."""
+    found = [_asked(deployment, workload, prices or {}) for deployment, workload in cases]
+    loads = {
+        k: Case(one.deployment, one.memory, one.workload)
+        for k, one in enumerate(found)
+        if one.workload and one.memory.status != "does_not_fit" and one.memory.pool.max_concurrency_x >= 1
+    }
+    for (k, case), performance in zip(loads.items(), _perform(list(loads.values())), strict=True):
+        speedup = None
+        if replayed and is_benchmark(case.deployment, case.workload):
+            performance = benchmark(case.deployment, case.plan, case.workload, performance)
+        if case.deployment.speculation is not None:
+            batch = max(performance.decode_batch, 1.0)
+            speedup = speculate(case.deployment, batch, case.workload.context).speedup
+        found[k] = replace(found[k], performance=performance, speedup=speedup)
+    return found
+
+
+def _asked(deployment: Deployment, workload: Workload, prices: Mapping[str, float]) -> Prediction:
+    """What is known before any load: memory and price."""
+    price = price_per_hour(deployment.gpu, prices)
     usd = price.usd * deployment.layout.gpus if price else None
     mean, limit = workload.prompt.mean + workload.output.mean, deployment.args.max_model_len or 0
     if mean > limit:
         raise PlannerError(f"requests of {mean:,.0f} tokens on average do not fit into max_model_len {limit:,}")
     if not deployment.args.enable_prefix_caching:
         workload = replace(workload, prefix_hit_rate=0.0)
-    if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
-        return Prediction(deployment, workload, memory, None, usd)
-    performance, speedup = _perform(deployment, memory, workload), None
-    if replayed and is_benchmark(deployment, workload):
-        performance = benchmark(deployment, memory, workload, performance)
-    if deployment.speculation is not None:
-        speedup = speculate(deployment, max(performance.decode_batch, 1.0), workload.context).speedup
-    return Prediction(deployment, workload, memory, performance, usd, speedup)
+    return Prediction(deployment, workload, memory_of(deployment), None, usd)
 
 
 def memory_of(deployment: Deployment) -> MemoryPlan:
@@ -105,11 +123,18 @@ def _plan_once(deployment: Deployment) -> MemoryPlan:
     return plan(deployment)
 
 
-def _perform(deployment: Deployment, memory: MemoryPlan, workload: Workload) -> Performance:
-    if workload.rate is None:
-        return closed_loop(deployment, memory, workload)
-    performance = open_loop(deployment, memory, workload)
-    in_flight = workload.rate * performance.e2e["mean"].mid
-    if workload.concurrency is not None and (performance.saturated or in_flight > workload.concurrency):
-        return closed_loop(deployment, memory, replace(workload, rate=None))
-    return performance
+def _perform(cases: Sequence[Case]) -> list[Performance]:
+    """Open loops where there is a rate, closed ones where there is none or it would hold more than the concurrency."""
+    found: dict[int, Performance] = {}
+    if paced := [k for k, case in enumerate(cases) if case.workload.rate is not None]:
+        found |= zip(paced, open_loops([cases[k] for k in paced]), strict=True)
+    if closed := [k for k, case in enumerate(cases) if k not in found or _overruns(case.workload, found[k])]:
+        limited = [replace(cases[k], workload=replace(cases[k].workload, rate=None)) for k in closed]
+        found |= zip(closed, closed_loops(limited), strict=True)
+    return [found[k] for k in range(len(cases))]
+
+
+def _overruns(workload: Workload, performance: Performance) -> bool:
+    """Whether an open loop would hold more requests in flight than the workload allows."""
+    in_flight = (workload.rate or 0.0) * performance.e2e["mean"].mid
+    return workload.concurrency is not None and (performance.saturated or in_flight > workload.concurrency)

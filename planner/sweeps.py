@@ -15,7 +15,7 @@ import numpy as np
 from planner.candidate import Candidate
 from planner.deployment import Deployment
 from planner.layouts import capacity
-from planner.predict import evaluate, memory_of
+from planner.predict import evaluate, evaluate_all, memory_of
 from planner.quantities import GIB, Interval, PlannerError
 from planner.scenario import Scenario
 from planner.sizing import with_args
@@ -85,8 +85,9 @@ def _frame(name: str, cases: Iterable[tuple[float, Deployment, Workload]]) -> pd
     """One row per case that fits: its value under `name`, then its figures."""
     import pandas as pd
 
-    found = ((value, evaluate(deployment, workload).performance) for value, deployment, workload in cases)
-    return pd.DataFrame([{name: value, **figures(performance)} for value, performance in found if performance])
+    values, *loads = zip(*cases, strict=True)
+    found = zip(values, evaluate_all(zip(*loads, strict=True)), strict=True)
+    return pd.DataFrame([{name: value, **figures(one.performance)} for value, one in found if one.performance])
 
 
 def spaced(low: float, high: float, points: int = 24) -> list[int]:

@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.deployment import deploy_on
+from planner.deployment import Speculation, deploy_on
 from planner.latency import pairs, step_model
 from planner.memory import plan
 from planner.quantities import PlannerError
-from planner.steady import closed_loop, open_loop
+from planner.speculation import step_of
+from planner.stacked import stack
+from planner.steady import Case, closed_loop, closed_loops, open_loop, open_loops
 from planner.work import work
 from planner.workload import Lengths, Workload
 
@@ -183,3 +185,72 @@ def test_loops_ask_for_their_load():
         open_loop(deployment, memory, inferencex(100, 100, 4))
     with pytest.raises(PlannerError, match="concurrency"):
         closed_loop(deployment, memory, Workload(Lengths.fixed(100), Lengths.fixed(100), rate=1))
+
+
+LAYOUTS = (
+    {},
+    {"quantization": "fp8", "max_num_seqs": 64, "max_num_batched_tokens": 2048},
+    {"model": LLAMA_70B, "tp": 4, "quantization": "fp8", "replicas": 2},
+    {"model": LLAMA_70B, "gpu": "H200", "tp": 2, "pp": 2},
+    {"model": "google/gemma-3-27b-it", "gpu": "H200", "max_num_batched_tokens": 3000},
+    {"model": "openai/gpt-oss-120b", "gpu": "H200", "tp": 4, "dp": 2},
+    {"model": "deepseek-ai/DeepSeek-R1", "gpu": "B200", "tp": 8},
+    {"speculation": Speculation("eagle3", 3, 0.62)},
+)
+"""Dense, windowed, latent and mixture models; formats, batch limits, pipelines, replicas, speculation."""
+LENGTHS = st.one_of(
+    st.floats(1, 2000).map(Lengths.fixed),
+    st.floats(2, 2000).map(lambda mean: Lengths.lognormal(mean, 2 * mean)),
+    st.floats(2, 2000).map(lambda most: Lengths.uniform(most, 0.5)),
+)
+LOADED = st.builds(
+    Workload, prompt=LENGTHS, output=LENGTHS, rate=st.floats(0.01, 300), concurrency=st.integers(1, 2000),
+    burstiness=st.floats(0.2, 5), prefix_hit_rate=st.floats(0, 1), num_prompts=st.none() | st.integers(1, 5000),
+)  # fmt: skip
+
+
+def figures_of(found):
+    """Every number of a performance."""
+    times = [found.ttft, found.tpot, found.itl, found.e2e]
+    intervals = [value for one in times for value in one.values()]
+    intervals += [found.output_tps, found.total_tps, found.request_tps]
+    numbers = [number for value in intervals for number in (value.lo, value.mid, value.hi)]
+    return [*numbers, found.decode_batch, found.kv_usage, found.queue, found.saturated]
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from(LAYOUTS), LOADED), min_size=1, max_size=6))
+def test_deployments_together_do_what_each_does_alone(asked):
+    cases = [Case(*deployed(**layout), workload) for layout, workload in asked]
+    for alone, together in ((open_loop, open_loops), (closed_loop, closed_loops)):
+        found = together(cases)
+        assert len(found) == len(cases)
+        for k, case in enumerate(cases):
+            single = alone(case.deployment, case.plan, case.workload)
+            assert figures_of(found[k]) == pytest.approx(figures_of(single), rel=1e-9, abs=1e-15)
+            assert (found[k].limit, found[k].basis, found[k].warnings) == (single.limit, single.basis, single.warnings)
+
+
+def test_many_cases_come_in_order():
+    """More than are evaluated at once, of one deployment: throughput follows the rate up to saturation."""
+    deployment, memory = deployed()
+    rates = np.geomspace(0.1, 10, 300)
+    base = Workload(Lengths.fixed(500), Lengths.fixed(100), rate=1)
+    found = open_loops([Case(deployment, memory, base.at(rate)) for rate in rates])
+    assert found.request_tps == pytest.approx(rates) and not found.saturated.any()
+    assert (np.diff(found.tpot[:, 0]) >= 0).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.sampled_from(LAYOUTS), st.floats(0, 20_000), st.floats(0, 20_000)), min_size=1))
+def test_stacked_step_costs_are_each_ones_own(asked):
+    steps = [step_of(deployed(**layout)[0]) for layout, _, _ in asked]
+    counts, contexts = (np.array([row[k] for row in asked])[:, None, None] for k in (1, 2))
+    stacked = stack(steps)
+    for name in ("tokens", "rows", "sequences", "decode_attention"):
+        own = [float(getattr(step, name)(count)) for step, count in zip(steps, counts.ravel(), strict=True)]
+        assert np.broadcast_to(getattr(stacked, name)(counts), counts.shape).ravel() == pytest.approx(own, rel=1e-9)
+    for name in ("decode_step", "prefill_attention"):
+        both = zip(steps, counts.ravel(), contexts.ravel(), strict=True)
+        own = [float(getattr(step, name)(count, context)) for step, count, context in both]
+        assert getattr(stacked, name)(counts, contexts).ravel() == pytest.approx(own, rel=1e-9)
