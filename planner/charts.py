@@ -54,6 +54,7 @@ def theme() -> Any:
                 "domainColor": MUTED,
                 "tickColor": MUTED,
                 "tickCount": 8,
+                "labelSeparation": 6,
             },
             "legend": {
                 "labelColor": text,

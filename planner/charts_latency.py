@@ -10,6 +10,8 @@ import pandas as pd
 from planner.charts import BAD, MUTED, PALETTE, WIDTH, lines
 from planner.steady import Performance
 
+GAP = 70
+"""What a panel's own axis and the space before it take."""
 FAR = 3
 """What is more than so many times its limit is left out of a panel: it would flatten the rest."""
 
@@ -37,9 +39,12 @@ def request(performance: Performance, tokens: float, shown: int = 10) -> alt.Top
 
 def panels(
     data: pd.DataFrame, x: str, limits: Mapping[str, float | None], marks: Mapping[str, float] | None = None,
-    log: bool = True,
+    log: bool = True, columns: int = 2,
 ) -> alt.TopLevelMixin:  # fmt: skip
-    """One panel for each column in `limits`, its limit dashed; `marks` names places on the x axis."""
+    """One panel for each column in `limits`, its limit dashed; `marks` names places on the x axis.
+
+    `columns` panels stand side by side.
+    """
     places = pd.DataFrame({"at": list((marks or {}).values()), "name": list(marks or {})})
     middle = (data[x].min() * data[x].max()) ** 0.5 if log else data[x].max() / 2
     places["side"] = ["right" if at > middle else "left" for at in places["at"]]
@@ -52,8 +57,13 @@ def panels(
         near = data if limit is None else data[[value.mid <= FAR * limit for value in data[y]]]
         panel = lines((near if len(near) > 1 else data)[[x, y]], x, y, limit=limit, log=log)
         shown = named[:1] if stacked else named  # names stand above the first panel
-        stacked.append(alt.layer(panel, *shown).properties(width=WIDTH, height=120))
-    return alt.vconcat(*stacked).resolve_scale(x="shared")
+        stacked.append(alt.layer(panel, *shown).properties(width=beside(min(columns, len(limits))), height=120))
+    return alt.concat(*stacked, columns=columns).resolve_scale(x="shared")
+
+
+def beside(columns: int) -> int:
+    """The width of a panel of which so many stand side by side."""
+    return (WIDTH - GAP * (columns - 1)) // columns
 
 
 def curve(load: pd.DataFrame, here: pd.DataFrame, tpot: str, limit: float | None) -> alt.TopLevelMixin:

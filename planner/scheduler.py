@@ -286,7 +286,7 @@ def _simulate(
             totals[3] += decoding
             totals[4] += decoding * busy
             while gauge_s > 0 and num_gauges * gauge_s < entry:
-                on = 1.0 if num_gauges * gauge_s >= start else 0.0
+                on = 1.0 if num_gauges * gauge_s >= start or flying > 1 else 0.0  # nothing under way: idle
                 values = on * num_running, on * len(waiting), on * used, on * total
                 notes = _note(notes, num_notes, GAUGE, num_gauges * gauge_s, values[0], values[1], values[2], values[3])
                 num_notes += 1

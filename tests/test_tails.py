@@ -1,0 +1,192 @@
+"""Replayed tails, ceilings and bursts of the default plan: what queueing, batching and a finite KV pool imply."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import ramps, tails
+from planner.layouts import capacity
+from planner.predict import evaluate, memory_of
+from planner.quantities import PlannerError
+from planner.replay import replay
+from planner.rules import Rules, StepTable
+from planner.scenario import load_scenario
+from planner.search import search
+from planner.sizing import with_args
+from planner.sweeps import full
+from planner.workload import Lengths, Workload
+
+CHAT = load_scenario("chat-70b")
+LOAD = CHAT.workload
+
+
+@pytest.fixture(scope="module")
+def plan():
+    chosen = search(CHAT).chosen
+    assert chosen is not None
+    return chosen.deployment
+
+
+@pytest.fixture(scope="module")
+def tail(plan):
+    return tails.tail(plan, LOAD)
+
+
+@pytest.fixture(scope="module")
+def ramp(plan):
+    return ramps.ramp_test(plan, LOAD, CHAT.service_level)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_others(plan, tail):
+    again, other = tails.tail(plan, LOAD), tails.tail(plan, LOAD, seed=1)
+    assert np.array_equal(tail.mid.e2e, again.mid.e2e) and np.array_equal(tail.mid.outcome.itl, again.mid.outcome.itl)
+    assert not np.array_equal(tail.mid.e2e, other.mid.e2e)
+
+
+@pytest.mark.parametrize("metric", ["ttft", "tpot", "itl", "e2e", "queue"])
+def test_percentiles_rise_and_lie_in_their_intervals(tail, metric):
+    values = [tail.quantile(metric, q) for q in (0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)]
+    assert all(value.lo <= value.mid <= value.hi for value in values)
+    assert all(a.mid <= b.mid for a, b in pairwise(values))
+
+
+def test_a_mean_wait_between_tokens_is_what_lies_between_first_and_last(tail):
+    run = tail.mid
+    assert tail.at("itl", "mean").mid * (run.output - 1).sum() == pytest.approx((run.e2e - run.ttft).sum())
+
+
+def test_steps_that_cost_twice_as_much_take_a_lone_request_twice_as_long(plan):
+    rare = LOAD.at(1e-3)
+    once, twice = (tails.once(plan, rare, 20, pace=pace) for pace in (1.0, 2.0))
+    assert twice.e2e == pytest.approx(2 * once.e2e)
+
+
+def test_prompts_that_the_engine_would_refuse_are_left_out():
+    """vLLM answers 400 to a prompt of max_model_len tokens or more; a lognormal has some."""
+    lengths = Lengths.lognormal(1000, p95=3000)
+    kept = tails.accepted(Workload(lengths, Lengths.fixed(10), rate=1.0), 2048)
+    assert kept.prompt.largest < 2048 < lengths.largest
+    assert len(kept.prompt.values) == pytest.approx(2000 * lengths.cdf(2047), abs=2)
+    with pytest.raises(PlannerError, match="every prompt has at least 5,000 tokens"):
+        tails.accepted(Workload(Lengths.fixed(6000), Lengths.fixed(10), rate=1.0), 5000)
+
+
+@settings(max_examples=15, deadline=None)
+@given(share=st.floats(0.0, 0.9), tokens=st.sampled_from([0, 512]))
+def test_the_prefix_cache_finds_what_the_workload_says(plan, share, tokens):
+    """Whole blocks of 16 tokens only, and nothing before somebody computed it."""
+    lengths = Lengths.fixed(2048)
+    run = tails.once(
+        plan, Workload(lengths, Lengths.fixed(4), rate=2.0, prefix_tokens=tokens, prefix_hit_rate=share), 400
+    )
+    expected = share * (tokens or 2048)
+    spread = tokens * (share * (1 - share) / 400) ** 0.5
+    assert run.outcome.cached.mean() == pytest.approx(expected, abs=16 + 0.02 * expected + 5 * spread)
+
+
+def test_no_more_is_served_than_is_offered(ramp):
+    assert all(row["Requests/s served"].hi <= row["Requests/s offered"] for _, row in ramp.data.iterrows())
+    assert ramp.data["Requests/s served"].iloc[-1].mid < tails.KEEPS_UP * ramp.data["Requests/s offered"].iloc[-1]
+
+
+def test_tails_grow_with_the_load_up_to_the_ceiling(ramp):
+    within = ramp.data[ramp.data["Requests/s offered"] <= 2 * ramp.ceiling.mid]
+    for column in ("p99 TTFT (ms)", "p95 TPOT (ms)", "p99 ITL (ms)"):
+        assert all(np.diff([value.mid for value in within[column]]) > 0)
+
+
+def test_the_plan_serves_its_own_traffic_but_not_much_more_than_the_closed_form_says(plan, ramp):
+    """The closed form has no bunches of arrivals in its queue, so it is the optimist of the two."""
+    closed = capacity(CHAT, plan) * plan.layout.replicas
+    assert LOAD.rate <= ramp.ceiling.mid <= 1.25 * closed
+    assert ramp.ceiling.lo <= ramp.ceiling.mid <= ramp.ceiling.hi
+
+
+def test_a_tighter_promise_lowers_the_ceiling(plan, ramp):
+    tighter = [replace(target, seconds=target.seconds / 2) for target in CHAT.service_level]
+    found = ramps.ramp_test(plan, LOAD, tighter)
+    assert found.ceiling.mid < ramp.ceiling.mid and "exceeds" in found.why
+    free = ramps.ramp_test(plan, LOAD)
+    assert free.ceiling.mid >= ramp.ceiling.mid and free.why == "requests arrive faster than they are served"
+
+
+def test_a_promise_that_nothing_keeps_has_no_ceiling(plan):
+    found = ramps.ramp_test(plan, LOAD, [replace(CHAT.service_level[0], seconds=1e-3)])
+    assert found.ceiling.mid == 0 and str(found).startswith("Even 1 requests/s are too much")
+
+
+def test_more_in_flight_never_serve_less(plan):
+    found = ramps.ramp_test(plan, replace(full(plan, LOAD), concurrency=1))
+    rates = [value.mid for value in found.data["Requests/s served"]]
+    assert all(b > 0.97 * a for a, b in pairwise(rates))
+    assert 1 < found.ceiling.mid <= 2 * (plan.args.max_num_seqs or 0)
+
+
+def test_a_smaller_pool_never_preempts_less(plan):
+    """As long as it keeps up: a pool that does not is full all the time, and lets fewer in."""
+    pools = tails.by_pool(plan, LOAD)
+    served = pools[[value.mid >= 95 for value in pools["Served (%)"]]]
+    preempted = served["Preemptions per 100 requests"].to_numpy()
+    assert preempted[0] == 0 < preempted[-1] and all(np.diff(preempted) >= 0)
+    assert pools["gpu_memory_utilization"].is_monotonic_decreasing
+    last = pools.iloc[-1]
+    tight = memory_of(with_args(plan, gpu_memory_utilization=float(last["gpu_memory_utilization"])))
+    assert tight.pool.kv_tokens == pytest.approx(last["KV pool (tokens)"], rel=0.05)
+
+
+def test_the_preempted_wait_longest_between_two_tokens(plan):
+    few = replace(memory_of(plan).pool, num_blocks=2000)
+    run = tails.once(plan, LOAD, 1500, pool=few)
+    tpot = np.full(len(run.output), np.nan)
+    tpot[run.output > 1] = run.tpot
+    again = run.preemptions > 0
+    assert again.sum() > 20
+    assert np.nanmedian(tpot[again]) > np.nanmedian(tpot[~again])
+
+
+def test_bursts_wait_longer_than_poisson_arrivals_and_those_longer_than_an_even_stream(plan):
+    waits = [tails.tail(plan, replace(LOAD, burstiness=b), ends=False).at("queue", "p99").mid for b in (0.25, 1, 100)]
+    assert waits == sorted(waits, reverse=True)
+
+
+def test_a_surge_comes_in_the_second_third():
+    arrival = ramps.surge(LOAD.at(50.0), 3.0, 300.0).trace.arrival
+    counts = np.histogram(arrival, [0, 100, 200, 300])[0]
+    assert counts == pytest.approx([5000, 15000, 5000], abs=5 * 15000**0.5)
+
+
+def test_gauges_count_who_is_there(plan):
+    """Little's law: requests in flight, over time, are as many as arrive while one stays."""
+    seconds = 600.0
+    told, gauges = ramps.crowd(plan, replace(LOAD, burstiness=1.0), seconds)
+    inside = (gauges.running + gauges.waiting)[gauges["Seconds"] < seconds].mean()
+    run = tails.once(plan, replace(LOAD, burstiness=1.0), round(LOAD.rate * seconds))
+    assert inside == pytest.approx(LOAD.rate * run.e2e.mean(), rel=0.1)
+    assert f"p99 TTFT {np.quantile(run.ttft, 0.99) * 1e3:,.0f} ms" in told
+
+
+def test_a_pipeline_with_steps_under_way_is_not_idle():
+    rules = Rules(64, 2048, 4001, 8192, False, True, 0, False, False, False, np.array([[0, 16]]))
+    table = StepTable(5e-3 + 2e-5 * np.arange(2049), 4e-6 * np.arange(65), 1e-3, stages=4)
+    n = 40
+    run = replay(rules, table, np.zeros(n), np.full(n, 100), np.full(n, 200), gauge_s=0.01)
+    gauges = run.gauges
+    assert (gauges.running[gauges.seconds < run.duration * 0.95] == n).mean() > 0.9
+
+
+def test_a_replay_says_where_the_closed_form_is_too_kind(plan, tail):
+    steady = evaluate(plan, LOAD).performance
+    assert steady is not None
+    assert tails.verdict(CHAT.service_level, tail, steady).startswith("Replayed, the deployment meets")
+    broken = [replace(target, seconds=1e-3) for target in CHAT.service_level]
+    assert "does not meet" in tails.verdict(broken, tail, steady)
+    limit = next(target for target in CHAT.service_level if target.name == "p99 TTFT")
+    kinder = replace(steady, ttft={name: value * 0.5 for name, value in steady.ttft.items()})
+    said = tails.verdict([replace(limit, seconds=tail.at("ttft", "p99").mid * 0.99)], tail, kinder)
+    assert said.endswith("by which the plan was chosen, says that it does: plan for the replay.")
