@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.advice import longest_model_len
+from planner.coefficients import Calibration, calibrated_by, own_calibrations
 from planner.deployment import Deployment
 from planner.disaggregated import evaluate_disaggregated
 from planner.predict import RATES, Prediction, evaluate, memory_of
@@ -42,12 +43,13 @@ are counted in `num_gpu_blocks`, `bytes_per_block` and `max_concurrency_x`.
 """
 
 
-def predict_file(rows_csv: str | Path, out_csv: str | Path) -> int:
+def predict_file(rows_csv: str | Path, out_csv: str | Path, calibration: Path | None = None) -> int:
     """Predict every row of `rows_csv` into `out_csv`; 0 when all were answered, 1 when some failed.
 
-    Raises `PlannerError` (the command's exit code 2) when a file cannot be read or written, or has no usable header.
+    A calibration file of one's own comes before the catalog's. Raises `PlannerError` (the command's exit code 2) when a
+    file cannot be read or written, or has no usable header.
     """
-    source = Path(rows_csv)
+    source, own = Path(rows_csv), own_calibrations(calibration) if calibration else {}
     try:
         with source.open(newline="", encoding="utf-8-sig") as file:
             lines = list(csv.reader(file))
@@ -58,7 +60,7 @@ def predict_file(rows_csv: str | Path, out_csv: str | Path) -> int:
         raise PlannerError(f"{source.name}: line 1 must name the columns, among them gpu and model (or model_config)")
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise PlannerError(f"{source.name}: the column {twice} occurs twice")
-    answers = [predict_row(dict(zip(header, line, strict=False)), source.parent, len(line) - len(header))
+    answers = [predict_row(dict(zip(header, line, strict=False)), source.parent, len(line) - len(header), own)
                for line in lines[1:] if line]  # fmt: skip
     try:
         with Path(out_csv).open("w", newline="", encoding="utf-8") as file:
@@ -70,8 +72,13 @@ def predict_file(rows_csv: str | Path, out_csv: str | Path) -> int:
     return int(any(answer["status"] == "error" for answer in answers))
 
 
-def predict_row(row: Mapping[str, str], folder: Path = Path(), surplus: int = 0) -> dict[str, object]:
-    """One row of the output for one of the input; paths in it are relative to `folder`."""
+def predict_row(
+    row: Mapping[str, str], folder: Path = Path(), surplus: int = 0, own: Mapping[str, Calibration] | None = None
+) -> dict[str, object]:
+    """One row of the output for one of the input; paths in it are relative to `folder`.
+
+    `own` calibrations, by GPU, come before the catalog's.
+    """
     answer: dict[str, object] = {"id": row.get("id", "")}
     try:
         if surplus > 0:
@@ -83,15 +90,17 @@ def predict_row(row: Mapping[str, str], folder: Path = Path(), surplus: int = 0)
         if len(pools) == 1:
             raise PlannerError(f"only the {pools[0]} pool is given; disaggregated serving needs both pools' sizes")
         deployments = [read_deployment(served, cells, folder, notes, pool) for pool in pools or [""]]
+        if own:
+            deployments = [replace(found, engine=calibrated_by(found.engine, own)) for found in deployments]
         if workload is None:
             found = Prediction(deployments[-1], None, memory_of(deployments[-1]), None, None)
             return answer | _columns(found) | {"warnings": ";".join((*notes, *found.warnings))}
         if "max_model_len" not in cells:
-            deployments = [_that_starts(deployment, workload, notes) for deployment in deployments]
+            deployments = [that_starts(deployment, workload, notes) for deployment in deployments]
         if pools:
             found = evaluate_disaggregated(deployments[0], deployments[1], workload)
         else:
-            found = evaluate(deployments[0], workload)
+            found = evaluate(deployments[0], workload, replayed=True)
     except PlannerError as error:
         return {**answer, "status": "error", "error": str(error)}
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one odd row must not end the others
@@ -99,7 +108,7 @@ def predict_row(row: Mapping[str, str], folder: Path = Path(), surplus: int = 0)
     return answer | _columns(found) | {"warnings": ";".join((*notes, *found.warnings))}
 
 
-def _that_starts(deployment: Deployment, workload: Workload, notes: list[str]) -> Deployment:
+def that_starts(deployment: Deployment, workload: Workload, notes: list[str]) -> Deployment:
     """`deployment`, with the largest max_model_len that fits where the model's own does not, but the workload does."""
     memory = memory_of(deployment)
     longest = longest_model_len(memory)[1]

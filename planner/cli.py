@@ -46,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     predict = commands.add_parser("predict", help="predict a CSV of deployments, one a row")
     predict.add_argument("rows", type=Path, metavar="ROWS.csv")
     predict.add_argument("--out", type=Path, required=True, metavar="PREDICTIONS.csv")
+    predict.add_argument("--calibration", type=Path, metavar="FILE", help="your own, by `planner calibrate --out`")
     predict.set_defaults(run=_predict)
 
     explain = commands.add_parser("explain-log", help="hold a vLLM start-up log against the plan, line by line")
@@ -61,6 +62,23 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--scenario", metavar="SCENARIO", help="instead of a case: one engine of its plan, its traffic")
     replay.add_argument("--requests", type=Path, metavar="REQUESTS.csv", help="write every request's times (scenario)")
     replay.set_defaults(run=_replay)
+
+    calibrate = commands.add_parser("calibrate", help="fit the step costs to your own benchmarks")
+    calibrate.add_argument(
+        "results",
+        nargs="+",
+        type=Path,
+        metavar="RESULTS",
+        help="JSON of `vllm bench serve --save-result --save-detailed`, or CSV with measured_ttft_ms, measured_tpot_ms",
+    )
+    calibrate.add_argument("--scenario", metavar="SCENARIO", help="whose plan was measured (a CSV says it itself)")
+    calibrate.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="your own, for a scenario's `calibration` (default: the catalog's file)",
+    )
+    calibrate.set_defaults(run=_calibrate)
 
     scenarios = commands.add_parser("scenarios", help="list the shipped scenarios")
     scenarios.set_defaults(run=_scenarios)
@@ -89,7 +107,7 @@ def _assignment(text: str) -> tuple[str, Any]:
 def _predict(options: argparse.Namespace) -> int:
     from planner.batch import predict_file
 
-    return predict_file(options.rows, options.out)
+    return predict_file(options.rows, options.out, options.calibration)
 
 
 def _explain_log(options: argparse.Namespace) -> None:
@@ -126,6 +144,23 @@ def _replay(options: argparse.Namespace) -> None:
     print(f"{deployment}\n{found}")
     if options.requests is not None:
         found.frame().to_csv(options.requests, index=False)
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    import datetime
+
+    from planner.calibrate import REPEATS, fit, replayed
+    from planner.results import planned, read_results
+
+    deployment, prefix_tokens = planned(options.scenario) if options.scenario else (None, 0)
+    results = read_results(options.results, deployment, prefix_tokens)
+    fitted, today = fit(results.points, means=replayed, noise=REPEATS), f"{datetime.date.today():%Y-%m-%d}"
+    print("\n".join((*results.notes, str(fitted))))
+    if options.out is None:
+        print(f"saved: {fitted.save_shipped(today)}")
+    else:
+        fitted.save_own(options.out, today)
+        print(f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration: {options.out}")
 
 
 def _scenarios(_options: argparse.Namespace) -> None:

@@ -18,6 +18,7 @@ import yaml
 
 from planner import __version__
 from planner.catalog import read_yaml
+from planner.engines import Engine
 from planner.quantities import PlannerError
 from planner.scenario import SCENARIOS, load_scenario
 from planner.search import Plan, search
@@ -84,10 +85,10 @@ def _overridden(path: Path, overrides: Mapping[str, Any], out: Path) -> Path:
         if not isinstance(place, dict):
             raise PlannerError(f"cannot set {key}: {path.name} has no fields under {'.'.join(parents)}")
         place[last] = value
-    workload = data.get("workload")
-    if isinstance(workload, dict) and workload.get("trace"):
-        beside = path.parent / workload["trace"]
-        workload["trace"] = str((beside if beside.is_file() else Path(workload["trace"])).resolve())
+    for place, key in ((data.get("workload"), "trace"), (data, "calibration")):
+        if isinstance(place, dict) and place.get(key):
+            beside = path.parent / place[key]
+            place[key] = str((beside if beside.is_file() else Path(place[key])).resolve())
     out.mkdir(parents=True, exist_ok=True)
     copy = out / path.name
     copy.write_text(yaml.safe_dump(data, sort_keys=False))
@@ -148,11 +149,17 @@ def _title(plan: Plan) -> dict[str, Any]:
             f"{candidate.gpu.name} (at most {candidate.at_most})" for candidate in scenario.gpus
         ),
         "Engine": f"{engine.name} {engine.version}" + (f" ({engine.note})" if engine.note else ""),
+        **({"Calibrated on": _measured(engine)} if engine.calibration else {}),
         "Date": f"{datetime.date.today():%-d %B %Y}",
         "Planned with": f"Headroom {__version__}",
     }
     answer = {"question": scenario.question, "verdict": verdict(plan)}
     return {"name": scenario.name, **answer, "facts": list(facts.items())}
+
+
+def _measured(engine: Engine) -> str:
+    """The owner's own runs that the engine's step costs rest on."""
+    return ", ".join(f"{own.points} runs on {name} ({own.date})" for name, own in engine.calibration.items())
 
 
 def _typst(notebook: Path, work: Path) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, create_model
 
 from planner.catalog import CATALOGS, Entry, check, read_yaml
+from planner.coefficients import calibrated_by, own_calibrations
 from planner.deployment import Speculation
 from planner.engines import Engine, EngineArgs, engine, resolve
 from planner.framework import Traits
@@ -98,6 +99,7 @@ class ScenarioEntry(Entry):
     prices: dict[str, PositiveFloat] = Field(default_factory=dict)
     other_tenants_gib: NonNegativeFloat = 0.0
     memory_calibration: dict[Term, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(default_factory=dict)
+    calibration: str | None = None
     speculation: SpeculationEntry | None = None
     traits: dict[str, bool] = Field(default_factory=dict)
 
@@ -183,7 +185,7 @@ def load_scenario(name: str | Path) -> Scenario:
 
 
 def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Scenario:
-    """A scenario from the fields of a file called `name`; a trace is looked for from `folder`."""
+    """A scenario from the fields of a file called `name`; trace and calibration are looked for from `folder`."""
     entry = check(ScenarioEntry, data, name)
     try:
         found = Scenario(
@@ -193,7 +195,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
             kv_cache_dtypes=entry.kv_cache_dtype,
             gpus=tuple(CandidateGpu(gpu(g.gpu), g.at_most, g.gpus_per_node, g.interconnect) for g in entry.gpus),
-            engine=engine(entry.engine, entry.engine_version),
+            engine=_engine(entry, folder),
             workload=_workload(entry.workload, folder),
             service_level=tuple(
                 Target(metric, percentile, limit / 1e3)
@@ -212,6 +214,21 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
         _possible(found)
     except PlannerError as error:
         raise PlannerError(f"{name}: {error}") from None
+    return found
+
+
+def _engine(entry: ScenarioEntry, folder: Path) -> Engine:
+    """The engine, with the step costs that the owner measured."""
+    found = engine(entry.engine, entry.engine_version)
+    if entry.calibration is None:
+        return found
+    own = own_calibrations(folder / entry.calibration)
+    found = calibrated_by(found, own)
+    if not found.calibration:
+        engines = ", ".join(sorted({calibration.engine for calibration in own.values()}))
+        raise PlannerError(
+            f"calibration: {entry.calibration} was measured under {engines or 'nothing'}, not {found.name}"
+        )
     return found
 
 

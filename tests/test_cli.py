@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ import pytest
 
 from planner.catalog import CATALOGS
 from planner.cli import main
+from planner.scenario import load_scenario
+from planner.search import search
 
 GOOD = """\
 question: How many?
@@ -46,6 +50,8 @@ def test_a_wrong_scenario_ends_with_one_sentence(wrong, says, tmp_path, capsys, 
         ["report", "no/such.yaml"],
         ["report", "chat-70b", "--set", "rate"],
         ["explain-log", "no.log"],
+        ["calibrate", "no.json", "--scenario", "chat-70b"],
+        ["calibrate", "no.json"],
     ],
 )
 def test_wrong_arguments_end_with_one_sentence(arguments, capsys):
@@ -59,6 +65,46 @@ def test_a_log_is_explained_and_gives_a_fragment_to_paste(capsys):
     printed = capsys.readouterr().out
     assert "Furthest off is non_torch, by +0.19 GiB" in printed
     assert printed.splitlines()[-1].startswith("memory_calibration: {weights: ")
+
+
+def test_benchmarks_of_a_slow_machine_change_the_plan(tmp_path, capsys):
+    """An L4 takes 85 ms per token, where reading 16 GB at 300 GB/s takes 53: what is saved, the scenario plans with."""
+    (tmp_path / "mine.yaml").write_text(GOOD)
+    run = {
+        "completed": 100, "total_input_tokens": 50_000, "total_output_tokens": 10_000, "request_rate": "inf",
+        "burstiness": 1.0, "mean_ttft_ms": 300.0,
+    }  # fmt: skip
+    loads = [run | {"max_concurrency": many, "mean_tpot_ms": 85.0 + many} for many in (1, 2, 4, 8)]
+    (tmp_path / "bench.json").write_text("\n".join(map(json.dumps, loads)))
+    own = tmp_path / "own.yaml"
+    arguments = [str(tmp_path / "bench.json"), "--scenario", str(tmp_path / "mine.yaml"), "--out", str(own)]
+    assert main(["calibrate", *arguments]) == 0
+    printed = capsys.readouterr().out
+    assert "L4 under vllm: 4 runs of meta-llama/Llama-3.1-8B" in printed
+    errors = re.search(r"median error of mean TPOT: (.*)% before, (.*)% after", printed)
+    assert errors and float(errors[2]) < float(errors[1]) / 3
+    assert f"calibration: {own}" in printed
+    before = search(load_scenario(tmp_path / "mine.yaml"))
+    (tmp_path / "mine.yaml").write_text(GOOD + "calibration: own.yaml")
+    after = search(load_scenario(tmp_path / "mine.yaml"))
+    was, now = (plan.best.prediction.performance for plan in (before, after))
+    assert now.basis == "measured" != was.basis
+    assert now.tpot["mean"].mid > 1.1 * was.tpot["mean"].mid
+    rows, out = tmp_path / "rows.csv", tmp_path / "out.csv"
+    rows.write_text("model,gpu,isl,osl,concurrency\nmeta-llama/Llama-3.1-8B-Instruct,L4,500,100,4\n")
+    assert main(["predict", str(rows), "--out", str(out), "--calibration", str(own)]) == 0
+    assert ",measured," in out.read_text()
+
+
+def test_a_calibration_of_another_engine_is_refused(tmp_path, capsys):
+    (tmp_path / "own.yaml").write_text(
+        "L4: {coefficients: {memory: 0.7}, engine: sglang, source: mine, date: '2026-11'}"
+    )
+    (tmp_path / "mine.yaml").write_text(GOOD + "calibration: own.yaml")
+    assert main(["report", str(tmp_path / "mine.yaml")]) == 2
+    assert "own.yaml was measured under sglang, not vllm" in capsys.readouterr().err
+    assert main(["predict", "rows.csv", "--out", "x.csv", "--calibration", str(tmp_path / "none.yaml")]) == 2
+    assert "none.yaml" in capsys.readouterr().err
 
 
 def test_scenarios_are_listed_with_their_questions(capsys):
