@@ -304,6 +304,8 @@ def replay_workload(
     if model.kv_stretch > 1:
         pool = replace(pool, num_blocks=int(pool.num_blocks * model.kv_stretch))
     rules = engine_rules(deployment, pool, seed)
+    if (prompt.astype(np.int64) + output).max() > rules.max_num_batched_tokens:
+        rules = rules._replace(enable_chunked_prefill=True)  # without it no engine would start for such requests
     content = None
     if rules.enable_prefix_caching and share.prefix_hit_rate:
         prefix = np.floor(prompt * share.prefix_hit_rate)
