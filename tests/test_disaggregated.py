@@ -1,0 +1,183 @@
+"""Prefill and decode pools in series: laws of queues, a schedule worked out by hand, and published runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.batch import predict_row
+from planner.coefficients import calibration_of
+from planner.deployment import Deployment, deploy_on
+from planner.disaggregated import evaluate_disaggregated
+from planner.engines import behind_dynamo
+from planner.parallelism import collectives
+from planner.performance import Performance
+from planner.predict import Prediction
+from planner.quantities import PlannerError
+from planner.tandem import DecodePool, Passage, PrefillPool, tandem
+from planner.workload import Lengths, Workload
+
+WORKERS = st.integers(1, 4)
+
+
+def pool(workers: int, tp: int = 1, **args: object) -> Deployment:
+    return deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", tp=tp, replicas=workers, max_model_len=16384, **args)
+
+
+def closed(concurrency: int, isl: int = 2048, osl: int = 256, runs: int = 10) -> Workload:
+    lengths = Lengths.uniform(isl, 0.8), Lengths.uniform(osl, 0.8)
+    return Workload(*lengths, concurrency=concurrency, num_prompts=runs * concurrency)
+
+
+def served(prefill: int, decode: int, workload: Workload, **args: object) -> Performance:
+    found = evaluate_disaggregated(pool(prefill), pool(decode, **args), workload)
+    assert found.performance is not None
+    return found.performance
+
+
+def by_hand(
+    concurrency: int, requests: int, prefill_s: float, step_s: float, steps: int, seats: int = 9, workers: int = 1
+) -> Passage:
+    """Prompts of 10 tokens, of which a worker computes one at a time, and decode steps of one length."""
+    first = PrefillPool(workers, 1, np.full(11, prefill_s), np.zeros(11), 0.0)
+    rest = DecodePool(1, np.full(seats + 1, step_s))
+    same = np.ones(requests)
+    return Passage(*tandem(first, rest, 0 * same, concurrency, 10 * same, 0 * same, 0 * same, float(steps) * same))
+
+
+def test_a_schedule_worked_out_by_hand() -> None:
+    """Two in flight, 1 s of prefill each, 5 s of decode: the second waits for the first, from then on nobody does."""
+    run = by_hand(concurrency=2, requests=4, prefill_s=1.0, step_s=0.5, steps=10)
+    assert run.sent == pytest.approx([0, 0, 6, 7])
+    assert run.prefilled == pytest.approx([1, 2, 7, 8])
+    assert run.ended == pytest.approx([6, 7, 12, 13])
+
+
+def test_who_finds_no_seat_waits_for_one() -> None:
+    """One seat: a prompt that is computed after 2 s begins to decode when the one before it ends, after 6 s."""
+    run = by_hand(concurrency=2, requests=2, prefill_s=1.0, step_s=0.5, steps=10, seats=1)
+    assert run.prefilled == pytest.approx([1, 2])
+    assert run.joined == pytest.approx([1, 6])
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 40), WORKERS, st.floats(0.01, 3), st.integers(1, 30), st.integers(1, 12))
+def test_every_request_passes_once_and_every_token_is_decoded(
+    concurrency: int, workers: int, prefill_s: float, steps: int, seats: int
+) -> None:
+    run = by_hand(concurrency, 60, prefill_s, 0.1, steps, seats, workers)
+    assert (run.sent <= run.prefilled).all() and (run.prefilled <= run.joined).all()
+    assert run.ended - run.joined == pytest.approx(np.full(60, 0.1 * steps))
+    assert run.tokens.sum() == pytest.approx(60 * steps)
+    moments = np.sort(np.concatenate([run.sent, run.ended]))[:-1] + 1e-9
+    flying = (run.sent[:, None] <= moments).sum(0) - (run.ended[:, None] <= moments).sum(0)
+    assert flying.max() <= concurrency
+    decoding = (run.joined[:, None] <= moments).sum(0) - (run.ended[:, None] <= moments).sum(0)
+    assert decoding.max() <= seats
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(4, 400), WORKERS, WORKERS)
+def test_littles_law_holds_over_both_pools(concurrency: int, prefill: int, decode: int) -> None:
+    """Requests in flight = requests a second x seconds that each stays; the rate is counted, not derived from it."""
+    found = served(prefill, decode, closed(concurrency, runs=30))
+    assert found.request_tps.mid * found.e2e["mean"].mid == pytest.approx(concurrency, rel=0.06)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 600), WORKERS, WORKERS)
+def test_a_further_decode_worker_never_raises_tpot(concurrency: int, prefill: int, decode: int) -> None:
+    fewer, more = (served(prefill, n, closed(concurrency)) for n in (decode, decode + 1))
+    assert more.tpot["mean"].mid <= fewer.tpot["mean"].mid * 1.001
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 600), WORKERS, WORKERS)
+def test_a_further_prefill_worker_never_raises_ttft(concurrency: int, prefill: int, decode: int) -> None:
+    fewer, more = (served(n, decode, closed(concurrency)) for n in (prefill, prefill + 1))
+    assert more.ttft["mean"].mid <= fewer.ttft["mean"].mid * 1.01
+
+
+def test_where_prefill_is_the_bottleneck_more_requests_only_wait_longer() -> None:
+    """8,192-token prompts on one worker: decode keeps its batch, and TTFT grows by what is added to the queue."""
+    some, many = (served(1, 2, closed(n, isl=8192, osl=128, runs=40)) for n in (64, 256))
+    assert many.limit == some.limit == "compute"
+    assert many.tpot["mean"].mid == pytest.approx(some.tpot["mean"].mid, rel=0.03)
+    assert many.request_tps.mid == pytest.approx(some.request_tps.mid, rel=0.03)
+    assert many.ttft["mean"].mid - some.ttft["mean"].mid == pytest.approx(192 / some.request_tps.mid, rel=0.05)
+
+
+def test_a_cap_on_the_decode_batch_is_waited_for_before_the_first_token() -> None:
+    """48 in flight on 32 seats: 16 wait for half a stay each (by Little's law, 16/32 of it)."""
+    capped = served(2, 1, closed(48, isl=256, osl=512, runs=40), max_num_seqs=32)
+    assert capped.decode_batch == pytest.approx(32, rel=0.03)
+    stay = 460 * capped.tpot["mean"].mid
+    assert capped.ttft["mean"].mid == pytest.approx(stay * 16 / 32, rel=0.15)
+
+
+def test_an_offered_rate_is_served_until_a_pool_is_full() -> None:
+    lengths = Lengths.fixed(2048), Lengths.fixed(256)
+    light, heavy = (served(1, 1, Workload(*lengths, rate=rate, num_prompts=2000)) for rate in (2.0, 200.0))
+    assert light.request_tps.mid == pytest.approx(2.0, rel=0.1) and not light.saturated
+    assert heavy.saturated and heavy.request_tps.mid < 100
+    assert heavy.ttft["mean"].mid > 10 * light.ttft["mean"].mid
+
+
+def test_the_same_question_has_the_same_answer() -> None:
+    assert served(2, 2, closed(50)) == served(2, 2, closed(50))
+
+
+def test_requests_longer_than_the_model_length_are_refused() -> None:
+    with pytest.raises(PlannerError, match="do not fit into max_model_len"):
+        served(1, 1, closed(2, isl=32768))
+
+
+def test_a_pool_that_does_not_fit_says_so() -> None:
+    big = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100", tp=1)
+    found: Prediction = evaluate_disaggregated(pool(1), big, closed(4))
+    assert found.performance is None and found.memory.remedy
+
+
+def test_dynamos_version_stands_for_the_engine_that_it_ships() -> None:
+    """NVIDIA Dynamo's support matrix: 0.8.1 comes with TensorRT-LLM 1.2.0rc6; SGLang's tables give SGLang's own."""
+    assert behind_dynamo("trtllm", "0.8.1.post2") == "1.2.0rc6"
+    assert behind_dynamo("TensorRT-LLM", "0.7.0.post2") == "1.2.0rc2"
+    assert behind_dynamo("trtllm", "1.1.0") == "1.1.0" and behind_dynamo("sglang", "0.5.8") == "0.5.8"
+
+
+def test_the_exchange_of_experts_takes_what_deepep_measured() -> None:
+    """DeepEP, docs/legacy.md: 128 tokens a rank on 8 H800 are dispatched in 77 us and combined in 114 us."""
+    decode = deploy_on("deepseek-ai/DeepSeek-V3", "H200", dp=8, ep=8, engine="sglang")
+    coefficients = calibration_of(decode.model, decode.gpu, decode.engine).coefficients
+    (exchange,) = (c for c in collectives(decode, np.array([128.0]), coefficients) if "dispatch" in c.name)
+    assert 0.5 < exchange.seconds[0] / exchange.count / 191e-6 < 2
+
+
+RUNS = {  # InferenceX (SemiAnalysis, Apache-2.0), DeepSeek-R1, ms
+    "SGLang, prefill-bound": (
+        {"gpu": "GB200", "engine": "sglang", "quantization": "nvfp4", "isl": "8192", "concurrency": "8192",
+         "prefill_workers": "10", "prefill_dp": "4", "decode_workers": "1", "decode_dp": "32"}, 104_170, 21.2,
+    ),
+    "SGLang, wide EP": (
+        {"gpu": "GB200", "engine": "sglang", "quantization": "nvfp4", "isl": "1024", "concurrency": "2048",
+         "prefill_workers": "4", "prefill_dp": "4", "decode_workers": "1", "decode_dp": "32"}, 1227, 17.0,
+    ),
+    "TensorRT-LLM, five decode workers": (
+        {"gpu": "B200", "engine": "trtllm", "quantization": "nvfp4", "isl": "1024", "concurrency": "45",
+         "prefill_workers": "1", "prefill_dp": "4", "decode_workers": "5", "decode_tp": "8"}, 249, 7.9,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_published_runs_lie_in_their_intervals(name: str) -> None:
+    row, ttft, tpot = RUNS[name]
+    gpus = {side: int(row.get(f"{side}_tp", 1)) * int(row.get(f"{side}_dp", 1)) for side in ("prefill", "decode")}
+    experts = {f"{side}_ep": str(count) for side, count in gpus.items()}
+    common = {"model": "deepseek-ai/DeepSeek-R1", "osl": "1024", "length_range_ratio": "0.8"}
+    answer = predict_row(common | row | experts)
+    assert answer["status"] == "ok"
+    assert answer["ttft_ms_mean_lo"] < ttft < answer["ttft_ms_mean_hi"]
+    assert answer["tpot_ms_mean_lo"] < tpot < answer["tpot_ms_mean_hi"]
