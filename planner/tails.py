@@ -300,8 +300,8 @@ def preempting(pools: pd.DataFrame, plan: int) -> str:
     return (
         f"{before} Preemption starts at {first['KV pool (tokens)']:,.0f} tokens, which gpu_memory_utilization "
         f"{first['gpu_memory_utilization']:.2f} would leave. With {smallest['KV pool (tokens)']:,.0f} tokens, 100 "
-        f"requests are preempted {smallest['Preemptions per 100 requests']:.0f} times; the longest gap between two tokens is "
-        f"{longer:.1f} times as long as with the largest pool drawn, and the p99 E2E {later:.1f} times."
+        f"requests are preempted {smallest['Preemptions per 100 requests']:.0f} times; the longest gap between two "
+        f"tokens is {longer:.1f} times as long as with the largest pool drawn, and the p99 E2E {later:.1f} times."
     )
 
 
