@@ -8,6 +8,7 @@ import altair as alt
 import pandas as pd
 
 from planner.charts import BAD, MUTED, PALETTE, WIDTH, lines
+from planner.quantities import Interval
 from planner.steady import Performance
 
 GAP = 70
@@ -55,10 +56,17 @@ def panels(
     stacked: list[alt.LayerChart | alt.FacetChart] = []
     for y, limit in limits.items():
         near = data if limit is None else data[[value.mid <= FAR * limit for value in data[y]]]
-        panel = lines((near if len(near) > 1 else data)[[x, y]], x, y, limit=limit, log=log)
+        panel = lines(_cut((near if len(near) > 1 else data)[[x, y]], y, limit), x, y, limit=limit, log=log)
         shown = named[:1] if stacked else named  # names stand above the first panel
         stacked.append(alt.layer(panel, *shown).properties(width=beside(min(columns, len(limits))), height=120))
     return alt.concat(*stacked, columns=columns).resolve_scale(x="shared")
+
+
+def _cut(data: pd.DataFrame, y: str, limit: float | None) -> pd.DataFrame:
+    """`data` with the bands of `y` cut off far above its curve and its limit."""
+    top = FAR * max(limit or 0.0, *(getattr(value, "mid", value) for value in data[y]))
+    cut = [Interval(v.lo, v.mid, min(v.hi, top)) if isinstance(v, Interval) else v for v in data[y]]
+    return data.assign(**{y: cut})
 
 
 def beside(columns: int) -> int:
