@@ -68,19 +68,6 @@ def promised(scenario: Scenario, metric: str) -> tuple[str, float | None]:
     return (f"{found.name} (ms)", found.seconds * 1e3) if found else (f"p95 {metric.upper()} (ms)", None)
 
 
-def latencies(scenario: Scenario, performance: Performance) -> pd.DataFrame:
-    """The four latencies in ms at every percentile, and what the service level says of each."""
-    import pandas as pd
-
-    rows = []
-    for metric in METRICS:
-        row: dict[str, object] = {"Latency": metric.upper()}
-        row |= {f"{name} (ms)": getattr(performance, metric)[name] * 1e3 for name in PERCENTILES}
-        limits = [f"{t.percentile} {t.seconds * 1e3:,.0f} ms" for t in scenario.service_level if t.metric == metric]
-        rows.append(row | {"Limit": ", ".join(limits) or None})
-    return pd.DataFrame(rows)
-
-
 def _frame(name: str, cases: Iterable[tuple[float, Deployment, Workload]]) -> pd.DataFrame:
     """One row per case that fits: its value under `name`, then its figures."""
     import pandas as pd
@@ -194,12 +181,6 @@ def knee(load: pd.DataFrame, tpot: str, limit: float | None) -> str:
         return text
     beyond = f"at {last['Requests in flight']:,.0f} it is {last[tpot]:.0f} ms"
     return f"{text} More breaks the promise of {limit:,.0f} ms; {beyond}."
-
-
-def least(served: pd.DataFrame) -> str:
-    """The smallest value of a sweep at which the replica keeps up with its traffic."""
-    kept = served.loc[~served["Saturated"], served.columns[0]]
-    return f"Below {kept.min():,.0f} the replica does not keep up, and its queue grows without end."
 
 
 def reuse_worth(reuse: pd.DataFrame, memory: MemoryPlan, workload: Workload, kv_usage: float) -> str:

@@ -229,7 +229,7 @@ def figures(found: Tail) -> dict[str, Interval | float]:
         for percentile in PERCENTILES
     }
     row |= {"Longest ITL (ms)": found.quantile("itl", 1.0) * 1e3, "Served (%)": found.keeps_up * 100}
-    return row | {"Preemptions per 100 requests": 100 * found.preemptions}
+    return row | {"Preemptions (per 100)": 100 * found.preemptions}
 
 
 def by_argument(
@@ -289,7 +289,7 @@ def verdict(service_level: Sequence[Target], found: Tail, steady: Performance) -
 
 def preempting(pools: pd.DataFrame, plan: int) -> str:
     """From which pool on, of a `by_pool` frame, requests are preempted, and what the smallest does to them."""
-    count = pools["Preemptions per 100 requests"]
+    count = pools["Preemptions (per 100)"]
     largest, smallest = pools.iloc[0], pools.iloc[-1]
     ample = f"The plan's pool holds {plan:,} tokens, {plan / largest['KV pool (tokens)']:.3g} times the largest drawn."
     before = ample if plan > 1.05 * largest["KV pool (tokens)"] else f"The plan's pool holds {plan:,} tokens."
@@ -300,7 +300,7 @@ def preempting(pools: pd.DataFrame, plan: int) -> str:
     return (
         f"{before} Preemption starts at {first['KV pool (tokens)']:,.0f} tokens, which gpu_memory_utilization "
         f"{first['gpu_memory_utilization']:.2f} would leave. With {smallest['KV pool (tokens)']:,.0f} tokens, 100 "
-        f"requests are preempted {smallest['Preemptions per 100 requests']:.0f} times; the longest gap between two "
+        f"requests are preempted {smallest['Preemptions (per 100)']:.0f} times; the longest gap between two "
         f"tokens is {longer:.1f} times as long as with the largest pool drawn, and the p99 E2E {later:.1f} times."
     )
 

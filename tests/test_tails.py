@@ -132,7 +132,7 @@ def test_a_smaller_pool_never_preempts_less(plan):
     """As long as it keeps up: a pool that does not is full all the time, and lets fewer in."""
     pools = tails.by_pool(plan, LOAD)
     served = pools[[value.mid >= 95 for value in pools["Served (%)"]]]
-    preempted = served["Preemptions per 100 requests"].to_numpy()
+    preempted = served["Preemptions (per 100)"].to_numpy()
     assert preempted[0] == 0 < preempted[-1] and all(np.diff(preempted) >= 0)
     assert pools["gpu_memory_utilization"].is_monotonic_decreasing
     last = pools.iloc[-1]
