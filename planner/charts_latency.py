@@ -65,8 +65,9 @@ def panels(
 def _cut(data: pd.DataFrame, y: str, limit: float | None) -> pd.DataFrame:
     """`data` with the bands of `y` cut off far above its curve and its limit."""
     top = FAR * max(limit or 0.0, *(getattr(value, "mid", value) for value in data[y]))
-    cut = [Interval(v.lo, v.mid, min(v.hi, top)) if isinstance(v, Interval) else v for v in data[y]]
-    return data.assign(**{y: cut})
+    data = data.copy()
+    data[y] = [Interval(v.lo, v.mid, min(v.hi, top)) if isinstance(v, Interval) else v for v in data[y]]
+    return data
 
 
 def beside(columns: int) -> int:
