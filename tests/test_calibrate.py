@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from planner.calibrate import REPEATS, Point, fit, predicted, replayed
-from planner.coefficients import Coefficients, calibrated_by, calibration_of, coefficient_names, own_calibrations
+from planner.coefficients import (
+    Calibration,
+    Coefficients,
+    calibrated,
+    calibrated_by,
+    calibration_of,
+    calibrations,
+    coefficient_names,
+    own_calibrations,
+)
 from planner.deployment import deploy_on
 from planner.latency import step_model
 from planner.predict import memory_of
@@ -155,15 +164,9 @@ def test_an_owners_calibration_is_planned_with(tmp_path):
 def test_a_release_with_an_entry_of_its_own_is_replaced_by_the_owners():
     """The catalog knows older releases on H100 apart; who measured one means it for what they run."""
     old = deploy_on("Qwen/Qwen3-32B", "H100", engine_version="0.12.0")
-    measured = own_entry(memory=0.5)
+    measured = Calibration(coefficients={"memory": 0.5}, engine="vllm", source="mine", date="2026-11-21")
     engine = calibrated_by(old.engine, {"H100-SXM": measured})
     assert calibration_of(old.model, old.gpu, engine).coefficients.memory == 0.5
-
-
-def own_entry(memory: float, engine: str = "vllm"):
-    from planner.coefficients import Calibration
-
-    return Calibration(coefficients={"memory": memory}, engine=engine, source="mine", date="2026-11-21")
 
 
 def test_a_saved_entry_takes_the_place_of_the_one_before(tmp_path):
@@ -174,6 +177,33 @@ def test_a_saved_entry_takes_the_place_of_the_one_before(tmp_path):
     text = catalog.read_text()
     assert text.startswith("# guide") and "kept" in text and "old" not in text
     assert "points: 3" in text
+
+
+def test_the_catalog_keeps_the_entry_of_other_releases(tmp_path, monkeypatch):
+    """Runs of an old release replace the entry that covers it, and what newer ones are planned with stays."""
+    entry = "{coefficients: {memory: 0.7}, source: theirs, date: '2026-11'}"
+    prior = json.dumps({name: getattr(KNOWN, name) for name in coefficient_names()})
+    (tmp_path / "calibration").mkdir()
+    (tmp_path / "calibration" / "vllm.yaml").write_text(
+        f"prior: {{coefficients: {prior}, source: theirs, date: '2026-11'}}\nL40S before 0.18: {entry}\nL40S: {entry}\n"
+    )
+    monkeypatch.setattr("planner.coefficients.CATALOGS", tmp_path)
+    forget()
+    old = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.12.0", max_model_len=8192)
+    run = Point("only", old, Workload(Lengths.fixed(512), Lengths.fixed(256), concurrency=8), None, 0.025)
+    saved = fit([run], rounds=2).save_shipped("2026-11-21")
+    assert saved.read_text().count("L40S before 0.18:") == 1
+    new = replace(old, engine=DEPLOYMENT.engine)
+    assert calibration_of(old.model, old.gpu, old.engine).note == "planner calibrate on only"
+    assert calibration_of(new.model, new.gpu, new.engine).note == "theirs"
+    monkeypatch.undo()
+    forget()
+
+
+def forget() -> None:
+    """What was read of the catalog."""
+    calibrations.cache_clear()
+    calibrated.cache_clear()
 
 
 def test_files_that_cannot_be_written_or_hold_something_else_are_told(tmp_path):
