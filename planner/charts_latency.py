@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import altair as alt
 import pandas as pd
@@ -65,9 +66,8 @@ def panels(
 def _cut(data: pd.DataFrame, y: str, limit: float | None) -> pd.DataFrame:
     """`data` with the bands of `y` cut off far above its curve and its limit."""
     top = FAR * max(limit or 0.0, *(getattr(value, "mid", value) for value in data[y]))
-    data = data.copy()
-    data[y] = [Interval(v.lo, v.mid, min(v.hi, top)) if isinstance(v, Interval) else v for v in data[y]]
-    return data
+    cut: Any = [Interval(v.lo, v.mid, min(v.hi, top)) if isinstance(v, Interval) else v for v in data[y]]
+    return data.assign(**{y: cut})
 
 
 def beside(columns: int) -> int:
