@@ -79,8 +79,11 @@ class Lines:
     def __call__(self, count: np.ndarray | float) -> np.ndarray:
         """The function of every case at its counts, [cases, ...]."""
         at = np.minimum(count, self.last)
-        line = self.first + self.lines.take(self.start + at.astype(np.intp))
-        return self.heights.take(line) + self.slopes.take(line) * at
+        line = self.lines.take(self.start + at.astype(np.intp))
+        line += self.first
+        at *= self.slopes.take(line)
+        at += self.heights.take(line)
+        return at
 
 
 @lru_cache(maxsize=64)

@@ -42,8 +42,13 @@ COUNTS = np.linspace(0, 1, 24)[:, None]
 """Numbers of sequences at which throughput is worked out, as powers of the largest."""
 CERTAIN, LATE = np.array([1.0, 1.0, 1.25, 1.5]), (0.50, 0.95, 0.99)
 """By `planner.performance.POINTS`: tails are less certain; percentiles."""
-TOGETHER = 128
+TOGETHER = 256
 """Cases that are evaluated at once: what they need stays in a core's cache."""
+ROOM = 1 << 21
+"""Numbers in a block that glibc has to see once to keep as much freed memory; else every part faults its pages in anew.
+
+See `M_MMAP_THRESHOLD` in mallopt(3): the dynamic threshold is the largest block given back. It saves a third of the time.
+"""
 
 
 @dataclass(frozen=True)
@@ -128,6 +133,8 @@ def open_loops(cases: Sequence[Case]) -> Performances:
 def _by_parts(loop: Callable[[Sequence[Case], StepModel, _Traffic], _State], cases: Sequence[Case]) -> Performances:
     """`loop` over some of the cases at a time, with their step costs and traffic."""
     found = []
+    if len(cases) > TOGETHER:
+        np.empty(ROOM)
     for start in range(0, len(cases), TOGETHER):
         part = cases[start : start + TOGETHER]
         steps = [case.step or _step_once(case.deployment) for case in part]
@@ -181,9 +188,10 @@ def _prefill_s(step: StepModel, t: _Traffic, beside: np.ndarray) -> tuple[np.nda
     chunks = np.ceil(t.prompts / budget)
     full = chunks - 1  # chunks that take all of a step's budget
     base, last = step.tokens(np.maximum(beside, 1.0)), t.prompts - full * budget
-    whole = full * (step.tokens(step.max_tokens) - base + step.prefill_step_s)
-    once = step.prefill_attention(t.prompts, t.cached) + (step.prefill_step_s - base)
-    return chunks, (whole + step.tokens(last + beside) + once) / step.stages
+    added = step.tokens(last + beside)
+    added += full * (step.tokens(step.max_tokens) - base + step.prefill_step_s)
+    added += step.prefill_attention(t.prompts, t.cached) + (step.prefill_step_s - base)
+    return chunks, added / step.stages
 
 
 def _together_s(step: StepModel, t: _Traffic, requests: np.ndarray) -> np.ndarray:
