@@ -47,7 +47,7 @@ TOGETHER = 256
 ROOM = 1 << 21
 """Numbers in a block that glibc has to see once to keep as much freed memory; else every part faults its pages in anew.
 
-See `M_MMAP_THRESHOLD` in mallopt(3): the dynamic threshold is the largest block given back. It saves a third of the time.
+See `M_MMAP_THRESHOLD` in mallopt(3): the threshold is the largest block given back. It saves a third of the time.
 """
 
 
