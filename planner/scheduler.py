@@ -75,22 +75,26 @@ def _simulate(
     # no comprehensions in here: numba 0.68 then drops writes to fields of named tuples as dead code
     prompt, output, rank, n = traffic.prompt, traffic.output, traffic.rank, traffic.prompt.size
     groups, count, seqs, model_len = rules.groups, len(rules.groups), min(rules.max_num_seqs, n), rules.max_model_len
-    usable, size, windowed = rules.num_blocks - 1, rules.groups[0, 1], groups[:, 0].max() > 0
+    usable, size, smallest, windowed = rules.num_blocks - 1, groups[0, 1], groups[0, 1], False
     caching, spec_tokens = rules.enable_prefix_caching and traffic.content.size > 0, rules.num_speculative_tokens
     overlap = rules.async_scheduling and table.stages == 1
     depth = 2 if overlap else table.stages  # steps under way at once
     cap = np.full(count, 1 << 40)  # blocks that admission asks for at most
     for g in range(count):
+        smallest = min(smallest, groups[g, 1])
         if groups[g, 0] > 0:
+            windowed = True
             ahead = rules.max_num_batched_tokens * (depth if rules.recent else 1)
             cap[g] = blocks.needed(min(groups[g, 0] - 1 + ahead, model_len), 0, groups[g, 1]) + 1
 
-    longest = 0
+    longest = contents = 0
     for i in range(n):
         longest = max(longest, prompt[i] + output[i])
+    for number in traffic.content if caching else traffic.content[:0]:
+        contents = max(contents, number + 1)
     longest = min(longest + rules.num_lookahead_tokens, model_len)
-    pool = blocks.new_pool(rules.num_blocks, (traffic.content.max() + 1) * count if caching else 0)
-    tables = blocks.new_tables(seqs, count, blocks.needed(longest, 0, groups[:, 1].min()) if caching else 0)
+    pool = blocks.new_pool(rules.num_blocks, contents * count)
+    tables = blocks.new_tables(seqs, count, blocks.needed(longest, 0, smallest) if caching else 0)
     capacity, slides = tables.capacity, tables.slides
     seats = np.full((8, seqs), -1)  # who runs there, its tokens known and computed, what async and drafts add
     request, known, computed, placeholders, drafts = seats[0], seats[1], seats[2], seats[3], seats[4]

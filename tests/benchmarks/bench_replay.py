@@ -1,7 +1,7 @@
 """How fast the replay is: `pytest tests/benchmarks/bench_replay.py`; compiled beforehand, one core.
 
 AZURE_TRACE names the Azure conversation trace of 2023 (AzureLLMInferenceTrace_conv.csv); without it, as many requests
-of the same mean lengths. TEN_MILLION=1 also runs ten million requests (about a minute).
+of the same mean lengths. TEN_MILLION=1 also runs ten million requests (about a minute and a half).
 """
 
 from __future__ import annotations
@@ -43,11 +43,14 @@ def test_azure_conversation_hour(benchmark: BenchmarkFixture) -> None:
     benchmark(_replay, arrival, np.minimum(prompt, 14_000), output)
 
 
-@pytest.mark.skipif("TEN_MILLION" not in os.environ, reason="takes a minute")
+@pytest.mark.skipif("TEN_MILLION" not in os.environ, reason="takes minutes")
 def test_ten_million_poisson_requests(benchmark: BenchmarkFixture) -> None:
-    """256 / 128 tokens each at 40 requests/s: under 3 minutes and 2 GB is asked."""
+    """256 / 128 tokens each at 63 requests/s, 80 % of the 79 that it can serve: under 3 minutes and 2 GB is asked."""
     n = 10_000_000
-    arrival = arrivals(n, 40.0, 1.0, np.random.default_rng(0))
+    arrival = arrivals(n, 63.0, 1.0, np.random.default_rng(0))
     lengths = np.full(n, 256, np.int32), np.full(n, 128, np.int32)
     benchmark.pedantic(_replay, (arrival, *lengths), rounds=1)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < 2e9
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    benchmark.extra_info["peak bytes"] = peak
+    print(f"\npeak memory {peak / 1e9:.2f} GB")
+    assert peak < 2e9
