@@ -22,9 +22,10 @@ MOST = 50_000
 
 
 def is_benchmark(deployment: Deployment, workload: Workload) -> bool:
-    """Whether `workload` is a run to be replayed: a number of requests, no trace, and not too many."""
+    """Whether `workload` is a run to be replayed: a closed loop or a number of requests, no trace, and not too many."""
     engines = deployment.layout.replicas * deployment.layout.dp
-    return workload.trace is None and 0 < (workload.num_prompts or 0) <= MOST * engines
+    requests = workload.num_prompts or 10 * (workload.concurrency or 0)
+    return workload.trace is None and 0 < requests <= MOST * engines
 
 
 def benchmark(deployment: Deployment, memory: MemoryPlan, workload: Workload, steady: Performance) -> Performance:
