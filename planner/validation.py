@@ -65,6 +65,7 @@ def residuals() -> pd.DataFrame:
         rows.append(
             {
                 "log": name,
+                "GPU": found.deployment.gpu.name,
                 "planned weights (GiB)": found.weights / GIB,
                 "logged weights (GiB)": logged.weights,
                 "planned KV (GiB)": kv,

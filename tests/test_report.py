@@ -118,7 +118,7 @@ def test_a_model_that_fits_nowhere_gets_a_report_that_says_so(tmp_path):
 def test_the_default_walk(tmp_path):
     said: list[str] = []
     pdf = report("chat-70b", tmp_path, progress=said.append)
-    assert len(said) == len(walk()) == 7
+    assert len(said) == len(walk()) == 8
     pages = PdfReader(pdf).pages
     assert len(pages) >= 9
     text = " ".join(page.extract_text() for page in pages)
@@ -130,6 +130,7 @@ def test_the_default_walk(tmp_path):
         "Batching and latency",
         "Speculative decoding",
         "Deploy",
+        "Appendix: how right are these numbers?",
     ):
         assert title in text
     assert "Traceback" not in text and "object at 0x" not in text

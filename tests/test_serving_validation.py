@@ -1,0 +1,170 @@
+"""Predictions against the public serving points and timed runs that the project ships."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from planner import serving_validation, timed_validation
+from planner.catalog import entries
+from planner.coefficients import Calibration
+from planner.deployment import deploy_on
+from planner.quantities import PlannerError
+from planner.serving_validation import ServingCurve, accuracy, fits, nearest, rests_on, serving_curves, serving_points
+from planner.timed_validation import TimedRun, replayed, timed_runs
+
+CURVE = """
+Some curve:
+  model: meta-llama/Llama-3.1-8B
+  gpu: H100
+  engine: vllm
+  harness: inferencex
+  isl: 1024
+  osl: 1024
+  points: [[4, 30.5, 6.1], [8, 35.0, 6.9]]
+  source: somebody
+  date: "2026-01"
+"""
+RUN = """
+Some run:
+  model: meta-llama/Llama-3.1-8B
+  gpu: H100
+  engine_version: 0.19.0
+  args: {max_num_seqs: 128}
+  requests: [[0.0, 100, 10, 30.5, 90.5], [0.5, 100, 10, 30.5, 90.5]]
+  gauges: [[0, 1, 0], [1, 0, 0]]
+  source: somebody
+  date: "2026-01"
+"""
+
+
+@pytest.fixture(scope="module")
+def points():
+    return serving_points()
+
+
+def test_vllm_is_predicted_within_a_few_percent(points) -> None:
+    """The best peer's median errors on such points are 7 % (TPOT) and 29 % (TTFT)."""
+    (vllm,) = accuracy(points[points["engine"] == "vllm"]).to_dict("records")
+    assert vllm["points"] >= 40
+    assert vllm["TPOT median (%)"] < 6 and vllm["TPOT mean (%)"] < 8
+    assert vllm["TTFT median (%)"] < 15 and vllm["TTFT mean (%)"] < 20
+
+
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_other_engines_are_predicted_from_the_same_physics(points, engine) -> None:
+    (other,) = accuracy(points[points["engine"] == engine]).to_dict("records")
+    assert other["TPOT median (%)"] < 25 and other["TTFT median (%)"] < 50
+
+
+def test_intervals_hold_most_of_what_was_measured(points) -> None:
+    """80 % intervals, on points of the fit: they may hold more, and must not hold much less."""
+    for metric in ("TPOT", "TTFT"):
+        assert 0.6 <= points[f"{metric} inside"].mean() <= 1.0
+        for row in points.to_dict("records"):
+            predicted = row[f"predicted {metric} (ms)"]
+            assert 0 < predicted.lo < predicted.mid < predicted.hi
+
+
+def test_queues_for_the_kv_pool_are_predicted(points) -> None:
+    """Llama-3.1-70B in FP8 on two H100: 64 requests of 8k tokens do not fit, and wait for most of a minute."""
+    own = points[(points["GPU"] == "H100-SXM") & points["model"].str.endswith("Llama-3.1-70B")].set_index("concurrency")
+    assert list(own["pool full"]) == [False, False, False, True, True]
+    assert own["measured TTFT (ms)"][64] > 50_000
+    assert abs(own["TTFT error"][64]) < 0.3
+    assert serving_validation.tightest(points) in set(points[points["pool full"]]["curve"])
+
+
+def test_the_points_are_broad_and_name_their_source() -> None:
+    curves = serving_curves()
+    known = {(curve.engine, curve.gpu) for curve in curves.values()}
+    assert {("vllm", gpu) for gpu in ("H100-SXM", "H200-SXM", "B200", "B300")} <= known
+    assert {engine for engine, _ in known} == {"vllm", "sglang", "trtllm"}
+    assert {curve.isl for curve in curves.values()} == {1024, 8192}
+    for curve in curves.values():
+        loads = [concurrency for concurrency, *_ in curve.points]
+        assert loads == sorted(set(loads))
+        assert "github.com/" in curve.source and curve.date >= "2025"
+
+
+@pytest.mark.parametrize("name", timed_runs())
+def test_single_requests_and_gauges_of_a_real_run_come_out_of_the_replay(name) -> None:
+    """With step costs that were fitted to other GPUs: requests within 8 % (median), gauges within 8 requests (mean)."""
+    run = timed_runs()[name]
+    assert all(0 < ttft < e2e for *_, ttft, e2e in run.requests)
+    found = replayed(run)
+    (row,) = timed_validation.accuracy({name: found}).to_dict("records")
+    assert row["TTFT median error (%)"] < 8 and row["E2E median error (%)"] < 8
+    assert row["running off by"] < 8 and row["waiting off by"] < 8
+    gauges = found.gauges
+    for column in ("measured", "replayed"):
+        running = gauges[gauges["gauge"] == "running"][column]
+        assert running.max() == pytest.approx(run.args["max_num_seqs"], abs=1)  # more arrive than may run
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "old", "new", "said"),
+    [
+        (
+            ServingCurve,
+            CURVE,
+            "gpu: H100",
+            "gpus: H100",
+            "entry Some curve, field gpus: unknown field; did you mean gpu",
+        ),
+        (ServingCurve, CURVE, "  isl: 1024\n", "", "entry Some curve, field isl: field is missing"),
+        (ServingCurve, CURVE, "6.9", "-6.9", r"entry Some curve, field points.1.2: .* greater than 0, got -6.9"),
+        (ServingCurve, CURVE, "[8,", "[8.5,", r"entry Some curve, field points.1.0: .* integer, .* got 8.5"),
+        (ServingCurve, CURVE, "inferencex", "mine", r"entry Some curve, field harness: .*'inferencex', got 'mine'"),
+        (TimedRun, RUN, "100, 10, 30.5, 90.5], [0", "100, 0, 30.5, 90.5], [0", "entry Some run, field requests.0.2: "),
+        (TimedRun, RUN, "[1, 0, 0]", "[1, 0]", "entry Some run, field gauges.1.2: field is missing"),
+    ],
+)
+def test_errors_name_file_entry_and_field(tmp_path: Path, kind, text: str, old: str, new: str, said: str) -> None:
+    assert old in text
+    file = tmp_path / "points.yaml"
+    file.write_text(text)
+    assert entries("points.yaml", kind, tmp_path)
+    file.write_text(text.replace(old, new))
+    with pytest.raises(PlannerError, match=rf"^points\.yaml, {said}"):
+        entries("points.yaml", kind, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gpu": "H1000"}, "entry Some curve: unknown GPU 'H1000'"),
+        ({"model": "meta-llama/Llama-3.1-405B"}, "entry Some curve: "),
+    ],
+)
+def test_a_curve_that_cannot_have_run_is_an_error(tmp_path: Path, change: dict[str, str], said: str) -> None:
+    (tmp_path / "points.yaml").write_text(CURVE)
+    (curve,) = entries("points.yaml", ServingCurve, tmp_path).values()
+    with pytest.raises(PlannerError, match=said):
+        serving_points({"Some curve": curve.model_copy(update=change)})
+
+
+def test_the_nearest_curve_shares_engine_then_gpu_then_family() -> None:
+    llama = deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4, quantization="fp8")
+    assert serving_curves()[nearest(llama)].model == "meta-llama/Llama-3.1-70B"
+    assert serving_curves()[nearest(llama)].gpu == "H100-SXM"
+    deepseek = deploy_on("deepseek-ai/DeepSeek-R1", "H200", tp=8, engine="trtllm")
+    assert nearest(deepseek) == "DeepSeek-R1 FP8, H200-SXM x 8, TensorRT-LLM"
+
+
+def test_what_a_prediction_rests_on() -> None:
+    llama = deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4)
+    assert "measured points of H100-SXM under vllm" in rests_on(llama)
+    assert "there are no measurements of MI300X" in rests_on(deploy_on("meta-llama/Llama-3.1-8B", "MI300X"))
+    own = Calibration(coefficients={"memory": 0.8}, models=("llama",), points=7, source="our own runs", date="2026-11")
+    mine = replace(llama, engine=replace(llama.engine, calibration={"H100-SXM": own}))
+    assert "on 7 measured points of H100-SXM" in rests_on(mine) and "our own runs" in rests_on(mine)
+
+
+def test_every_fitted_gpu_states_its_points_and_its_spread() -> None:
+    table = fits()
+    assert {"vllm", "sglang", "trtllm"} == set(table["engine"])
+    assert (table["points"] > 0).all() and (table["error"] != "").all()
+    assert table["80 % interval of TPOT"].notna().all()
