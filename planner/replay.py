@@ -222,6 +222,9 @@ def run(
             f"{label(longest)}, field prompt: {traffic.prompt[longest]:,} tokens leave no room for an output within "
             f"max_model_len {rules.max_model_len:,}"
         )
+    for part, seconds in table._asdict().items():
+        if not (np.isfinite(seconds).all() and np.min(seconds, initial=0) >= 0):
+            raise PlannerError(f"step cost, field {part}: it holds something else than times from 0")
     rules, table, traffic = as_compiled(rules), as_compiled(table), as_compiled(traffic)
     prompt, output, usable = traffic.prompt, traffic.output, rules.num_blocks - 1
     needs = blocks_at_end(rules, prompt, output)

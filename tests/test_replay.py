@@ -295,3 +295,9 @@ def test_bad_arrays_name_request_and_field(arrival: list, prompt: list, output: 
     with pytest.raises(PlannerError) as error:
         replay(rules(), LINEAR, np.array(arrival, float), np.array(prompt), np.array(output))
     assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize("broken", [{"fixed_s": math.nan}, {"tokens_s": np.array([0.0, math.inf])}, {"fixed_s": -1.0}])
+def test_a_step_that_takes_no_time_known_is_refused(broken: dict) -> None:
+    with pytest.raises(PlannerError, match=f"field {next(iter(broken))}"):
+        replay(rules(), LINEAR._replace(**broken), np.zeros(1), np.full(1, 16), np.full(1, 4))
