@@ -41,8 +41,8 @@ class Rules(NamedTuple):
 class StepTable(NamedTuple):
     """Seconds of one engine step with T tokens of R sequences, the sum of
 
-    - fixed_s + tokens_s[T] + rows_s[R] + sequences_s[S] + state_s S for S sequences, R of whose tokens may be sampled (the
-      last of a sequence and its drafted ones), and prefill_step_s if some of the tokens are a prompt's,
+    - fixed_s + tokens_s[T] + rows_s[R] + sequences_s[S] + state_s S for S sequences, of which R tokens may be sampled
+      (the last of each and drafted ones), and prefill_step_s if some of the tokens are a prompt's,
     - decode_context_s x tokens in the cache of each decoding sequence, and for each row (window, seconds) of
       decode_windows the same where no more than `window` tokens count,
     - prefill_pair_s x (query, key) pairs of each prompt chunk, t (c + (t + 1) / 2) for t tokens after c, and
