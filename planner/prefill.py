@@ -1,0 +1,137 @@
+"""What prompts do to an engine: the steps that they ride on, bursts of them, and what does not fit into a step.
+
+Arrays have three axes, [cases, what is varied, slices of a distribution of lengths]; see `planner.steady`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from planner.latency import StepModel
+from planner.stacked import column
+from planner.workload import Workload
+
+EDGES = np.append(np.linspace(0, 0.9, 13), [0.94, 0.96, 0.985, 0.995, 1.0])
+"""Slices of a distribution over which it is integrated: finer in the tail, around the 95th and 99th percentiles."""
+SHARES = np.diff(EDGES)
+QUANTILES = (EDGES[1:] + EDGES[:-1]) / 2
+NORMAL = np.array([NormalDist().inv_cdf(float(q)) for q in QUANTILES])
+LATE = (0.50, 0.95, 0.99)
+"""Percentiles of `planner.performance.POINTS`."""
+PAIRS = np.outer(SHARES, SHARES).ravel()
+"""Shares of the slices of two independent distributions, one added to the other."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Workloads as the mean lengths of `SHARES` of their requests."""
+
+    prompts: np.ndarray  # tokens to compute, [cases, 1, slices]
+    outputs: np.ndarray  # the same, streamed: a step of speculative decoding streams several tokens as one
+    tokens: np.ndarray  # mean output tokens, [cases, 1, 1] as the rest
+    cached: np.ndarray  # prompt tokens found in the prefix cache
+    context: np.ndarray  # mean tokens that a decoding sequence attends to
+    uneven: np.ndarray  # [cases, 1, percentiles] standard deviations from the mean of a TPOT with a mean output
+
+
+def traffic(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Traffic:
+    """The traffic of every case; what several have in common is worked out once."""
+    kinds = [
+        (id(workload.prompt), id(workload.output), workload.cached_tokens, step.tokens_per_step)
+        for workload, step in zip(workloads, steps, strict=True)
+    ]
+    distinct = dict(zip(kinds, workloads, strict=True))
+    prompts, tokens = (
+        np.stack([getattr(workload, side).slices(EDGES) for workload in distinct.values()])[:, None]
+        for side in ("prompt", "output")
+    )
+    cached, per_step = (column([kind[k] for kind in distinct]) for k in (2, 3))
+    outputs, context = 1 + (tokens - 1) / per_step, mean(prompts) + mean(tokens**2) / (2 * mean(tokens))
+    spread = np.sqrt(mean(outputs) / outputs) * NORMAL[:, None]  # over few tokens a mean varies more
+    found = np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, quantiles(spread, PAIRS, LATE)
+    places = {kind: k for k, kind in enumerate(distinct)}
+    place = [places[kind] for kind in kinds]
+    return Traffic(*(values[place] for values in found))
+
+
+def mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the slices."""
+    return (values @ SHARES)[..., None]
+
+
+def quantiles(values: np.ndarray, shares: np.ndarray, at: Sequence[float]) -> np.ndarray:
+    """[cases, 1, at] the smallest of a case's values, each with its share, that so much of all does not exceed."""
+    values = values.reshape(len(values), -1)
+    row = np.arange(len(values))[:, None]
+    order = np.argsort(values, axis=-1)
+    place = order + row * values.shape[1]
+    reached = shares.take(order if shares.size == values.shape[1] else place).cumsum(axis=-1)
+    found = (reached + row).ravel().searchsorted(np.array(at) * (1 - 1e-12) + row)  # one rising row after the other
+    return values.take(place.take(found))[:, None]
+
+
+def decode_s(step: StepModel, batch: np.ndarray, context: np.ndarray) -> np.ndarray:
+    """A step of `batch` decoding sequences (spread over the pipeline's stages) and nothing else."""
+    return step.decode_step(np.maximum(batch / step.stages, 1.0), context)
+
+
+def prefill_s(
+    step: StepModel, t: Traffic, beside: np.ndarray, others: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(chunks, s that they add to the steps they ride on, its share of them) of every prompt, [..., slices].
+
+    `beside` sequences decode in those steps, and in the last one there are `others` more prompts if they fit.
+    """
+    beside = beside / step.stages * (1 + step.drafts)
+    budget = np.maximum(step.max_tokens - beside, 1.0)
+    chunks = np.ceil(t.prompts / budget)
+    full, size = chunks - 1, mean(t.prompts)  # chunks that take all of a step's budget
+    base, last = step.tokens(np.maximum(beside, 1.0)), t.prompts - full * budget
+    others = np.minimum(others, np.maximum(budget - last, 0.0) / size)
+    attention = step.prefill_attention(t.prompts, t.cached)
+    shared = step.tokens(last + others * size + beside) + (step.prefill_step_s - base)
+    alone = full * (step.tokens(step.max_tokens) - base + step.prefill_step_s) + attention
+    share = alone + shared * last / (last + others * size)
+    return chunks, (alone + shared + others * mean(attention)) / step.stages, share / step.stages
+
+
+def burst_s(step: StepModel, t: Traffic, requests: np.ndarray) -> np.ndarray:
+    """When `requests` prompts that arrive together have their first tokens, [cases, 1, slices] from short to long ones.
+
+    Each step takes max_num_batched_tokens, of which one goes to each sequence that decodes already: with d of them a
+    step finishes (max_num_batched_tokens - d) / L prompts of L tokens, at its end.
+    """
+    sizes, size, width = t.prompts, mean(t.prompts), 1 + step.drafts
+    decoding = requests * QUANTILES / step.stages
+    budget = np.maximum(step.max_tokens - decoding * width, 1.0)
+    fresh = np.minimum(budget / sizes, requests)  # prompts of a step
+    each = step.tokens(np.minimum(requests * size, step.max_tokens)) + step.fixed_s + step.prefill_step_s
+    each = each + step.rows(decoding * width + fresh) + step.sequences(decoding)
+    each = each + decoding * step.decode_attention(size + t.cached)
+    each = each + fresh * step.prefill_attention(sizes, t.cached)
+    steps = requests * SHARES * sizes / budget
+    before = steps.cumsum(axis=-1)
+    total = np.maximum(before[..., -1:], 1.0)
+    reached = before - steps / 2 + sizes / (2 * budget)
+    ends = np.minimum(np.ceil(reached - 1e-9), total)
+    done = (steps * each).cumsum(axis=-1) + (ends - before) * each
+    # the last step is not full, but costs what any does
+    plain = decode_s(step, decoding * step.stages, size + t.cached) * step.stages
+    done += np.where(reached > np.floor(total), (np.ceil(total) - total) * plain, 0.0)
+    return np.where(total <= 1, mean(each), done) / step.stages
+
+
+def spilled(arriving: np.ndarray, room: np.ndarray, t: Traffic) -> np.ndarray:
+    """Steps that a prompt waits because those before it fill the steps: `arriving` prompts in each, room for `room`.
+
+    What is left over after each step is a random walk that cannot fall below 0. Its mean for normal increments is
+    sd / (2 b) - 0.5826 sd + sd b / 4 with b = (room - arriving) / sd (Chang and Peres 1997); the exponential has the
+    same first terms and holds for large b too.
+    """
+    sd = np.sqrt(arriving * mean(t.prompts**2)) / mean(t.prompts) + 1e-9
+    b = np.maximum((room - arriving) / sd, 0.25)
+    return sd / (2 * b) * np.exp(-1.1652 * b - 0.18 * b**2) / room
