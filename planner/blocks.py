@@ -175,7 +175,7 @@ def slide(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
             tables.slides[s] = min(tables.slides[s], (tables.passed[s, g] + 1) * size + window - 1)
 
 
-@compiled
+@inlined
 def missing(rules: Any, tables: Any, s: int, tokens: int) -> int:
     """Blocks that a seat lacks to hold `tokens`."""
     lacking = 0

@@ -152,11 +152,12 @@ def _simulate(
             )  # fmt: skip
             steady = False
             if many:
+                batch = batches[first]
                 for j in range(num_running if overlap else 0):
                     s = running[j]
                     in_flight[s] = 1
-                    put(batches[first], j, request[s], s, 1, computed[s] - 1, 0)
-                    batches[first, 5, j], batches[first, 6, j] = 1, preemptions[request[s]]
+                    put(batch, j, request[s], s, 1, computed[s] - 1, 0)
+                    batch[5, j], batch[6, j] = 1, preemptions[request[s]]
                 continue
 
         budget, taken, victims, k, blocked = rules.max_num_batched_tokens, 0, 0, 0, False

@@ -85,13 +85,14 @@ def coast(
         most = min(most, min(prompt[i] + output[i], rules.max_model_len) - 1 - computed[s])
     most -= not overlap  # the step that ends a request is the scheduler's; with async scheduling it is still under way
     steps, usable, alike = 0, rules.num_blocks - 1, _price(table, count, count, count, 0, 0.0, 0.0)
-    while steps < most and now < until and turns[steps % size] <= pool.free[0]:
-        pool.free[0] -= turns[steps % size]
+    free, capacity, held = pool.free, tables.capacity, tables.held
+    while steps < most and now < until and turns[steps % size] <= free[0]:
+        free[0] -= turns[steps % size]
         seconds = alike + table.decode_context_s * contexts
         start = max(now, entry)
         entry, end = start + seconds, max(start + seconds, end + seconds)
         now, oldest = (oldest, end) if overlap else (end, end)
-        usage[(usable - pool.free[0]) * (USAGE_BINS - 1) // usable] += entry - start
+        usage[(usable - free[0]) * (USAGE_BINS - 1) // usable] += entry - start
         totals[1] += entry - start
         totals[4] += count * (entry - start)
         itl[itl_bin(now - last)] += count
@@ -101,13 +102,14 @@ def coast(
     totals[0] += steps
     totals[2] += steps * count
     totals[3] += steps * count
-    for s in running if steps else running[:0]:
-        room = tables.capacity[s] - computed[s] - rules.num_lookahead_tokens
+    for j in range(count if steps else 0):
+        s = running[j]
+        room = capacity[s] - computed[s] - rules.num_lookahead_tokens
         more = max(0, steps - room + size - 1) // size
-        tables.capacity[s] += more * size
+        capacity[s] += more * size
         for g in range(len(rules.groups)):
             if rules.groups[g, 0] == 0:
-                tables.held[s, g] += more
+                held[s, g] += more
         computed[s] += steps
         known[s] += steps
         last_token[request[s]] = last
