@@ -71,6 +71,7 @@ class StepModel:
     sequences_s: np.ndarray = field(default_factory=lambda: np.zeros(1))  # [max_num_seqs + 1] drafting for so many
     drafts: int = 0  # tokens that each decoding sequence verifies beside its own
     tokens_per_step: float = 1.0  # that a decoding sequence yields
+    tokens_variance: float = 0.0  # of their number
 
     @cached_property
     def grid_s(self) -> np.ndarray:

@@ -33,15 +33,22 @@ class Traffic:
     prompts: np.ndarray  # tokens to compute, [cases, 1, slices]
     outputs: np.ndarray  # the same, streamed: a step of speculative decoding streams several tokens as one
     tokens: np.ndarray  # mean output tokens, [cases, 1, 1] as the rest
-    cached: np.ndarray  # prompt tokens found in the prefix cache
+    cached: np.ndarray  # prompt tokens found in the prefix cache, [cases, 1, slices]
     context: np.ndarray  # mean tokens that a decoding sequence attends to
+    jitter: np.ndarray  # variance of the tokens that a step streams, by their mean squared
     uneven: np.ndarray  # [cases, 1, percentiles] standard deviations from the mean of a TPOT with a mean output
 
 
 def traffic(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Traffic:
     """The traffic of every case; what several have in common is worked out once."""
     kinds = [
-        (id(workload.prompt), id(workload.output), workload.cached_tokens, step.tokens_per_step)
+        (
+            id(workload.prompt),
+            id(workload.output),
+            step.tokens_per_step,
+            step.tokens_variance,
+            *((workload.cached_tokens, 0.0) if workload.prefix_tokens else (0.0, workload.prefix_hit_rate)),
+        )
         for workload, step in zip(workloads, steps, strict=True)
     ]
     distinct = dict(zip(kinds, workloads, strict=True))
@@ -49,10 +56,12 @@ def traffic(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Traffi
         np.stack([getattr(workload, side).slices(EDGES) for workload in distinct.values()])[:, None]
         for side in ("prompt", "output")
     )
-    cached, per_step = (column([kind[k] for kind in distinct]) for k in (2, 3))
+    per_step, variance, prefix, share = (column([kind[k] for kind in distinct]) for k in (2, 3, 4, 5))
+    cached = prefix + share * prompts
     outputs, context = 1 + (tokens - 1) / per_step, mean(prompts) + mean(tokens**2) / (2 * mean(tokens))
     spread = np.sqrt(mean(outputs) / outputs) * NORMAL[:, None]  # over few tokens a mean varies more
-    found = np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, quantiles(spread, PAIRS, LATE)
+    late = quantiles(spread, PAIRS, LATE)
+    found = np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, variance / per_step**2, late
     places = {kind: k for k, kind in enumerate(distinct)}
     place = [places[kind] for kind in kinds]
     return Traffic(*(values[place] for values in found))

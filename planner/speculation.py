@@ -147,7 +147,9 @@ def step_of(deployment: Deployment) -> StepModel:
     if (speculation := deployment.speculation) is None:
         return step_model(deployment)
     tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
-    return replace(_steps(_normal(deployment))[2], tokens_per_step=tokens)
+    reached = (speculation.acceptance_rate**i for i in range(speculation.num_speculative_tokens + 1))
+    variance = sum((2 * i + 1) * chance for i, chance in enumerate(reached)) - tokens**2
+    return replace(_steps(_normal(deployment))[2], tokens_per_step=tokens, tokens_variance=variance)
 
 
 def _seconds(deployment: Deployment, batch: np.ndarray | float, context: float) -> tuple[np.ndarray, ...]:

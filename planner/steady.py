@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,6 +21,7 @@ from planner.latency import StepModel
 from planner.performance import Performance, Performances
 from planner.prefill import (
     LATE,
+    NORMAL,
     PAIRS,
     QUANTILES,
     SHARES,
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "Performance", "Performances", "closed_loop", "closed_loops", "open_loop", "open_loops"]
 
+LATE_NORMAL = np.array([NormalDist().inv_cdf(q) for q in LATE])
 WAVES = np.arange(1, 33)[:, None]
 """Generations of requests that a closed loop tells apart."""
 COUNTS = np.linspace(0, 1, 24)[:, None]
@@ -86,6 +89,7 @@ class _State:
     ttft: np.ndarray  # mean
     ttfts: np.ndarray  # [cases, 1, values] and how its values are spread
     shares: np.ndarray  # [values] or [cases, 1, values]
+    level: np.ndarray  # standard deviation of a step, from how many are in flight
 
 
 def closed_loop(
@@ -148,7 +152,7 @@ _step_of_one = lru_cache(maxsize=256)(step_of)
 def _capacity(cases: Sequence[Case], t: Traffic, step: StepModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(sequences that run at once, sequences that the KV pool holds, which of the two binds) in one engine."""
     pools = [case.plan.pool for case in cases]
-    contexts = np.maximum((t.context - t.cached).astype(int), 1).ravel().tolist()
+    contexts = np.maximum((t.context - mean(t.cached)).astype(int), 1).ravel().tolist()
     blocks = column([pool.blocks_for(context) for pool, context in zip(pools, contexts, strict=True)])
     held = (column([pool.num_blocks for pool in pools]) - 1) / np.maximum(blocks, 1) * step.kv_stretch
     if (held < 1).any():
@@ -205,7 +209,8 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> _State:
     counted = counted / counted.sum(axis=1, keepdims=True)  # the share of all waves that each one is
     # later prompts come as the outputs end: those of one step together, until different lengths (wave k: sqrt(12 k)
     # standard deviations apart) have scattered them
-    apart = np.sqrt(12 * WAVES * np.maximum(mean(t.outputs**2) - outputs**2, 0.0)) * tpot
+    differ = np.maximum(mean(t.outputs**2) - outputs**2, 0.0) + outputs * t.jitter
+    apart = np.sqrt(12 * WAVES * differ) * tpot
     bunch = burst_s(step, t, together)[..., -1:]
     lockstep = np.maximum(1 - apart / bunch, 0)
     shared = np.minimum(np.maximum(bunch - per_token, 0) / together, added)  # a prompt's part of a step of several
@@ -240,6 +245,7 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> _State:
     return _State(
         step, t, per_token, added, tpot, decode, rate, engines, held, queue,
         np.zeros(engines.shape, bool), np.where(present > most, limit, "load"), ttft, ttfts, shares,
+        np.zeros(engines.shape),
     )  # fmt: skip
 
 
@@ -259,35 +265,78 @@ def _open(cases: Sequence[Case], step: StepModel, t: Traffic) -> _State:
     rate, outputs = offered / engines, mean(t.outputs)
     noise = 1 / column([case.workload.burstiness for case in cases])
     most, held, limit = _capacity(cases, t, step)
-    # in flight by Little's law: the number whose throughput is the rate
-    counts = np.maximum(most, 1.001) ** COUNTS
-    per_token, added = decode_s(step, counts, t.context), mean(prefill_s(step, t, counts, np.zeros(1))[1])
-    throughput = np.maximum.accumulate(1 / (outputs * per_token / counts + added), axis=1)
+    ahead, size, later = _ahead(cases), mean(t.prompts), np.maximum(outputs - 1, 0.0)
+    # in flight by Little's law: the number whose throughput is the rate. Every step has `counts / outputs` new prompts.
+    width = 1 + step.drafts
+    cap = np.minimum(most, step.max_tokens * step.stages * outputs / (size + later * width))
+    counts = cap * np.maximum(cap, 64.0) ** (COUNTS - 1)
+    each = _steps(step, t, counts, most)[1]
+    throughput = np.maximum.accumulate(counts / (outputs * each), axis=1)
     peak = throughput[:, -1:]
     load, saturated = rate / peak, rate >= peak
-    decode = _interpolated(rate, throughput, counts)
-    plain = decode_s(step, decode, t.context)
-    chunks, own, _ = prefill_s(step, t, decode, np.zeros(1))
-    prompt_s = mean(own)
-    prefilling = np.minimum(rate * prompt_s, 0.999)
-    tpot = np.where(saturated, most / (outputs * peak), plain / np.maximum(1 - prefilling, 1e-3))
-    # waiting for the prompts before it (Allen-Cunneen), for a running slot (Sakasegawa), and in an overload's backlog
-    uneven = (mean(own**2) - prompt_s**2) / prompt_s**2
-    wait = prompt_s * prefilling / (1 - prefilling) * (noise + uneven) / 2 + 0.5 * plain
-    own = own + chunks * plain
-    stay, near = outputs * tpot + mean(own), np.minimum(load, 0.999)
-    slots = stay / most * near ** (np.sqrt(2 * (most + 1)) - 1) / (1 - near) * (noise + 1) / 2
+    rate = np.minimum(rate, peak)
+    inside = _interpolated(rate, throughput, counts)
+    plain, tpot = _steps(step, t, inside, most)
+    beside, decode = inside / outputs, inside * later / outputs
+    added = (tpot - plain) / beside
+    uneven = mean(t.prompts**2) / size**2
+    # an arrival is more likely in a long step, and so are others with it: E[step^2] / E[step], each step having as many
+    # prompts as came in one before
+    spread = noise + uneven - 1
+    longer = rate * added**2 * spread / np.maximum(1 - (rate * added) ** 2, 0.05)
+    busy = 1 - np.exp(-inside)
+    chunks, whole, _ = prefill_s(step, t, decode, beside * (1 + longer / tpot))
+    own = (chunks - 1) * tpot + plain + whole
+    room = np.maximum(step.max_tokens * step.stages - decode * width, 1.0) / size
+    full = plain + room * added
+    left = spilled(np.minimum(rate * full, room), room, t) * full
+    fixed = busy * ahead * plain
+    crowded = (inside / most) ** (np.sqrt(2 * (most + 1)) - 1)  # chance that all slots are taken (Sakasegawa)
+    slots = np.where(saturated, 0.0, crowded / np.maximum(peak - rate, 1e-9) * (noise + 1) / 2)
+    level = _level(tpot, _steps(step, t, np.minimum(counts[:, :1], 1.0), most)[0], inside, saturated)
+    moves = busy * ((tpot + longer) / 2 + ahead * (tpot - plain)) + left + slots
+    varies = busy * (tpot + longer) ** 2 / 12 + (1 + 2 * ahead) * beside * added**2 * spread + left**2
+    varies = varies + slots**2 * (2 / np.maximum(crowded, 1e-9) - 1) + (busy * (0.5 + ahead) * level) ** 2
     prompts = column([case.workload.num_prompts or (case.workload.rate or 0) * 600 for case in cases])
     backlog = np.where(saturated, prompts / offered * (1 - 1 / load), 0.0)
-    delays = (backlog * QUANTILES - (wait + slots) * np.log(1 - QUANTILES)).swapaxes(1, 2)
-    ttfts = (own + step.request_s + step.prompt_token_s * t.prompts + delays).reshape(len(cases), 1, -1)
+    filling = np.minimum(most * engines / prompts, 1.0)
+    delays = fixed + _gamma(moves, varies) + backlog * np.maximum(QUANTILES - filling, 0.0)
+    own = own + step.request_s + step.prompt_token_s * t.prompts
+    ttft = mean(own) + fixed + moves + mean(backlog * np.maximum(QUANTILES - filling, 0.0))
+    ttfts = (own + delays.swapaxes(1, 2)).reshape(len(cases), 1, -1)
     half = _interpolated(np.maximum(most / 2, 1.0), counts, throughput)  # more at once would hardly serve more requests
     limit = np.where((limit == "max_num_seqs") & (peak < 1.05 * half), "compute", limit)
     return _State(
-        step, t, plain, prompt_s, tpot, decode, np.minimum(rate, peak), engines, held,
-        backlog - (wait + slots) * np.log(0.01), saturated, np.where(saturated, limit, "load"),
-        (ttfts @ PAIRS)[..., None], ttfts, PAIRS,
+        step, t, plain, mean(whole), tpot, decode, rate, engines, held,
+        backlog + fixed + _gamma(moves, varies)[..., -1:], saturated, np.where(saturated, limit, "load"),
+        ttft, ttfts, PAIRS, level,
     )  # fmt: skip
+
+
+def _steps(step: StepModel, t: Traffic, inside: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """s of a step (without prompts, on average) that a request sees which finds `inside` others."""
+    outputs = mean(t.outputs)
+    beside, decode = inside / outputs, inside * (outputs - 1) / outputs
+    plain = decode_s(step, np.minimum(decode + 1, most), t.context)
+    alone = 1 - np.exp(-np.maximum(beside, 1e-9))
+    added = mean(prefill_s(step, t, decode, np.maximum(beside, 1e-9) / alone - 1)[2])
+    return plain, plain + beside * added
+
+
+def _level(tpot: np.ndarray, least: np.ndarray, inside: np.ndarray, saturated: np.ndarray) -> np.ndarray:
+    """Standard deviation of a step from how many are in flight.
+
+    With a share x of the step that grows with their number, it is that of processor sharing with a fixed part: negative
+    binomial, mean N and variance N / (1 - x), whatever the lengths.
+    """
+    grows = np.clip(1 - least / tpot, 0.0, 1.0)
+    return np.where(saturated, 0.0, tpot * grows / np.sqrt(np.maximum(inside * (1 - grows), 1.0)))
+
+
+def _gamma(average: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """[cases, 1, slices] quantiles of a gamma distribution (Wilson and Hilferty 1931)."""
+    k = average**2 / np.maximum(variance, 1e-30)
+    return average * np.maximum(1 - 1 / (9 * k) + NORMAL / (3 * np.sqrt(k)), 0.0) ** 3
 
 
 def _interpolated(x: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
@@ -307,7 +356,10 @@ def _performance(s: _State, cases: Sequence[Case], steps: Sequence[StepModel]) -
     # how many prompts interfere with one request varies like a Poisson count
     meetings = np.maximum(s.rate * outputs * s.tpot, 1e-9)
     sd = np.maximum(s.tpot - s.per_token, 0.0) / np.sqrt(meetings)
-    tpots = np.maximum(s.tpot + sd * t.uneven, s.per_token)
+    late = np.sign(t.uneven) * np.hypot(
+        np.hypot(sd, s.tpot * np.sqrt(t.jitter / outputs)) * t.uneven, s.level * LATE_NORMAL
+    )
+    tpots = np.maximum(s.tpot + late, s.per_token)
     carrying = np.minimum(s.rate * s.tpot * mean(np.maximum(np.ceil(t.prompts / step.max_tokens), 1)), 1.0)
     chunk = s.added * np.minimum(t.prompts, step.max_tokens) / mean(t.prompts)
     chunk = chunk * np.maximum((s.tpot - s.per_token) / (carrying * mean(chunk)), 1.0)  # several may share a step
@@ -317,9 +369,10 @@ def _performance(s: _State, cases: Sequence[Case], steps: Sequence[StepModel]) -
     first, decoding = step.sigma_ttft, step.sigma_tpot
     mixed = np.sqrt((first * s.ttft) ** 2 + (decoding * (whole - s.ttft)) ** 2) / whole
     reached = quantiles(s.ttfts, s.shares, (*LATE, *QUANTILES))
-    many = s.ttfts.shape[-1] > 2 * len(SHARES)  # then a value for every slice is enough to add the outputs' times to
-    few, each = (reached[:, :, len(LATE) :], SHARES) if many else (s.ttfts, s.shares)
-    e2es, both = few.swapaxes(1, 2) + (t.outputs - 1) * s.tpot, np.expand_dims(each, -1) * SHARES
+    # E2E: each output with every quantile of the TTFT, whose distance from the mean adds to that of the TPOT in squares
+    strays = (t.outputs - 1) * np.sqrt(sd**2 * outputs / t.outputs + s.level**2 + s.tpot**2 * t.jitter / t.outputs)
+    around = np.hypot(reached[:, :, len(LATE) :].swapaxes(1, 2) - s.ttft, strays * NORMAL[:, None])
+    e2es = s.ttft + (t.outputs - 1) * s.tpot + np.sign(NORMAL[:, None]) * around
 
     def points(average: np.ndarray, percentiles: np.ndarray) -> np.ndarray:
         return np.concatenate([average, percentiles], axis=-1)[:, 0]
@@ -329,7 +382,7 @@ def _performance(s: _State, cases: Sequence[Case], steps: Sequence[StepModel]) -
         ttft=points(s.ttft, reached[:, :, : len(LATE)]),
         tpot=points(s.tpot / step.tokens_per_step, tpots / step.tokens_per_step),
         itl=points(s.tpot, quantiles(gaps, weights, LATE)),
-        e2e=points(whole, quantiles(e2es, both, LATE)),
+        e2e=points(whole, quantiles(e2es, PAIRS, LATE)),
         sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * CERTAIN,
         request_tps=np.ravel(s.rate * s.engines),
         request_sigma=np.ravel(np.where(keeps_up, 0.0, decoding)),  # what comes in goes out
