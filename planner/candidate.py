@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.deployment import Deployment
-from planner.predict import Prediction, evaluate
+from planner.predict import Prediction, evaluate_all
 from planner.scenario import Scenario
+from planner.workload import Workload
 
 
 @dataclass(frozen=True)
@@ -85,16 +87,49 @@ def describe(deployment: Deployment) -> str:
 
 def judge(scenario: Scenario, deployment: Deployment, replicas: int, preference: tuple[int, ...] = ()) -> Candidate:
     """`deployment` in `replicas` copies under the scenario's traffic, held against its service level."""
+    return judge_all(scenario, [(deployment, replicas, preference)])[0]
+
+
+def judge_all(scenario: Scenario, cases: Sequence[tuple[Deployment, int, tuple[int, ...]]]) -> list[Candidate]:
+    """`judge` of every (deployment, replicas, preference); together they take little longer than one."""
+    loads = [_load(scenario, deployment, replicas) for deployment, replicas, _ in cases]
+    found = [
+        _against(scenario, prediction, preference)
+        for prediction, (_, _, preference) in zip(evaluate_all(loads, scenario.prices), cases, strict=True)
+    ]
+    if scenario.offline:
+        return found
+    meeting = [k for k, candidate in enumerate(found) if candidate.meets]
+    stressed = []
+    for k in meeting:  # slower than expected is the same as so much more traffic
+        performance = found[k].prediction.performance
+        assert performance is not None
+        slower = performance.request_tps.mid / performance.request_tps.lo
+        stressed.append((slower, (loads[k][0], loads[k][1].at((scenario.workload.rate or 0.0) * slower))))
+    under = evaluate_all([load for _, load in stressed], scenario.prices)
+    for k, (slower, _), prediction in zip(meeting, stressed, under, strict=True):
+        if prediction.performance is None or prediction.performance.saturated:
+            risk = f"may be overloaded, if it is {slower - 1:.0%} slower than expected"
+            found[k] = replace(found[k], risks=(*found[k].risks, risk))
+    return found
+
+
+def _load(scenario: Scenario, deployment: Deployment, replicas: int) -> tuple[Deployment, Workload]:
+    """So many replicas and what they see of the scenario's traffic."""
     deployment = replace(deployment, layout=replace(deployment.layout, replicas=replicas))
-    workload, rate = scenario.workload, scenario.workload.rate or 0.0
+    workload = scenario.workload
     if scenario.offline:  # the engines are kept full
         full = replicas * deployment.layout.dp * (deployment.args.max_num_seqs or 1)
         workload = replace(workload, rate=None, concurrency=min(full, workload.num_prompts or full))
-    prediction = evaluate(deployment, workload, scenario.prices)
-    performance = prediction.performance
+    return deployment, workload
+
+
+def _against(scenario: Scenario, prediction: Prediction, preference: tuple[int, ...]) -> Candidate:
+    """A prediction held against the service level."""
+    deployment, performance, rate = prediction.deployment, prediction.performance, scenario.workload.rate or 0.0
     if performance is None:
         return Candidate(deployment, prediction, (prediction.memory.reason,), (), ("memory",), math.inf, preference)
-    missed, risks, margin = [], [], 0.0
+    missed, risks = [], []
     served = performance.request_tps
     if performance.saturated or (scenario.offline and served.mid < rate):
         missed.append(("rate", f"serves {served.mid:.3g} of {rate:.3g} requests/s"))
@@ -105,19 +140,16 @@ def judge(scenario: Scenario, deployment: Deployment, replicas: int, preference:
         value = getattr(performance, target.metric)[target.percentile]
         margin = max(margin, value.mid / target.seconds)
         if value.mid > target.seconds:
-            missed.append((target.name, f"{target.name} is {_ms(value.mid)}, above {_ms(target.seconds)}"))
+            is_, limit = milliseconds(value.mid), milliseconds(target.seconds)
+            missed.append((target.name, f"{target.name} is {is_}, above {limit}"))
         elif value.hi > target.seconds:
-            risks.append(f"{target.name} may reach {_ms(value.hi)}, above {_ms(target.seconds)}")
-    if not missed and not scenario.offline:
-        slower = served.mid / served.lo  # the same as so much more traffic
-        stressed = evaluate(deployment, workload.at(rate * slower), scenario.prices).performance
-        if stressed is None or stressed.saturated:
-            risks.append(f"may be overloaded, if it is {slower - 1:.0%} slower than expected")
+            risks.append(f"{target.name} may reach {milliseconds(value.hi)}, above {milliseconds(target.seconds)}")
     if prediction.memory.status == "at_risk":
         risks.append(prediction.memory.reason)
     constraints, misses = zip(*missed, strict=True) if missed else ((), ())
     return Candidate(deployment, prediction, misses, tuple(risks), constraints, margin, preference)
 
 
-def _ms(seconds: float) -> str:
+def milliseconds(seconds: float) -> str:
+    """A latency as a sentence has it."""
     return f"{seconds * 1e3:,.0f} ms" if seconds < 10 else f"{seconds:,.0f} s"

@@ -1,8 +1,9 @@
 """Which deployment to choose: every legal candidate, evaluated; the cheapest that meets the service level.
 
-The rule, in this order: it meets every target at the middle of its interval; it costs least per hour (GPUs, where no
-price is known); it meets them at the pessimistic end too; it changes the model least (formats in the scenario's order,
-no speculation); it has the fewest pipeline stages, then the largest margin.
+Candidates are ranked in closed form; those at the top are replayed (`planner.confirm`), and one that fails there counts
+as missing its target. The rule, in this order: it meets every target at the middle of its interval; it costs least per
+hour (GPUs, where no price is known); it meets them at the pessimistic end too; it changes the model least (formats in
+the scenario's order, no speculation); it has the fewest pipeline stages, then the largest margin.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from typing import TYPE_CHECKING, Any
 
 from planner.advice import safe_max_num_seqs
-from planner.candidate import Candidate, describe, judge
+from planner.candidate import Candidate, describe, judge, judge_all
+from planner.confirm import confirm, replayed
 from planner.deployment import Deployment, deploy_on
 from planner.engines import Engine, release
 from planner.hardware import Gpu
@@ -101,11 +103,15 @@ def search(scenario: Scenario) -> Plan:
     candidates: list[Candidate] = []
     rejected: list[Rejection] = []
     cheapest = math.inf
-    for option in sorted(_options(scenario), key=lambda option: option.gpus):
-        found = option if isinstance(option, Rejection) else _size(scenario, option, cheapest)
-        if isinstance(found, Rejection):
-            rejected.append(found)
-        else:
+    for _, group in groupby(sorted(_options(scenario), key=lambda option: option.gpus), lambda option: option.gpus):
+        tried: list[_Option] = []
+        for option in group:
+            refused = option if isinstance(option, Rejection) else _refused(scenario, option, cheapest)
+            if isinstance(refused, Rejection):
+                rejected.append(refused)
+            elif isinstance(option, _Option):
+                tried.append(replace(option, deployment=fill_batch(scenario, option.deployment)))
+        for found in _sized(scenario, tried):
             candidates.append(found)
             if found.meets and found.usd_per_hour is not None:
                 cheapest = min(cheapest, found.usd_per_hour)
@@ -113,13 +119,21 @@ def search(scenario: Scenario) -> Plan:
     meeting = [candidate for candidate in candidates if candidate.meets]
     if not meeting:
         return Plan(scenario, None, None, None, _nothing(candidates, rejected), tuple(candidates), tuple(rejected), ())
-    chosen = _batch_within(scenario, meeting[0])
-    candidates[0] = chosen
-    other = (c for c in meeting if (c.deployment.gpu, c.shape) != (chosen.deployment.gpu, chosen.shape))
-    safer = next((c for c in meeting if not c.at_risk), None) if chosen.at_risk else None
+    confirmed = confirm(scenario, meeting)
+    looked_at = {c.deployment for c in (*confirmed.holding, *confirmed.failing)}
+    rest = [c for c in candidates if c.deployment not in looked_at]
+    if not confirmed.holding:
+        candidates = sorted((*rest, *confirmed.failing), key=lambda candidate: candidate.rank)
+        return Plan(scenario, None, None, None, _nothing(candidates, rejected), tuple(candidates), tuple(rejected), ())
+    chosen = _batch_within(scenario, confirmed.holding[0])
+    if not replayed(scenario, chosen).meets:
+        chosen = confirmed.holding[0]
+    runner_up, safer = confirmed.other(chosen), confirmed.safe if chosen.at_risk else None
+    after = sorted((*rest, *confirmed.holding[1:], *confirmed.failing), key=lambda candidate: candidate.rank)
+    candidates = [chosen, *after]
     binding = _binding(scenario, chosen, candidates, rejected)
     notes = _notes(scenario, chosen, candidates)
-    return Plan(scenario, chosen, next(other, None), safer, binding, tuple(candidates), tuple(rejected), notes)
+    return Plan(scenario, chosen, runner_up, safer, binding, tuple(candidates), tuple(rejected), notes)
 
 
 @dataclass(frozen=True)
@@ -173,8 +187,8 @@ def _unsupported(engine: Engine, card: Gpu) -> str:
     return f"{engine.name} ran on {card.name} until {until}" if until and engine.release > release(until) else ""
 
 
-def _size(scenario: Scenario, option: _Option, cheapest: float) -> Candidate | Rejection:
-    """The option with the fewest replicas that meet the service level, or with all there may be where none do."""
+def _refused(scenario: Scenario, option: _Option, cheapest: float) -> Rejection | None:
+    """Why the option need not be evaluated, if so."""
     deployment, layout = option.deployment, option.deployment.layout
     price, what = price_per_hour(deployment.gpu, scenario.prices), describe(deployment)
     if layout.gpus > deployment.gpus_per_node and price and price.usd * layout.gpus > cheapest:
@@ -182,14 +196,29 @@ def _size(scenario: Scenario, option: _Option, cheapest: float) -> Candidate | R
     memory = memory_of(deployment)
     if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
         return Rejection(what, deployment.gpu.name, option.gpus, memory.reason, "memory")
-    deployment = fill_batch(scenario, deployment)
-    low, high = 0, option.at_most // option.gpus
-    best = judge(scenario, deployment, high, option.preference)
-    while best.meets and high - low > 1:
-        middle = (low + high) // 2
-        tried = judge(scenario, deployment, middle, option.preference)
-        low, high, best = (low, middle, tried) if tried.meets else (middle, high, best)
-    return best
+    return None
+
+
+def _sized(scenario: Scenario, options: list[_Option]) -> list[Candidate]:
+    """Each option with the fewest replicas that meet the service level, or with all there may be where none do.
+
+    All options are halved at once, so that every round is one evaluation of many.
+    """
+
+    def tried(replicas: dict[int, int]) -> dict[int, Candidate]:
+        cases = [(options[k].deployment, count, options[k].preference) for k, count in replicas.items()]
+        return dict(zip(replicas, judge_all(scenario, cases), strict=True))
+
+    low = dict.fromkeys(range(len(options)), 0)
+    high = {k: option.at_most // option.gpus for k, option in enumerate(options)}
+    best = tried(high)
+    while middle := {k: (low[k] + high[k]) // 2 for k in best if best[k].meets and high[k] - low[k] > 1}:
+        for k, found in tried(middle).items():
+            if found.meets:
+                high[k], best[k] = middle[k], found
+            else:
+                low[k] = middle[k]
+    return [best[k] for k in range(len(options))]
 
 
 def fill_batch(scenario: Scenario, deployment: Deployment) -> Deployment:
@@ -233,9 +262,11 @@ def _binding(scenario: Scenario, chosen: Candidate, candidates: list[Candidate],
         unpriced, each = candidate.cost[0], candidate.cost[1] / replicas
         affordable = min(math.ceil(chosen.cost[1] / each) - 1, replicas)
         if unpriced == chosen.cost[0] and affordable > 0:
-            cheaper.append(judge(scenario, candidate.deployment, affordable))
+            same = affordable == replicas and not candidate.meets
+            cheaper.append(candidate if same else judge(scenario, candidate.deployment, affordable))
+    cheaper = [candidate for candidate in cheaper if not candidate.meets]
     if cheaper:
-        near = min(cheaper, key=lambda candidate: (len(candidate.misses) == 0, candidate.margin))
+        near = min(cheaper, key=lambda candidate: candidate.margin)
         return Binding(
             near.constraints[0],
             f"Of all that costs less, {describe(near.deployment)} comes nearest, but {near.misses[0]}.",
