@@ -84,8 +84,8 @@ def quantiles(values: np.ndarray, shares: np.ndarray, at: Sequence[float]) -> np
 
 
 def decode_s(step: StepModel, batch: np.ndarray, context: np.ndarray) -> np.ndarray:
-    """A step of `batch` decoding sequences (spread over the pipeline's stages) and nothing else."""
-    return step.decode_step(np.maximum(batch / step.stages, 1.0), context)
+    """A step of `batch` decoding sequences and nothing else."""
+    return step.decode_step(np.maximum(batch, 1.0), context)
 
 
 def prefill_s(
@@ -95,7 +95,7 @@ def prefill_s(
 
     `beside` sequences decode in those steps, and in the last one there are `others` more prompts if they fit.
     """
-    beside = beside / step.stages * (1 + step.drafts)
+    beside = beside * (1 + step.drafts)
     budget = np.maximum(step.max_tokens - beside, 1.0)
     chunks = np.ceil(t.prompts / budget)
     full, size = chunks - 1, mean(t.prompts)  # chunks that take all of a step's budget
@@ -104,8 +104,8 @@ def prefill_s(
     attention = step.prefill_attention(t.prompts, t.cached)
     shared = step.tokens(last + others * size + beside) + (step.prefill_step_s - base)
     alone = full * (step.tokens(step.max_tokens) - base + step.prefill_step_s) + attention
-    share = alone + shared * last / (last + others * size)
-    return chunks, (alone + shared + others * mean(attention)) / step.stages, share / step.stages
+    share = alone + shared / (1 + others)
+    return chunks, alone + shared + others * mean(attention), share
 
 
 def burst_s(step: StepModel, t: Traffic, requests: np.ndarray) -> np.ndarray:
@@ -129,9 +129,10 @@ def burst_s(step: StepModel, t: Traffic, requests: np.ndarray) -> np.ndarray:
     ends = np.minimum(np.ceil(reached - 1e-9), total)
     done = (steps * each).cumsum(axis=-1) + (ends - before) * each
     # the last step is not full, but costs what any does
-    plain = decode_s(step, decoding * step.stages, size + t.cached) * step.stages
+    plain = decode_s(step, decoding, size + t.cached)
     done += np.where(reached > np.floor(total), (np.ceil(total) - total) * plain, 0.0)
-    return np.where(total <= 1, mean(each), done) / step.stages
+    done = done / step.stages + (1 - 1 / step.stages) * each  # stages of a pipeline work on as many steps
+    return np.where(total <= 1, mean(each), done)
 
 
 def spilled(arriving: np.ndarray, room: np.ndarray, t: Traffic) -> np.ndarray:
@@ -144,3 +145,45 @@ def spilled(arriving: np.ndarray, room: np.ndarray, t: Traffic) -> np.ndarray:
     sd = np.sqrt(arriving * mean(t.prompts**2)) / mean(t.prompts) + 1e-9
     b = np.maximum((room - arriving) / sd, 0.25)
     return sd / (2 * b) * np.exp(-1.1652 * b - 0.18 * b**2) / room
+
+
+def microbatches(
+    step: StepModel, t: Traffic, running: np.ndarray, decode: np.ndarray, formed: np.ndarray | float = 0.0
+) -> np.ndarray:
+    """Microbatches among which a pipeline's sequences are spread, 1 to its number of stages.
+
+    A sequence is scheduled with those whose step ends together with its own, and a new prompt joins whichever is
+    scheduled next. So a new microbatch only forms where prompts do not fit into a step, and one ends when it is empty:
+    with m sequences on average, after (e^m - 1) / m stays (busy period of M/M/inf). `formed` are others per stay.
+    """
+    outputs, size = mean(t.outputs), mean(t.prompts)
+    budget = np.maximum(step.max_tokens - decode * (1 + step.drafts), 1.0)
+    beside = np.maximum(running / outputs, 1e-9)  # prompts of a round
+    least = np.floor(budget / size) + 1.0
+    crowd = np.exp(np.minimum(least - beside - least * np.log(least / beside), 0.0))  # at least so many (Chernoff)
+    crowd = np.where(beside < least, crowd, 1.0)
+    formed = formed + running * mean(1.0 * (t.prompts > budget)) + outputs * np.where(least > 1, crowd, 0.0)
+    each = np.minimum(running / step.stages, 30.0) + 1e-9
+    share = formed * np.expm1(each) / each
+    return np.minimum(1 + (step.stages - 1) * share / (1 + share), np.maximum(running, 1.0))
+
+
+def longest(
+    step: StepModel, prompts: np.ndarray, microbatches: np.ndarray, chunks: np.ndarray, plain: np.ndarray,
+    added: np.ndarray, room: np.ndarray, *, gathered: bool,
+) -> np.ndarray:  # fmt: skip
+    """Prompts that delay a round of a pipeline's microbatches, of the `prompts` that it holds.
+
+    All wait behind the slowest microbatch. Its prompts are the maximum of g Poisson counts of mean p / g: p when it is
+    small and p / g + 0.74 (1 - 1 / g) p^0.5 when it is large. But who arrives at random (`gathered`) during a long step
+    joins its own microbatch, the next to be scheduled, as long as there is `room`: with steps of S without prompts,
+    g - 1 gaps of a round last S / stages and one the rest. Chunks of one prompt follow each other through the stages:
+    only the first keeps the others waiting from end to end.
+    """
+    even = prompts / microbatches
+    most = np.maximum(np.minimum(prompts, room), even)
+    gaps = (microbatches - 1) * plain / step.stages / (plain + added * most)
+    joined = np.clip(1 - gaps * microbatches / np.maximum(microbatches - 1, 1e-9), 0.0, 1.0)
+    joined = joined * ((room >= 1) & gathered)
+    alone = (1 - 1 / microbatches) / chunks * prompts
+    return np.minimum(even + alone * (joined + (1 - joined) / np.sqrt(1 + prompts / 0.55)), most)

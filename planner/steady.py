@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,22 +19,22 @@ from planner.deployment import Deployment
 from planner.latency import StepModel
 from planner.performance import Performance, Performances
 from planner.prefill import (
-    LATE,
-    NORMAL,
     PAIRS,
     QUANTILES,
     SHARES,
     Traffic,
     burst_s,
     decode_s,
+    longest,
     mean,
+    microbatches,
     prefill_s,
-    quantiles,
     spilled,
     traffic,
 )
 from planner.quantities import PlannerError
 from planner.speculation import step_of
+from planner.spread import State, gamma, level_sd, performance
 from planner.stacked import column, stack
 from planner.workload import Workload
 
@@ -44,13 +43,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "Performance", "Performances", "closed_loop", "closed_loops", "open_loop", "open_loops"]
 
-LATE_NORMAL = np.array([NormalDist().inv_cdf(q) for q in LATE])
 WAVES = np.arange(1, 33)[:, None]
 """Generations of requests that a closed loop tells apart."""
 COUNTS = np.linspace(0, 1, 24)[:, None]
 """Numbers of sequences at which throughput is worked out, as powers of the largest."""
-CERTAIN = np.array([1.0, 1.0, 1.25, 1.5])
-"""By `planner.performance.POINTS`: tails are less certain."""
 TOGETHER = 256
 """Cases that are evaluated at once: what they need stays in a core's cache."""
 ROOM = 1 << 21
@@ -68,28 +64,6 @@ class Case:
     plan: MemoryPlan
     workload: Workload
     step: StepModel | None = None
-
-
-@dataclass(frozen=True)
-class _State:
-    """One engine of every case in its steady state, [cases, 1, 1]: what spreads around it makes a `Performance`."""
-
-    step: StepModel
-    traffic: Traffic
-    per_token: np.ndarray  # s of a step that only decodes
-    added: np.ndarray  # s that one prompt adds to the steps it rides on
-    tpot: np.ndarray  # per streamed output
-    decode: np.ndarray  # sequences decoding
-    rate: np.ndarray  # requests/s served
-    engines: np.ndarray
-    held: np.ndarray  # sequences that the KV pool holds
-    queue: np.ndarray  # s waiting to be scheduled, p99
-    saturated: np.ndarray
-    limit: np.ndarray
-    ttft: np.ndarray  # mean
-    ttfts: np.ndarray  # [cases, 1, values] and how its values are spread
-    shares: np.ndarray  # [values] or [cases, 1, values]
-    level: np.ndarray  # standard deviation of a step, from how many are in flight
 
 
 def closed_loop(
@@ -128,7 +102,7 @@ def open_loops(cases: Sequence[Case]) -> Performances:
     return _by_parts(_open, cases)
 
 
-def _by_parts(loop: Callable[[Sequence[Case], StepModel, Traffic], _State], cases: Sequence[Case]) -> Performances:
+def _by_parts(loop: Callable[[Sequence[Case], StepModel, Traffic], State], cases: Sequence[Case]) -> Performances:
     """`loop` over some of the cases at a time, with their step costs and traffic."""
     found = []
     if len(cases) > TOGETHER:
@@ -136,8 +110,9 @@ def _by_parts(loop: Callable[[Sequence[Case], StepModel, Traffic], _State], case
     for start in range(0, len(cases), TOGETHER):
         part = cases[start : start + TOGETHER]
         steps = [case.step or _step_once(case.deployment) for case in part]
-        lengths = traffic([case.workload for case in part], steps)
-        found.append(_performance(loop(part, stack(steps), lengths), part, steps))
+        workloads = [case.workload for case in part]
+        lengths = traffic(workloads, steps)
+        found.append(performance(loop(part, stack(steps), lengths), workloads, steps))
     return Performances.joined(found)
 
 
@@ -164,7 +139,7 @@ def _capacity(cases: Sequence[Case], t: Traffic, step: StepModel) -> tuple[np.nd
     return np.minimum(most, held), held, np.where(most <= held, "max_num_seqs", "kv")
 
 
-def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> _State:
+def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     concurrency = column([case.workload.concurrency for case in cases])
     replicas = column([case.deployment.layout.replicas * case.deployment.layout.dp for case in cases])
     engines = np.minimum(replicas, concurrency)
@@ -177,29 +152,36 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> _State:
     front, size = step.request_s + step.prompt_token_s * t.prompts, mean(t.prompts)
     others, later = np.maximum(running - 1, 0.0), outputs - 1
     decode, passed = np.maximum(running, 1.0), outputs + ahead  # steps that pass while a request stays
+    crowded = (step.stages - 1) / waves * (running * size > step.max_tokens)  # microbatches that the first burst fills
     for _ in range(4):
-        per_token = decode_s(step, decode, t.context)
-        beside = others / passed  # other prompts in the same step
-        alone = 1 - np.exp(-np.maximum(beside, 1e-9))
-        added = mean(prefill_s(step, t, decode, np.maximum(beside, 1e-9) / alone - 1)[2])
-        chunks, whole, _ = prefill_s(step, t, decode, beside)
+        groups = microbatches(step, t, running, decode, crowded)
+        per_token = decode_s(step, decode / groups, t.context)
+        beside = np.maximum(others / passed, 1e-9)  # other prompts in the same step, or round of a pipeline
+        alone = 1 - np.exp(-beside / groups)
+        added = mean(prefill_s(step, t, decode / groups, beside / groups / alone - 1)[2])
+        chunks, whole, _ = prefill_s(step, t, decode / groups, beside / groups)
+        room = np.maximum(step.max_tokens * step.stages - decode * (1 + step.drafts), 1.0) / size
+        slowed = (
+            longest(step, beside, groups, mean(chunks), per_token, added, room / step.stages, gathered=False)
+            * added
+            / beside
+        )
         # a step lasts per_token + added x others / passed; a request passes through `passed` of them and adds one part
-        each = passed * per_token + added * (others - 1)
+        each = passed * per_token + slowed * others - added
         tpot = (each + np.sqrt(each**2 + 4 * passed * per_token * added)) / (2 * passed)
         tpot = np.where(running > 1, tpot, per_token)
-        room = np.maximum(step.max_tokens - decode * (1 + step.drafts) / step.stages, 1.0) / size
-        full = per_token + room * added
+        full = per_token + room / step.stages * added
         tpot = np.minimum(tpot, np.maximum(full, per_token))
         busy = 1 - (1 - np.minimum(decode / running, 1.0)) ** others
-        wait = busy * (np.ceil(front / tpot) + ahead) * tpot + (1 - busy) * front
-        own = wait + (chunks - 1) * tpot + per_token + whole
+        wait = busy * (np.ceil(front * groups / tpot) / groups + ahead) * tpot + (1 - busy) * front
+        own = wait + per_token + _through(step, chunks, tpot, whole)
         period = mean(own) + later * tpot
         backlog = np.maximum(running * tpot / room - period, 0.0)  # prompts wait until all others had their turn
         spill = np.maximum(spilled(others * tpot / period, room, t) * tpot, backlog)
         period = period + spill
         passed = np.maximum((period - added) / tpot, 1.0)
         decode = np.maximum(running * later * tpot / period, np.minimum(running, 1.0))
-    together = np.minimum(np.maximum(room, 1.0), running)
+    together = np.minimum(np.maximum(room / step.stages, 1.0), running)
     # if their lengths differ one prompt comes first, and starts alone
     single = 1.0 * ((t.prompts[..., -1:] > t.prompts[..., :1]) & (running > 1))
     lone = (prefill_s(step, t, np.zeros(1), np.zeros(1))[1] + decode_s(step, np.ones(1), t.context))[..., :1]
@@ -215,10 +197,10 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> _State:
     lockstep = np.maximum(1 - apart / bunch, 0)
     shared = np.minimum(np.maximum(bunch - per_token, 0) / together, added)  # a prompt's part of a step of several
     spared = others * added - np.maximum(running - together, 0) * shared  # nobody of the own bunch decodes yet
-    groups = running / together
+    bunches = running / together
     steps = np.ceil(front / per_token) + ahead
-    behind = np.maximum(steps - steps * (steps + 1) / (2 * groups), 0.0)
-    bunched = np.where(groups > 1, steps * per_token + behind * (bunch - per_token), front) + bunch
+    behind = np.maximum(steps - steps * (steps + 1) / (2 * bunches), 0.0)
+    bunched = np.where(bunches > 1, steps * per_token + behind * (bunch - per_token), front) + bunch
     # a wave that is not scattered over the whole of a stay yet has more prompts in its steps
     window = np.minimum(np.hypot(burst[..., -1:], apart), period)
     arriving = others / window * tpot
@@ -242,10 +224,10 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> _State:
     parts = [(1 - 1 / waves) * SHARES, SHARES / waves * (1 - single / running), single / running / waves]
     shares = np.concatenate(parts, axis=-1)
     rate = running / (mean(later_ttft) - queue + later * tpot)
-    return _State(
+    return State(
         step, t, per_token, added, tpot, decode, rate, engines, held, queue,
         np.zeros(engines.shape, bool), np.where(present > most, limit, "load"), ttft, ttfts, shares,
-        np.zeros(engines.shape),
+        np.zeros(engines.shape), groups,
     )  # fmt: skip
 
 
@@ -259,7 +241,7 @@ def _over(values: np.ndarray, shares: np.ndarray) -> np.ndarray:
     return (values * shares).sum(axis=1, keepdims=True)
 
 
-def _open(cases: Sequence[Case], step: StepModel, t: Traffic) -> _State:
+def _open(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     offered = column([case.workload.rate for case in cases])
     engines = column([case.deployment.layout.replicas * case.deployment.layout.dp for case in cases])
     rate, outputs = offered / engines, mean(t.outputs)
@@ -276,67 +258,67 @@ def _open(cases: Sequence[Case], step: StepModel, t: Traffic) -> _State:
     load, saturated = rate / peak, rate >= peak
     rate = np.minimum(rate, peak)
     inside = _interpolated(rate, throughput, counts)
-    plain, tpot = _steps(step, t, inside, most)
+    plain, tpot, added, groups = _steps(step, t, inside, most)
     beside, decode = inside / outputs, inside * later / outputs
-    added = (tpot - plain) / beside
+    slowed = (tpot - plain) / beside
     uneven = mean(t.prompts**2) / size**2
     # an arrival is more likely in a long step, and so are others with it: E[step^2] / E[step], each step having as many
     # prompts as came in one before
     spread = noise + uneven - 1
-    longer = rate * added**2 * spread / np.maximum(1 - (rate * added) ** 2, 0.05)
+    longer = rate * slowed**2 * spread / np.maximum(1 - (rate * slowed) ** 2, 0.05)
     busy = 1 - np.exp(-inside)
-    chunks, whole, _ = prefill_s(step, t, decode, beside * (1 + longer / tpot))
-    own = (chunks - 1) * tpot + plain + whole
+    # microbatches follow each other through a pipeline, so that the last gap of a round is the longest
+    stage = plain / step.stages
+    last = tpot + longer - (groups - 1) * stage
+    residual = ((groups - 1) * stage**2 + last**2) / (2 * (tpot + longer))
+    chunks, whole, _ = prefill_s(step, t, decode / groups, rate * 2 * residual)
+    own = plain + _through(step, chunks, tpot, whole)
     room = np.maximum(step.max_tokens * step.stages - decode * width, 1.0) / size
-    full = plain + room * added
+    full = plain + room / step.stages * added
     left = spilled(np.minimum(rate * full, room), room, t) * full
     fixed = busy * ahead * plain
     crowded = (inside / most) ** (np.sqrt(2 * (most + 1)) - 1)  # chance that all slots are taken (Sakasegawa)
     slots = np.where(saturated, 0.0, crowded / np.maximum(peak - rate, 1e-9) * (noise + 1) / 2)
-    level = _level(tpot, _steps(step, t, np.minimum(counts[:, :1], 1.0), most)[0], inside, saturated)
-    moves = busy * ((tpot + longer) / 2 + ahead * (tpot - plain)) + left + slots
-    varies = busy * (tpot + longer) ** 2 / 12 + (1 + 2 * ahead) * beside * added**2 * spread + left**2
+    level = level_sd(tpot, _steps(step, t, np.minimum(counts[:, :1], 1.0), most)[0], inside, saturated)
+    moves = busy * (residual + ahead * (tpot - plain)) + left + slots
+    varies = busy * last**2 / 12 + (1 + 2 * ahead) * beside * slowed**2 * spread + left**2
     varies = varies + slots**2 * (2 / np.maximum(crowded, 1e-9) - 1) + (busy * (0.5 + ahead) * level) ** 2
     prompts = column([case.workload.num_prompts or (case.workload.rate or 0) * 600 for case in cases])
     backlog = np.where(saturated, prompts / offered * (1 - 1 / load), 0.0)
     filling = np.minimum(most * engines / prompts, 1.0)
-    delays = fixed + _gamma(moves, varies) + backlog * np.maximum(QUANTILES - filling, 0.0)
+    delays = fixed + gamma(moves, varies) + backlog * np.maximum(QUANTILES - filling, 0.0)
     own = own + step.request_s + step.prompt_token_s * t.prompts
     ttft = mean(own) + fixed + moves + mean(backlog * np.maximum(QUANTILES - filling, 0.0))
     ttfts = (own + delays.swapaxes(1, 2)).reshape(len(cases), 1, -1)
     half = _interpolated(np.maximum(most / 2, 1.0), counts, throughput)  # more at once would hardly serve more requests
     limit = np.where((limit == "max_num_seqs") & (peak < 1.05 * half), "compute", limit)
-    return _State(
-        step, t, plain, mean(whole), tpot, decode, rate, engines, held,
-        backlog + fixed + _gamma(moves, varies)[..., -1:], saturated, np.where(saturated, limit, "load"),
-        ttft, ttfts, PAIRS, level,
+    return State(
+        step, t, plain, added, tpot, decode, rate, engines, held,
+        backlog + fixed + gamma(moves, varies)[..., -1:], saturated, np.where(saturated, limit, "load"),
+        ttft, ttfts, PAIRS, level, groups,
     )  # fmt: skip
 
 
-def _steps(step: StepModel, t: Traffic, inside: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """s of a step (without prompts, on average) that a request sees which finds `inside` others."""
-    outputs = mean(t.outputs)
-    beside, decode = inside / outputs, inside * (outputs - 1) / outputs
-    plain = decode_s(step, np.minimum(decode + 1, most), t.context)
-    alone = 1 - np.exp(-np.maximum(beside, 1e-9))
-    added = mean(prefill_s(step, t, decode, np.maximum(beside, 1e-9) / alone - 1)[2])
-    return plain, plain + beside * added
+def _steps(step: StepModel, t: Traffic, inside: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, ...]:
+    """What a request sees that finds `inside` others: s of a step without prompts and on average, s that one adds.
 
-
-def _level(tpot: np.ndarray, least: np.ndarray, inside: np.ndarray, saturated: np.ndarray) -> np.ndarray:
-    """Standard deviation of a step from how many are in flight.
-
-    With a share x of the step that grows with their number, it is that of processor sharing with a fixed part: negative
-    binomial, mean N and variance N / (1 - x), whatever the lengths.
+    The last is the number of microbatches, each of which has one step in a round.
     """
-    grows = np.clip(1 - least / tpot, 0.0, 1.0)
-    return np.where(saturated, 0.0, tpot * grows / np.sqrt(np.maximum(inside * (1 - grows), 1.0)))
+    outputs = mean(t.outputs)
+    beside, decode = np.maximum(inside / outputs, 1e-9), inside * (outputs - 1) / outputs
+    groups = microbatches(step, t, inside, decode)
+    plain = decode_s(step, np.minimum(decode + groups, most) / groups, t.context)
+    alone = 1 - np.exp(-beside / groups)
+    chunks, _, share = prefill_s(step, t, decode / groups, beside / groups / alone - 1)
+    added = mean(share)
+    room = np.maximum(step.max_tokens - decode / groups * (1 + step.drafts), 1.0) / mean(t.prompts)
+    slowest = longest(step, beside, groups, mean(chunks), plain, added, room, gathered=True)
+    return plain, plain + slowest * added, added, groups
 
 
-def _gamma(average: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """[cases, 1, slices] quantiles of a gamma distribution (Wilson and Hilferty 1931)."""
-    k = average**2 / np.maximum(variance, 1e-30)
-    return average * np.maximum(1 - 1 / (9 * k) + NORMAL / (3 * np.sqrt(k)), 0.0) ** 3
+def _through(step: StepModel, chunks: np.ndarray, tpot: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """s that a prompt takes beyond a step without prompts: its chunks follow each other through the stages."""
+    return whole * (1 / chunks + (1 - 1 / chunks) / step.stages) + (chunks - 1) * tpot / step.stages
 
 
 def _interpolated(x: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
@@ -348,51 +330,3 @@ def _interpolated(x: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
     x0, x1, y0, y1 = xs.take(before), xs.take(before + 1), ys.take(before), ys.take(before + 1)
     inside = x < x1
     return y0 + (y1 - y0) * np.where(inside, (x - x0) / np.where(inside, x1 - x0, 1.0), 1.0)
-
-
-def _performance(s: _State, cases: Sequence[Case], steps: Sequence[StepModel]) -> Performances:
-    """Spread the means over requests and tokens, and put the calibration's intervals around them."""
-    step, t, outputs = s.step, s.traffic, mean(s.traffic.outputs)
-    # how many prompts interfere with one request varies like a Poisson count
-    meetings = np.maximum(s.rate * outputs * s.tpot, 1e-9)
-    sd = np.maximum(s.tpot - s.per_token, 0.0) / np.sqrt(meetings)
-    late = np.sign(t.uneven) * np.hypot(
-        np.hypot(sd, s.tpot * np.sqrt(t.jitter / outputs)) * t.uneven, s.level * LATE_NORMAL
-    )
-    tpots = np.maximum(s.tpot + late, s.per_token)
-    carrying = np.minimum(s.rate * s.tpot * mean(np.maximum(np.ceil(t.prompts / step.max_tokens), 1)), 1.0)
-    chunk = s.added * np.minimum(t.prompts, step.max_tokens) / mean(t.prompts)
-    chunk = chunk * np.maximum((s.tpot - s.per_token) / (carrying * mean(chunk)), 1.0)  # several may share a step
-    gaps = np.concatenate([s.per_token, s.per_token + chunk], axis=-1)
-    weights = np.concatenate([1 - carrying, carrying * SHARES], axis=-1)
-    whole = s.ttft + (outputs - 1) * s.tpot
-    first, decoding = step.sigma_ttft, step.sigma_tpot
-    mixed = np.sqrt((first * s.ttft) ** 2 + (decoding * (whole - s.ttft)) ** 2) / whole
-    reached = quantiles(s.ttfts, s.shares, (*LATE, *QUANTILES))
-    # E2E: each output with every quantile of the TTFT, whose distance from the mean adds to that of the TPOT in squares
-    strays = (t.outputs - 1) * np.sqrt(sd**2 * outputs / t.outputs + s.level**2 + s.tpot**2 * t.jitter / t.outputs)
-    around = np.hypot(reached[:, :, len(LATE) :].swapaxes(1, 2) - s.ttft, strays * NORMAL[:, None])
-    e2es = s.ttft + (t.outputs - 1) * s.tpot + np.sign(NORMAL[:, None]) * around
-
-    def points(average: np.ndarray, percentiles: np.ndarray) -> np.ndarray:
-        return np.concatenate([average, percentiles], axis=-1)[:, 0]
-
-    keeps_up = (s.limit == "load") & np.array([case.workload.rate is not None for case in cases])[:, None, None]
-    return Performances(
-        ttft=points(s.ttft, reached[:, :, : len(LATE)]),
-        tpot=points(s.tpot / step.tokens_per_step, tpots / step.tokens_per_step),
-        itl=points(s.tpot, quantiles(gaps, weights, LATE)),
-        e2e=points(whole, quantiles(e2es, PAIRS, LATE)),
-        sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * CERTAIN,
-        request_tps=np.ravel(s.rate * s.engines),
-        request_sigma=np.ravel(np.where(keeps_up, 0.0, decoding)),  # what comes in goes out
-        output_tokens=np.ravel(t.tokens),
-        prompt_tokens=np.array([case.workload.prompt.mean for case in cases]),
-        decode_batch=np.ravel(s.decode),
-        kv_usage=np.ravel(np.minimum(s.decode / s.held, 1.0)),
-        queue=np.ravel(s.queue),
-        saturated=np.ravel(s.saturated),
-        limit=np.ravel(s.limit),
-        basis=np.array([step.basis for step in steps]),
-        fp8_kv=np.ravel(step.kv_stretch > 1),
-    )

@@ -132,7 +132,7 @@ def test_more_traffic_is_never_faster(rate, more, tp, prompt, output):
     calm, busy = (open_loop(deployment, memory, w) for w in (base, base.at(rate * more)))
     for name in ("ttft", "tpot", "itl", "e2e"):
         for point in ("mean", "p99"):
-            assert getattr(busy, name)[point].mid >= getattr(calm, name)[point].mid * (1 - 1e-6), (name, point)
+            assert getattr(busy, name)[point].mid >= getattr(calm, name)[point].mid * (1 - 1e-3), (name, point)
     assert busy.request_tps.mid >= calm.request_tps.mid * (1 - 1e-9)
 
 
