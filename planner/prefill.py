@@ -156,6 +156,8 @@ def microbatches(
     scheduled next. So a new microbatch only forms where prompts do not fit into a step, and one ends when it is empty:
     with m sequences on average, after (e^m - 1) / m stays (busy period of M/M/inf). `formed` are others per stay.
     """
+    if np.all(step.stages == 1):
+        return np.ones_like(running)
     outputs, size = mean(t.outputs), mean(t.prompts)
     budget = np.maximum(step.max_tokens - decode * (1 + step.drafts), 1.0)
     beside = np.maximum(running / outputs, 1e-9)  # prompts of a round
@@ -180,6 +182,8 @@ def longest(
     g - 1 gaps of a round last S / stages and one the rest. Chunks of one prompt follow each other through the stages:
     only the first keeps the others waiting from end to end.
     """
+    if np.all(step.stages == 1):
+        return prompts
     even = prompts / microbatches
     most = np.maximum(np.minimum(prompts, room), even)
     gaps = (microbatches - 1) * plain / step.stages / (plain + added * most)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from planner.deployment import Speculation, deploy_on
 from planner.latency import pairs, step_model
 from planner.memory import plan
 from planner.quantities import PlannerError
+from planner.replay import replay_workload
 from planner.speculation import step_of
 from planner.stacked import stack
 from planner.steady import Case, closed_loop, closed_loops, open_loop, open_loops
@@ -254,3 +256,54 @@ def test_stacked_step_costs_are_each_ones_own(asked):
         both = zip(steps, counts.ravel(), contexts.ravel(), strict=True)
         own = [float(getattr(step, name)(count, context)) for step, count, context in both]
         assert getattr(stacked, name)(counts, contexts).ravel() == pytest.approx(own, rel=1e-9)
+
+
+CHECKED = (
+    {}, {"engine_version": "0.11.0", "max_num_batched_tokens": 2048}, {"async_scheduling": False},
+    {"model": LLAMA_70B, "tp": 4, "quantization": "fp8"}, {"model": "openai/gpt-oss-120b", "gpu": "H200", "tp": 4},
+    {"model": "deepseek-ai/DeepSeek-R1", "gpu": "B200", "tp": 8}, {"speculation": Speculation("eagle3", 3, 0.62)},
+)  # fmt: skip
+PIPELINES = ({"gpu": "L40S", "pp": 4}, {"gpu": "L40S", "tp": 2, "pp": 2}, {"model": LLAMA_70B, "tp": 2, "pp": 2})
+SHAPES = (
+    (Lengths.uniform(1024, 0.8), Lengths.uniform(1024, 0.8)), (Lengths.uniform(8192, 0.8), Lengths.uniform(512, 0.8)),
+    (Lengths.fixed(300), Lengths.lognormal(200, 500)), (Lengths.lognormal(1500, 4000), Lengths.fixed(60)),
+)  # fmt: skip
+
+
+def against_the_replay(layouts, loads, closed):
+    """ln(closed form / replay) by latency and point, one of each case, where a load is a concurrency or a share."""
+    found = {}
+    for k, (layout, load) in enumerate(product(layouts, loads)):
+        (deployment, memory), (prompt, output) = deployed(**layout), SHAPES[k % len(SHAPES)]
+        if closed:
+            workload = Workload(prompt, output, concurrency=load)
+            steady = closed_loop(deployment, memory, workload)
+        else:
+            most = open_loop(deployment, memory, Workload(prompt, output, rate=1e4)).request_tps.mid
+            workload = Workload(prompt, output, rate=load * most, num_prompts=2000)
+            steady = open_loop(deployment, memory, workload)
+        run = replay_workload(deployment, memory.pool, step_of(deployment), workload)
+        for metric, point in product(("ttft", "tpot", "itl", "e2e"), ("mean", "p95")):
+            off = math.log(getattr(steady, metric)[point].mid / run.stats(metric)[point])
+            found.setdefault((metric, point), []).append(off)
+    return found
+
+
+HOW_CLOSE = (
+    # what, loads, closed, most that the median of |ln(closed form / replay)| may be: TTFT mean, p95, TPOT mean, p95
+    (CHECKED, (1, 6, 30, 150, 400), True, 0.03, 0.04, 0.025, 0.04),
+    (CHECKED, (0.2, 0.4, 0.6, 0.8), False, 0.05, 0.15, 0.05, 0.10),
+    (PIPELINES, (2, 20, 100), True, 0.05, 0.05, 0.04, 0.05),
+    (PIPELINES, (0.2, 0.35), False, 0.06, 0.20, 0.06, 0.12),
+)
+
+
+@pytest.mark.parametrize("layouts, loads, closed, ttft, ttft_p95, tpot, tpot_p95", HOW_CLOSE)
+def test_the_closed_form_is_near_the_replay(layouts, loads, closed, ttft, ttft_p95, tpot, tpot_p95):
+    """The replay follows vLLM's schedule step by step with the same step cost, so it is what the closed form is for."""
+    found = against_the_replay(layouts, loads, closed)
+    allowed = {("ttft", "mean"): ttft, ("ttft", "p95"): ttft_p95, ("tpot", "mean"): tpot, ("tpot", "p95"): tpot_p95}
+    for what, most in allowed.items():
+        assert np.median(np.abs(found[what])) < most, what
+        assert abs(np.median(found[what])) < most / 1.5, what
+    assert np.median(np.abs(found["e2e", "mean"])) < max(tpot, 0.06)
