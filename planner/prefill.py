@@ -91,7 +91,7 @@ def decode_s(step: StepModel, batch: np.ndarray, context: np.ndarray) -> np.ndar
 def prefill_s(
     step: StepModel, t: Traffic, beside: np.ndarray, others: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(chunks, s that they add to the steps they ride on, its share of them) of every prompt, [..., slices].
+    """(chunks, s that they add to the steps they ride on, its share of them by tokens) of every prompt, [..., slices].
 
     `beside` sequences decode in those steps, and in the last one there are `others` more prompts if they fit.
     """
@@ -104,7 +104,7 @@ def prefill_s(
     attention = step.prefill_attention(t.prompts, t.cached)
     shared = step.tokens(last + others * size + beside) + (step.prefill_step_s - base)
     alone = full * (step.tokens(step.max_tokens) - base + step.prefill_step_s) + attention
-    share = alone + shared / (1 + others)
+    share = alone + shared * mean(last) / (mean(last) + others * size)
     return chunks, alone + shared + others * mean(attention), share
 
 
