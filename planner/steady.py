@@ -2,8 +2,8 @@
 
 Little's law ties the sequences in flight to the time each stays; a step's cost ties that time to their number.
 The replay does the same exactly and slower. Against it, with the same step costs, the median errors of 900 cases drawn
-at random are: closed loops TTFT 4 %, TPOT 2 %, their p95 4 % and 2 %; open loops up to 85 % load TTFT and TPOT 2 %, p95
-8 % and 6 %; pipelines TTFT 9 %, TPOT 4-5 %; from 85 % load to saturation TTFT 12 %, p95 17 %; overloads TTFT 24 %.
+at random are: closed loops TTFT 4 %, TPOT 2 %, p95 4 % and 2 %; open loops up to 85 % load TTFT 3 %, TPOT 2 %, p95
+8 % and 6 %; pipelines TTFT 9 %, TPOT 4-6 %; from 85 % load to saturation TTFT 13 %, p95 20 %; overloads TTFT 21 %.
 
 All formulas are for many cases at once: their arrays have three axes, [cases, what is varied, slices of lengths].
 """
