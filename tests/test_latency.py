@@ -133,8 +133,9 @@ def test_more_traffic_is_never_faster(rate, more, tp, prompt, output):
     base = Workload(Lengths.lognormal(prompt, 2 * prompt), Lengths.lognormal(output, 2 * output), rate=rate)
     calm, busy = (open_loop(deployment, memory, w) for w in (base, base.at(rate * more)))
     for name in ("ttft", "tpot", "itl", "e2e"):
-        for point in ("mean", "p99"):
-            assert getattr(busy, name)[point].mid >= getattr(calm, name)[point].mid * (1 - 1e-3), (name, point)
+        assert getattr(busy, name)["mean"].mid >= getattr(calm, name)["mean"].mid * (1 - 1e-3), name
+        slack = 0.03 if busy.saturated else 1e-3  # an engine that is always full varies less
+        assert getattr(busy, name)["p99"].mid >= getattr(calm, name)["p99"].mid * (1 - slack), name
     assert busy.request_tps.mid >= calm.request_tps.mid * (1 - 1e-9)
 
 
