@@ -387,12 +387,9 @@ def _entry(sources: int) -> Any:
     def simulate(
         rules: Rules, table: StepTable, traffic: Traffic, timed: bool, log: bool, gauge_s: float, halt: bool
     ) -> Outcome:
-        """Run all requests to their end.
-
-        `timed`: steps last what `table` says, else 1. `log` notes every step, `gauge_s` > 0 is how often to note
-        gauges. `halt`: stop before the first preemption; up to there prompts that share no prefix never hit the prefix
-        cache, so block counts suffice.
-        """
+        """Run all requests; `timed`: steps last what `table` says, else 1. `log` notes every step, `gauge_s` > 0 is how
+        often to note gauges. `halt`: stop before the first preemption; up to there prompts that share no prefix never
+        hit the prefix cache, so block counts suffice."""
         _ = sources
         return _simulate(rules, table, traffic, timed, log, gauge_s, halt)
 
