@@ -17,7 +17,7 @@ import numpy as np
 from planner.deployment import Deployment
 from planner.latency import StepModel
 from planner.memory import MemoryPlan
-from planner.performance import FP8_KV, Performance
+from planner.performance import FP8_KV, POINTS, WIDER, Performance
 from planner.predict import Prediction, memory_of
 from planner.prices import price_per_hour
 from planner.quantities import Interval, PlannerError
@@ -51,7 +51,7 @@ def evaluate_disaggregated(
     if mean > limit:
         raise PlannerError(f"requests of {mean:,.0f} tokens on average do not fit into max_model_len {limit:,}")
     for pool, memory in memories.items():
-        if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
+        if not memory.starts:
             return Prediction(pool, workload, memory, None, usd)
     if not prefill.args.enable_prefix_caching:
         workload = replace(workload, prefix_hit_rate=0.0)
@@ -161,5 +161,5 @@ def _stats(values: np.ndarray, sigma: float) -> dict[str, Interval]:
 
 def _named(values: Iterable[float], sigma: float) -> dict[str, Interval]:
     """Mean, p50, p95 and p99, each with the calibration's spread; tails are less certain."""
-    wider = (("mean", 1.0), ("p50", 1.0), ("p95", 1.25), ("p99", 1.5))
-    return {name: Interval.factor(float(value), sigma * by) for (name, by), value in zip(wider, values, strict=True)}
+    sized = zip(POINTS, values, sigma * WIDER, strict=True)
+    return {name: Interval.factor(float(value), float(spread)) for name, value, spread in sized}

@@ -107,6 +107,11 @@ class MemoryPlan:
             columns={"lo": "lo_gib", "mid": "gib", "hi": "hi_gib"}
         )
 
+    @property
+    def starts(self) -> bool:
+        """The engine would start: everything fits, and the pool holds one request of max_model_len."""
+        return self.status != "does_not_fit" and self.pool.max_concurrency_x >= 1
+
     def __str__(self) -> str:
         lines = [f"{self.deployment}: {self.status}"]
         lines += [f"  {name:<15}{size / GIB:8.2f} GiB" for name, size in self.parts.items()]

@@ -12,6 +12,8 @@ from planner.quantities import Interval
 
 POINTS = ("mean", "p50", "p95", "p99")
 """Where a latency's distribution is told."""
+WIDER = np.array([1.0, 1.0, 1.25, 1.5])
+"""By `POINTS`, in standard deviations of the mean's: tails are less certain."""
 FP8_KV = (
     "latency counts on an FP8 KV cache, as the measured recipes of this GPU had; set kv_cache_dtype to plan another"
 )

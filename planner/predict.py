@@ -87,7 +87,7 @@ def evaluate_all(
     loads = {
         k: Case(one.deployment, one.memory, one.workload)
         for k, one in enumerate(found)
-        if one.workload and one.memory.status != "does_not_fit" and one.memory.pool.max_concurrency_x >= 1
+        if one.workload and one.memory.starts
     }
     for (k, case), performance in zip(loads.items(), _perform(list(loads.values())), strict=True):
         speedup = None

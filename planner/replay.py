@@ -115,6 +115,14 @@ class ReplayResult:
         frame = pd.DataFrame(self.outcome.noted(GAUGE, 5), columns=columns)
         return frame.assign(seconds=frame.seconds * self.second, kv_usage=frame.kv_usage / (self.num_blocks - 1))
 
+    def quantile(self, metric: str, q: float) -> float:
+        """Seconds that a share `q` of the values of "ttft", "tpot", "itl", "e2e" or "queue" does not exceed."""
+        if metric != "itl":
+            values = getattr(self, metric)
+            return float(np.quantile(values, q)) if len(values) else math.nan
+        least = min(1 / max(self.outcome.itl.sum(), 1), 0.5)  # one gap: the shortest is no empty bin
+        return self.second * ITL_FIRST * 10 ** (_quantile(self.outcome.itl, max(q, least)) / ITL_PER_DECADE)
+
     def stats(self, metric: str) -> dict[str, float]:
         """mean, p50, p95 and p99 in seconds of "ttft", "tpot", "itl", "e2e" or "queue".
 
@@ -122,11 +130,9 @@ class ReplayResult:
         its tokens as one output, so ITL is TPOT times the tokens per step.
         """
         if metric == "itl":
-            counts = self.outcome.itl
-            bins = {q: ITL_FIRST * 10 ** (_quantile(counts, q) / ITL_PER_DECADE) for q in (0.5, 0.95, 0.99)}
-            gaps = (self.outcome.last_token - self.outcome.first_token).sum()
-            values = [gaps / max(counts.sum(), 1), *bins.values()]
-            return dict(zip(("mean", "p50", "p95", "p99"), (float(v) * self.second for v in values), strict=True))
+            gaps = (self.outcome.last_token - self.outcome.first_token).sum() * self.second
+            values = [gaps / max(self.outcome.itl.sum(), 1), *(self.quantile("itl", q) for q in (0.5, 0.95, 0.99))]
+            return dict(zip(("mean", "p50", "p95", "p99"), map(float, values), strict=True))
         if metric not in ("ttft", "tpot", "e2e", "queue"):
             raise PlannerError(f"metric {metric!r} is not one of ttft, tpot, itl, e2e, queue")
         values = getattr(self, metric)

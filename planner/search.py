@@ -125,9 +125,10 @@ def search(scenario: Scenario) -> Plan:
     if not confirmed.holding:
         candidates = sorted((*rest, *confirmed.failing), key=lambda candidate: candidate.rank)
         return Plan(scenario, None, None, None, _nothing(candidates, rejected), tuple(candidates), tuple(rejected), ())
-    chosen = _batch_within(scenario, confirmed.holding[0])
-    if not replayed(scenario, chosen).meets:
-        chosen = confirmed.holding[0]
+    best = confirmed.holding[0]
+    chosen = _batch_within(scenario, best)
+    if chosen is not best and not replayed(scenario, chosen).meets:
+        chosen = best
     runner_up, safer = confirmed.other(chosen), confirmed.safe if chosen.at_risk else None
     after = sorted((*rest, *confirmed.holding[1:], *confirmed.failing), key=lambda candidate: candidate.rank)
     candidates = [chosen, *after]
@@ -194,7 +195,7 @@ def _refused(scenario: Scenario, option: _Option, cheapest: float) -> Rejection 
     if layout.gpus > deployment.gpus_per_node and price and price.usd * layout.gpus > cheapest:
         return Rejection(what, deployment.gpu.name, option.gpus, "one replica costs more than the best plan", "cost")
     memory = memory_of(deployment)
-    if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
+    if not memory.starts:
         return Rejection(what, deployment.gpu.name, option.gpus, memory.reason, "memory")
     return None
 

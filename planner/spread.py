@@ -12,13 +12,11 @@ from statistics import NormalDist
 import numpy as np
 
 from planner.latency import StepModel
-from planner.performance import Performances
+from planner.performance import WIDER, Performances
 from planner.prefill import LATE, NORMAL, PAIRS, QUANTILES, SHARES, Traffic, mean, quantiles
 from planner.workload import Workload
 
 LATE_NORMAL = np.array([NormalDist().inv_cdf(q) for q in LATE])
-CERTAIN = np.array([1.0, 1.0, 1.25, 1.5])
-"""By `planner.performance.POINTS`: tails are less certain."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +97,7 @@ def performance(s: State, workloads: Sequence[Workload], steps: Sequence[StepMod
         tpot=points(s.tpot / step.tokens_per_step, tpots / step.tokens_per_step),
         itl=points(s.tpot, quantiles(gaps, weights, LATE)),
         e2e=points(whole, quantiles(e2es, PAIRS, LATE)),
-        sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * CERTAIN,
+        sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * WIDER,
         request_tps=np.ravel(s.rate * s.engines),
         request_sigma=np.ravel(np.where(keeps_up, 0.0, decoding)),  # what comes in goes out
         output_tokens=np.ravel(t.tokens),

@@ -20,7 +20,6 @@ from planner.latency import StepModel
 from planner.predict import memory_of
 from planner.quantities import Z80, Interval, PlannerError
 from planner.replay import ReplayResult, replay_workload
-from planner.rules import ITL_FIRST, ITL_PER_DECADE
 from planner.scenario import Scenario, Target
 from planner.sizing import with_args
 from planner.speculation import step_of
@@ -58,7 +57,7 @@ class Tail:
 
     def quantile(self, metric: str, q: float) -> Interval:
         """Seconds that a share `q` of the values of `metric` does not exceed."""
-        return self._around(metric, *(quantile(run, metric, q) for run in (self.lo, self.mid, self.hi)))
+        return self._around(metric, *(run.quantile(metric, q) for run in (self.lo, self.mid, self.hi)))
 
     def _around(self, metric: str, lo: float, mid: float, hi: float) -> Interval:
         """What faster and slower steps make of it; a TTFT is at least as uncertain as the measured ones were."""
@@ -84,20 +83,7 @@ class Tail:
 
 def at(run: ReplayResult, metric: str, percentile: str) -> float:
     """Seconds of one replay's `metric` at "mean", "p50", "p95" or "p99"."""
-    return run.stats(metric)["mean"] if percentile == "mean" else quantile(run, metric, SHARES[percentile])
-
-
-def quantile(run: ReplayResult, metric: str, q: float) -> float:
-    """Seconds that a share `q` of one replay's values of `metric` does not exceed."""
-    if metric != "itl":
-        values = getattr(run, metric)
-        return float(np.quantile(values, q)) if len(values) else math.nan
-    reached = np.cumsum(run.outcome.itl)
-    if not (total := reached[-1]):
-        return math.nan
-    place = int(np.searchsorted(reached, max(q * total, 1)))
-    below = reached[place - 1] if place else 0
-    return float(ITL_FIRST * 10 ** ((place + (q * total - below) / (reached[place] - below)) / ITL_PER_DECADE))
+    return run.stats(metric)["mean"] if percentile == "mean" else run.quantile(metric, SHARES[percentile])
 
 
 def served(run: ReplayResult) -> float:
@@ -161,7 +147,7 @@ def once(
     """One replay of `tail`, every step at `pace` times its cost."""
     if pool is None:
         memory = memory_of(deployment)
-        if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
+        if not memory.starts:
             raise PlannerError(memory.reason)
         pool = memory.pool
     engines = deployment.layout.replicas * deployment.layout.dp
@@ -242,7 +228,7 @@ def by_argument(
     for value in values:
         changed = with_args(deployment, **{name: value})
         memory = memory_of(changed)
-        if memory.status == "does_not_fit" or memory.pool.max_concurrency_x < 1:
+        if not memory.starts:
             continue
         row: dict[str, Any] = {name: value, "KV pool (tokens)": memory.pool.kv_tokens}
         rows.append(row | figures(tail(changed, workload, requests)))

@@ -10,17 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from planner.catalog import Entry, entries
+from planner.catalog import entries
 from planner.coefficients import Coefficients, calibrations
-from planner.deployment import Deployment, deploy_on
 from planner.latency import step_model
 from planner.predict import memory_of
 from planner.replay import ReplayResult, replay_workload
+from planner.validation import Ran
 from planner.workload import Trace, Workload
 
 if TYPE_CHECKING:
@@ -31,25 +31,13 @@ SAMPLED = 0.25
 """Seconds between samples of the replay's gauges."""
 
 
-class TimedRun(Entry):
+class TimedRun(Ran):
     """One entry of the catalog: every request of a run, and the engine's gauges over time."""
 
-    model: str
-    gpu: str
-    tp: PositiveInt = 1
-    engine_version: str
-    args: dict[str, Any]
     requests: tuple[tuple[NonNegativeFloat, PositiveInt, PositiveInt, PositiveFloat, PositiveFloat], ...] = Field(
         min_length=2
     )
     gauges: tuple[tuple[NonNegativeFloat, NonNegativeInt, NonNegativeInt], ...] = Field(min_length=2)
-    source: str
-    date: str
-
-    @property
-    def deployment(self) -> Deployment:
-        """What served the requests."""
-        return deploy_on(self.model, self.gpu, tp=self.tp, engine_version=self.engine_version, **self.args)
 
 
 @dataclass(frozen=True, eq=False)

@@ -26,22 +26,27 @@ class Logged(Entry):
     max_concurrency: float | None = None
 
 
-class LoggedRun(Entry):
-    """One entry of `catalogs/validation/startup_logs.yaml`."""
+class Ran(Entry):
+    """A vLLM that somebody started, and published what it did."""
 
     model: str
     gpu: str
     tp: PositiveInt = 1
     engine_version: str
     args: dict[str, Any]
-    logged: Logged
     source: str
     date: str
 
     @property
     def deployment(self) -> Deployment:
-        """What wrote the log."""
+        """What ran."""
         return deploy_on(self.model, self.gpu, tp=self.tp, engine_version=self.engine_version, **self.args)
+
+
+class LoggedRun(Ran):
+    """One entry of `catalogs/validation/startup_logs.yaml`."""
+
+    logged: Logged
 
 
 @cache
