@@ -95,6 +95,8 @@ class ScenarioEntry(Entry):
     engine_args: dict[str, Setting] = Field(default_factory=dict)
     workload: WorkloadEntry
     service_level: dict[Metric, dict[Percentile, PositiveFloat]] = Field(default_factory=dict)
+    headroom: Annotated[float, Field(ge=0, lt=1)] = 0.2
+    refused_at_most: Annotated[float, Field(ge=0, lt=1)] = 0.01
     context_buffer: NonNegativeFloat = 0.1
     prices: dict[str, PositiveFloat] = Field(default_factory=dict)
     other_tenants_gib: NonNegativeFloat = 0.0
@@ -150,6 +152,8 @@ class Scenario:
     service_level: tuple[Target, ...]
     offline: bool = False  # all requests are there at once, and `workload.rate` is what the deadline asks for
     engine_args: Mapping[str, Setting] = field(default_factory=dict)
+    headroom: float = 0.2  # share of the capacity (requests/s) that stays free in the busiest hour
+    refused_at_most: float = 0.01  # share of requests that may be refused, being longer than max_model_len
     context_buffer: float = 0.1
     prices: Mapping[str, float] = field(default_factory=dict)
     other_tenants: int = 0  # bytes on each GPU
@@ -204,6 +208,8 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             ),
             offline=entry.workload.requests is not None,
             engine_args=_typed(entry.engine_args),
+            headroom=entry.headroom,
+            refused_at_most=entry.refused_at_most,
             context_buffer=entry.context_buffer,
             prices={gpu(key).name: usd for key, usd in entry.prices.items()},
             other_tenants=round(entry.other_tenants_gib * GIB),

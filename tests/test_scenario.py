@@ -40,6 +40,13 @@ def test_units_are_taken_in_at_the_edge() -> None:
     assert found.service_level[0].seconds == 0.5 and str(found.service_level[0]) == "p95 TTFT of at most 500 ms"
 
 
+def test_a_fifth_of_the_capacity_stays_free_and_one_request_in_a_hundred_may_be_refused() -> None:
+    found = scenario(SMALL, "mine")
+    assert (found.headroom, found.refused_at_most) == (0.2, 0.01)
+    found = scenario({**SMALL, "headroom": 0, "refused_at_most": 0.05}, "mine")
+    assert (found.headroom, found.refused_at_most) == (0, 0.05)
+
+
 def test_requests_within_hours_are_a_rate() -> None:
     workload = {**SMALL["workload"], "requests": 36_000, "within_hours": 2}
     del workload["rate"]
@@ -89,6 +96,9 @@ def test_a_trace_lies_beside_the_scenario_and_figures_beside_it_win(tmp_path: Pa
             {"memory_calibration": {"weights": 1e9}},
             r"memory_calibration\.weights: .*less than or equal to 10000, got 1000000000",
         ),
+        ({"headroom": 1}, "field headroom: .*less than 1, got 1"),
+        ({"headroom": -0.1}, "field headroom: .*greater than or equal to 0"),
+        ({"refused_at_most": float("nan")}, "field refused_at_most: .*got nan"),
         ({"traits": {"agentic": True}}, "unknown trait 'agentic'; did you mean structured_or_agentic"),
     ],
 )
