@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, create_model
+from pydantic import BeforeValidator, Field, create_model
+from pydantic_core import PydanticCustomError
 
 from planner.catalog import CATALOGS, Entry, check, read_yaml
 from planner.coefficients import calibrated_by, own_calibrations
@@ -18,7 +20,7 @@ from planner.hardware import Gpu, gpu, interconnect
 from planner.memory import Term
 from planner.models import Model, model
 from planner.quantities import GIB, PlannerError, did_you_mean
-from planner.workload import Lengths, Workload, read_trace
+from planner.workload import Lengths, Side, Workload, read_trace
 
 SCENARIOS = CATALOGS / "scenarios"
 Setting = int | float | bool | str
@@ -26,32 +28,48 @@ Metric = Literal["ttft", "itl", "tpot", "e2e"]
 Percentile = Literal["mean", "p50", "p95", "p99"]
 
 
-class LengthsEntry(Entry):
-    """Tokens per request; with a mean alone every request has that length."""
+def _no_flag(value: Any) -> Any:
+    """A number as it came; true and false are none, though Python counts them."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "Input should be a number")
+    return value
 
-    mean: PositiveFloat
-    p50: PositiveFloat | None = None
-    p95: PositiveFloat | None = None
-    max: PositiveFloat | None = None
+
+Positive = Annotated[float, BeforeValidator(_no_flag), Field(gt=0)]
+Amount = Annotated[float, BeforeValidator(_no_flag), Field(ge=0)]
+Part = Annotated[float, BeforeValidator(_no_flag), Field(ge=0, lt=1)]
+Size = Annotated[int, BeforeValidator(_no_flag), Field(gt=0)]
+Count = Annotated[int, BeforeValidator(_no_flag), Field(ge=0)]
+
+
+class LengthsEntry(Entry):
+    """Tokens per request: a mean, spread as `p50`, `p95` or a comparable trace say; or `exactly` so many."""
+
+    mean: Positive | None = None
+    exactly: Positive | None = None
+    p50: Positive | None = None
+    p95: Positive | None = None
+    max: Positive | None = None
 
 
 class PrefixEntry(Entry):
     """The shared beginning of the prompts."""
 
-    tokens: NonNegativeInt = 0
-    hit_rate: NonNegativeFloat = 1.0
+    tokens: Count = 0
+    hit_rate: Amount = 1.0
 
 
 class WorkloadEntry(Entry):
-    """Traffic: lengths or a trace; a rate, or a number of requests to finish within some hours."""
+    """Traffic: lengths or a trace; a rate, users in a closed loop, or requests to finish within some hours."""
 
     prompt_tokens: LengthsEntry | None = None
     output_tokens: LengthsEntry | None = None
     trace: str | None = None
-    rate: PositiveFloat | None = None
-    burstiness: PositiveFloat | None = None
-    requests: PositiveInt | None = None
-    within_hours: PositiveFloat | None = None
+    rate: Positive | None = None
+    concurrency: Size | None = None
+    burstiness: Positive | None = None
+    requests: Size | None = None
+    within_hours: Positive | None = None
     shared_prefix: PrefixEntry | None = None
 
 
@@ -59,8 +77,8 @@ class CandidateEntry(Entry):
     """One kind of GPU that may be used."""
 
     gpu: str
-    at_most: PositiveInt
-    gpus_per_node: PositiveInt | None = None
+    at_most: Size
+    gpus_per_node: Size | None = None
     interconnect: str | None = None
 
 
@@ -68,8 +86,8 @@ class SpeculationEntry(Entry):
     """Speculative decoding to judge; candidates use it where it is `allowed`."""
 
     method: str
-    num_speculative_tokens: PositiveInt
-    acceptance_rate: NonNegativeFloat
+    num_speculative_tokens: Size
+    acceptance_rate: Amount
     draft_model: str | None = None
     allowed: bool = True
 
@@ -94,13 +112,15 @@ class ScenarioEntry(Entry):
     engine_version: str | None = None
     engine_args: dict[str, Setting] = Field(default_factory=dict)
     workload: WorkloadEntry
-    service_level: dict[Metric, dict[Percentile, PositiveFloat]] = Field(default_factory=dict)
-    headroom: Annotated[float, Field(ge=0, lt=1)] = 0.2
-    refused_at_most: Annotated[float, Field(ge=0, lt=1)] = 0.01
-    context_buffer: NonNegativeFloat = 0.1
-    prices: dict[str, PositiveFloat] = Field(default_factory=dict)
-    other_tenants_gib: NonNegativeFloat = 0.0
-    memory_calibration: dict[Term, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(default_factory=dict)
+    service_level: dict[Metric, dict[Percentile, Positive]] = Field(default_factory=dict)
+    headroom: Part = 0.2
+    refused_at_most: Part = 0.01
+    context_buffer: Amount = 0.1
+    prices: dict[str, Positive] = Field(default_factory=dict)
+    other_tenants_gib: Amount = 0.0
+    memory_calibration: dict[Term, Annotated[float, BeforeValidator(_no_flag), Field(ge=-1e4, le=1e4)]] = Field(
+        default_factory=dict
+    )
     calibration: str | None = None
     speculation: SpeculationEntry | None = None
     traits: dict[str, bool] = Field(default_factory=dict)
@@ -139,7 +159,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is asked: a model, the hardware to choose from, the traffic and the service level."""
+    """What is asked: a model, the hardware to choose from, the traffic and the service level.
+
+    `workload` is an open loop (`rate`; a trace's own arrivals where it has one), or a closed loop: `concurrency` users,
+    of whom each sends a request as soon as the one before is answered, and then no rate is given. Where `offline`, all
+    requests are there at once, and `workload.rate` is the pace that the deadline asks for.
+    """
 
     name: str
     question: str
@@ -150,7 +175,7 @@ class Scenario:
     engine: Engine
     workload: Workload
     service_level: tuple[Target, ...]
-    offline: bool = False  # all requests are there at once, and `workload.rate` is what the deadline asks for
+    offline: bool = False
     engine_args: Mapping[str, Setting] = field(default_factory=dict)
     headroom: float = 0.2  # share of the capacity (requests/s) that stays free in the busiest hour
     refused_at_most: float = 0.01  # share of requests that may be refused, being longer than max_model_len
@@ -160,6 +185,11 @@ class Scenario:
     memory_calibration: Mapping[str, float] = field(default_factory=dict)  # bytes to add to terms of every plan
     speculation: SpeculationEntry | None = None
     traits: Traits = field(default_factory=Traits)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the file leaves open and the plan takes for granted, in sentences for its reader."""
+        return self.workload.assumptions
 
     def __str__(self) -> str:
         return f"{self.name}: {self.model} on {' or '.join(c.gpu.name for c in self.gpus)}; {self.workload}"
@@ -179,19 +209,53 @@ def scenario_path(name: str | Path) -> Path:
     return SCENARIOS / f"{name}.yaml"
 
 
-def load_scenario(name: str | Path) -> Scenario:
-    """The shipped scenario `name`, or the one in the YAML file `name`; `PlannerError` for whatever is wrong in it."""
+def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Scenario:
+    """The shipped scenario `name`, or the one in the YAML file `name`; `PlannerError` for whatever is wrong in it.
+
+    `overrides` sets fields by dotted name, items of a list by number: {"workload.rate": 12, "gpus.0.at_most": 8}.
+    """
     path = scenario_path(name)
     data = read_yaml(path)
     if not isinstance(data, dict):
         raise PlannerError(f"{path.name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
-    return scenario(data, path.stem, path.parent)
+    return scenario(overridden(data, overrides or {}, path.name), path.stem, path.parent)
+
+
+def overridden(data: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A copy of the fields `data` of the file `where`, with those set that `overrides` names."""
+    found = copy.deepcopy(dict(data))
+    for key, value in overrides.items():
+        place: Any = found
+        *parents, last = key.split(".")
+        for parent in parents:
+            if isinstance(place, dict):
+                place[parent] = {} if place.get(parent) is None else place[parent]
+            place = place[_step(place, parent, key, where)]
+        place[_step(place, last, key, where)] = value
+    return found
+
+
+def _step(place: Any, name: str, key: str, where: str) -> Any:
+    """What `place` calls its part `name`: a field, or the number of an item."""
+    if isinstance(place, dict):
+        return name
+    if isinstance(place, list):
+        if name.isdecimal() and int(name) < len(place):
+            return int(name)
+        raise PlannerError(f"cannot set {key}: {where} has {len(place)} items there, numbered from 0, not {name}")
+    raise PlannerError(f"cannot set {key}: {where} has {place!r:.40} there, which has no field {name}")
 
 
 def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Scenario:
-    """A scenario from the fields of a file called `name`; trace and calibration are looked for from `folder`."""
-    entry = check(ScenarioEntry, data, name)
+    """A scenario from the fields of a file called `name`.
+
+    Fields without a value count as left out. Trace and calibration are looked for from `folder`, then from the working
+    directory.
+    """
+    entry = check(ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name)
     try:
+        engine_args = _typed(entry.engine_args)
+        longest = engine_args.get("max_model_len") or model(entry.model).architecture.max_position
         found = Scenario(
             name=name,
             question=entry.question,
@@ -200,14 +264,14 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             kv_cache_dtypes=entry.kv_cache_dtype,
             gpus=tuple(CandidateGpu(gpu(g.gpu), g.at_most, g.gpus_per_node, g.interconnect) for g in entry.gpus),
             engine=_engine(entry, folder),
-            workload=_workload(entry.workload, folder),
+            workload=_workload(entry.workload, float(longest), folder),
             service_level=tuple(
                 Target(metric, percentile, limit / 1e3)
                 for metric, limits in entry.service_level.items()
                 for percentile, limit in limits.items()
             ),
             offline=entry.workload.requests is not None,
-            engine_args=_typed(entry.engine_args),
+            engine_args=engine_args,
             headroom=entry.headroom,
             refused_at_most=entry.refused_at_most,
             context_buffer=entry.context_buffer,
@@ -228,7 +292,7 @@ def _engine(entry: ScenarioEntry, folder: Path) -> Engine:
     found = engine(entry.engine, entry.engine_version)
     if entry.calibration is None:
         return found
-    own = own_calibrations(folder / entry.calibration)
+    own = own_calibrations(_beside(folder, entry.calibration))
     found = calibrated_by(found, own)
     if not found.calibration:
         engines = ", ".join(sorted({calibration.engine for calibration in own.values()}))
@@ -236,6 +300,11 @@ def _engine(entry: ScenarioEntry, folder: Path) -> Engine:
             f"calibration: {entry.calibration} was measured under {engines or 'nothing'}, not {found.name}"
         )
     return found
+
+
+def _beside(folder: Path, file: str) -> Path:
+    """The path of a file that a scenario in `folder` names: beside it, or else from the working directory."""
+    return Path(file) if not (folder / file).is_file() and Path(file).is_file() else folder / file
 
 
 def _known(given: Mapping[str, Any], known: Mapping[str, object], what: str) -> Mapping[str, Any]:
@@ -258,26 +327,45 @@ def _refusal(args: EngineArgs, engine: Engine, card: Gpu, served: Model) -> Plan
 def _typed(given: Mapping[str, Setting]) -> Mapping[str, Setting]:
     """Engine arguments with the types that the engine gives them."""
     known = _known(given, EngineArgs.__dataclass_fields__, "engine argument")
+    for name, value in known.items():
+        if isinstance(value, bool) and "bool" not in str(_FIELDS[name][0]):
+            raise PlannerError(f"engine_args, field {name}: Input should not be true or false, got {value}")
     return check(_EngineArgs, known, "engine_args").model_dump(exclude_none=True)
 
 
-def _workload(entry: WorkloadEntry, folder: Path) -> Workload:
-    """The traffic of a scenario file; its own figures win over the trace's."""
+def _workload(entry: WorkloadEntry, longest: float, folder: Path) -> Workload:
+    """The traffic of a scenario file; its own figures win over the trace's.
+
+    Lengths of which only the mean is known are spread so that prompt and output fit into `longest` tokens.
+    """
     rate = entry.rate
     if (entry.requests is None) != (entry.within_hours is None):
         raise PlannerError("workload: requests and within_hours go together")
+    if entry.concurrency is not None:
+        for name in ("rate", "requests", "trace", "burstiness"):
+            if getattr(entry, name) is not None:
+                raise PlannerError(
+                    f"workload: with a concurrency a request comes when another is answered: leave out {name}, or give "
+                    "rate instead of concurrency"
+                )
     if entry.requests and entry.within_hours:
         if rate is not None:
             raise PlannerError("workload: give a rate, or requests within_hours, not both")
         rate = entry.requests / (entry.within_hours * 3600)
-    base = Workload.from_trace(read_trace(folder / entry.trace), rate) if entry.trace is not None else None
-    if base is None and rate is None:
-        raise PlannerError("workload: needs a rate (requests per second), a trace, or requests with within_hours")
+    base = Workload.from_trace(read_trace(_beside(folder, entry.trace)), rate) if entry.trace is not None else None
+    if base is None and rate is None and entry.concurrency is None:
+        raise PlannerError(
+            "workload: needs a rate (requests per second), a concurrency (users who each wait for their answer), a "
+            "trace, or requests with within_hours"
+        )
+    measured = (base.prompt, base.output) if base else (None, None)
+    prompt, output = map(_mean, (entry.prompt_tokens, entry.output_tokens), measured)
     prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
     return Workload(
-        prompt=_lengths(entry.prompt_tokens, "prompt_tokens", base.prompt if base else None),
-        output=_lengths(entry.output_tokens, "output_tokens", base.output if base else None),
+        prompt=_lengths(entry.prompt_tokens, "prompt", longest - output, measured[0]),
+        output=_lengths(entry.output_tokens, "output", longest - prompt, measured[1]),
         rate=base.rate if base else rate,
+        concurrency=entry.concurrency,
         burstiness=entry.burstiness or (base.burstiness if base else 1.0),
         prefix_tokens=prefix.tokens,
         prefix_hit_rate=prefix.hit_rate,
@@ -286,14 +374,34 @@ def _workload(entry: WorkloadEntry, folder: Path) -> Workload:
     )
 
 
-def _lengths(entry: LengthsEntry | None, field: str, measured: Lengths | None) -> Lengths:
-    """The lengths asked for, or else those measured."""
+def _mean(entry: LengthsEntry | None, measured: Lengths | None) -> float:
+    """Mean tokens, as far as they are known."""
+    given = entry and (entry.exactly or entry.mean)
+    return given or (measured.mean if measured else 0.0)
+
+
+def _lengths(entry: LengthsEntry | None, side: Side, longest: float, measured: Lengths | None) -> Lengths:
+    """The lengths asked for, or else those measured; with a mean alone, spread as in a comparable public trace."""
+    field = f"{side}_tokens"
     if entry is None:
         if measured is None:
             raise PlannerError(f"workload: needs {field} (mean, and p50 or p95) or a trace")
         return measured
+    given = entry.model_dump(exclude_none=True)
     try:
-        return Lengths.lognormal(entry.mean, entry.p95, entry.p50, entry.max)
+        if entry.exactly is not None:
+            if len(given) > 1:
+                raise PlannerError(
+                    f"exactly says that all lengths are alike: leave out {', '.join({*given} - {'exactly'})}"
+                )
+            return Lengths.fixed(entry.exactly)
+        if entry.mean is None:
+            raise PlannerError("needs the mean (best with p50 and p95), or exactly for lengths that are all alike")
+        if entry.p50 is not None or entry.p95 is not None:
+            return Lengths.lognormal(entry.mean, entry.p95, entry.p50, entry.max)
+        if entry.max is not None and entry.max < entry.mean:
+            raise PlannerError(f"max must not be below the mean, got {entry.max:g} and {entry.mean:g}")
+        return Lengths.typical(entry.mean, side, min(entry.max or longest, longest))
     except PlannerError as error:
         raise PlannerError(f"workload, {field}: {error}") from None
 

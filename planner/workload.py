@@ -5,21 +5,61 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from statistics import NormalDist
 from typing import Literal
 
 import numpy as np
+from pydantic import PositiveFloat
 
+from planner.catalog import Entry, entries
 from planner.quantities import PlannerError
 from planner.traces import Trace, read_trace
 
 __all__ = ["Lengths", "Trace", "Workload", "read_trace"]
 
 How = Literal["fixed", "uniform", "lognormal", "empirical"]
+Side = Literal["prompt", "output"]
 _NORMAL = NormalDist()
 _Z = np.array([_NORMAL.inv_cdf((i + 0.5) / 2000) for i in range(2000)])
 """2,000 equally likely standard normal values: what a lognormal is integrated over."""
 _Z95 = _NORMAL.inv_cdf(0.95)
+DEFAULT_SECONDS = 600.0
+"""Arrivals of a run that has neither a number of requests nor a concurrency."""
+
+
+class SpreadEntry(Entry):
+    """Figures of a trace's prompts or outputs, tokens."""
+
+    mean: PositiveFloat
+    p50: PositiveFloat
+    p95: PositiveFloat
+    max: PositiveFloat | None = None
+
+    @property
+    def longest(self) -> float:
+        """`max`, or the longest that the lognormal through p50 and p95 knows."""
+        return self.max or float(self.p50 * (self.p95 / self.p50) ** (_Z[-1] / _Z95))
+
+
+class TraceEntry(Entry):
+    """A public trace; the head of `catalogs/lengths.yaml` explains every field."""
+
+    prompt: SpreadEntry | None = None
+    output: SpreadEntry | None = None
+    source: str
+    date: str
+
+
+@cache
+def _spreads(side: Side) -> tuple[tuple[str, ...], np.ndarray]:
+    """The public traces with such lengths, shortest first, and [n, 4] logarithms of their mean, p50, p95 and max."""
+    found = {name: getattr(entry, side) for name, entry in entries("lengths.yaml", TraceEntry).items()}
+    known = sorted(((name, spread) for name, spread in found.items() if spread), key=lambda pair: pair[1].mean)
+    figures = np.log([[spread.mean, spread.p50, spread.p95, spread.longest] for _, spread in known])
+    if (np.diff(figures, axis=0) <= 0).any():
+        raise PlannerError(f"lengths.yaml: of every {side}, mean, p50, p95 and max must all rise with the mean")
+    return tuple(name for name, _ in known), figures
 
 
 @dataclass(frozen=True)
@@ -33,6 +73,7 @@ class Lengths:
     p99: float
     values: np.ndarray = field(compare=False, repr=False)  # [n] tokens
     asked: Mapping[str, float] = field(default_factory=dict, compare=False)  # the figures it was made from
+    like: str = field(default="", compare=False)  # the public traces whose spread it has, for want of its own
 
     @classmethod
     def _of(cls, how: How, values: np.ndarray) -> Lengths:
@@ -97,6 +138,27 @@ class Lengths:
         return replace(cls._of("lognormal", bent(low)), asked={name: v for name, v in asked.items() if v is not None})
 
     @classmethod
+    def typical(cls, mean: float, side: Side, at_most: float | None = None) -> Lengths:
+        """Lengths of which only the `mean` is known, spread as in the public traces of the nearest means.
+
+        The figures of `catalogs/lengths.yaml` are interpolated over the logarithm of the mean, from one constant token
+        up. Where no length may exceed `at_most`, the spread narrows until the longest is that long.
+        """
+        names, figures = _spreads(side)
+        at = math.log(_at_least_one(mean, "mean length"))
+        known = np.vstack((np.zeros(4), figures, figures[-1] + 20))
+        p50, p95, longest = (np.interp(at, known[:, 0], column) - at for column in known.T[1:])
+        room = math.inf if at_most is None else math.log(max(at_most, mean)) - at
+        if longest > room:
+            p50, p95, longest = (value * room / longest for value in (p50, p95, longest))
+        if p95 - p50 < 1e-6:
+            return cls.fixed(mean)
+        above = int(np.searchsorted(figures[:, 0], at))
+        between = [names[k] for k in (above - 1, above) if 0 <= k < len(names)]
+        found = cls.lognormal(mean, *(float(mean * math.exp(value)) for value in (p95, p50, longest)))
+        return replace(found, like=" and ".join(between))
+
+    @classmethod
     def empirical(cls, tokens: np.ndarray) -> Lengths:
         """The lengths of a trace, [n] tokens, as they are."""
         return cls._of("empirical", np.sort(np.asarray(tokens, dtype=float)))
@@ -153,7 +215,7 @@ class Workload:
     burstiness: float = 1.0  # gamma shape of the gaps between arrivals; 1 = Poisson
     prefix_tokens: int = 0
     prefix_hit_rate: float = 0.0
-    num_prompts: int | None = None  # a measured run's requests; None: 10 x concurrency, or 10 minutes of arrivals
+    num_prompts: int | None = None  # a measured run's requests; None: see `requests`
     trace: Trace | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -180,6 +242,25 @@ class Workload:
             num_prompts=len(trace.arrival),
             trace=trace,
         )
+
+    @property
+    def requests(self) -> int:
+        """Requests of a run: as many as asked for, or else 10 per unit of concurrency, or ten minutes of arrivals."""
+        return self.num_prompts or 10 * (self.concurrency or 0) or math.ceil(DEFAULT_SECONDS * (self.rate or 0.0))
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was taken for granted of the traffic, in sentences."""
+        said = [
+            f"Of the {side} lengths only the mean is given: they are planned with the spread of {lengths.like} "
+            f"(p50 {lengths.p50:,.0f}, p95 {lengths.p95:,.0f}, at most {lengths.largest:,.0f} tokens); "
+            f"{{exactly: {lengths.mean:.10g}}} would make them all alike."
+            for side, lengths in (("prompt", self.prompt), ("output", self.output))
+            if lengths.like
+        ]
+        if self.trace is not None and self.trace.left_out:
+            said.append(f"{self.trace.left_out:,} requests of {self.trace.path.name} without output are left out.")
+        return tuple(said)
 
     @property
     def cached_tokens(self) -> float:

@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from planner.quantities import GIB, PlannerError
+from planner.rows import read_cells, read_workload
 from planner.scenario import load_scenario, scenario, scenarios
+from planner.workload import Lengths, Workload
 
 SMALL = {
     "question": "?",
@@ -59,7 +62,88 @@ def test_a_trace_lies_beside_the_scenario_and_figures_beside_it_win(tmp_path: Pa
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({**SMALL, "workload": {"trace": "day.csv", "output_tokens": {"mean": 50}}}))
     workload = load_scenario(path).workload
-    assert (workload.prompt.mean, workload.output.mean, workload.rate) == (200, 50, 1)
+    assert (workload.prompt.mean, workload.output.mean, workload.rate) == (200, pytest.approx(50), 1)
+
+
+def served(**workload: object) -> Workload:
+    """SMALL's workload, with other fields; None takes one out."""
+    changed = {name: value for name, value in {**SMALL["workload"], **workload}.items() if value is not None}
+    return scenario({**SMALL, "workload": changed}, "mine").workload
+
+
+def test_a_mean_alone_is_spread_as_in_public_traffic_and_exactly_is_not() -> None:
+    """Azure's conversations (2023) again from their mean: p95 3.5 x, p99 3.6 x the mean of prompts."""
+    told, known = served(prompt_tokens={"mean": 1154.7}), Lengths.lognormal(1154.7, 4083, 1020, 4142)
+    assert np.allclose(told.prompt.values, known.values, rtol=1e-3)
+    assert "Azure conversation 2023" in told.assumptions[0] and "{exactly: 1154.7}" in told.assumptions[0]
+    constant = served(prompt_tokens={"exactly": 1154.7}, output_tokens={"exactly": 211.1})
+    assert constant.prompt.p99 == 1154.7 and constant.assumptions == ()
+    assert scenario({**SMALL, "workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9}}}, "mine").assumptions
+
+
+def test_assumed_lengths_stay_within_the_context() -> None:
+    """Llama-3.1-8B takes 131,072 tokens of prompt and output: a mean alone must not ask for more."""
+    long = served(prompt_tokens={"mean": 60_000}, output_tokens={"mean": 1000})
+    assert long.prompt.mean == pytest.approx(60_000, rel=2e-3) and long.prompt.largest <= 131_072 - 1000 + 1
+    limited = served(prompt_tokens={"mean": 500, "max": 700})
+    assert limited.prompt.mean == pytest.approx(500, rel=2e-3) and limited.prompt.largest <= 701
+    shorter = {
+        "engine_args": {"max_model_len": 1024},
+        "workload": {**SMALL["workload"], "prompt_tokens": {"mean": 500}},
+    }
+    assert scenario({**SMALL, **shorter}, "mine").workload.prompt.largest <= 1024 - 100 + 1
+
+
+def test_users_in_a_closed_loop_instead_of_a_rate() -> None:
+    workload = served(concurrency=64, rate=None)
+    assert (workload.rate, workload.concurrency, workload.requests) == (None, 64, 640)
+    assert served(rate=0.5).requests == 300
+
+
+def test_a_row_of_the_batch_interface_repeats_assumed_lengths() -> None:
+    found = served(prompt_tokens={"mean": 700}, output_tokens={"mean": 80})
+    row = {
+        name if what == "mean" else f"{name}_{what}": str(value)
+        for name, lengths in (("isl", found.prompt), ("osl", found.output))
+        for what, value in lengths.asked.items()
+    }
+    again = read_workload(read_cells({**row, "request_rate": "2"})[0], Path(), [])
+    assert again is not None and again.assumptions == ()
+    assert np.array_equal(again.prompt.values, found.prompt.values)
+    assert np.array_equal(again.output.values, found.output.values)
+    alone = read_workload(read_cells({"isl": "700", "osl": "80", "request_rate": "2"})[0], Path(), [])
+    assert alone is not None and alone.prompt.p99 == 700
+
+
+def test_overrides_reach_fields_and_items_and_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({**SMALL, "prices": None}))
+    before = path.read_text()
+    changes = {"workload.rate": 12, "gpus.0.at_most": 8, "prices.L40S": 1.5, "workload.shared_prefix.tokens": 7}
+    found = load_scenario(path, changes)
+    assert (found.workload.rate, found.gpus[0].at_most, found.workload.prefix_tokens) == (12, 8, 7)
+    assert found.prices == {"L40S": 1.5}
+    assert path.read_text() == before and [*tmp_path.iterdir()] == [path]
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "day.csv").write_text("arrival,prompt_tokens,output_tokens\n0,100,10\n1,200,20\n")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert load_scenario(path, {"workload": {"trace": "day.csv"}}).workload.prompt.mean == 150
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("gpus.3.at_most", "cannot set gpus.3.at_most: mine.yaml has 1 items there, numbered from 0, not 3"),
+        ("gpus.at_most", "numbered from 0, not at_most"),
+        ("question.short", "cannot set question.short: mine.yaml has '[?]' there"),
+        ("workload.rat", "mine, field workload.rat: unknown field"),
+        ("headrom", "mine, field headrom: unknown field; did you mean headroom"),
+    ],
+)
+def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(SMALL))
+    with pytest.raises(PlannerError, match=message):
+        load_scenario(tmp_path / "mine.yaml", {key: 1})
 
 
 @pytest.mark.parametrize(
@@ -99,6 +183,24 @@ def test_a_trace_lies_beside_the_scenario_and_figures_beside_it_win(tmp_path: Pa
         ({"headroom": 1}, "field headroom: .*less than 1, got 1"),
         ({"headroom": -0.1}, "field headroom: .*greater than or equal to 0"),
         ({"refused_at_most": float("nan")}, "field refused_at_most: .*got nan"),
+        ({"headroom": True}, "field headroom: Input should be a number, got True"),
+        ({"gpus": [{"gpu": "L40S", "at_most": True}]}, r"gpus\.0\.at_most: .*got True"),
+        ({"engine_args": {"max_num_seqs": True}}, "engine_args, field max_num_seqs: .*got True"),
+        ({"workload": {**SMALL["workload"], "rate": True}}, r"workload\.rate: .*got True"),
+        ({"workload": {**SMALL["workload"], "burstiness": 0}}, r"workload\.burstiness: .*greater than 0, got 0"),
+        ({"workload": {**SMALL["workload"], "burstiness": float("nan")}}, r"workload\.burstiness: .*got nan"),
+        ({"workload": {**SMALL["workload"], "concurrency": 8}}, "workload: with a concurrency .* leave out rate"),
+        ({"workload": {**SMALL["workload"], "rate": None, "concurrency": 2.5}}, r"workload\.concurrency: .*integer"),
+        ({"workload": {"concurrency": 8, "trace": "day.csv"}}, "leave out trace"),
+        ({"workload": {"concurrency": 8, "requests": 9, "within_hours": 1}}, "leave out requests"),
+        ({"workload": {**SMALL["workload"], "rate": None}}, "needs a rate .*, a concurrency"),
+        (
+            {"workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9, "exactly": 9}}},
+            "prompt_tokens: exactly says .* leave out mean",
+        ),
+        ({"workload": {**SMALL["workload"], "prompt_tokens": {"p95": 9}}}, "prompt_tokens: needs the mean"),
+        ({"workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9, "max": 8}}}, "prompt_tokens: max must not be"),
+        ({"workload": {**SMALL["workload"], "output_tokens": {"mean": 0.5}}}, "output_tokens: .*at least 1 token"),
         ({"traits": {"agentic": True}}, "unknown trait 'agentic'; did you mean structured_or_agentic"),
     ],
 )

@@ -1,5 +1,7 @@
 """Lengths, traces and traffic."""
 
+import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.quantities import PlannerError
-from planner.workload import Lengths, Workload, read_trace
+from planner.workload import Lengths, Side, Workload, read_trace
 
 # Azure LLM inference trace 2023, conversation (github.com/Azure/AzurePublicDataset, CC-BY-4.0): published columns, its
 # first requests, and the statistics of all 19,366 of them.
@@ -114,19 +116,100 @@ def test_plain_trace_with_poisson_arrivals_has_burstiness_one(tmp_path: Path) ->
     [
         ("a,b\n1,2\n", "line 1.*TIMESTAMP"),
         ("arrival,prompt_tokens,output_tokens\n", "at least two"),
+        ("arrival_time,created_at,isl,osl\n0,0,5,5\n", "line 1: found arrival_time or created_at for the time"),
+        ("timestamp,input_length,output_length\n0,5,5\n1,5,5\n", "timestamp_ms or timestamp_s"),
+        ("arrival,prompt_tokens,output_tokens\n0,5.5,5\n1,5,5\n", "line 2, field prompt_tokens: 5.5 is not a whole"),
+        ("arrival,prompt_tokens,output_tokens\n0,5,0\n1,5,5\n", "1 requests .1 more have no output token"),
         ("arrival,prompt_tokens,output_tokens\n0,5,5\n2,5,5\n1,5,5\n", "line 4, field arrival.*sort"),
         ("arrival,prompt_tokens,output_tokens\n-1,5,5\n2,5,5\n", "line 2, field arrival.*negative"),
         ("arrival,prompt_tokens,output_tokens\n0,5,5\n1,0,5\n", "line 3, field prompt_tokens: 0"),
         ("arrival,prompt_tokens,output_tokens\n0,5,5\n1,5,nan\n", "line 3, field output_tokens.*number"),
         ("arrival,prompt_tokens,output_tokens\n0,5,5\n\n1,5,5\n", "line 3, field arrival"),
         (AZURE.replace("2023-11-16 18:15:50.9951690", "yesterday"), "line 3, field TIMESTAMP: yesterday"),
-        ('{"timestamp": 0, "input_length": 5}\n', "line 1: needs the fields"),
+        ('{"timestamp": 0, "input_length": 5}\n', "line 1: found nothing for the output tokens"),
         (MOONCAKE + "{oops\n", "line 4: not a JSON object"),
     ],
 )
 def test_a_broken_trace_names_line_and_field(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(PlannerError, match=message):
         read_trace(written(tmp_path, "broken.csv", text))
+
+
+PLAIN_TRACE = "arrival,prompt_tokens,output_tokens\n0,100,10\n1.5,200,20\n4,300,30\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Arrived At,Num Prefill Tokens,num_decode_tokens\n0,100,10\n1.5,200,20\n4,300,30\n",  # Vidur, roughly
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"  # BurstGPT
+        "5,GPT-4,100,10,110,API log\n6.5,GPT-4,200,20,220,API log\n9,ChatGPT,300,30,330,API log\n",
+        "id\tarrival_time_ms\tprompt_len\toutput_len\n1\t0\t100\t10\n2\t1500\t200\t20\n3\t4000\t300\t30\n",
+        "time;input_tokens;completion_tokens\n0;100;10\n1,5;200;20\n4;300;30\n",
+        "timestamp,isl,osl\n1700000000000,100,10\n1700000001500,200,20\n1700000004000,300,30\n",
+        "start_time,input_length,generated_tokens\n2026-01-31T23:59:59+01:00,100,10\n2026-01-31T23:00:00.5Z,200,20\n"
+        "2026-01-31 23:00:03+00:00,300,30\n",
+        '{"ts_us": 0, "prompt_tokens": 100, "completion_tokens": 10}\n\n'
+        '{"ts_us": 1500000, "prompt_tokens": 200, "completion_tokens": 20}\n'
+        '{"ts_us": 4000000, "prompt_tokens": 300, "completion_tokens": 30}\n',
+        # RAGPulse: Mooncake's names, but seconds as text and hashes that name the parts of a prompt
+        "".join(
+            json.dumps({"timestamp": t, "input_length": i, "output_length": o, "hash_ids": {"history": [1]}}) + "\n"
+            for t, i, o in (("0", 100, 10), ("1.5", 200, 20), ("4", 300, 30))
+        ),
+    ],
+)
+def test_traces_under_other_names_and_units_are_the_same_trace(tmp_path: Path, text: str) -> None:
+    plain = read_trace(written(tmp_path, "plain.csv", PLAIN_TRACE))
+    packed = tmp_path / "other.gz"
+    packed.write_bytes(gzip.compress(text.encode()))
+    for found in (read_trace(written(tmp_path, "other.csv", text)), read_trace(packed)):
+        assert found.arrival == pytest.approx(plain.arrival, abs=1e-5)
+        assert np.array_equal(found.prompt, plain.prompt) and np.array_equal(found.output, plain.output)
+        assert found.prefix_hit_rate == 0
+
+
+def test_requests_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> None:
+    """BurstGPT's failed requests have no response tokens; lines are still counted as they stand in the file."""
+    text = PLAIN_TRACE + "5,400,0\n6,500,50\n"
+    found = Workload.from_trace(read_trace(written(tmp_path, "day.csv", text)))
+    assert found.trace is not None and found.trace.prompt.tolist() == [100, 200, 300, 500]
+    assert found.assumptions == ("1 requests of day.csv without output are left out.",)
+    with pytest.raises(PlannerError, match="line 7, field prompt_tokens: 0 must be"):
+        read_trace(written(tmp_path, "bad.csv", text + "7,0,5\n"))
+
+
+# Public traces that no shape was taken from: mean, p95 (ServeGen f891d11; Mooncake's synthetic trace; Azure code 2023;
+# vidur 7d47513's arXiv summaries)
+@pytest.mark.parametrize(
+    ("side", "mean", "p95"),
+    [
+        ("prompt", 826.4, 2398), ("prompt", 273.5, 805), ("prompt", 15325.5, 48904.6), ("prompt", 2047.8, 7303.3),
+        ("output", 47.3, 122), ("output", 128.9, 342), ("output", 291.4, 736.2), ("output", 181.4, 565),
+    ],
+)  # fmt: skip
+def test_a_mean_foretells_the_p95_of_other_public_traces(side: Side, mean: float, p95: float) -> None:
+    found = Lengths.typical(mean, side)
+    assert found.mean == pytest.approx(mean, rel=1e-3)
+    assert 0.7 < found.p95 / p95 < 1.25  # were all lengths alike: 0.3 to 0.4
+
+
+@pytest.mark.parametrize("side", ["prompt", "output"])
+def test_typical_lengths_grow_smoothly_with_the_mean(side: Side) -> None:
+    means = np.geomspace(1, 100_000, 150)
+    found = np.array([[typical.p50, typical.p95, typical.p99, typical.largest]
+                      for typical in (Lengths.typical(mean, side) for mean in means)])  # fmt: skip
+    steps = found[1:] / found[:-1]
+    assert steps.min() >= 1 - 1e-9 and steps.max() < (means[1] / means[0]) ** 2.5
+    assert (found[0] == 1).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(mean=st.floats(1, 200_000), at_most=st.floats(2, 200_000), side=st.sampled_from(["prompt", "output"]))
+def test_typical_lengths_keep_their_mean_and_their_limit(mean: float, at_most: float, side: Side) -> None:
+    found = Lengths.typical(mean, side, at_most)
+    assert found.mean == pytest.approx(mean, rel=2e-3)
+    assert found.largest <= max(at_most, mean) * (1 + 1e-9)
 
 
 def test_a_workload_needs_a_load() -> None:
