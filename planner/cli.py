@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when all went well, 1 when rows of a batch failed, 2 for unusable input."""
     options = _parser().parse_args(arguments)
     try:
-        return int(options.run(options) or 0)
+        done = int(options.run(options) or 0)
+        sys.stdout.flush()
+        return done
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except PlannerError as error:
         print(f"planner: {error}", file=sys.stderr)
         return 2
@@ -29,18 +34,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="planner", description="Capacity planning for LLM serving.")
     parser.add_argument("--version", action="version", version=f"planner {__version__}")
-    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    parser.set_defaults(run=lambda _: parser.print_help())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    init = commands.add_parser("init", help="write a commented scenario to start from")
+    init.add_argument("file", nargs="?", type=Path, default=Path("scenario.yaml"), metavar="FILE.yaml")
+    init.set_defaults(run=_init)
+
+    check = commands.add_parser("check", help="say what was understood of a scenario, without planning it")
+    _takes_scenario(check)
+    check.set_defaults(run=_check)
 
     report = commands.add_parser("report", help="write the capacity report of a scenario, a PDF")
-    report.add_argument("scenario", help="a YAML file, or the name of a shipped scenario")
+    _takes_scenario(report)
     report.add_argument("--out", type=Path, metavar="DIR", help="where to (default: reports/SCENARIO)")
-    report.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="set a field of the scenario, such as workload.rate=12 (may be repeated)",
-    )
     report.set_defaults(run=_report)
 
     predict = commands.add_parser("predict", help="predict a CSV of deployments, one a row")
@@ -82,14 +89,146 @@ def _parser() -> argparse.ArgumentParser:
 
     scenarios = commands.add_parser("scenarios", help="list the shipped scenarios")
     scenarios.set_defaults(run=_scenarios)
+    for kind, run in (("models", _models), ("gpus", _gpus)):
+        listed = commands.add_parser(kind, help=f"list the {kind} of the catalog")
+        listed.add_argument("pattern", nargs="?", default="", metavar="PATTERN", help="part of a name; * is anything")
+        listed.set_defaults(run=run)
     return parser
+
+
+def _takes_scenario(command: argparse.ArgumentParser) -> None:
+    command.add_argument("scenario", help="a YAML file, or the name of a shipped scenario")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="set a field of the scenario, such as workload.rate=12 or gpus.0.at_most=8 (may be repeated)",
+    )
+
+
+def _init(options: argparse.Namespace) -> None:
+    path = options.file
+    if path.suffix not in (".yaml", ".yml"):
+        raise PlannerError(f"a scenario is a .yaml file, got {path}")
+    template = Path(__file__).with_name("templates") / "scenario.yaml"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(template.read_text(encoding="utf-8"))
+    except FileExistsError:
+        raise PlannerError(f"{path} exists and stays as it is; name another file") from None
+    except OSError as error:
+        raise PlannerError(f"cannot write {path}: {error.strerror or error}") from None
+    print(f"wrote {path}; next: planner check {path}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    from planner.models import model
+    from planner.prices import price_per_hour
+    from planner.scenario import load_scenario
+
+    found = load_scenario(options.scenario, dict(map(_assignment, options.set)))
+    served, workload = model(found.model), found.workload
+    cards = []
+    for candidate in found.gpus:
+        price = price_per_hour(candidate.gpu, found.prices)
+        asked = f"{price.usd:.2f} USD/h" if price else "price unknown: add it to `prices`"
+        when = f" ({price.low:.2f} to {price.high:.2f}, {price.date})" if price and price.date else ""
+        cards.append(f"up to {candidate.at_most} x {candidate.gpu}, {asked}{when}")
+    even = "" if workload.rate is None or found.offline else f", burstiness {workload.burstiness:.3g}"
+    traffic = f"{workload.rate:.4g} requests/s" if workload.rate else f"{workload.concurrency:,} users in a closed loop"
+    if workload.trace is not None:
+        traffic += f"; trace {workload.trace}"
+    elif found.offline:
+        traffic = f"{workload.requests:,} requests at once, {traffic} to be done in time"
+    formats = ", ".join(name or "as the checkpoint is" for name in found.quantizations)
+    prefix = f"{workload.prefix_hit_rate:.0%} of " + (
+        f"requests find {workload.prefix_tokens:,} prompt tokens cached" if workload.prefix_tokens
+        else "all prompt tokens are found cached"
+    )  # fmt: skip
+    lines = [
+        ("model", f"{found.model}: {served.architecture.params_total / 1e9:.2f} B parameters, context "
+                  f"{served.architecture.max_position:,}"),
+        ("formats", f"weights {formats}; KV cache {', '.join(found.kv_cache_dtypes)}"),
+        *(("GPUs", card) for card in cards),
+        ("engine", f"{found.engine.name} {found.engine.version}"
+                   + "".join(f", {name} {value}" for name, value in found.engine_args.items())),
+        ("traffic", traffic + even),
+        ("prompt", str(workload.prompt)),
+        ("output", str(workload.output)),
+        *([("prefix", prefix)] if workload.prefix_hit_rate else []),
+        *(("service level", str(target)) for target in found.service_level),
+        ("headroom", f"{found.headroom:.0%} of the capacity stays free"),
+        ("refused", f"at most {found.refused_at_most:.1%} of requests, as longer than max_model_len"),
+        *([("speculation", str(found.speculation))] if found.speculation else []),
+        *(("assumed", note) for note in (*served.warnings, *found.assumptions)),
+    ]  # fmt: skip
+    print(f"{found.name}: {found.question}")
+    print(_aligned(lines))
+
+
+def _models(options: argparse.Namespace) -> None:
+    from planner.catalog import entries
+    from planner.models import ModelEntry, model
+
+    catalog = entries("models.yaml", ModelEntry)
+    aliases = [alias for entry in catalog.values() for alias in entry.aliases]
+    names = _matching(options.pattern, [*catalog, *(aliases if options.pattern else [])], "model")
+    rows = [("model", "parameters", "active", "context", "weights")]
+    for name in names:
+        served = model(name)
+        shape, stored = served.architecture, served.quantization.method
+        rows.append((
+            name, f"{shape.params_total / 1e9:.2f} B", f"{shape.params_active / 1e9:.2f} B" if shape.is_moe else "",
+            f"{shape.max_position:,}", served.dtype if stored == "none" else stored,
+        ))  # fmt: skip
+    print(_aligned(rows))
+
+
+def _gpus(options: argparse.Namespace) -> None:
+    from planner.hardware import gpu, gpus
+    from planner.prices import price_per_hour
+    from planner.quantities import GB, GIB
+
+    known = {called: card.name for card in gpus() for called in (card.name, *card.aliases)}
+    names = dict.fromkeys(known[called] for called in _matching(options.pattern, known, "GPU"))
+    rows = [("GPU", "GiB", "GB/s", "USD/h", "engines, from and to version")]
+    for card in map(gpu, names):
+        price = price_per_hour(card)
+        engines = ", ".join(
+            f"{name} {first}{f'-{last}' if last else '+'}" for name, (first, last) in card.supported.items()
+        )
+        rows.append((
+            card.name, f"{card.memory / GIB:.1f}", f"{card.bandwidth / GB:,.0f}", f"{price.usd:.2f}" if price else "?",
+            engines,
+        ))  # fmt: skip
+    print(_aligned(rows))
+
+
+def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
+    """Those of `names` that hold `pattern`, in which `*` is anything; `PlannerError` if there are none."""
+    from fnmatch import fnmatchcase
+
+    from planner.quantities import did_you_mean
+
+    names = list(names)
+    found = [name for name in names if fnmatchcase(name.casefold(), f"*{pattern.casefold()}*")]
+    if not found:
+        raise did_you_mean(pattern, names, what)
+    return found
+
+
+def _aligned(rows: Iterable[Sequence[str]]) -> str:
+    """Rows of text in columns, the last as wide as it is."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, (*widths[:-1], 0))) for row in rows)
 
 
 def _report(options: argparse.Namespace) -> None:
     from planner.report import report
 
-    overrides = dict(_assignment(text) for text in options.set)
-    print(f"report: {report(options.scenario, options.out, overrides)}")
+    print(f"report: {report(options.scenario, options.out, dict(map(_assignment, options.set)))}")
 
 
 def _assignment(text: str) -> tuple[str, Any]:
@@ -131,7 +270,7 @@ def _replay(options: argparse.Namespace) -> None:
     if options.case is not None:
         print(run_case(options.case, options.step_log, options.fixed_step_time))
         return
-    from planner.predict import memory_of
+    from planner.memory import memory_of
     from planner.replay import replay_workload
     from planner.scenario import load_scenario
     from planner.search import search

@@ -49,6 +49,13 @@ def test_a_wrong_scenario_ends_with_one_sentence(wrong, says, tmp_path, capsys, 
         ["report", "chat-70"],
         ["report", "no/such.yaml"],
         ["report", "chat-70b", "--set", "rate"],
+        ["check", "chat-70b", "--set", "rate"],
+        ["check", "chat-70b", "--set", "workload.rate=0"],
+        ["check", "no/such.yaml"],
+        ["init", "scenario.txt"],
+        ["init", "no/such/folder.yaml"],
+        ["models", "gpt-9"],
+        ["gpus", "Z9000"],
         ["explain-log", "no.log"],
         ["calibrate", "no.json", "--scenario", "chat-70b"],
         ["calibrate", "no.json"],
@@ -105,6 +112,73 @@ def test_a_calibration_of_another_engine_is_refused(tmp_path, capsys):
     assert "own.yaml was measured under sglang, not vllm" in capsys.readouterr().err
     assert main(["predict", "rows.csv", "--out", "x.csv", "--calibration", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml" in capsys.readouterr().err
+
+
+def test_init_writes_a_scenario_that_check_understands_and_never_overwrites(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == 0 and main(["check", "scenario.yaml"]) == 0
+    found = load_scenario("scenario.yaml")
+    text = Path("scenario.yaml").read_text()
+    assert found.gpus and found.workload.rate and found.workload.output.like
+    assert main(["init"]) == 2 and Path("scenario.yaml").read_text() == text
+    assert "scenario.yaml exists" in capsys.readouterr().err
+
+
+def test_init_names_fields_that_exist(tmp_path, monkeypatch):
+    """Each line that is commented out, put in for what it replaces, makes a scenario as well."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["init"]) == 0
+    lines = Path("scenario.yaml").read_text().splitlines()
+    tried = 0
+    for number, line in enumerate(lines):
+        if field := re.match(r"( *)# (\w+: .+)", line):
+            if field[2].startswith(("trace", "requests", "within")):
+                continue
+            changed = [*lines[:number], field[1] + field[2], *lines[number + 1 :]]
+            if field[2].startswith("concurrency"):
+                changed.remove("  rate: 2")
+            Path("other.yaml").write_text("\n".join(changed))
+            assert main(["check", "other.yaml"]) == 0, field[2]
+            tried += 1
+    assert tried >= 6
+
+
+def test_check_says_what_was_understood(tmp_path, capsys):
+    """70.6 billion parameters and 131,072 tokens: the model card of Llama 3.1 70B."""
+    before = set(Path().iterdir())
+    assert main(["check", "chat-70b", "--set", "gpus.0.at_most=8", "--set", "workload.prompt_tokens={mean: 700}"]) == 0
+    printed = capsys.readouterr().out
+    for words in (
+        "meta-llama/Llama-3.1-70B-Instruct: 70.55 B parameters, context 131,072", "up to 8 x H100-SXM (79.2 GiB",
+        "5.53 requests/s, burstiness 0.84", "p95 TPOT of at most 40 ms", "20% of the capacity stays free",
+        "Of the prompt lengths only the mean is given",
+    ):  # fmt: skip
+        assert words in printed
+    assert set(Path().iterdir()) == before
+    assert main(["check", "chat-70b", "--set", "workload={concurrency: 9, prompt_tokens: {exactly: 5}, "
+                 "output_tokens: {exactly: 5}}"]) == 0  # fmt: skip
+    assert "9 users in a closed loop" in capsys.readouterr().out
+    assert main(["check", "offline-batch"]) == 0
+    assert "500,000 requests at once, 17.36 requests/s" in capsys.readouterr().out
+
+
+def test_catalogs_are_listed_and_searched(capsys):
+    """gpt-oss-120b's card: 116.83 B parameters, 5.13 B active besides 0.58 B of embedding; A100-SXM-40GB: 1,555 GB/s."""
+    assert main(["models", "GPT-oss*120b"]) == 0
+    header, row = capsys.readouterr().out.splitlines()
+    assert row.split()[:5] == ["openai/gpt-oss-120b", "116.83", "B", "5.71", "B"]
+    assert main(["gpus", "a100-sxm"]) == 0
+    header, small, large = capsys.readouterr().out.splitlines()
+    assert small.split()[:3] == ["A100-SXM-40GB", "39.4", "1,555"]
+    assert header.index("USD/h") == small.index("1.29") == large.index("1.89")
+    assert main(["models"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) > 150
+    assert main(["gpus", "Tesla T4"]) == 0 and capsys.readouterr().out.splitlines()[1].startswith("T4 ")
+
+
+def test_the_bare_command_prints_its_help(capsys):
+    assert main([]) == 0
+    assert "init" in capsys.readouterr().out
 
 
 def test_scenarios_are_listed_with_their_questions(capsys):
