@@ -35,11 +35,24 @@ def _no_flag(value: Any) -> Any:
     return value
 
 
-Positive = Annotated[float, BeforeValidator(_no_flag), Field(gt=0)]
-Amount = Annotated[float, BeforeValidator(_no_flag), Field(ge=0)]
+def _listed(value: Any) -> Any:
+    """One item without its list is a list of one."""
+    return (value,) if isinstance(value, str | dict) else value
+
+
+def _described(value: Any) -> Any:
+    """Lengths as they came; a bare number says neither what is meant nor how lengths spread."""
+    if isinstance(value, int | float | str):
+        raise PydanticCustomError("lengths", "Input should be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}")
+    return value
+
+
+Positive = Annotated[float, BeforeValidator(_no_flag), Field(gt=0, le=1e12)]
+Amount = Annotated[float, BeforeValidator(_no_flag), Field(ge=0, le=1e6)]
 Part = Annotated[float, BeforeValidator(_no_flag), Field(ge=0, lt=1)]
-Size = Annotated[int, BeforeValidator(_no_flag), Field(gt=0)]
-Count = Annotated[int, BeforeValidator(_no_flag), Field(ge=0)]
+Size = Annotated[int, BeforeValidator(_no_flag), Field(gt=0, le=10**12)]
+Count = Annotated[int, BeforeValidator(_no_flag), Field(ge=0, le=10**12)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)]
 
 
 class LengthsEntry(Entry):
@@ -62,8 +75,8 @@ class PrefixEntry(Entry):
 class WorkloadEntry(Entry):
     """Traffic: lengths or a trace; a rate, users in a closed loop, or requests to finish within some hours."""
 
-    prompt_tokens: LengthsEntry | None = None
-    output_tokens: LengthsEntry | None = None
+    prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
+    output_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
     trace: str | None = None
     rate: Positive | None = None
     concurrency: Size | None = None
@@ -105,9 +118,9 @@ class ScenarioEntry(Entry):
 
     question: str
     model: str
-    quantization: tuple[str, ...] = ("checkpoint",)
-    kv_cache_dtype: tuple[str, ...] = ("auto",)
-    gpus: tuple[CandidateEntry, ...]
+    quantization: Names = ("checkpoint",)
+    kv_cache_dtype: Names = ("auto",)
+    gpus: Annotated[tuple[CandidateEntry, ...], BeforeValidator(_listed)]
     engine: str = "vllm"
     engine_version: str | None = None
     engine_args: dict[str, Setting] = Field(default_factory=dict)

@@ -50,6 +50,11 @@ def test_a_fifth_of_the_capacity_stays_free_and_one_request_in_a_hundred_may_be_
     assert (found.headroom, found.refused_at_most) == (0, 0.05)
 
 
+def test_one_item_needs_no_list() -> None:
+    found = scenario({**SMALL, "quantization": "fp8", "gpus": SMALL["gpus"][0]}, "mine")
+    assert found.quantizations == ("fp8",) and len(found.gpus) == 1
+
+
 def test_requests_within_hours_are_a_rate() -> None:
     workload = {**SMALL["workload"], "requests": 36_000, "within_hours": 2}
     del workload["rate"]
@@ -183,6 +188,12 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
         ({"headroom": 1}, "field headroom: .*less than 1, got 1"),
         ({"headroom": -0.1}, "field headroom: .*greater than or equal to 0"),
         ({"refused_at_most": float("nan")}, "field refused_at_most: .*got nan"),
+        ({"quantization": []}, "field quantization: .*at least 1 item"),
+        ({"other_tenants_gib": 1e300}, "other_tenants_gib: .*less than or equal to 1000000, got 1e"),
+        (
+            {"workload": {**SMALL["workload"], "prompt_tokens": 1000}},
+            r"prompt_tokens: Input should be \{mean: tokens.* or \{exactly: tokens\}, got 1000",
+        ),
         ({"headroom": True}, "field headroom: Input should be a number, got True"),
         ({"gpus": [{"gpu": "L40S", "at_most": True}]}, r"gpus\.0\.at_most: .*got True"),
         ({"engine_args": {"max_num_seqs": True}}, "engine_args, field max_num_seqs: .*got True"),
