@@ -47,7 +47,7 @@ _NAMES = {
 }
 """How a field may be called, folded to small letters and digits: Azure's names, BurstGPT's, Vidur's, OpenAI's, ..."""
 _ACCEPTED = (
-    f"accepted are {','.join(AZURE)}, {','.join(PLAIN)} and their like (arrival_time_ms, arrived_at; input_tokens, "
+    f"accepted are {','.join(AZURE)} or {','.join(PLAIN)} and the like (arrival_time_ms, arrived_at; input_tokens, "
     f"prompt_len, num_prefill_tokens; completion_tokens, output_len, num_decode_tokens), as CSV or as JSON lines"
 )
 
@@ -169,7 +169,7 @@ def _json_lines(path: Path, head: str) -> Trace:
                 fields = fields or _fields(list(request), f"{path.name}, line {number}")
             if not isinstance(request, dict) or any(name not in request for name in fields):
                 raise PlannerError(f"{path.name}, line {number}: needs the fields {', '.join(fields)}")
-            cells.append([request[name] if isinstance(request[name], int | float | str) else None for name in fields])
+            cells.append([value if type(value := request[name]) in (int, float, str) else None for name in fields])
             lines.append(number)
             hashes.append(request.get("hash_ids") or ())
     frame = pd.DataFrame(cells, columns=list(fields), dtype=object)

@@ -127,6 +127,10 @@ def test_plain_trace_with_poisson_arrivals_has_burstiness_one(tmp_path: Path) ->
         ("arrival,prompt_tokens,output_tokens\n0,5,5\n\n1,5,5\n", "line 3, field arrival"),
         (AZURE.replace("2023-11-16 18:15:50.9951690", "yesterday"), "line 3, field TIMESTAMP: yesterday"),
         ('{"timestamp": 0, "input_length": 5}\n', "line 1: found nothing for the output tokens"),
+        (
+            '{"ts": 0, "isl": 5, "osl": 5}\n{"ts": 1, "isl": true, "osl": 5}\n',
+            "line 2, field isl: None is not a number",
+        ),
         (MOONCAKE + "{oops\n", "line 4: not a JSON object"),
     ],
 )
