@@ -1,0 +1,74 @@
+"""The attacks of `attack_plans.py` on a few random and all shipped scenarios; and that they find what is planted."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import attack_plans as attacks
+import pytest
+from scenario_generator import generate
+
+from planner.quantities import Interval
+from planner.scenario import load_scenario, scenario, scenario_path, scenarios
+from planner.search import Plan, search
+
+CHAT = {
+    "question": "?",
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "gpus": [{"gpu": "L40S", "at_most": 4}],
+    "workload": {"prompt_tokens": {"mean": 800, "p95": 2000}, "output_tokens": {"mean": 200, "p95": 500}, "rate": 4},
+    "service_level": {"ttft": {"p95": 1500}, "tpot": {"p95": 60}},
+}
+
+
+@pytest.mark.parametrize("seed", (2, 8, 14, 15, 24, 30))
+def test_a_random_scenario_withstands_every_attack_on_its_figures(seed: int, tmp_path: Path) -> None:
+    _, seconds, found = attacks.attack(seed, tmp_path, ("figures", "agreement", "promises"))
+    assert found == [] and seconds < 30
+
+
+@pytest.mark.parametrize("name", scenarios())
+def test_what_is_shipped_says_one_value_for_one_quantity(name: str) -> None:
+    asked = load_scenario(name)
+    plan = search(asked)
+    found = [*attacks.check_figures(asked, plan), *attacks.check_agreement(asked, plan)]
+    assert found + attacks.check_plan_json(plan, scenario_path(name)) == []
+
+
+def test_nothing_cheaper_holds_and_nothing_harder_costs_less() -> None:
+    asked = scenario(CHAT, "chat")
+    plan = search(asked)
+    assert attacks.check_nothing_cheaper(asked, plan) + attacks.check_metamorphic(asked, plan) == []
+
+
+def test_the_same_seed_is_the_same_scenario_and_others_are_not(tmp_path: Path) -> None:
+    assert generate(7, tmp_path) == generate(7, tmp_path)
+    drawn = [generate(seed, tmp_path)[1] for seed in range(40)]
+    assert len({data["model"] for data in drawn}) > 15 and len({data["engine"] for data in drawn}) == 3
+    assert {"trace", "requests", "rate"} <= {field for data in drawn for field in data["workload"]}
+
+
+def _with(plan: Plan, **figures: object) -> Plan:
+    """`plan`, its chosen candidate saying something else."""
+    assert plan.chosen and plan.chosen.prediction.performance
+    performance = replace(plan.chosen.prediction.performance, **figures)  # type: ignore[arg-type]
+    prediction = replace(plan.chosen.prediction, performance=performance)
+    return replace(plan, chosen=replace(plan.chosen, prediction=prediction))
+
+
+def test_the_attacks_find_what_is_planted() -> None:
+    asked = scenario(CHAT, "chat")
+    plan = search(asked)
+    assert plan.chosen and plan.chosen.prediction.performance
+    deployment, performance = plan.chosen.deployment, plan.chosen.prediction.performance
+    late = dict.fromkeys(performance.tpot, Interval.exactly(-0.01))
+    assert any("tpot" in text for text in attacks.check_figures(asked, _with(plan, tpot=late)))
+    fast = {"output_tps": performance.output_tps * 1e4, "total_tps": performance.total_tps * 1e4}
+    assert any("peak FLOP/s" in text for text in attacks.check_figures(asked, _with(plan, **fast)))
+    slow = {at: value * 20 for at, value in performance.ttft.items()}
+    assert any("planner predict" in text for text in attacks.check_agreement(asked, _with(plan, ttft=slow)))
+    assert any("TTFT is stated" in text for text in attacks.check_promises(asked, _with(plan, ttft=slow)))
+    four = replace(deployment, layout=replace(deployment.layout, replicas=4 // deployment.layout.gpus_per_replica))
+    dear = replace(plan.chosen, deployment=four, prediction=replace(plan.chosen.prediction, usd_per_hour=9.99))
+    assert deployment.layout.gpus < 4 and attacks.check_nothing_cheaper(asked, replace(plan, chosen=dear))
+    busy = replace(asked, workload=asked.workload.at(60.0))
+    assert any("takes" in text for text in attacks.check_promises(busy, plan))
