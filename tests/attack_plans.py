@@ -437,8 +437,8 @@ def main() -> int:
             times.append(seconds)
             answers.append(" ".join(answer.split()))
             kinds.update(kind for kind, _ in found)
-            print("\n  ".join([f"random-{seed} ({seconds:.1f} s): {answer.partition(chr(10))[0]}", *map(": ".join, found)])
-                  if checks else answers[-1], flush=True)  # fmt: skip
+            short = f"random-{seed} ({seconds:.1f} s): {answer.splitlines()[0] if answer else ''}"
+            print("\n  ".join([short, *map(": ".join, found)]) if checks else answers[-1], flush=True)
     if not checks:
         return 0
     command = [sys.executable, __file__, "--checks", "", f"--count={min(10, options.count)}", f"--seed={options.seed}"]
