@@ -80,6 +80,12 @@ def attention(c: Fields, hidden: int, kind: str) -> tuple[Attention, Weights]:
             weights += vector("self_attn.k_norm", head_dim * (kv_heads if whole else 1), bias=bias)
     if c.flag("sinks"):
         weights += vector("self_attn.sinks", heads, "attention", "column")
+    if index_heads := c.whole("num_index_heads", 0, least=0):  # MiniMax-M3 chooses blocks of tokens to attend to
+        index_dim = c.whole("index_dim")
+        weights += matrix("self_attn.index_q_proj", index_heads * index_dim, hidden, "replicated", "indexer")
+        weights += matrix("self_attn.index_k_proj", index_dim, hidden, "replicated", "indexer")
+        weights += vector("self_attn.index_norms", 2 * index_dim, "indexer")
+        c.warnings.append(f"{c.where}: the cache of the sparse attention's index keys is not counted")
     if c.flag("use_head_wise_attn_gate"):
         weights += matrix("self_attn.g_proj", heads, hidden, "column", "attention")
     return mixer, weights
@@ -147,7 +153,8 @@ def experts(c: Fields, hidden: int) -> tuple[Experts, Weights]:
     elif (shared := c.whole("shared_expert_intermediate_size", None, least=0)) is None:
         shared = c.whole("n_shared_experts", 0, least=0) * inner
     latent = c.whole("moe_latent_size", hidden)  # Nemotron-3: experts work on a projection of the hidden state
-    weights = feed_forward(c, latent, inner, "mlp.experts", "routed_experts", c.flag("expert_bias"), total)
+    routed, beside = c.text("routed_name", "mlp.experts"), c.text("shared_name", "mlp.shared_experts")
+    weights = feed_forward(c, latent, inner, routed, "routed_experts", c.flag("expert_bias"), total)
     weights += (Weight("mlp.gate", total, hidden, part="router", linear=False, bits=c.whole("router_bits", None)),)
     if c.flag("router_has_bias"):
         weights += vector("mlp.gate.bias", total, "router")
@@ -156,7 +163,7 @@ def experts(c: Fields, hidden: int) -> tuple[Experts, Weights]:
     if c.flag("router_scales"):
         weights += vector("mlp.gate.scale", hidden, "router") + vector("mlp.gate.per_expert_scale", total, "router")
     if shared:
-        weights += feed_forward(c, hidden, shared, "mlp.shared_experts", "shared_experts")
+        weights += feed_forward(c, hidden, shared, beside, "shared_experts")
     if c.flag("shared_expert_gate"):
         weights += (Weight("mlp.shared_expert_gate", 1, hidden, part="shared_experts", linear=False),)
     if latent != hidden:

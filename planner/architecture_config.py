@@ -14,7 +14,7 @@ from planner import architecture_blocks as blocks
 from planner.architecture import Architecture, Attention, Experts, Layer, Mixer, Mlp, Recurrent, Weight
 from planner.architecture_fields import Fields
 from planner.architecture_mixers import RECURRENT, compressed_attention
-from planner.architecture_towers import TOWERS
+from planner.architecture_towers import TOWERS, encoders
 from planner.catalog import CATALOGS, read_yaml
 from planner.quantities import PlannerError
 
@@ -38,9 +38,12 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> Archit
         reason = top.text("unplanned", "encoder-decoder models are not planned for; a decoder-only model would be")
         raise PlannerError(f"{where}, field model_type: {reason}")
     nested = next((key for key in ("text_config", "llm_config", "language_config") if top.sub(key)), None)
-    c = _fields(top.sub(nested) or {}, f"{where}, {nested}") if nested else top
+    c = top
+    if nested:
+        inner, own = top.sub(nested) or {}, f"{top.get('model_type')}_text"
+        c = _fields({"model_type": own, **inner} if own in families() else inner, f"{where}, {nested}")
     hidden, vocab = c.whole("hidden_size"), c.whole("vocab_size", most=2**24)
-    tied = top.flag("tie_word_embeddings") if "tie_word_embeddings" in config else c.flag("tie_word_embeddings")
+    tied = (top if "tie_word_embeddings" in top.config else c).flag("tie_word_embeddings")
     kinds = _kinds(c)
     made: dict[Any, Layer] = {}
     for kind in kinds:
@@ -65,6 +68,8 @@ def _fields(config: Mapping[str, Any], where: str) -> Fields:
     model_type = config.get("model_type")
     known = families().get(model_type) if isinstance(model_type, str) else None
     fields = Fields(config, known or {}, where)
+    for part in fields.traits.get("nested", ()):
+        fields.config = {**fields.config, **(fields.sub(part) or {})}
     if known is None:
         note = f"{where}: model_type {model_type!r} is not a known family; planned from its generic fields"
         fields.warnings.append(note)
@@ -72,11 +77,15 @@ def _fields(config: Mapping[str, Any], where: str) -> Fields:
         if all(fields.stated(name) is None for name in alternatives.split("|")):
             missing = alternatives.replace("|", " or ")
             raise PlannerError(f"{where}: field {missing} is missing, and a {model_type} model has it")
-    if fields.traits.get("vision") and fields.stated("vision_config") is None:
+    if fields.traits.get("vision") and fields.stated("vision_config") is None and not fields.has(_ENCODERS):
         fields.warnings.append(f"{where} has no vision_config: planned without its vision tower")
     return fields
 
 
+_ENCODERS = "encoder_parameters"
+"""The catalog's own field: how many parameters the encoders have where their kind has no builder."""
+_BY_LAYER = ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "num_key_value_heads")
+"""Fields that some files give as a list with one value a layer."""
 _MIXERS = {
     "full_attention": "full", "attention": "full", "sliding_attention": "sliding", "chunked_attention": "chunked",
     "linear_attention": "recurrent", "mamba": "recurrent", "mamba2": "recurrent", "conv": "recurrent",
@@ -189,9 +198,10 @@ def _feed_forwards(c: Fields, count: int) -> list[str]:
 
 def _changes(c: Fields, index: int, count: int, mixer: str) -> dict[str, Any]:
     """The fields in which layer `index` differs from what the configuration says of all."""
-    changes: dict[str, Any] = {}
+    lists = {name: c.items(name, int, count) for name in _BY_LAYER if isinstance(c.stated(name), list)}
+    changes: dict[str, Any] = {name: values[index] for name, values in lists.items() if values}
     if mixer == "sliding":
-        changes = {name: c.whole(f"swa_{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim",
+        changes |= {name: c.whole(f"swa_{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim",
                    "v_head_dim") if c.has(f"swa_{name}")}  # fmt: skip
         changes |= {"sinks": True} if c.flag("add_swa_attention_sink_bias") else {}
         changes |= {key: value for key, value in (c.sub("attention_other_setting") or {}).items() if "num" in key}
@@ -207,6 +217,11 @@ def _changes(c: Fields, index: int, count: int, mixer: str) -> dict[str, Any]:
     if c.get("index_n_heads") is not None and mixer == "full":
         kinds = c.items("indexer_types", str, count)
         changes["indexer"] = kinds[index] if kinds else "full"
+    if (sparse := c.sub("sparse_attention_config")) and mixer == "full":
+        s = Fields(sparse, {}, f"{c.where}, sparse_attention_config")
+        chosen = s.items("sparse_attention_freq", int, count)
+        if chosen and chosen[index]:
+            changes |= {name: s.whole(f"sparse_{name}") for name in ("num_index_heads", "index_dim")}
     if apart := c.sub("per_layer_config"):
         changes |= Fields(apart, {}, f"{c.where}, per_layer_config").sub(str(index)) or {}
     if mixer.startswith("compressed"):
@@ -328,6 +343,8 @@ def _rotary(c: Fields, layers: Iterable[Layer]) -> tuple[Weight, ...]:
 def _towers(top: Fields, hidden: int) -> tuple[Weight, ...]:
     """The vision tower; warns of one of an unknown kind, and of an audio tower."""
     towers: tuple[Weight, ...] = ()
+    if count := top.whole(_ENCODERS, 0, least=0, most=2**40):
+        return encoders(count)
     if vision := top.sub("vision_config"):
         kind = top.text("vision")
         v = Fields(vision, {}, f"{top.where}, vision_config")

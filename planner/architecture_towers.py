@@ -125,7 +125,21 @@ def moonvit(v: Fields, c: Fields, hidden: int) -> Weights:
     return towers + _other(_patch(v, width) + width * (1 + high * wide + 4))
 
 
+def minimax(v: Fields, c: Fields, hidden: int) -> Weights:
+    """MiniMax-M3's encoder: CLIP's blocks, a projector, and a merger of 2 x 2 patches."""
+    width, merged = v.whole("hidden_size"), 4 * hidden
+    towers = _encoder(v.whole("num_hidden_layers"), width, v.whole("intermediate_size"))
+    towers += _projector(width, hidden, hidden)
+    return towers + _projector(merged, hidden, hidden) + _other(_patch(v, width, 2) + 2 * width)
+
+
+def encoders(count: int) -> Weights:
+    """Encoders and projectors of which only the number of parameters is known; engines split their matrices."""
+    return _matrix("encoders", count // 4096, 4096, "column") + _other(count % 4096)
+
+
 TOWERS: dict[str, Callable[[Fields, Fields, int], Weights]] = {
     "qwen": qwen, "clip": clip, "pixtral": pixtral, "llama4": llama4, "gemma4": gemma4, "moonvit": moonvit,
+    "minimax": minimax,
 }  # fmt: skip
 """Builders by the name that families give their tower: (vision_config, whole configuration, decoder width)."""

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -30,9 +31,14 @@ class ModelEntry(Entry):
 
     base: str | None = None
     aliases: tuple[str, ...] = ()
+    variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
     source: str
     date: str
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Every name of the entry called `key`."""
+        return (key, *self.aliases, *self.variants)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +50,7 @@ class Model:
     quantization: q.Quantization = q.NONE
     dtype: str = "bfloat16"
     warnings: tuple[str, ...] = ()
+    inferred: bool = False  # the name alone says what it is and how it is stored
 
     @property
     def dtype_bytes(self) -> int:
@@ -71,13 +78,21 @@ def models() -> tuple[str, ...]:
     return tuple(_catalog()[0])
 
 
+def names() -> tuple[str, ...]:
+    """Every name that the catalog knows: its models, their aliases and their variants."""
+    return tuple(name for key, entry in _catalog()[0].items() for name in entry.names(key))
+
+
 def model(
     source: str | Path | Mapping[str, Any], *, quantization: str | None = None, dtype: str | None = None
 ) -> Model:
-    """The model called `source`, or described by a path to a `config.json` or by its content.
+    """The model called `source`, or described by a path to a `config.json` or by its content; it keeps that name.
 
     Names are looked up in the catalog, in the local Hub cache, as a variant of a catalog model, then on the Hub.
-    `quantization` and `dtype` override what the configuration says. Raises `PlannerError`.
+    `quantization` says how the engine shall store a checkpoint of 16 bits (FP8 may become NVFP4 or MXFP4 too); for any
+    other it names the format that the checkpoint has, or leads to a published checkpoint that has it, whose name the
+    model then bears. `dtype` overrides what the configuration says. Raises `PlannerError`, also for a `quantization`
+    that contradicts the checkpoint.
     """
     if isinstance(source, Mapping):
         found = _build(source, str(source.get("_name_or_path") or source.get("model_type") or "config"))
@@ -85,13 +100,47 @@ def model(
         found = _build(_read(path), str(source))
     else:
         found = _named(str(source))
-    if quantization is not None and (wanted := q.named(quantization, found.quantization)) != found.quantization:
-        found = replace(found, quantization=wanted)
+    if quantization is not None:
+        found = _stored_as(quantization, found)
+    if not found.quantization.schemes and (said := _said(found.name)[1]) not in (None, "none"):
+        note = f"{found.name} says {said}, and its configuration states no quantization: planned in {found.dtype}"
+        found = replace(found, warnings=(*found.warnings, f"{note}; add its hf_quant_config.json, or quantization"))
     if dtype is not None and dtype != "auto":
         if dtype not in DTYPES:
             raise did_you_mean(dtype, (*DTYPES, "auto"), "dtype")
         found = replace(found, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
     return found
+
+
+def _stored_as(wanted: str, found: Model) -> Model:
+    """`found` in the format called `wanted`: as it is, converted, or another checkpoint of it; else refused."""
+    stored = found.quantization
+    if q.agrees(wanted, stored):
+        return found
+    converted = q.named(wanted)
+    if not stored.schemes or (found.inferred and converted.method == stored.method):  # more than the name said
+        return replace(found, quantization=converted)
+    if found.inferred and q.packs(wanted) and stored.method in ("gptq", "awq"):  # who packed it, the name didn't say
+        return replace(found, quantization=q.named("int4"))
+    if stored.method in ("fp8", "fp8_block") and stored.weight_bits == 8 and converted.method in ("nvfp4", "mxfp4"):
+        note = f"{found.name} is stored in {stored.method}; planned with all its linear layers converted to {wanted}"
+        if published := _published(wanted, found):
+            note += f" ({published} keeps some as they were)"
+        return replace(found, quantization=converted, warnings=(*found.warnings, note))
+    if published := _published(wanted, found):
+        note = f"{found.name} is stored in {stored.method}; planned as {published}, which is what {wanted} asks for"
+        return replace(_entry(published), warnings=(*found.warnings, note))
+    raise PlannerError(
+        f"{found.name} is stored in {stored.method}, so quantization {wanted} would be another checkpoint: "
+        f"name that one, or leave quantization out"
+    )
+
+
+def _published(wanted: str, found: Model) -> str | None:
+    """The catalog's checkpoint of the same model in the format called `wanted`."""
+    bare = _said(found.name)[0]
+    same = (name for name in names() if _said(name)[0] == bare)
+    return next((name for name in same if q.agrees(wanted, _entry(name).quantization)), None)
 
 
 def _build(config: Mapping[str, Any], name: str, where: str = "config.json") -> Model:
@@ -111,21 +160,25 @@ def _read(path: Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise PlannerError(f"cannot read {path} as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise PlannerError(f"{path}: expected a mapping of fields, got {type(config).__name__}")
     beside = path.parent / "hf_quant_config.json"
-    if isinstance(config, dict) and "quantization_config" not in config and beside.is_file():
-        config["quantization_config"] = json.loads(beside.read_text(encoding="utf-8"))
+    if not config.get("quantization_config") and beside.is_file() and beside != path:
+        try:
+            config["quantization_config"] = json.loads(beside.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise PlannerError(f"cannot read {beside} as JSON: {error}") from None
     return config
 
 
 @cache
 def _catalog() -> tuple[dict[str, ModelEntry], dict[str, str]]:
-    """Entries by name, and names by folded name or alias."""
+    """Entries by name, and every known name by its folded form, with and without its maker."""
     found = entries("models.yaml", ModelEntry)
-    folded = {}
-    for name, entry in found.items():
-        for alias in (name, *entry.aliases):
-            folded[_squash(_fold(alias))] = name
-            folded.setdefault(_squash(_fold(alias.split("/")[-1])), name)
+    known = [name for key, entry in found.items() for name in entry.names(key)]
+    folded = {_squash(_fold(name)): name for name in known}
+    for name in known:
+        folded.setdefault(_squash(_fold(name.split("/")[-1])), name)
     return found, folded
 
 
@@ -141,46 +194,97 @@ def _squash(name: str) -> str:
 
 @cache
 def _entry(name: str) -> Model:
-    """The catalog's model `name`, its base's configuration overlaid with its own."""
+    """The catalog's model `name`: its bases' configurations, then its entry's, then its own, one over the other."""
     catalog, _ = _catalog()
-    config: dict[str, Any] = {}
-    chain: list[ModelEntry] = [catalog[name]]
+    if name not in catalog:
+        key = next(key for key, entry in catalog.items() if name in entry.names(key))
+        if name not in catalog[key].variants:
+            return replace(_entry(key), name=name)
+        overlay = catalog[key].variants[name]
+        return _build(_over(_config(key), overlay), name, f"models.yaml, entry {key}, variant {name}")
+    return _build(_config(name), name, f"models.yaml, entry {name}")
+
+
+def _config(key: str) -> dict[str, Any]:
+    """The configuration of the catalog's entry `key`, over those that it is based on."""
+    catalog, _ = _catalog()
+    chain = [catalog[key]]
     while (base := chain[-1].base) is not None:
         if base not in catalog or len(chain) > 8:
-            raise PlannerError(f"models.yaml, entry {name}, field base: {did_you_mean(base, catalog, 'model')}")
+            raise PlannerError(f"models.yaml, entry {key}, field base: {did_you_mean(base, catalog, 'model')}")
         chain.append(catalog[base])
+    config: dict[str, Any] = {}
     for entry in reversed(chain):
-        config.update(entry.config)
-    return _build(config, name, f"models.yaml, entry {name}")
+        config = _over(config, entry.config)
+    return config
+
+
+def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`under` with the fields of `over`, nested configurations field by field; a quantization is replaced whole."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and key != "quantization_config":
+            value = _over(below, value)
+        merged[key] = value
+    return merged
 
 
 _FORMATS = (
-    (r"nvfp4|fp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8[-_](dynamic|static|kv)", "fp8_channel"), (r"fp8", "fp8"),
-    (r"gptq(-?marlin)?(-?int4|-?4bit)?", "gptq"), (r"awq(-?int4|-?4bit)?", "awq"),
+    (r"mxfp8", "mxfp8"), (r"nvfp4|fp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8[-_](dynamic|static|kv)", "fp8_channel"),
+    (r"fp8", "fp8"), (r"gptq(-?marlin)?(-?int4|-?4bit)?", "gptq"), (r"awq(-?int4|-?4bit)?", "awq"),
     (r"bnb-4bit|bnb|bitsandbytes", "bitsandbytes"), (r"quantized\.w4a16|w4a16|int4|4bit|autoround", "int4"),
     (r"quantized\.w8a8|w8a8|int8", "int8"), (r"bf16|bfloat16|fp16", "none"),
 )  # fmt: skip
 """How names say the format of a quantized copy, and the format."""
-_DRESS = r"^meta-|-(instruct|chat|it|hf|base|thinking|mtp|reasoning|preview|\d{4}|v\d+(\.\d+)?)(?=-|$)"
+_DRESS = r"^meta-|-(instruct|chat|it|hf|base|thinking|mtp|reasoning|preview|\d{4})(?=-|$)"
 """What names add that doesn't change any shape."""
+_VERSION = r"-v\d+(\.\d+)?(?=-|$)"
+_OTHER = r"v\d|.*\b(vl|vision|omni|audio|asr|embed\w*|rerank\w*|reward|eagle\w*|medusa|dflash|dspark|draft\w*)\b"
+"""What follows a known name in the name of something else."""
 _BLOCK_FP8 = ("qwen", "zai-org", "deepseek-ai", "minimaxai", "moonshotai", "stepfun-ai", "xiaomimimo")
 """Makers whose own FP8 releases scale blocks of 128 x 128."""
 
 
 @cache
 def _named(name: str) -> Model:
-    catalog, folded = _catalog()
-    if (key := folded.get(_squash(_fold(name)))) is not None:
-        return _entry(key)
+    _, folded = _catalog()
+    if (known := folded.get(_squash(_fold(name)))) is not None:
+        found = _entry(known)
+        read = (f"{name} is read as {known}",) if name.casefold() != known.casefold() else ()
+        return found if name == known else replace(found, name=name, warnings=(*found.warnings, *read))
     if (config := _cached(name)) is not None:
         return _build(config, name)
     if (variant := _variant(name)) is not None:
         return variant
     if (config := _download(name)) is not None:
         return _build(config, name)
-    error = did_you_mean(name, {alias for key, entry in catalog.items() for alias in (key, *entry.aliases)}, "model")
+    error = did_you_mean(name, names(), "model")
     network = "" if _online() else ", or a network to ask the Hub for it"
     raise PlannerError(f"{error}; the path of its config.json would do as well{network}")
+
+
+@cache
+def _said(name: str) -> tuple[str, str | None]:
+    """The folded name without its maker and without what it says of the format, and that format."""
+    bare, said = _fold(name.rstrip("/").removesuffix("/config.json").removesuffix(".json")).split("/")[-1], None
+    for pattern, spelled in _FORMATS:
+        stripped = re.sub(rf"[-.]({pattern})(-v\d(?=-|$))?(?=[-.]|$)", "", bare)
+        if stripped != bare:
+            bare, said = stripped, said or spelled
+    return bare, said
+
+
+@cache
+def _undressed() -> dict[str, str]:
+    """Known names by what is left of them without what doesn't change a shape; a size may do without its version."""
+    plain: dict[str, str] = {}
+    for name in reversed(names()):
+        bare = re.sub(_DRESS, "", _fold(name).split("/")[-1])
+        plain[bare] = name
+        if re.search(r"\d[bm](-|$)", bare):
+            plain.setdefault(re.sub(_VERSION, "", bare), name)
+    return plain
 
 
 def _variant(name: str) -> Model | None:
@@ -189,37 +293,34 @@ def _variant(name: str) -> Model | None:
     NVFP4 copies leave alone what NVIDIA's own do: all but the routed experts of an MoE model (Kimi-K2.6-NVFP4,
     Qwen3.5-397B-A17B-NVFP4), the recurrent mixers of a hybrid.
     """
-    bare, wanted = _fold(name).split("/")[-1], None
-    if unknown := re.search(r"[-.](gguf|ggml|exl[23]|mlx)(?=[-.]|$)", bare):
+    if unknown := re.search(r"[-.](gguf|ggml|exl[23]|mlx)(?=[-.]|$)", _fold(name)):
         raise PlannerError(f"{name}: {unknown[1]} checkpoints are not planned for; {', '.join(q.SCHEMES)} are")
-    for pattern, spelled in _FORMATS:
-        stripped = re.sub(rf"[-.]({pattern})(?=[-.]|$)", "", bare)
-        if stripped != bare:
-            bare, wanted = stripped, wanted or spelled
+    bare, wanted = _said(name)
     if wanted == "fp8" and _fold(name).split("/")[0] in _BLOCK_FP8:
         wanted = "fp8_block"
-    catalog, known = _catalog()
-    plain = re.sub(_DRESS, "", bare)
-    undressed = {re.sub(_DRESS, "", _fold(alias).split("/")[-1]): key
-                 for key, entry in reversed(catalog.items()) for alias in (*entry.aliases, key)}  # fmt: skip
-    squashed = {_squash(alias): key for alias, key in undressed.items()}
-    exact = known.get(_squash(bare)) or squashed.get(_squash(plain))
+    plain, undressed = re.sub(_DRESS, "", bare), _undressed()
+    squashed = {_squash(alias): known for alias, known in undressed.items()}
+    exact = _catalog()[1].get(_squash(bare)) or squashed.get(_squash(plain))
     begins = [alias for alias in undressed if plain.startswith(f"{alias}-") and re.search(r"\d[bm](-|$)", alias)]
-    key = exact or undressed.get(max(begins, key=len, default=""))
-    if key is None:
+    longest = max(begins, key=len, default="")
+    if exact is None and (not longest or re.match(_OTHER, plain[len(longest) + 1 :])):
         return None
-    base = _entry(key)
+    known = exact or undressed[longest]
+    base = _entry(known)
     derived = "planned as" if exact else "taken for a derivative of"
-    note, quantization = f"{name} is not in the catalog; {derived} {key}", base.quantization
-    if wanted is not None:
+    note, quantization = f"{name} is not in the catalog; {derived} {known}", base.quantization
+    bits = q.named(wanted).weight_bits if wanted else 0
+    if wanted is not None and not (q.agrees(wanted, quantization) and bits == quantization.weight_bits):
         targets: tuple[tuple[str, str], ...] = ()
         if wanted == "nvfp4" and base.architecture.is_moe:
-            targets = ((r"mlp\.experts", "nvfp4"),)
+            targets = ((q.EXPERTS, "nvfp4"),)
         elif wanted == "nvfp4" and base.architecture.is_hybrid:
             targets = ((r"^(?!.*(linear_attn|mixer))", "nvfp4"),)
-        quantization = q.named(wanted, base.quantization, targets)
-        note += f" with {wanted} {'experts' if base.architecture.is_moe and targets else 'weights'}"
-    return replace(base, name=name, quantization=quantization, warnings=(*base.warnings, note))
+        quantization = q.named(wanted, targets)
+        stored = "16-bit" if wanted == "none" else wanted
+        note += f" with {stored} {'experts' if base.architecture.is_moe and targets else 'weights'}"
+    warnings = (*base.warnings, note)
+    return replace(base, name=name, quantization=quantization, warnings=warnings, inferred=True)
 
 
 def _cached(name: str) -> dict[str, Any] | None:
@@ -249,6 +350,9 @@ def _download(name: str) -> dict[str, Any] | None:
     from huggingface_hub import hf_hub_download
 
     try:
-        return _read(Path(hf_hub_download(name, "config.json", etag_timeout=3)))
+        path = Path(hf_hub_download(name, "config.json", etag_timeout=3))
     except Exception:
         return None
+    with suppress(Exception):  # most checkpoints have none
+        hf_hub_download(name, "hf_quant_config.json", etag_timeout=3)
+    return _read(path)

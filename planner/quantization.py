@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil
 from typing import Any
@@ -44,15 +44,17 @@ SCHEMES = {
     "int4": Scheme("compressed-tensors", 4, "bf16", (1, 128), 2),
     "nvfp4": Scheme("nvfp4", 4, "fp4", (1, 16), 1),
     "mxfp4": Scheme("mxfp4", 4, "bf16", (1, 32), 1),
+    "mxfp8": Scheme("mxfp8", 8, "fp8", (1, 32), 1),
     "bitsandbytes": Scheme("bitsandbytes", 4, "bf16", (1, 64), 4),
 }
 """Formats by the name that a user may give."""
 _SPELLINGS = {
-    "bf16": "none", "bfloat16": "none", "fp16": "none", "float16": "none", "auto": "none", "none": "none",
+    "bf16": "none", "bfloat16": "none", "fp16": "none", "float16": "none", "none": "none", "auto": "auto",
     "fp8_dynamic": "fp8_channel", "w8a8": "int8", "quantized.w8a8": "int8", "w8a16": "int8", "w4a16": "int4",
     "quantized.w4a16": "int4", "fp4": "nvfp4", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "awq_int4": "awq",
     "gptq_marlin": "gptq", "gptq_int4": "gptq", "bnb": "bitsandbytes", "nf4": "bitsandbytes",
-    "bnb_4bit": "bitsandbytes", "deepseek_v4_fp8": "fp8_block", "fp8_per_block": "fp8_block", "fp8_per_tensor": "fp8",
+    "bnb_4bit": "bitsandbytes", "auto_round": "int4",
+    "deepseek_v4_fp8": "fp8_block", "fp8_per_block": "fp8_block", "fp8_per_tensor": "fp8",
     "gpt_oss_mxfp4": "mxfp4", "compressed_tensors": "compressed_tensors", "modelopt": "modelopt", "quark": "modelopt",
 }  # fmt: skip
 _CONTAINERS = {"compressed_tensors": "fp8_channel", "modelopt": "fp8"}
@@ -86,8 +88,9 @@ class Quantization:
     @cached_property
     def _compiled(self) -> tuple[frozenset[str], re.Pattern[str], list[tuple[re.Pattern[str], Scheme]]]:
         """Plain names to ignore, the expression of the others, and the formats by compiled pattern."""
-        names = {bare for pattern in self.ignore if not re.search(r"[*:]", bare := _bare(pattern))}
-        others = [_expression(pattern) for pattern in self.ignore if re.search(r"[*:]", pattern)]
+        plain = {pattern: not re.search(r"[*:]|mixer", pattern) for pattern in self.ignore}
+        names = {_bare(pattern) for pattern in self.ignore if plain[pattern]}
+        others = [_expression(pattern) for pattern in self.ignore if not plain[pattern]]
         formats = [(re.compile(pattern), scheme) for pattern, scheme in self.schemes]
         return frozenset(names), re.compile("|".join(others) or r"(?!)"), formats
 
@@ -99,7 +102,7 @@ class Quantization:
         """The format of `weight` in the module `prefix` ("layers.3."); None: the model's dtype."""
         if not weight.linear or not self.schemes:
             return None
-        path = prefix + weight.name
+        path = (prefix + weight.name).removesuffix("_groups")  # Mamba-2's in_proj, whose groups are split apart
         if path not in self._found:
             names, others, formats = self._compiled
             parts = path.split(".")
@@ -111,34 +114,60 @@ class Quantization:
 
 
 _EXCLUSIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules")
-_EXPERTS = r"mlp\.experts"
+EXPERTS = r"(?:^|\.)experts\."
+"""The routed experts, whatever block they lie in."""
 NONE = Quantization("none")
 
 
-def named(name: str, stored: Quantization = NONE, targets: tuple[tuple[str, str], ...] = ()) -> Quantization:
-    """The quantization called `name`, on all linear layers but the head, or as `targets` say: (modules, format).
-
-    A container's name ("compressed-tensors", "modelopt") and the format that is `stored` already change nothing.
-    Raises `PlannerError` for an unknown name.
-    """
+def _read(name: str) -> tuple[list[str], str]:
+    """The words of `name` that say a format, and the format (or container) that they say together."""
     words = re.findall(r"[\w.]+", re.sub(r"[-/]", "_", name.casefold()))
     known = [word for word in words if word in SCHEMES or word in _SPELLINGS]
     if not known:
         raise did_you_mean(name, (*SCHEMES, *_SPELLINGS), "quantization")
-    key = max((_SPELLINGS.get(word, word) for word in known), key=lambda key: key not in _CONTAINERS)
-    if key in _CONTAINERS:
-        repacked = key == "compressed_tensors" and stored.method in ("gptq", "awq")
-        return stored if stored.schemes and not repacked else named("int4" if repacked else _CONTAINERS[key])
-    if key == "none":
+    return known, max((_SPELLINGS.get(word, word) for word in known), key=lambda key: key not in _CONTAINERS)
+
+
+def named(name: str, targets: tuple[tuple[str, str], ...] = ()) -> Quantization:
+    """The quantization called `name`, on all linear layers but the head, or as `targets` say: (modules, format).
+
+    A container ("compressed-tensors", "modelopt") means the format that most of its checkpoints have. Raises
+    `PlannerError` for an unknown name.
+    """
+    known, key = _read(name)
+    key = _CONTAINERS.get(key, key)
+    if key in ("none", "auto"):
         return NONE
-    scheme = SCHEMES[key]
     if "nvfp4" in known and "fp8" in known:
         targets = ((r"mlp\.", "nvfp4"), ("", "fp8"))
-    elif scheme.method == stored.method or scheme.bits == stored.weight_bits:
-        return stored
-    parts = targets or ((_EXPERTS if key == "mxfp4" else "", key),)
-    ignored = ["lm_head", "mtp*"] if key == "nvfp4" else ["lm_head"]
-    return Quantization(scheme.method, tuple((modules, SCHEMES[part]) for modules, part in parts), tuple(ignored))
+    parts = targets or ((EXPERTS if key == "mxfp4" else "", key),)
+    ignored = ("lm_head", "mtp*") if key == "nvfp4" else ("lm_head",)
+    return Quantization(SCHEMES[key].method, tuple((modules, SCHEMES[part]) for modules, part in parts), ignored)
+
+
+def packs(name: str) -> bool:
+    """`name` says by whom a checkpoint was written, and not in which format."""
+    return _read(name)[1] in _CONTAINERS
+
+
+def agrees(name: str, stored: Quantization) -> bool:
+    """A checkpoint in the format `stored` is what `name` asks for, so that an engine told so would load it.
+
+    FP8 is FP8 whatever its scales span, int4 any format of four-bit whole numbers, fp4 any of four-bit floats. Raises
+    `PlannerError` for an unknown name.
+    """
+    known, key = _read(name)
+    if key == "auto" or not stored.schemes:
+        return key in ("auto", "none")
+    if key in _CONTAINERS or key == "none":
+        return key != "none" and not (key == "compressed_tensors" and stored.method in ("gptq", "awq"))
+    held = {scheme.method for _, scheme in stored.schemes if scheme.bits == stored.weight_bits} | {stored.method}
+    if "nvfp4" in known and "fp8" in known:
+        return {"nvfp4", "fp8"} <= {scheme.method for _, scheme in stored.schemes}
+    any_of = {"int4": {"awq", "gptq"}, "nvfp4": {"mxfp4"} if "fp4" in known else set()}.get(key, set())
+    if stored.weight_bits == 4 and held & any_of:
+        return True
+    return SCHEMES[key].method.removesuffix("_block") in {method.removesuffix("_block") for method in held}
 
 
 def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quantization:
@@ -160,17 +189,23 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quanti
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
             raise PlannerError(f"{where}, quantization_config.{key}: expected a list of names, got {listed!r:.50}")
         ignored += listed
-    groups = q.get("config_groups")
-    if isinstance(groups, Mapping) and groups:
+    groups, layers = q.get("config_groups"), q.get("quantized_layers")
+    if isinstance(layers, Mapping) and str(q.get("quant_algo")).upper() == "MIXED_PRECISION" and not groups:
+        formats = _mixed(layers, f"{where}, quantization_config.quantized_layers")
+        method, head = formats[0][1].method, any("lm_head" in pattern for pattern, _ in formats)
+    elif isinstance(groups, Mapping) and groups:
         places = {f"{where}, quantization_config.config_groups.{name}": group for name, group in groups.items()}
         formats = tuple(_group(group, place) for place, group in places.items())
-        method, head = formats[0][1].method, any("lm_head" in pattern for pattern, _ in formats)
+        method, head = (
+            min(formats, key=lambda part: part[1].bits)[1].method,
+            any("lm_head" in pattern for pattern, _ in formats),
+        )
     else:
         scheme = _whole(q, where)
         method, head = scheme.method, bool(q.get("lm_head"))
-        formats = ((_EXPERTS if method == "mxfp4" else "", scheme),)
+        formats = ((EXPERTS if method == "mxfp4" else "", scheme),)
         if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
-            formats = ((_EXPERTS, SCHEMES["mxfp4"]), *formats)
+            formats = ((EXPERTS, SCHEMES["mxfp4"]), *formats)
     return Quantization(method, formats, (*ignored, *([] if head else ["lm_head"])), "fp8" if _fp8_cache(q) else None)
 
 
@@ -178,7 +213,28 @@ def _fp8_cache(q: Mapping[str, Any]) -> bool:
     """The checkpoint carries FP8 scales of the KV cache, which makes "auto" mean FP8."""
     scheme = q.get("kv_cache_scheme")
     bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
-    return bits == 8 or str(q.get("kv_cache_quant_algo")).upper() == "FP8"
+    return bits == 8 or "FP8" in (str(scheme).upper(), str(q.get("kv_cache_quant_algo")).upper())
+
+
+_ALGORITHMS = {
+    "fp8": SCHEMES["fp8"], "fp8_pb_wo": SCHEMES["fp8_block"], "mxfp8": SCHEMES["mxfp8"], "nvfp4": SCHEMES["nvfp4"],
+    "w4a16_nvfp4": replace(SCHEMES["nvfp4"], activation="bf16"),
+}  # fmt: skip
+"""ModelOpt's names of a layer's format."""
+
+
+def _mixed(layers: Mapping[str, Any], where: str) -> tuple[tuple[str, Scheme], ...]:
+    """The formats of a checkpoint that states one for every layer, the narrowest first."""
+    modules: dict[str, dict[str, None]] = {}
+    for name, layer in layers.items():
+        algorithm = str(layer.get("quant_algo") if isinstance(layer, Mapping) else layer).lower()
+        if algorithm not in _ALGORITHMS:
+            raise PlannerError(f"{where}.{name}: {did_you_mean(algorithm, _ALGORITHMS, 'quant_algo')}")
+        modules.setdefault(algorithm, {})[_bare(name)] = None
+    if not modules:
+        raise PlannerError(f"{where}: expected the layers and their formats, got none")
+    found = ((_union(list(names)), _ALGORITHMS[algorithm]) for algorithm, names in modules.items())
+    return tuple(sorted(found, key=lambda part: part[1].bits))
 
 
 def _whole(q: Mapping[str, Any], where: str) -> Scheme:
@@ -193,8 +249,8 @@ def _whole(q: Mapping[str, Any], where: str) -> Scheme:
         if block is not None:
             return Scheme("fp8_block", 8, "fp8", (block[0], block[1]))
         return SCHEMES["fp8_channel" if method == "fbgemm_fp8" else "fp8"]
-    if "nvfp4" in (method, algo):
-        return SCHEMES["nvfp4"]
+    if algo in _ALGORITHMS or method in ("nvfp4", "mxfp8"):
+        return _ALGORITHMS[algo if algo in _ALGORITHMS else method]
     if method in ("awq", "gptq", "auto-round", "auto_gptq"):
         bits, group = q.get("bits", q.get("w_bit", 4)), q.get("group_size", q.get("q_group_size", 128))
         if bits not in (2, 3, 4, 8) or not isinstance(group, int):
@@ -230,6 +286,8 @@ def _group(group: Any, where: str) -> tuple[str, Scheme]:
         symmetric = weights.get("symmetric", True)
         scheme = Scheme("compressed-tensors", bits, "bf16", (1, max(size or 0, 0)), 2, 0 if symmetric else bits)
     targets = group.get("targets")
+    if targets is None:  # all of them, as in ModelOpt's own groups
+        return "", scheme
     if not isinstance(targets, list) or not all(isinstance(item, str) for item in targets):
         raise PlannerError(f"{where}, field targets: expected a list of names, got {targets!r:.60}")
     return ("" if "Linear" in targets else _union(targets)), scheme
@@ -242,7 +300,7 @@ def _union(patterns: list[str]) -> str:
 
 _DIALECTS = (
     (r"\bshared_expert\b", "shared_experts"), (r"\b(block_sparse_moe|feed_forward)\b", "mlp"),
-    (r"\bexperts\.\d+\b", "experts"),
+    (r"\bexperts\.\d+\b", "experts"), (r"\bw1$", "gate_proj"), (r"\bw2$", "down_proj"), (r"\bw3$", "up_proj"),
 )  # fmt: skip
 """Module names that families spell in their own way, and the spelling of the building blocks."""
 
