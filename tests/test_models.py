@@ -146,13 +146,17 @@ def test_every_catalog_model_is_read_without_a_warning() -> None:
     [
         ("Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-8B", "none"),
         ("qwen3 32b", "Qwen/Qwen3-32B", "none"),
-        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "meta-llama/Llama-3.1-8B", "fp8"),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic", "meta-llama/Meta-Llama-3.1-8B-Instruct", "fp8"),
         ("Qwen/Qwen3-14B-AWQ", "Qwen/Qwen3-14B", "awq"),
-        ("Qwen/Qwen2.5-72B-Instruct-GPTQ-Int4", "Qwen/Qwen2.5-72B", "gptq"),
-        ("neuralmagic/Mistral-7B-Instruct-v0.3-quantized.w4a16", "mistralai/Mistral-7B-v0.3", "compressed-tensors"),
+        ("Qwen/Qwen2.5-14B-Instruct-GPTQ-Int4", "Qwen/Qwen2.5-14B-Instruct", "gptq"),
+        (
+            "RedHatAI/Mistral-7B-Instruct-v0.3-quantized.w4a16",
+            "mistralai/Mistral-7B-Instruct-v0.3",
+            "compressed-tensors",
+        ),
         ("Qwen/Qwen3-30B-A3B-FP8", "Qwen/Qwen3-30B-A3B", "fp8_block"),
-        ("nvidia/DeepSeek-R1-0528-NVFP4", "deepseek-ai/DeepSeek-V3", "nvfp4"),
-        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "meta-llama/Llama-3.1-8B", "bitsandbytes"),
+        ("nvidia/DeepSeek-R1-0528-NVFP4", "deepseek-ai/DeepSeek-R1-0528", "nvfp4"),
+        ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "meta-llama/Meta-Llama-3.1-8B-Instruct", "bitsandbytes"),
     ],
 )
 def test_variants_resolve_to_base_and_format(name: str, base: str, method: str) -> None:

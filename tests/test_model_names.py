@@ -1,0 +1,309 @@
+"""The model asked for is the model planned: its name, its own facts, its format, its configuration as it is found."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.deployment import ParallelLayout, deploy_on
+from planner.models import Model, model, names
+from planner.quantities import GIB, PlannerError
+from planner.quantization import SCHEMES, agrees
+from planner.weights import weight_bytes
+
+# The Hub's totals (November 2026); with the multi-token-prediction layers where the checkpoint has them.
+TOTALS = {
+    "codellama/CodeLlama-7b-Instruct-hf": 6_738_546_688,
+    "codellama/CodeLlama-13b-Instruct-hf": 13_016_028_160,
+    "codellama/CodeLlama-34b-Instruct-hf": 33_743_970_304,
+    "codellama/CodeLlama-70b-Instruct-hf": 68_976_910_336,
+    "NousResearch/Hermes-4-70B": 70_553_706_496,
+    "NousResearch/Hermes-4-405B": 405_853_388_800,
+    "NousResearch/Hermes-4.3-36B": 36_151_104_512,
+    "Qwen/Qwen2.5-VL-32B-Instruct": 33_452_718_336,
+    "Qwen/Qwen2-VL-72B-Instruct": 73_405_560_320,
+    "Qwen/Qwen2.5-72B-Instruct-AWQ": 72_957_861_888,
+    "Qwen/Qwen3-VL-2B-Thinking": 2_127_532_032,
+    "Qwen/Qwen3-VL-8B-Instruct": 8_767_123_696,
+    "Qwen/Qwen3-Coder-Next": 79_674_391_296,
+    "Qwen/Qwen3-Omni-30B-A3B-Thinking": 31_719_205_488,
+    "Qwen/Qwen3.5-0.8B": 873_438_784,
+    "Qwen/Qwen3.5-2B": 2_274_069_824,
+    "Qwen/Qwen3.5-4B": 4_659_865_088,
+    "mistralai/Devstral-Small-2-24B-Instruct-2512": 24_011_361_280,
+    "mistralai/Mistral-Medium-3.5-128B": 127_704_210_176,
+    "mistralai/Mistral-Small-4-119B-2603": 119_401_317_952,
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": 140_630_071_296,
+    "google/gemma-3-270m-it": 268_098_176,
+    "microsoft/Phi-4-multimodal-instruct": 5_574_460_384,
+    "moonshotai/Kimi-VL-A3B-Thinking-2506": 16_407_657_776,
+    "zai-org/GLM-4-32B-0414": 32_566_081_536,
+    "zai-org/GLM-4.1V-9B-Thinking": 10_292_777_472,
+    "zai-org/GLM-4.5V": 107_710_933_120,
+    "nvidia/NVIDIA-Nemotron-Nano-12B-v2": 12_310_001_152,
+    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": 560_524_578_816,
+    "CohereLabs/c4ai-command-r-v01": 34_980_831_232,
+    "CohereLabs/c4ai-command-r-08-2024": 32_296_476_672,
+    "CohereLabs/c4ai-command-r-plus-08-2024": 103_810_674_688,
+    "CohereLabs/c4ai-command-r7b-12-2024": 8_028_033_024,
+    "ibm-granite/granite-4.0-h-tiny": 6_939_037_248,
+    "ibm-granite/granite-4.0-h-micro": 3_191_396_096,
+    "ibm-granite/granite-4.0-h-1b": 1_461_538_368,
+    "ibm-granite/granite-4.0-micro": 3_402_836_480,
+    "ibm-granite/granite-4.1-8b": 8_791_592_960,
+    "ibm-granite/granite-4.1-30b": 28_865_728_512,
+    "allenai/Olmo-3.1-32B-Think": 32_233_522_176,
+    "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
+    "baidu/ERNIE-4.5-300B-A47B-PT": 299_484_163_264,
+    "inclusionAI/Ring-mini-2.0": 16_255_643_392,
+    "inclusionAI/Ling-flash-2.0": 102_889_705_216,
+    "inclusionAI/Ling-1T": 999_705_328_640,
+    "tencent/Hunyuan-A13B-Instruct": 80_393_183_232,
+    "databricks/dbrx-instruct": 131_596_523_520,
+}
+
+# max_position_embeddings of the checkpoint's own config.json, where it differs from the base's.
+CONTEXTS = {
+    "Qwen/Qwen2.5-7B-Instruct": 32_768,
+    "Qwen/Qwen2.5-72B-Instruct": 32_768,
+    "Qwen/Qwen2.5-7B-Instruct-1M": 1_010_000,
+    "Qwen/Qwen2.5-Math-1.5B": 4_096,
+    "Qwen/Qwen2.5-32B": 131_072,
+    "Qwen/QwQ-32B": 40_960,
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 131_072,
+    "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": 131_072,
+    "microsoft/Phi-4-reasoning": 32_768,
+    "allenai/Olmo-3-7B-Instruct": 65_536,
+    "allenai/Olmo-3-32B-Think": 65_536,
+    "mistralai/Devstral-Small-2505": 131_072,
+    "zai-org/GLM-4.6V": 131_072,
+    "inclusionAI/Ring-1T": 65_536,
+}
+
+# GiB of tensors in the published checkpoint.
+CHECKPOINTS = {
+    "nvidia/Gemma-4-31B-IT-NVFP4": 30.4,
+    "nvidia/Gemma-4-26B-A4B-NVFP4": 17.5,
+    "nvidia/Qwen3.6-27B-NVFP4": 19.6,
+    "nvidia/Kimi-K2.5-NVFP4": 550.2,
+    "mistralai/Ministral-3-8B-Instruct-2512": 9.7,
+    "mistralai/Ministral-3-8B-Reasoning-2512": 16.6,
+}
+
+
+def stored_gib(served: Model) -> float:
+    """What the checkpoint holds: without what only an engine makes room for."""
+    alone = ParallelLayout()
+    layers = zip(served.prefixes, served.architecture.layers, strict=True)
+    held = [(weight, prefix) for prefix, layer in layers for weight in layer.weights]
+    held += [(weight, "") for weight in (*served.architecture.ends, *served.architecture.towers)]
+    return sum(weight_bytes(served, weight, alone, at) for weight, at in held if weight.part != "engine") / GIB
+
+
+def facts(served: Model) -> tuple[Any, ...]:
+    """Everything of a model that a plan rests on."""
+    a = served.architecture
+    kinds = tuple((layer.mixer, layer.mlp, layer.params, times) for layer, times in a.distinct_layers.items())
+    return (a.max_position, a.vocab, a.params_total, kinds, served.quantization, served.dtype)
+
+
+@pytest.mark.parametrize("name", names())
+def test_every_known_name_is_kept_and_means_one_model(name: str) -> None:
+    served = model(name)
+    assert served.name == name
+    assert served.warnings == ()
+    assert served.architecture.max_position >= 2048
+    for spelling in (name.lower(), name.split("/")[-1], name.replace("-", "_").upper()):
+        again = model(spelling)
+        assert again.name == spelling
+        assert facts(again) == facts(served), spelling
+
+
+def test_no_two_entries_claim_one_name() -> None:
+    folded = [re.sub(r"[-_\s]", "", name.casefold()) for name in names()]
+    assert len(set(folded)) == len(folded) >= 400
+
+
+def test_the_size_in_a_name_is_the_models() -> None:
+    active = ("Llama-4", "Mixtral")  # what a token passes through, or of one expert
+    for name in names():
+        size = re.search(r"-(\d+(?:\.\d+)?)([BM])(?=-|$)", name.split("/")[-1], re.IGNORECASE)
+        if size and not any(word in name for word in active):
+            told = float(size[1]) * (1e9 if size[2] in "bB" else 1e6)
+            assert model(name).architecture.params_total == pytest.approx(told, rel=0.25, abs=7e8), name
+
+
+@pytest.mark.parametrize("name", TOTALS)
+def test_parameters_are_the_published_total(name: str) -> None:
+    a = model(name).architecture
+    counted = a.params_stored + sum(layer.params for layer in a.mtp)
+    assert min(abs(a.params_total - TOTALS[name]), abs(counted - TOTALS[name])) <= 1e-6 * TOTALS[name]
+
+
+@pytest.mark.parametrize("name", CONTEXTS)
+def test_a_derived_model_has_its_own_context_length(name: str) -> None:
+    assert model(name).architecture.max_position == CONTEXTS[name]
+
+
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_a_checkpoint_weighs_what_is_published(name: str) -> None:
+    assert stored_gib(model(name)) == pytest.approx(CHECKPOINTS[name], rel=0.01)
+
+
+def test_an_alias_is_not_the_entry_that_it_shares_shapes_with() -> None:
+    for name in ("meta-llama/Llama-3.1-70B-Instruct", "deepseek-ai/DeepSeek-R1", "unsloth/Qwen3-8B-bnb-4bit"):
+        assert str(deploy_on(name, "H200", tp=8)).startswith(f"{name} on")
+
+
+def test_what_a_name_alone_says_is_said_to_be_inferred() -> None:
+    inferred = model("someone/Qwen2.5-14B-Instruct-FP8-dynamic")
+    assert "not in the catalog; planned as Qwen/Qwen2.5-14B-Instruct with fp8" in inferred.warnings[-1]
+    assert inferred.architecture.max_position == 32_768
+    assert "read as Qwen/Qwen3-32B" in model("qwen3 32b").warnings[-1]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["deepseek-ai/DeepSeek-V9", "mistralai/Mistral-7B-v0.9", "x/Llama-3.1-8B-EAGLE3", "x/Qwen3-8B-Embedding",
+     "x/Qwen3-8B-VL"],
+)  # fmt: skip
+def test_another_model_with_a_similar_name_is_not_given_a_shape(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.models._online", lambda: False)
+    with pytest.raises(PlannerError, match="unknown model"):
+        model(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("moonshotai/Kimi-K2-Thinking", "nvfp4"), ("deepseek-ai/DeepSeek-R1", "awq"), ("openai/gpt-oss-120b", "fp8"),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "int8"), ("nvidia/Qwen3-32B-NVFP4", "mxfp4"),
+        ("deepseek-ai/DeepSeek-V3", "bf16"),
+    ],
+)  # fmt: skip
+def test_a_format_that_contradicts_the_checkpoint_is_refused(name: str, wanted: str) -> None:
+    with pytest.raises(PlannerError, match=rf"^{name} is stored in .*{wanted} would be another checkpoint"):
+        model(name, quantization=wanted)
+
+
+def test_a_published_checkpoint_in_that_format_is_planned_under_its_own_name() -> None:
+    found = model("moonshotai/Kimi-K2.5", quantization="nvfp4")
+    assert found.name == "nvidia/Kimi-K2.5-NVFP4"
+    assert facts(found) == facts(model("nvidia/Kimi-K2.5-NVFP4"))
+    assert "moonshotai/Kimi-K2.5 is stored in compressed-tensors" in found.warnings[-1]
+    assert model("Qwen/Qwen3-32B-FP8", quantization="bf16").name == "Qwen/Qwen3-32B"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("deepseek-ai/DeepSeek-V3", "fp8"), ("deepseek-ai/DeepSeek-V4-Flash", "deepseek_v4_fp8"),
+        ("moonshotai/Kimi-K2.5", "int4"), ("moonshotai/Kimi-K2.5", "compressed-tensors"), ("openai/gpt-oss-20b", "fp4"),
+        ("Qwen/Qwen2.5-72B-Instruct-AWQ", "w4a16"), ("nvidia/Qwen3-32B-NVFP4", "modelopt_fp4"),
+        ("openai/gpt-oss-20b", "auto"), ("meta-llama/Llama-3.1-8B", "auto"),
+    ],
+)  # fmt: skip
+def test_the_format_that_a_checkpoint_has_may_be_named(name: str, wanted: str) -> None:
+    assert model(name, quantization=wanted).quantization == model(name).quantization
+
+
+@pytest.mark.parametrize("wanted", SCHEMES)
+def test_a_format_is_never_ignored(wanted: str) -> None:
+    for name in names():
+        try:
+            found = model(name, quantization=wanted)
+        except PlannerError as error:
+            assert f"quantization {wanted} would be another checkpoint" in str(error)
+        else:
+            assert agrees(wanted, found.quantization), name
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 2, "vocab_size": 1024,
+    "num_attention_heads": 8, "num_key_value_heads": 8, "max_position_embeddings": 2048,
+}  # fmt: skip
+MOE = LLAMA | {"model_type": "qwen3_moe", "head_dim": 128, "num_experts": 8, "num_experts_per_tok": 2,
+               "moe_intermediate_size": 1024}  # fmt: skip
+
+
+def test_a_name_that_says_a_format_and_a_configuration_that_does_not(tmp_path: Path) -> None:
+    folder = tmp_path / "Tiny-NVFP4"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": None}))
+    silent = model(folder)
+    assert silent.quantization.method == "none"
+    assert "says nvfp4, and its configuration states no quantization" in silent.warnings[-1]
+    assert model(folder, quantization="nvfp4").warnings == ()
+    stated = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(stated))
+    assert (model(folder).quantization.method, model(folder).warnings) == ("nvfp4", ())
+
+
+def test_a_group_without_targets_means_every_linear_layer() -> None:
+    """Qwen3-32B-FP8-Static-PerTensor: ModelOpt wrote neither targets nor a mapping for the cache."""
+    group = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8, "type": "float"}}
+    for targets in ({}, {"targets": None}):
+        stated = {"config_groups": {"group_0": group | targets}, "ignore": ["lm_head"], "kv_cache_scheme": "FP8"}
+        found = model(LLAMA | {"quantization_config": stated}).quantization
+        assert (found.method, found.kv_cache_dtype) == ("fp8", "fp8")
+
+
+def test_a_format_for_every_layer() -> None:
+    """MiniMax-M3-NVFP4: MXFP8 attention and NVFP4 experts, named w1, w2, w3 and one by one."""
+    layers = {f"model.layers.{layer}.block_sparse_moe.experts.{expert}.w{part}": {"quant_algo": "NVFP4"}
+              for layer in range(2) for expert in range(8) for part in (1, 2, 3)}  # fmt: skip
+    layers |= {f"model.layers.{layer}.self_attn.{part}_proj": {"quant_algo": "MXFP8"} for layer in range(2)
+               for part in "qkvo"}  # fmt: skip
+    stated = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
+    served = model(MOE | {"quantization_config": stated})
+    methods = {weight.name: served.quantization.scheme(weight, "layers.1.")
+               for weight in served.architecture.layers[1].weights}  # fmt: skip
+    assert methods["mlp.experts.up_proj"] is SCHEMES["nvfp4"] and methods["mlp.experts.down_proj"] is SCHEMES["nvfp4"]
+    assert methods["self_attn.o_proj"] is SCHEMES["mxfp8"] and methods["mlp.gate"] is None
+    assert model(MOE | {"quantization_config": stated}, quantization="nvfp4").quantization == served.quantization
+
+
+def test_minimax_m3_from_its_configuration() -> None:
+    """427,040,140,160 stored elements; the sparse attention's index keys are said to be left out of the cache."""
+    text = {"hidden_size": 6144, "intermediate_size": 3072, "num_hidden_layers": 60, "num_attention_heads": 64,
+            "num_key_value_heads": 4, "head_dim": 128, "vocab_size": 200064, "max_position_embeddings": 1048576,
+            "rotary_dim": 64, "dense_intermediate_size": 12288, "shared_intermediate_size": 3072, "n_shared_experts": 1,
+            "num_local_experts": 128, "num_experts_per_tok": 4, "moe_layer_freq": [0] * 3 + [1] * 57,
+            "sparse_attention_config": {"sparse_index_dim": 128, "sparse_num_index_heads": 4,
+                                        "sparse_attention_freq": [0] * 3 + [1] * 57}}  # fmt: skip
+    vision = {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "patch_size": 14}
+    served = model({"model_type": "minimax_m3_vl", "text_config": text, "vision_config": vision})
+    assert served.architecture.params_stored == 427_040_140_160
+    assert "index keys is not counted" in served.warnings[-1]
+
+
+def test_fields_with_one_value_a_layer() -> None:
+    """Hunyuan-A13B states experts per token, widths and shared experts as lists of 32."""
+    catalog = model("tencent/Hunyuan-A13B-Instruct").architecture
+    config = {"model_type": "hunyuan_v1_moe", "hidden_size": 4096, "intermediate_size": 3072, "num_hidden_layers": 32,
+              "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128167, "tie_word_embeddings": True,
+              "max_position_embeddings": 32768, "num_experts": 64, "num_experts_per_tok": [8] * 32,
+              "moe_topk": [8] * 32, "moe_intermediate_size": [3072] * 32, "num_shared_expert": [1] * 32}  # fmt: skip
+    assert model(config).architecture.params_by_part == catalog.params_by_part
+    with pytest.raises(PlannerError, match="num_experts_per_tok"):
+        model(config | {"num_experts_per_tok": [8] * 31})
+
+
+def test_exclusions_name_modules_as_the_checkpoint_does() -> None:
+    """In Gemma 4 `layers.N.mlp` is beside the experts, in Qwen3 it holds them; Nemotron-H calls every block mixer."""
+    ignored = {"quant_method": "modelopt", "quant_algo": "NVFP4",
+               "ignore": ["lm_head", *(f"model.language_model.layers.{n}.mlp*" for n in range(2))]}  # fmt: skip
+    text = LLAMA | {"model_type": "gemma4_text", "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 1024,
+                    "head_dim": 128, "sliding_window": 512}  # fmt: skip
+    for config, kept in (({"model_type": "gemma4", "text_config": text}, False), (MOE, True)):
+        served = model(config | {"quantization_config": ignored})
+        weights = served.architecture.layers[1].weights
+        routed = next(weight for weight in weights if weight.part == "routed_experts")
+        assert (served.quantization.scheme(routed, "layers.1.") is None) is kept
+        beside = [weight for weight in weights if weight.part == "shared_experts"]
+        assert all(served.quantization.scheme(weight, "layers.1.") is None for weight in beside)
+    nemotron = model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4")
+    attention = nemotron.architecture.layers[5].weights[0]
+    assert attention.name == "self_attn.q_proj" and nemotron.quantization.scheme(attention, "layers.5.") is None
