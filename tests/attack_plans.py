@@ -239,7 +239,8 @@ def referee(asked: Scenario, deployment: Deployment, *, quick: bool = False) -> 
     memory, table, workload = memory_of(deployment), step_of(deployment), asked.workload
     run, seeds = (RUN // 5, SEEDS[:1]) if quick else (RUN, SEEDS)
     seqs, engines = deployment.args.max_num_seqs or 1, deployment.layout.replicas * deployment.layout.dp
-    if not memory.starts or workload.total_quantile(0.99) > (deployment.args.max_model_len or 0):
+    longest = workload.prompt.quantile(1 - getattr(asked, "refused_at_most", 0.01))
+    if not memory.starts or longest >= (deployment.args.max_model_len or 0):
         return {}
     many = max(run, 3 * seqs) * engines
     crowd = replace(workload, rate=None, concurrency=seqs * engines, num_prompts=many, trace=None)
@@ -271,7 +272,9 @@ def _steady_rate(run: ReplayResult) -> float:
 def worst(asked: Scenario, found: Mapping[str, float]) -> tuple[float, str]:
     """The largest share of any limit, and whose; infinite where it does not start."""
     shares = [(found[name], name) for name in ("rate", *(t.name for t in asked.service_level)) if name in found]
-    return max((share for share in shares if not math.isnan(share[0])), default=(math.inf, "memory"))
+    return max(
+        (share for share in shares if not math.isnan(share[0])), default=(math.inf, "what it can start or serve")
+    )
 
 
 def check_promises(asked: Scenario, plan: Plan) -> list[str]:
