@@ -89,9 +89,9 @@ def model(
     """The model called `source`, or described by a path to a `config.json` or by its content; it keeps that name.
 
     Names are looked up in the catalog, in the local Hub cache, as a variant of a catalog model, then on the Hub.
-    `quantization` says how the engine shall store a checkpoint of 16 bits (FP8 may become NVFP4 or MXFP4 too); for any
-    other it names the format that the checkpoint has, or leads to a published checkpoint that has it, whose name the
-    model then bears. `dtype` overrides what the configuration says. Raises `PlannerError`, also for a `quantization`
+    `quantization` says how the engine shall store a checkpoint of 16 bits (FP8 may become NVFP4 too); for any other it
+    names the format that the checkpoint has, or leads to a published checkpoint that has it, whose name the model then
+    bears. `dtype` overrides what the configuration says. Raises `PlannerError`, also for a `quantization`
     that contradicts the checkpoint.
     """
     if isinstance(source, Mapping):
@@ -117,12 +117,12 @@ def _stored_as(wanted: str, found: Model) -> Model:
     stored = found.quantization
     if q.agrees(wanted, stored):
         return found
-    converted = q.named(wanted)
+    converted = _converted(wanted, found)
     if not stored.schemes or (found.inferred and converted.method == stored.method):  # more than the name said
         return replace(found, quantization=converted)
     if found.inferred and q.packs(wanted) and stored.method in ("gptq", "awq"):  # who packed it, the name didn't say
         return replace(found, quantization=q.named("int4"))
-    if stored.method in ("fp8", "fp8_block") and stored.weight_bits == 8 and converted.method in ("nvfp4", "mxfp4"):
+    if stored.method in ("fp8", "fp8_block") and stored.weight_bits == 8 and converted.method == "nvfp4":
         note = f"{found.name} is stored in {stored.method}; planned with all its linear layers converted to {wanted}"
         if published := _published(wanted, found):
             note += f" ({published} keeps some as they were)"
@@ -134,6 +134,13 @@ def _stored_as(wanted: str, found: Model) -> Model:
         f"{found.name} is stored in {stored.method}, so quantization {wanted} would be another checkpoint: "
         f"name that one, or leave quantization out"
     )
+
+
+def _converted(wanted: str, found: Model) -> q.Quantization:
+    """The format called `wanted` on what of `found` it is used for: MXFP4 on the experts, where there are some."""
+    quantization = q.named(wanted)
+    dense = quantization.method == "mxfp4" and not found.architecture.is_moe
+    return q.named(wanted, (("", "mxfp4"),)) if dense else quantization
 
 
 def _published(wanted: str, found: Model) -> str | None:
@@ -316,7 +323,7 @@ def _variant(name: str) -> Model | None:
             targets = ((q.EXPERTS, "nvfp4"),)
         elif wanted == "nvfp4" and base.architecture.is_hybrid:
             targets = ((r"^(?!.*(linear_attn|mixer))", "nvfp4"),)
-        quantization = q.named(wanted, targets)
+        quantization = q.named(wanted, targets) if targets else _converted(wanted, base)
         stored = "16-bit" if wanted == "none" else wanted
         note += f" with {stored} {'experts' if base.architecture.is_moe and targets else 'weights'}"
     warnings = (*base.warnings, note)
