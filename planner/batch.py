@@ -13,7 +13,8 @@ from planner.advice import longest_model_len
 from planner.coefficients import Calibration, calibrated_by, own_calibrations
 from planner.deployment import Deployment
 from planner.disaggregated import evaluate_disaggregated
-from planner.predict import RATES, Prediction, evaluate, memory_of
+from planner.memory import memory_of
+from planner.predict import RATES, Prediction, predict
 from planner.quantities import GIB, Interval, PlannerError
 from planner.rows import ENGINE_ARGS, POOL_SIZES, read_cells, read_deployment, read_model, read_workload
 from planner.workload import Workload
@@ -100,7 +101,7 @@ def predict_row(
         if pools:
             found = evaluate_disaggregated(deployments[0], deployments[1], workload)
         else:
-            found = evaluate(deployments[0], workload, replayed=True)
+            found = predict(deployments[0], workload)
     except PlannerError as error:
         return {**answer, "status": "error", "error": str(error)}
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one odd row must not end the others

@@ -67,7 +67,7 @@ def new_tables(seats: int, groups: int, longest: int) -> Any:
 
 
 @compiled
-def _take(pool: Any) -> int:
+def take(pool: Any) -> int:
     """The block at the front of the free ring, its cached content forgotten."""
     ring = pool.next.size - 1
     block = pool.next[ring]
@@ -232,7 +232,7 @@ def fill(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> None:
         end = max(held, needed(tokens, window, size))
         if len(tables.blocks):
             for j in range(held, end):
-                tables.blocks[s, g, j] = _take(pool)
+                tables.blocks[s, g, j] = take(pool)
         else:
             pool.free[0] -= end - held
         tables.held[s, g] = end

@@ -32,7 +32,7 @@ from planner.coefficients import (
 )
 from planner.deployment import Deployment
 from planner.latency import step_model
-from planner.predict import memory_of
+from planner.memory import memory_of
 from planner.quantities import Z80, Interval, PlannerError
 from planner.replay import replay_workload
 from planner.steady import closed_loop, open_loop

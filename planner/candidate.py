@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.deployment import Deployment
-from planner.predict import Prediction, evaluate_all
+from planner.performance import Performance
+from planner.predict import Prediction, evaluate_all, predict
 from planner.scenario import Scenario
 from planner.workload import Workload
+
+FLOOD = 1e6
+"""Requests/s that no deployment serves: what it does serve of them is all that it can."""
 
 
 @dataclass(frozen=True)
@@ -86,70 +90,97 @@ def describe(deployment: Deployment) -> str:
 
 
 def judge(scenario: Scenario, deployment: Deployment, replicas: int, preference: tuple[int, ...] = ()) -> Candidate:
-    """`deployment` in `replicas` copies under the scenario's traffic, held against its service level."""
+    """`deployment` in `replicas` copies under the scenario's traffic, held against its service level in closed form."""
     return judge_all(scenario, [(deployment, replicas, preference)])[0]
 
 
 def judge_all(scenario: Scenario, cases: Sequence[tuple[Deployment, int, tuple[int, ...]]]) -> list[Candidate]:
     """`judge` of every (deployment, replicas, preference); together they take little longer than one."""
-    loads = [_load(scenario, deployment, replicas) for deployment, replicas, _ in cases]
-    found = [
-        _against(scenario, prediction, preference)
-        for prediction, (_, _, preference) in zip(evaluate_all(loads, scenario.prices), cases, strict=True)
+    if not cases:
+        return []
+    loads = [
+        (copies := deployment.with_replicas(replicas), traffic(scenario, copies)) for deployment, replicas, _ in cases
     ]
-    if scenario.offline:
-        return found
-    meeting = [k for k, candidate in enumerate(found) if candidate.meets]
-    stressed = []
-    for k in meeting:  # slower than expected is the same as so much more traffic
-        performance = found[k].prediction.performance
-        assert performance is not None
-        slower = performance.request_tps.mid / performance.request_tps.lo
-        stressed.append((slower, (loads[k][0], loads[k][1].at((scenario.workload.rate or 0.0) * slower))))
-    under = evaluate_all([load for _, load in stressed], scenario.prices)
-    for k, (slower, _), prediction in zip(meeting, stressed, under, strict=True):
-        if prediction.performance is None or prediction.performance.saturated:
-            risk = f"may be overloaded, if it is {slower - 1:.0%} slower than expected"
-            found[k] = replace(found[k], risks=(*found[k].risks, risk))
-    return found
+    flooded = [(deployment, workload.at(FLOOD)) for deployment, workload in loads]
+    found = evaluate_all([*loads, *flooded], scenario.prices)
+    candidates = []
+    for usual, full, (_, _, preference) in zip(found, found[len(loads) :], cases, strict=False):
+        if usual.performance and full.performance:
+            usual = replace(usual, performance=replace(usual.performance, capacity=full.performance.request_tps))
+        candidates.append(against(scenario, usual, preference))
+    return candidates
 
 
-def _load(scenario: Scenario, deployment: Deployment, replicas: int) -> tuple[Deployment, Workload]:
-    """So many replicas and what they see of the scenario's traffic."""
-    deployment = replace(deployment, layout=replace(deployment.layout, replicas=replicas))
+def replayed(scenario: Scenario, candidate: Candidate, *, quick: bool = False) -> Candidate:
+    """`candidate` as it is stated: its traffic, replayed; `quick` is a first look."""
+    found = predict(candidate.deployment, traffic(scenario, candidate.deployment), scenario.prices, quick=quick)
+    return against(scenario, found, candidate.preference)
+
+
+def traffic(scenario: Scenario, deployment: Deployment) -> Workload:
+    """The scenario's traffic; offline, a closed loop that keeps every slot of `deployment` taken."""
     workload = scenario.workload
-    if scenario.offline:  # the engines are kept full
-        full = replicas * deployment.layout.dp * (deployment.args.max_num_seqs or 1)
-        workload = replace(workload, rate=None, concurrency=min(full, workload.num_prompts or full))
-    return deployment, workload
+    return full(deployment, workload) if scenario.offline else workload
 
 
-def _against(scenario: Scenario, prediction: Prediction, preference: tuple[int, ...]) -> Candidate:
+def full(deployment: Deployment, workload: Workload) -> Workload:
+    """`workload` as a closed loop that keeps every one of `deployment`'s max_num_seqs slots taken."""
+    slots = (deployment.args.max_num_seqs or 1) * deployment.engines
+    return replace(workload, rate=None, concurrency=min(slots, workload.num_prompts or slots))
+
+
+def against(scenario: Scenario, prediction: Prediction, preference: tuple[int, ...] = ()) -> Candidate:
     """A prediction held against the service level."""
-    deployment, performance, rate = prediction.deployment, prediction.performance, scenario.workload.rate or 0.0
+    deployment, performance = prediction.deployment, prediction.performance
     if performance is None:
         return Candidate(deployment, prediction, (prediction.memory.reason,), (), ("memory",), math.inf, preference)
-    missed, risks = [], []
-    served = performance.request_tps
-    if performance.saturated or (scenario.offline and served.mid < rate):
-        missed.append(("rate", f"serves {served.mid:.3g} of {rate:.3g} requests/s"))
-    elif scenario.offline and served.lo < rate:
-        risks.append(f"may serve only {served.lo:.3g} of {rate:.3g} requests/s")
-    margin = rate / served.mid if scenario.offline else 0.0
+    missed, risks, margin = _load(scenario, prediction, performance)
     for target in scenario.service_level:
         value = getattr(performance, target.metric)[target.percentile]
+        if math.isnan(value.mid):  # answers of one token have no pace
+            continue
         margin = max(margin, value.mid / target.seconds)
+        limit = milliseconds(target.seconds)
         if value.mid > target.seconds:
-            is_, limit = milliseconds(value.mid), milliseconds(target.seconds)
-            missed.append((target.name, f"{target.name} is {is_}, above {limit}"))
+            missed.append((target.name, f"{target.name} is {milliseconds(value.mid, target.seconds)}, above {limit}"))
         elif value.hi > target.seconds:
-            risks.append(f"{target.name} may reach {milliseconds(value.hi)}, above {milliseconds(target.seconds)}")
+            risks.append(f"{target.name} may reach {milliseconds(value.hi, target.seconds)}, above {limit}")
+    if prediction.refused > scenario.refused_at_most:
+        said = f"{prediction.refused:.1%} of the requests are refused, above {scenario.refused_at_most:.1%}"
+        missed.append(("max_model_len", said))
+        margin = max(margin, prediction.refused / max(scenario.refused_at_most, 1e-6))
     if prediction.memory.status == "at_risk":
         risks.append(prediction.memory.reason)
     constraints, misses = zip(*missed, strict=True) if missed else ((), ())
     return Candidate(deployment, prediction, misses, tuple(risks), constraints, margin, preference)
 
 
-def milliseconds(seconds: float) -> str:
-    """A latency as a sentence has it."""
-    return f"{seconds * 1e3:,.0f} ms" if seconds < 10 else f"{seconds:,.0f} s"
+def _load(
+    scenario: Scenario, prediction: Prediction, performance: Performance
+) -> tuple[list[tuple[str, str]], list[str], float]:
+    """What the load says: misses with their names, risks, and the share that it takes of what is to be used."""
+    most, served, planned = performance.capacity, performance.request_tps, 1 - scenario.headroom
+    assert most is not None
+    if scenario.offline:
+        asked = scenario.workload.rate or 0.0
+        share = asked / served.mid / planned
+        if share > 1:
+            spare = f", of which {scenario.headroom:.0%} should stay free" if served.mid >= asked else ""
+            return [("rate", f"it serves {served.mid:.3g} of {asked:.3g} requests/s{spare}")], [], share
+        return [], [f"it may serve only {served.lo:.3g} of {asked:.3g} requests/s"] * (served.lo < asked), share
+    rate = scenario.workload.rate
+    asked = served.mid if rate is None else rate * (1 - prediction.refused)
+    share = asked / most.mid / planned
+    if share > 1:
+        beyond = f"above the {planned:.0%} that are planned" if share * planned <= 1 else "so that its queue grows"
+        said = f"{asked:.3g} requests/s are {share * planned:.1%} of the {most.mid:.3g} it serves at most, {beyond}"
+        return [("capacity", said)], [], share
+    slow = rate is not None and asked > most.lo
+    return [], [f"it may serve only {most.lo:.3g} of {asked:.3g} requests/s"] * slow, share
+
+
+def milliseconds(seconds: float, limit: float = math.inf) -> str:
+    """A latency as a sentence has it, exact enough to tell it from a `limit` beside it."""
+    if seconds >= 10:
+        return f"{seconds:,.0f} s" if abs(seconds - limit) >= 1 else f"{seconds:,.2f} s"
+    return f"{seconds * 1e3:,.0f} ms" if abs(seconds - limit) >= 1e-3 else f"{seconds * 1e3:,.2f} ms"

@@ -1,35 +1,44 @@
-"""The last word on a plan: the closed form ranks thousands of candidates, the replay confirms the few at the top.
+"""The last word on a plan: the closed form ranks thousands of candidates, the replay decides among those at the top.
 
-A closed form averages; a replay has the queues, bursts and shared steps of one run (`planner.replay`). A candidate that
-misses a target there is passed over, and tried again with one replica more.
+A closed form averages; a replay has the queues, bursts and shared steps of real schedules (`planner.run`). Candidates
+are replayed from the cheapest on, those that the closed form puts just short of the service level among them. One that
+holds is tried with a replica less, one that fails with a replica more, each with the max_num_seqs that keeps its pace.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import insort
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from planner.candidate import Candidate, judge, milliseconds
-from planner.replay import DEFAULT_SECONDS, replay_workload
+from planner.candidate import Candidate, full, judge, judge_all, replayed
+from planner.deployments import SEQS_STEP
+from planner.predict import evaluate_all
+from planner.quantities import PlannerError
 from planner.scenario import Scenario
-from planner.speculation import step_of
 
-RUN = 1_500
-"""Requests of one engine that a confirmation replays, where the traffic is not a trace of its own."""
-TRIES = 200
+TRIES = 60
 """Candidates that are replayed at most."""
-LUCK = 1.05
-"""A target counts as missed when a run is this much above it: ten minutes of random arrivals have luck of their own."""
+AFTER = 12
+"""Candidates that are replayed at most once one holds, for a runner-up and a safer one."""
+NEAR = 1.4
+"""The closed form can be wrong by so much: up to here beyond a limit it does not rule a candidate out."""
+CLEARLY = 1.15
+"""A first look that is so far beyond a limit needs no second."""
+FEWER = (0.85, 0.7)
+"""Shares of max_num_seqs that are tried where a full batch is too slow."""
+FULLY = 2
+"""Of those so many are replayed in full."""
+PACES = ("tpot", "itl")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Confirmed:
-    """What the replay says of the candidates that the closed form puts first."""
+    """What the replay says of the candidates that it was asked about."""
 
-    holding: tuple[Candidate, ...]  # from best to worst, as far as they were looked at
-    failing: tuple[Candidate, ...]  # with what they miss
+    holding: list[Candidate] = field(default_factory=list)  # from best to worst
+    failing: list[Candidate] = field(default_factory=list)  # with what they miss
 
     def other(self, chosen: Candidate) -> Candidate | None:
         """The best that holds with another GPU or layout than `chosen`."""
@@ -47,45 +56,127 @@ class Confirmed:
         return bool(self.holding and self.other(self.holding[0]) and self.safe)
 
 
-def replayed(scenario: Scenario, candidate: Candidate) -> Candidate:
-    """`candidate` with the targets that it misses when one engine's share of the traffic is replayed."""
-    deployment, workload = candidate.deployment, candidate.prediction.workload
-    assert workload is not None
-    if not scenario.service_level:
-        return candidate
-    if workload.trace is None:
-        asked = workload.num_prompts or 10 * (workload.concurrency or 0) or (workload.rate or 0) * DEFAULT_SECONDS
-        engines = deployment.layout.replicas * deployment.layout.dp
-        workload = replace(workload, num_prompts=max(round(min(asked, RUN * engines)), 1))
-    run = replay_workload(deployment, candidate.prediction.memory.pool, step_of(deployment), workload)
-    missed, margin = [], candidate.margin
-    for target in scenario.service_level:
-        seconds = run.stats(target.metric)[target.percentile]
-        margin = max(margin, seconds / target.seconds)
-        if seconds > LUCK * target.seconds:
-            is_, limit = milliseconds(seconds), milliseconds(target.seconds)
-            missed.append((target.name, f"{target.name} is {is_} when replayed, above {limit}"))
-    if not missed:
-        return candidate
-    names, sentences = zip(*missed, strict=True)
-    return replace(candidate, misses=sentences, constraints=names, margin=margin)
+def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
+    """Replay `candidates`, cheapest first, until the cheapest that holds, a runner-up and a safer one are known."""
+    pending: list[Candidate] = []
+    seen: set[object] = set()
 
+    def add(candidate: Candidate) -> None:
+        if _key(candidate) not in seen and near(scenario, candidate):
+            seen.add(_key(candidate))
+            insort(pending, candidate, key=_order)
 
-def confirm(scenario: Scenario, meeting: Sequence[Candidate]) -> Confirmed:
-    """Replay candidates that meet the service level in closed form, best first, until there is enough to decide."""
-    pending, found = list(meeting), Confirmed((), ())
-    most = {wanted.gpu: wanted.at_most for wanted in scenario.gpus}
-    for _ in range(TRIES):
-        if not pending or found.enough:
+    some = [candidate for candidate in candidates if near(scenario, candidate)]
+    fewer = [
+        (c.deployment, c.deployment.layout.replicas - 1, c.preference) for c in some if c.deployment.layout.replicas > 1
+    ]
+    for candidate in (*some, *judge_all(scenario, fewer)):
+        add(candidate)
+    found = Confirmed()
+    at_most = {wanted.gpu: wanted.at_most for wanted in scenario.gpus}
+    tries, after = TRIES, AFTER
+    while pending and tries:
+        dearer = bool(found.holding) and pending[0].cost > found.holding[0].cost
+        if dearer and (found.enough or not after):
             break
-        tried = replayed(scenario, pending.pop(0))
-        if tried.meets:
-            found = replace(found, holding=(*found.holding, tried))
-            continue
-        found = replace(found, failing=(*found.failing, tried))
+        tries, after = tries - 1, after - dearer
+        tried = settled(scenario, pending.pop(0))
         layout = tried.deployment.layout
-        if (layout.replicas + 1) * layout.gpus_per_replica <= most.get(tried.deployment.gpu, math.inf):
-            more = judge(scenario, tried.deployment, layout.replicas + 1, tried.preference)
-            if more.meets:
-                insort(pending, more, key=lambda candidate: candidate.rank)
+        if tried.meets:
+            insort(found.holding, tried, key=lambda candidate: candidate.rank)
+            add(_with(scenario, tried, -1))
+        else:
+            found.failing.append(tried)
+            if (layout.replicas + 1) * layout.gpus_per_replica <= at_most.get(tried.deployment.gpu, math.inf):
+                add(_with(scenario, tried, 1))
     return found
+
+
+def _key(candidate: Candidate) -> object:
+    deployment = candidate.deployment
+    return deployment.gpu, deployment.layout, candidate.preference
+
+
+def _order(candidate: Candidate) -> tuple[object, ...]:
+    return candidate.cost, candidate.preference, candidate.deployment.layout.pp, candidate.margin
+
+
+def _with(scenario: Scenario, candidate: Candidate, more: int) -> Candidate:
+    """`candidate` with so many replicas more, in closed form; itself where none would be left."""
+    replicas = candidate.deployment.layout.replicas + more
+    if more == 0 or replicas < 1:
+        return candidate
+    return judge(scenario, candidate.deployment, replicas, candidate.preference)
+
+
+def near(scenario: Scenario, candidate: Candidate) -> bool:
+    """Whether the closed form leaves it open that `candidate` holds: full queues make its latencies meaningless."""
+    if candidate.meets or candidate.margin <= NEAR:
+        return True
+    found, rate = candidate.prediction.performance, scenario.workload.rate
+    if found is None or found.capacity is None or not found.saturated or rate is None:
+        return False
+    return rate <= (1 - scenario.headroom) * NEAR * found.capacity.mid
+
+
+def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
+    """`candidate` replayed, with the first max_num_seqs of `_sizes` with which it holds, or the best of them."""
+    looks: list[Candidate] = []
+    for size in _sizes(scenario, candidate):
+        tried = replace(candidate, deployment=candidate.deployment.with_args(max_num_seqs=size))
+        try:
+            looks.append(replayed(scenario, tried, quick=True))
+        except PlannerError as error:
+            looks.append(replace(tried, misses=(str(error),), constraints=("memory",), margin=math.inf))
+        if not 1 < looks[-1].margin <= NEAR:
+            break
+    looks.sort(key=lambda look: look.margin)
+    best = looks[0]
+    for look in looks[:FULLY]:
+        if look.margin > CLEARLY:
+            break
+        found = replayed(scenario, look)
+        best = found if found.meets or best is look or found.margin < best.margin else best
+        if found.meets:
+            break
+    return best
+
+
+def _sizes(scenario: Scenario, candidate: Candidate) -> Iterator[int]:
+    """Values of max_num_seqs to try: the largest that keeps the promised pace when full, and its neighbours."""
+    most = candidate.deployment.args.max_num_seqs or SEQS_STEP
+    paces = [target for target in scenario.service_level if target.metric in PACES]
+    if scenario.offline or "max_num_seqs" in scenario.engine_args or most < 2 * SEQS_STEP or not paces:
+        yield most
+        return
+    sizes = [*range(SEQS_STEP, most, SEQS_STEP), most]
+    cases = [candidate.deployment.with_args(max_num_seqs=size) for size in sizes]
+    kept = 0
+    low, high = 0, len(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        found = evaluate_all(
+            [(cases[middle], full(cases[middle], replace(scenario.workload, num_prompts=None, trace=None)))]
+        )
+        performance = found[0].performance
+        if performance and all(getattr(performance, t.metric)[t.percentile].mid <= t.seconds for t in paces):
+            low, kept = middle + 1, sizes[middle]
+        else:
+            high = middle
+    wanted = [kept, most] if kept else [most]
+    wanted += [max(round((kept or most) * share / SEQS_STEP), 1) * SEQS_STEP for share in FEWER]
+    yield from dict.fromkeys(wanted)
+
+
+def stated(scenario: Scenario, candidate: Candidate) -> Candidate:
+    """`candidate` replayed, unless it is already."""
+    found = candidate.prediction.performance
+    return settled(scenario, candidate) if found and not found.requests else candidate
+
+
+def nearest(scenario: Scenario, candidates: Sequence[Candidate], most: int = 6) -> list[Candidate]:
+    """The `most` candidates that come nearest to the service level, replayed, nearest first; then all others."""
+    fit = sorted((c for c in candidates if c.prediction.fits), key=lambda candidate: candidate.margin)
+    rest = [c for c in candidates if not c.prediction.fits]
+    shown = sorted((stated(scenario, candidate) for candidate in fit[:most]), key=lambda candidate: candidate.margin)
+    return [*shown, *fit[most:], *rest]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from planner import engines, hardware, models
@@ -83,6 +83,19 @@ class Deployment:
     gpu_free: int | None = None  # bytes free at start, if less than total for reasons unknown
     other_tenants: int = 0  # bytes per GPU that others hold
     memory_calibration: tuple[tuple[str, float], ...] = ()  # bytes to add to terms of the memory plan, from a log
+
+    @property
+    def engines(self) -> int:
+        """Schedulers that share the traffic: data-parallel ranks of all replicas."""
+        return self.layout.replicas * self.layout.dp
+
+    def with_args(self, **args: Any) -> Deployment:
+        """The same with other engine arguments."""
+        return replace(self, args=replace(self.args, **args))
+
+    def with_replicas(self, replicas: int) -> Deployment:
+        """The same in so many copies."""
+        return replace(self, layout=replace(self.layout, replicas=replicas))
 
     def __str__(self) -> str:
         engine = f"{self.engine.name} {self.engine.version}"

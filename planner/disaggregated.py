@@ -16,13 +16,12 @@ import numpy as np
 
 from planner.deployment import Deployment
 from planner.latency import StepModel
-from planner.memory import MemoryPlan
+from planner.memory import MemoryPlan, memory_of
 from planner.performance import FP8_KV, POINTS, WIDER, Performance
-from planner.predict import Prediction, memory_of
-from planner.prices import price_per_hour
+from planner.predict import Prediction, drafted, price_of
 from planner.quantities import Interval, PlannerError
 from planner.requests import arrivals
-from planner.speculation import speculate, step_of
+from planner.speculation import step_of
 from planner.tandem import DecodePool, Passage, PrefillPool, tandem
 from planner.workload import Workload
 
@@ -45,21 +44,14 @@ def evaluate_disaggregated(
     `PlannerError` where requests do not fit into max_model_len, or a sequence not into the decode pool's KV cache.
     """
     memories = {pool: memory_of(pool) for pool in (prefill, decode)}
-    price = price_per_hour(decode.gpu, prices or {})
-    usd = price.usd * (prefill.layout.gpus + decode.layout.gpus) if price else None
-    mean, limit = workload.prompt.mean + workload.output.mean, decode.args.max_model_len or 0
-    if mean > limit:
-        raise PlannerError(f"requests of {mean:,.0f} tokens on average do not fit into max_model_len {limit:,}")
+    usd = [price_of(pool, prices or {}) for pool in (prefill, decode)]
+    paid = usd[0] + usd[1] if usd[0] and usd[1] else None
     for pool, memory in memories.items():
         if not memory.starts:
-            return Prediction(pool, workload, memory, None, usd)
-    if not prefill.args.enable_prefix_caching:
-        workload = replace(workload, prefix_hit_rate=0.0)
-    performance = Pools.of(prefill, decode, memories[decode], workload).run(workload)
-    speedup = None
-    if decode.speculation is not None:
-        speedup = speculate(decode, max(performance.decode_batch, 1.0), workload.context).speedup
-    return Prediction(decode, workload, memories[decode], performance, usd, speedup, prefill)
+            return Prediction(pool, workload, memory, None, paid)
+    found = Prediction(decode, workload, memories[decode], None, paid, prefill=prefill)
+    load = found.load if prefill.args.enable_prefix_caching else replace(found.load, prefix_hit_rate=0.0)
+    return drafted(replace(found, performance=Pools.of(prefill, decode, memories[decode], load).run(load)))
 
 
 @dataclass(frozen=True)
@@ -104,10 +96,8 @@ class Pools:
 
     def run(self, workload: Workload) -> Performance:
         """Let the workload's requests through, a whole run from the first burst on, and sum up what they saw."""
-        n, many = workload.num_prompts, workload.concurrency or 0
-        if n is None:
-            n = round(600 * workload.rate) if workload.rate is not None else 10 * many
-        n = max(min(n, max(MOST, 2 * many)), 1)
+        many = workload.concurrency or 0
+        n = min(workload.requests, max(MOST, 2 * many))
         rng = np.random.default_rng(SEED)
         prompt, output = workload.prompt.sample(n, rng), workload.output.sample(n, rng)
         sent = np.zeros(n) if workload.rate is None else arrivals(n, workload.rate, workload.burstiness, rng)

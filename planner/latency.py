@@ -8,8 +8,9 @@ the ridge. A mixture of E experts of which k serve a token reads E (1 - (1 - k/E
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
@@ -113,6 +114,17 @@ class StepModel:
         """Seconds of attention for a prompt chunk of `tokens` after `context` cached ones."""
         total = self.prefill_pair_s * pairs(tokens, context) + self.state_s
         return total + sum(s * pairs(tokens, context, window) for window, s in self.prefill_windows)
+
+    def scaled(self, factor: float) -> StepModel:
+        """The same step at `factor` times the cost."""
+        times = (
+            "rows_s", "sequences_s", "decode_context_s", "prefill_pair_s", "state_s", "fixed_s", "prefill_step_s",
+            "request_s", "prompt_token_s",
+        )  # fmt: skip
+        scaled: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
+        for name in ("decode_windows", "prefill_windows"):
+            scaled[name] = tuple((window, seconds * factor) for window, seconds in getattr(self, name))
+        return replace(self, parts={name: seconds * factor for name, seconds in self.parts.items()}, **scaled)
 
     def step_seconds(self, chunks: Sequence[tuple[int, int]], contexts: Sequence[int]) -> StepCost:
         """Cost of a step of prompt `chunks` (tokens, context before) and decoding sequences with these `contexts`."""

@@ -14,13 +14,14 @@ import numpy as np
 
 from planner.candidate import Candidate, judge
 from planner.coefficients import calibration_of
-from planner.deployment import Deployment, ParallelLayout, deploy_on
+from planner.deployment import Deployment, ParallelLayout
+from planner.deployments import deployment_of
 from planner.hardware import gpu, links
 from planner.latency import step_model
 from planner.parallelism import collectives, legal_layouts, pipeline_bubble, refuse
 from planner.quantities import GB, GIB, PlannerError
 from planner.scenario import CandidateGpu, Scenario
-from planner.search import Plan, fill_batch, search
+from planner.search import Plan, search
 from planner.summary import state
 from planner.what_if import OTHER_GPUS, what_if
 
@@ -51,7 +52,7 @@ def studied(plan: Plan) -> tuple[Plan, str]:
 
 def subject(plan: Plan) -> Candidate:
     """The chosen candidate, or the one that comes nearest to the service level."""
-    return plan.chosen or min(plan.candidates, key=lambda candidate: candidate.margin)
+    return plan.candidates[0]
 
 
 def opening(asked: Plan, plan: Plan, changed: str) -> str:
@@ -65,16 +66,12 @@ def opening(asked: Plan, plan: Plan, changed: str) -> str:
 
 def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
     """`like`'s model, formats and context in another layout; `PlannerError` for what the engine refuses."""
-    model, known = like.deployment.model, like.deployment.args
+    model = like.deployment.model
     if reason := refuse(model, layout, card.gpus_per_node or card.gpu.gpus_per_node, scenario.engine):
         raise PlannerError(f"{layout} is not possible: {reason}")
-    args: dict[str, Any] = {"max_model_len": known.max_model_len, "kv_cache_dtype": known.kv_cache_dtype}
-    deployment = deploy_on(
-        model, card.gpu, tp=layout.tp, pp=layout.pp, ep=layout.ep, engine=scenario.engine,
-        speculation=like.deployment.speculation, interconnect=card.interconnect, gpus_per_node=card.gpus_per_node,
-        other_tenants=scenario.other_tenants, **{**args, **scenario.engine_args},
-    )  # fmt: skip
-    return judge(scenario, fill_batch(scenario, deployment), layout.replicas, like.preference)
+    kv_cache_dtype = like.deployment.args.kv_cache_dtype or "auto"
+    deployment = deployment_of(scenario, card, model, layout, kv_cache_dtype, like.deployment.speculation)
+    return judge(scenario, deployment, layout.replicas, like.preference)
 
 
 def layouts(plan: Plan) -> tuple[Candidate, ...]:
@@ -104,10 +101,10 @@ def needed(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     return tuple(kept.values())
 
 
-def capacity(scenario: Scenario, deployment: Deployment) -> float:
-    """Requests/s that one replica serves within the service level (offline: when full), at the intervals' middles."""
-    workload = scenario.workload
-    if scenario.offline:
+def served_within(scenario: Scenario, deployment: Deployment) -> float:
+    """Requests/s of one replica that keep the service level (offline: when full), in closed form, without headroom."""
+    workload, scenario = scenario.workload, replace(scenario, headroom=0.0)
+    if scenario.offline or workload.rate is None:
         found = judge(scenario, deployment, 1).prediction.performance
         return found.request_tps.mid if found else 0.0
 
@@ -170,7 +167,7 @@ def replicas_of(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
         row: dict[str, Any] = {"One replica": name, "GPUs": layout.gpus_per_replica}
         row |= {"Weights (GiB per GPU)": memory.weights / GIB, "KV cache (GiB per GPU)": memory.kv_available / GIB}
         row |= {f"Sequences of {length:,} tokens": memory.pool.sequences(length)}
-        served = capacity(plan.scenario, candidate.deployment)
+        served = served_within(plan.scenario, candidate.deployment)
         rows.append(row | {"Requests/s": served, "Requests/s per GPU": served / layout.gpus_per_replica})
     return pd.DataFrame(rows)
 

@@ -10,7 +10,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Literal, get_args
 
 from planner import runtime
@@ -157,6 +157,14 @@ def plan(deployment: Deployment) -> MemoryPlan:
     )  # fmt: skip
     status, reason = _judge(found, pools)
     return replace(found, status=status, reason=reason, warnings=(reason,) if status == "at_risk" else ())
+
+
+def memory_of(deployment: Deployment) -> MemoryPlan:
+    """`plan`, worked out once for any number of replicas."""
+    return replace(_plan_once(deployment.with_replicas(1)), deployment=deployment)
+
+
+_plan_once = lru_cache(maxsize=4096)(plan)
 
 
 def _in_budget(engine: Engine) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -14,6 +15,8 @@ POINTS = ("mean", "p50", "p95", "p99")
 """Where a latency's distribution is told."""
 WIDER = np.array([1.0, 1.0, 1.25, 1.5])
 """By `POINTS`, in standard deviations of the mean's: tails are less certain."""
+Z99 = 2.3263
+"""Standard normal quantile at 0.99: requests in flight spread about like a Poisson count."""
 FP8_KV = (
     "latency counts on an FP8 KV cache, as the measured recipes of this GPU had; set kv_cache_dtype to plan another"
 )
@@ -31,13 +34,21 @@ class Performance:
     total_tps: Interval
     request_tps: Interval
     decode_batch: float  # sequences decoding in one engine, mean
-    kv_usage: float  # of the pool
+    kv_usage: float  # of the pool, mean
     queue: float  # seconds that a request waits before it is scheduled, p99
     preemptions: float  # per request
     saturated: bool  # the offered rate is more than it can serve
     limit: str  # what caps it: "compute", "kv", "max_num_seqs" or "load"
     basis: str
     warnings: tuple[str, ...] = ()
+    kv_usage_p99: float = 0.0
+    capacity: Interval | None = None  # requests/s that it serves at most; None: not replayed
+    requests: int = 0  # that were replayed for these figures; 0: the closed form's
+
+    @property
+    def how(self) -> str:
+        """Where the figures come from, in a few words."""
+        return f"replayed, {self.requests:,} requests an engine" if self.requests else "in closed form"
 
     def __str__(self) -> str:
         def ms(values: Mapping[str, Interval]) -> str:
@@ -97,6 +108,7 @@ class Performances:
             request_tps=served,
             decode_batch=float(self.decode_batch[k]),
             kv_usage=float(self.kv_usage[k]),
+            kv_usage_p99=min(float(self.kv_usage[k] * (1 + Z99 / math.sqrt(max(self.decode_batch[k], 1.0)))), 1.0),
             queue=float(self.queue[k]),
             preemptions=0.0,
             saturated=bool(self.saturated[k]),

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
-from planner.benchmark import benchmark, is_benchmark
 from planner.cost import Cost, cost
 from planner.deployment import Deployment
-from planner.memory import MemoryPlan, plan
+from planner.memory import MemoryPlan, memory_of
 from planner.prices import price_per_hour
-from planner.quantities import Interval, PlannerError
+from planner.quantities import Interval
+from planner.run import accepted, performance, refused
 from planner.speculation import speculate
 from planner.steady import Case, Performance, closed_loops, open_loops
 from planner.workload import Workload
@@ -31,7 +30,7 @@ class Prediction:
     workload: Workload | None  # None: only memory was asked for
     memory: MemoryPlan
     performance: Performance | None
-    usd_per_hour: float | None  # of all GPUs; None where no price is known
+    usd: Interval | None  # per hour, of all GPUs, over the sources of their price; None where none is known
     speedup: Interval | None = None  # TPOT without / with speculative decoding at the decode batch, where there is any
     prefill: Deployment | None = None
 
@@ -39,6 +38,24 @@ class Prediction:
     def gpus(self) -> int:
         """GPUs of all replicas and pools."""
         return self.deployment.layout.gpus + (self.prefill.layout.gpus if self.prefill else 0)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Price of all GPUs; None where none is known."""
+        return self.usd.mid if self.usd else None
+
+    @property
+    def load(self) -> Workload:
+        """The traffic as the engine takes it on: without what it refuses, and without a prefix cache that is off."""
+        assert self.workload is not None
+        args = self.deployment.args
+        workload = self.workload if args.enable_prefix_caching else replace(self.workload, prefix_hit_rate=0.0)
+        return accepted(workload, args.max_model_len or 0)
+
+    @property
+    def refused(self) -> float:
+        """The share of requests that is refused, because their prompts leave no room for an output."""
+        return refused(self.workload, self.deployment.args.max_model_len or 0) if self.workload else 0.0
 
     @property
     def fits(self) -> bool:
@@ -57,6 +74,8 @@ class Prediction:
         """What a reader should know before trusting the figures."""
         notes = (*self.deployment.model.warnings, self.deployment.engine.note, *self.memory.warnings)
         notes += self.performance.warnings if self.performance else ()
+        if self.refused:
+            notes += (f"{self.refused:.2%} of the requests are refused: their prompts do not fit into max_model_len",)
         if self.performance and self.performance.saturated:
             notes += (f"overloaded: it serves {self.performance.request_tps.mid:.3g} requests/s of the rate asked",)
         return tuple(dict.fromkeys(note for note in notes if note))
@@ -66,61 +85,54 @@ class Prediction:
         return f"{self.deployment}: {what}"
 
 
-def evaluate(
-    deployment: Deployment, workload: Workload, prices: Mapping[str, float] | None = None, *, replayed: bool = False
+def predict(
+    deployment: Deployment, workload: Workload, prices: Mapping[str, float] | None = None, *, quick: bool = False
 ) -> Prediction:
-    """Predict `deployment` under `workload`; `prices` (USD per GPU hour by name) win over the catalog's.
+    """What is stated of `deployment` under `workload`: its traffic, replayed (`planner.run`).
 
-    With a rate the loop is open; with a concurrency closed; with both, a rate that would hold more requests in flight
-    than the concurrency allows becomes a closed loop. `replayed` sends a run of so many requests through the engine's
-    schedule (`planner.benchmark`) where the closed form would do; it takes some 10 ms instead of one.
+    With a rate the loop is open; with a concurrency closed; with both, arrivals wait while so many are in flight.
+    `prices` (USD per GPU hour by name) win over the catalog's. `quick` is a first look without intervals of its own.
     Raises `PlannerError` for what the engine would refuse.
     """
-    return evaluate_all([(deployment, workload)], prices, replayed=replayed)[0]
+    found = evaluate(deployment, workload, prices)
+    if found.performance is None:
+        return found
+    return drafted(replace(found, performance=performance(deployment, workload, found.performance, quick=quick)))
+
+
+def evaluate(deployment: Deployment, workload: Workload, prices: Mapping[str, float] | None = None) -> Prediction:
+    """`predict` in closed form, in about a millisecond: for ranking, sweeps and sliders."""
+    return evaluate_all([(deployment, workload)], prices)[0]
 
 
 def evaluate_all(
-    cases: Iterable[tuple[Deployment, Workload]], prices: Mapping[str, float] | None = None, *, replayed: bool = False
+    cases: Iterable[tuple[Deployment, Workload]], prices: Mapping[str, float] | None = None
 ) -> list[Prediction]:
-    """`evaluate` of every case; the closed form is worked out for all at once, so that more points cost little more."""
+    """`evaluate` of every case, all worked out at once, so that more points cost little more."""
     found = [_asked(deployment, workload, prices or {}) for deployment, workload in cases]
-    loads = {
-        k: Case(one.deployment, one.memory, one.workload)
-        for k, one in enumerate(found)
-        if one.workload and one.memory.starts
-    }
-    for (k, case), performance in zip(loads.items(), _perform(list(loads.values())), strict=True):
-        speedup = None
-        if replayed and is_benchmark(case.deployment, case.workload):
-            performance = benchmark(case.deployment, case.plan, case.workload, performance)
-        if case.deployment.speculation is not None:
-            batch = max(performance.decode_batch, 1.0)
-            speedup = speculate(case.deployment, batch, case.workload.context).speedup
-        found[k] = replace(found[k], performance=performance, speedup=speedup)
+    loads = {k: Case(one.deployment, one.memory, one.load) for k, one in enumerate(found) if one.memory.starts}
+    for k, steady in zip(loads, _perform(list(loads.values())), strict=True):
+        found[k] = drafted(replace(found[k], performance=steady))
     return found
+
+
+def drafted(found: Prediction) -> Prediction:
+    """With what speculation gains at the batch that is reached."""
+    if found.deployment.speculation is None or found.performance is None or found.workload is None:
+        return found
+    batch = max(found.performance.decode_batch, 1.0)
+    return replace(found, speedup=speculate(found.deployment, batch, found.workload.context).speedup)
 
 
 def _asked(deployment: Deployment, workload: Workload, prices: Mapping[str, float]) -> Prediction:
     """What is known before any load: memory and price."""
+    return Prediction(deployment, workload, memory_of(deployment), None, price_of(deployment, prices))
+
+
+def price_of(deployment: Deployment, prices: Mapping[str, float]) -> Interval | None:
+    """USD per hour of all its GPUs, from the cheapest to the dearest source; None where no price is known."""
     price = price_per_hour(deployment.gpu, prices)
-    usd = price.usd * deployment.layout.gpus if price else None
-    mean, limit = workload.prompt.mean + workload.output.mean, deployment.args.max_model_len or 0
-    if mean > limit:
-        raise PlannerError(f"requests of {mean:,.0f} tokens on average do not fit into max_model_len {limit:,}")
-    if not deployment.args.enable_prefix_caching:
-        workload = replace(workload, prefix_hit_rate=0.0)
-    return Prediction(deployment, workload, memory_of(deployment), None, usd)
-
-
-def memory_of(deployment: Deployment) -> MemoryPlan:
-    """The memory plan of `deployment`, worked out once for any number of replicas."""
-    one = replace(deployment, layout=replace(deployment.layout, replicas=1))
-    return replace(_plan_once(one), deployment=deployment)
-
-
-@lru_cache(maxsize=4096)
-def _plan_once(deployment: Deployment) -> MemoryPlan:
-    return plan(deployment)
+    return Interval(price.low, price.usd, price.high) * deployment.layout.gpus if price else None
 
 
 def _perform(cases: Sequence[Case]) -> list[Performance]:

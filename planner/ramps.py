@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.deployment import Deployment
-from planner.layouts import capacity
+from planner.layouts import served_within
 from planner.quantities import Z80, Interval, PlannerError
 from planner.replay import ReplayResult
 from planner.requests import ramp
+from planner.run import Run, once, served, stat
 from planner.scenario import Scenario, Target
 from planner.speculation import step_of
-from planner.tails import KEEPS_UP, SWEEP, Tail, at, figures, once, served
+from planner.tails import KEEPS_UP, SWEEP, figures
 from planner.traces import Trace
 from planner.workload import Workload
 
@@ -57,7 +58,8 @@ def ramp_test(deployment: Deployment, workload: Workload, service_level: Sequenc
     whose throughput more of them hardly raise.
     """
     step = step_of(deployment)
-    paces = tuple(math.exp(sign * Z80 * step.sigma_tpot) for sign in (-1, 0, 1))
+    slower = math.exp(Z80 * step.sigma_tpot)
+    paces = 1 / slower, 1.0, slower
 
     @cache
     def run(power: float, pace: float) -> ReplayResult:
@@ -66,9 +68,10 @@ def ramp_test(deployment: Deployment, workload: Workload, service_level: Sequenc
     def broken(power: float, pace: float) -> str:
         return _breaks(run(power, pace), service_level)
 
-    def around(power: float) -> Tail:
-        fast, usual, slow = (run(power, pace) for pace in paces)
-        return Tail(fast, usual, slow, step.sigma_ttft)
+    def around(power: float) -> Run:
+        fast, slow = (run(power, pace) if workload.rate else None for pace in (1 / slower, slower))
+        sigmas = step.sigma_ttft, step.sigma_tpot
+        return Run(deployment, _loaded(workload, 2.0**power), (run(power, 1.0),), fast, slow, slower, sigmas)
 
     if workload.rate is None:
         return _in_flight(deployment, around)
@@ -89,7 +92,7 @@ def _loaded(workload: Workload, load: float) -> Workload:
 def _breaks(run: ReplayResult, service_level: Iterable[Target]) -> str:
     """What one replay does not keep: a target, or the rate; nothing where it keeps all."""
     for target in service_level:
-        if at(run, target.metric, target.percentile) > target.seconds:
+        if stat(run, target.metric, target.percentile) > target.seconds:
             return f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
     return "" if served(run) >= KEEPS_UP else "requests arrive faster than they are served"
 
@@ -106,19 +109,19 @@ def _bisect(loads: Sequence[float], breaks: Callable[[float], str]) -> tuple[flo
     return 2.0**low, breaks(high)
 
 
-def _in_flight(deployment: Deployment, around: Callable[[float], Tail]) -> Ramp:
+def _in_flight(deployment: Deployment, around: Callable[[float], Run]) -> Ramp:
     """`ramp_test` of a closed loop, up to as many in flight as may run, rounded up to a power of two."""
-    layout = deployment.layout
-    engines = layout.replicas * layout.dp
+    engines = deployment.engines
     least, most = math.ceil(math.log2(engines)), math.ceil(math.log2(engines * (deployment.args.max_num_seqs or 1)))
     loads = range(least, most + 1)
-    rates = {n: [run.request_tps * engines for run in (around(n).hi, around(n).mid, around(n).lo)] for n in loads}
-    ends = [next(2.0**n for n in loads if rates[n][end] >= KEEPS_UP * rates[most][end]) for end in range(3)]
-    data = _ramped("Requests in flight", ((2.0**n, around(n), Interval(*rates[n])) for n in loads))
-    return Ramp(data, "Requests in flight", Interval(*sorted(ends)), "more of them hardly raise the throughput")
+    rates = {n: around(n).mid.request_tps * engines for n in loads}
+    end = next(2.0**n for n in loads if rates[n] >= KEEPS_UP * rates[most])
+    sigma = step_of(deployment).sigma_tpot
+    data = _ramped("Requests in flight", ((2.0**n, around(n), Interval.factor(rates[n], sigma)) for n in loads))
+    return Ramp(data, "Requests in flight", Interval.exactly(end), "more of them hardly raise the throughput")
 
 
-def _ramped(load: str, cases: Iterable[tuple[float, Tail, Interval]]) -> pd.DataFrame:
+def _ramped(load: str, cases: Iterable[tuple[float, Run, Interval]]) -> pd.DataFrame:
     import pandas as pd
 
     return pd.DataFrame([{load: at, "Requests/s served": through, **figures(found)} for at, found, through in cases])
@@ -129,7 +132,7 @@ def stated(scenario: Scenario, deployment: Deployment, ramp: Ramp) -> str:
     if scenario.offline or not ramp.ceiling.mid:
         return ""
     replicas = deployment.layout.replicas
-    closed = replicas * capacity(scenario, replace(deployment, layout=replace(deployment.layout, replicas=1)))
+    closed = replicas * served_within(scenario, deployment.with_replicas(1))
     return f"The closed form puts it at {closed:.3g}, {closed / ramp.ceiling.mid - 1:+.0%}."
 
 
@@ -146,15 +149,15 @@ def surge(workload: Workload, factor: float, seconds: float, seed: int = 0) -> W
 
 def crowd(deployment: Deployment, workload: Workload, seconds: float) -> tuple[str, pd.DataFrame]:
     """One engine for so many `seconds`: its tail in a few words, and the requests that run and wait over time."""
-    share = math.ceil((workload.rate or 0) * seconds / (deployment.layout.replicas * deployment.layout.dp))
+    share = math.ceil((workload.rate or 0) * seconds / deployment.engines)
     run = once(deployment, workload, max(share, 2), gauge_s=seconds / SAMPLES)
     gauges = run.gauges.rename(columns={"seconds": "Seconds"})
-    told = f"p99 TTFT {at(run, 'ttft', 'p99') * 1e3:,.0f} ms, p99 ITL {at(run, 'itl', 'p99') * 1e3:,.0f} ms"
+    told = f"p99 TTFT {stat(run, 'ttft', 'p99') * 1e3:,.0f} ms, p99 ITL {stat(run, 'itl', 'p99') * 1e3:,.0f} ms"
     again = int(run.preemptions.sum())
     return told + f", {again} preemptions" * (again > 0), gauges[gauges["Seconds"] <= 1.5 * seconds]
 
 
 def while_of(deployment: Deployment, workload: Workload) -> float:
     """Seconds in which one engine gets `CROWD` requests, to the nearest half minute."""
-    engines = deployment.layout.replicas * deployment.layout.dp
+    engines = deployment.engines
     return max(round(CROWD * engines / (workload.rate or 1.0) / 30), 1) * 30.0

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 RECENT = (0, 33, 0)
 """From this release on the scheduler differs as `Rules.recent` says (vLLM 0.33.0, v1/core/sched/scheduler.py:699)."""
+FINE = 64
+"""Blocks of a mean prompt from which on finer ones would change a replay by less than a percent."""
 LOOKAHEAD_METHODS = ("eagle", "mtp", "draft_model", "dflash")
 """Speculative methods whose drafter has a KV cache and so takes slots ahead; n-grams and suffixes take none."""
-DEFAULT_SECONDS = 600.0
-"""Arrivals that a workload without a number of prompts is replayed for."""
 
 
 def is_recent(version: str | None) -> bool:
@@ -49,6 +49,35 @@ class ReplayResult:
     output: np.ndarray
     num_blocks: int
     second: float = 1.0  # seconds of one unit of the clock
+
+    @classmethod
+    def pooled(cls, runs: Sequence[ReplayResult]) -> ReplayResult:
+        """Several runs of one engine as if each began when the one before had ended; gauges are left out."""
+        if len(runs) == 1:
+            return runs[0]
+        ends = np.cumsum([0.0, *(run.duration / run.second for run in runs)])
+        times = ("sent", "scheduled", "first_token", "last_token")
+        moved: dict[str, Any] = {
+            name: np.concatenate([getattr(run.outcome, name) - run.outcome.sent.min() + end
+                                  for run, end in zip(runs, ends[:-1], strict=True)])
+            for name in times
+        }  # fmt: skip
+        for name in ("preemptions", "cached"):
+            moved[name] = np.concatenate([getattr(run.outcome, name) for run in runs])
+        for name in ("itl", "usage", "totals"):
+            moved[name] = np.sum([getattr(run.outcome, name) for run in runs], axis=0)
+        outcome = runs[0].outcome._replace(**moved, notes=np.empty((0, 6)))
+        prompt, output = (np.concatenate([getattr(run, name) for run in runs]) for name in ("prompt", "output"))
+        return cls(outcome, prompt, output, runs[0].num_blocks, runs[0].second)
+
+    def without(self, first: int, last: int) -> ReplayResult:
+        """The same without the figures of its `first` and `last` requests; gaps and gauges keep theirs."""
+        if not first + last:
+            return self
+        own = slice(first, len(self.output) - last)
+        names = ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached")
+        outcome = self.outcome._replace(**{name: getattr(self.outcome, name)[own] for name in names})
+        return replace(self, outcome=outcome, prompt=self.prompt[own], output=self.output[own])
 
     @property
     def sent(self) -> np.ndarray:
@@ -101,6 +130,12 @@ class ReplayResult:
     def decode_batch(self) -> float:
         """Sequences decoding at once, mean over the time that steps run."""
         return float(self.outcome.totals[4] / max(self.outcome.totals[1], 1e-300))
+
+    @property
+    def kv_usage_mean(self) -> float:
+        """Share of the KV blocks in use, mean over the time that steps run."""
+        busy = self.outcome.usage
+        return float(busy @ np.arange(USAGE_BINS) / max(busy.sum(), 1e-300) / (USAGE_BINS - 1))
 
     def kv_usage(self, q: float) -> float:
         """Share of the KV blocks in use that is not exceeded for a share `q` of the time that steps run."""
@@ -282,6 +317,14 @@ def engine_rules(deployment: Deployment, pool: KvPool, seed: int = 0) -> Rules:
     )  # fmt: skip
 
 
+def _coarser(rules: Rules, prompt: float) -> Rules:
+    """The same pool in larger blocks, where a mean prompt would fill more than twice `FINE` that are told apart."""
+    factor = 2 ** max(math.floor(math.log2(prompt / (FINE * rules.groups[0, 1]))), 0)
+    if factor == 1 or (rules.groups[:, 0] < 0).any():
+        return rules
+    return rules._replace(num_blocks=(rules.num_blocks - 1) // factor + 1, groups=rules.groups * np.array([1, factor]))
+
+
 def step_table(model: StepModel) -> StepTable:
     """A step cost as the compiled replay reads it."""
     return StepTable(
@@ -293,23 +336,34 @@ def step_table(model: StepModel) -> StepTable:
 
 
 def replay_workload(
-    deployment: Deployment, pool: KvPool, model: StepModel, workload: Workload, seed: int = 0, gauge_s: float = 0.0
-) -> ReplayResult:
+    deployment: Deployment, pool: KvPool, model: StepModel, workload: Workload, seed: int = 0, gauge_s: float = 0.0,
+    requests: int | None = None,
+) -> ReplayResult:  # fmt: skip
     """Replay one engine's share of `workload`: its own trace, or lengths and arrivals drawn with `seed`.
 
+    Requests go round the engines in turn: of a trace, engine number `seed` has every so-manieth. `requests` is how many
+    this engine is sent (None: its share of a whole run). Prompts that the engine refuses are left out.
     `model` is `planner.speculation.step_of(deployment)`. Drafted tokens are accepted by chance: each with the
     deployment's `acceptance_rate` a if those before it were, so that a step yields 1 + a + ... + a^k tokens on average.
     """
-    engines = deployment.layout.replicas * deployment.layout.dp
+    engines = deployment.engines
     share, trace, rng = workload.share(engines), workload.trace, np.random.default_rng(seed)
     if trace is not None:
-        speed = trace.rate / workload.rate if workload.rate else 1.0
-        arrival, prompt, output = trace.arrival[::engines] * speed, trace.prompt[::engines], trace.output[::engines]
+        own = slice(seed % engines, None, engines)
+        arrival = trace.arrival[own][:requests] * (trace.rate / workload.rate if workload.rate else 1.0)
+        n = len(arrival)
     else:
-        n = share.num_prompts or 10 * (share.concurrency or 0) or math.ceil((share.rate or 0) * DEFAULT_SECONDS)
-        prompt, output = share.prompt.sample(n, rng), share.output.sample(n, rng)
+        n = requests or share.requests
+        arrival = np.empty(0)
+    whole = trace is not None and workload.prompt.how == workload.output.how == "empirical"
+    prompt = trace.prompt[own][:requests] if trace is not None and whole else share.prompt.sample(n, rng)
+    output = trace.output[own][:requests] if trace is not None and whole else share.output.sample(n, rng)
+    if trace is None:
         arrival = arrivals(n, share.rate or math.inf, share.burstiness, rng)
-    prompt = np.minimum(prompt, (deployment.args.max_model_len or 2**31) - 1)  # longer ones, the engine refuses
+    limit = deployment.args.max_model_len or 2**31
+    if not (served := prompt < limit).any():
+        raise PlannerError(f"every prompt is refused: none is shorter than max_model_len {limit:,}")
+    arrival, prompt, output = arrival[served], prompt[served], output[served]
     if model.kv_stretch > 1:
         pool = replace(pool, num_blocks=int(pool.num_blocks * model.kv_stretch))
     rules = engine_rules(deployment, pool, seed)
@@ -317,10 +371,12 @@ def replay_workload(
         rules = rules._replace(enable_chunked_prefill=True)  # without it no engine would start for such requests
     content = None
     if rules.enable_prefix_caching and share.prefix_hit_rate:
-        prefix = np.floor(prompt * share.prefix_hit_rate)
+        rules = _coarser(rules, float(prompt.mean()))
+        size = int(rules.groups[0, 1])
+        prefix = np.rint(prompt * share.prefix_hit_rate / size) * size
         if share.prefix_tokens:
             prefix = np.where(rng.random(len(prompt)) < share.prefix_hit_rate, share.prefix_tokens, 0)
-        content = shared_prefix(prompt, output, prefix, int(rules.groups[0, 1]))
+        content = shared_prefix(prompt, output, prefix, size)
     return replay(
         rules, step_table(model), arrival, prompt, output, concurrency=share.concurrency or 0, content=content,
         request_s=model.request_s, prompt_token_s=model.prompt_token_s, gauge_s=gauge_s,

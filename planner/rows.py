@@ -13,9 +13,9 @@ from typing import Any
 from planner.deployment import Deployment, Speculation, deploy_on
 from planner.engines import behind_dynamo
 from planner.hardware import gpu
+from planner.memory import memory_of
 from planner.models import Model, model
 from planner.parallelism import refuse
-from planner.predict import memory_of
 from planner.quantities import GIB, PlannerError
 from planner.workload import Lengths, Workload, read_trace
 

@@ -117,7 +117,7 @@ def _simulate(
     sizes, ends, rows = np.zeros(depth, np.int64), np.zeros(depth), np.zeros(depth, np.int64)
     parted = np.zeros(seqs, np.int64)  # requests that the step being scheduled preempts; that the oldest one ends
 
-    can_coast = timed and not (log or caching or windowed or rules.priority or gauge_s > 0)
+    can_coast = timed and not (log or windowed or rules.priority or gauge_s > 0)
     can_coast &= spec_tokens == 0 and table.stages == 1 and len(table.decode_windows) == 0
     now, entry, end, spent, arrived, done, last_gap, last_bin, stuck = 0.0, 0.0, 0.0, 0.0, 0, 0, -1.0, 0, -1
     steady = blocked = False  # in the last step everybody decoded; the first in the queue did not fit
@@ -149,6 +149,7 @@ def _simulate(
             many, now, entry, end, ends[first] = coast(
                 rules, table, pool, tables, running[:num_running], request, known, computed, placeholders, prompt,
                 output, last_token, itl, usage, totals, overlap, now, sooner, entry, end, ends[first],
+                traffic.content, traffic.content_start,
             )  # fmt: skip
             steady = False
             if many:
@@ -214,7 +215,7 @@ def _simulate(
                 break
             if lacking:
                 blocks.fill(rules, pool, tables, s, slots)
-            if caching:
+            if caching and min(context + want, known[s]) >= (tables.published[s] + 1) * size:
                 own = traffic.content_start[i]
                 blocks.publish(rules, pool, tables, s, traffic.content[own:], min(context + want, known[s]))
             put(batch, taken, i, s, want, context, max(0, min(drafts[s], want + context - known[s] - pending)))
@@ -345,8 +346,9 @@ def _simulate(
                     drafts[s] = spec_tokens
                 if caching and (overlap or (rules.recent and spec_tokens)):
                     own = traffic.content_start[i]
-                    settled = computed[s] - placeholders[s] - max(0, 1 + kept - room)
-                    blocks.publish(rules, pool, tables, s, traffic.content[own:], min(settled, known[s]))
+                    settled = min(computed[s] - placeholders[s] - max(0, 1 + kept - room), known[s])
+                    if settled >= (tables.published[s] + 1) * size:
+                        blocks.publish(rules, pool, tables, s, traffic.content[own:], settled)
             if 1 + kept >= room:
                 if traffic.concurrency:
                     released[done] = ends[first]

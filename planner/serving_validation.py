@@ -12,7 +12,7 @@ from planner.catalog import CATALOGS, Entry, entries
 from planner.coefficients import calibration_of, calibrations, entry_name
 from planner.deployment import Deployment, deploy_on
 from planner.hardware import gpus
-from planner.predict import Prediction, evaluate_all
+from planner.predict import Prediction, predict
 from planner.quantities import Interval, PlannerError
 from planner.workload import Lengths, Workload
 
@@ -74,7 +74,7 @@ def serving_points(curves: Mapping[str, ServingCurve] | None = None) -> pd.DataF
             cases.append(curve.case(concurrency))
         except PlannerError as error:
             raise PlannerError(f"{FILE}, entry {name}: {error}") from None
-    found = evaluate_all(cases, replayed=True)
+    found = [predict(*case) for case in cases]
     return pd.DataFrame([_row(*row, prediction) for row, prediction in zip(named, found, strict=True)])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from planner.advice import longest_model_len, safe_max_num_seqs
 from planner.catalog import Entry, entries
@@ -40,11 +40,6 @@ def formats() -> dict[str, Format]:
     return entries("formats.yaml", Format)
 
 
-def with_args(deployment: Deployment, **args: Any) -> Deployment:
-    """`deployment` with other engine arguments."""
-    return replace(deployment, args=replace(deployment.args, **args))
-
-
 def terms(found: MemoryPlan) -> pd.DataFrame:
     """One row per term of the budget: GiB with its interval, and whether `gpu_memory_utilization` has to hold it."""
     import pandas as pd
@@ -67,7 +62,7 @@ def utilization_sweep(deployment: Deployment) -> pd.DataFrame:
     import pandas as pd
 
     shares = [percent / 100 for percent in range(50, 100, 2)]
-    plans = [(share, plan(with_args(deployment, gpu_memory_utilization=share))) for share in shares]
+    plans = [(share, plan(deployment.with_args(gpu_memory_utilization=share))) for share in shares]
     rows = [(share, _floored(found.kv_available), found.status, found.reason) for share, found in plans]
     return pd.DataFrame(rows, columns=["gpu_memory_utilization", "KV cache (GiB)", "status", "reason"])
 
@@ -77,7 +72,7 @@ def length_sweep(deployment: Deployment) -> pd.DataFrame:
     import pandas as pd
 
     lengths = [2**power for power in range(10, 31) if 2**power <= deployment.model.architecture.max_position]
-    plans = [(length, plan(with_args(deployment, max_model_len=length))) for length in lengths]
+    plans = [(length, plan(deployment.with_args(max_model_len=length))) for length in lengths]
     rows = [(length, found.max_concurrency, found.status) for length, found in plans]
     return pd.DataFrame(rows, columns=["max_model_len (tokens)", "sequences of that length", "status"])
 
@@ -124,7 +119,7 @@ def tenants_sweep(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.Da
     for gib in tenants_gib:
         shared = replace(deployment, other_tenants=round(gib * GIB))
         safe = safe_utilization(shared)
-        found = plan(with_args(shared, gpu_memory_utilization=safe)) if safe > 0 else None
+        found = plan(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else None
         kept = _floored(found.kv_available) if found else Interval.exactly(0)
         rows.append((gib, safe, kept, found.status if found else "does_not_fit"))
     return pd.DataFrame(rows, columns=["other tenants (GiB)", "gpu_memory_utilization", "KV cache (GiB)", "status"])

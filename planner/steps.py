@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from planner import blocks
 from planner.blocks import compiled, inlined
 from planner.rules import ITL_BINS, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS
 
@@ -59,7 +60,7 @@ def itl_bin(gap: float) -> int:
 def coast(
     rules: Any, table: Any, pool: Any, tables: Any, running: Any, request: Any, known: Any, computed: Any,
     placeholders: Any, prompt: Any, output: Any, last_token: Any, itl: Any, usage: Any, totals: Any,
-    overlap: bool, now: float, until: float, entry: float, end: float, oldest: float,
+    overlap: bool, now: float, until: float, entry: float, end: float, oldest: float, content: Any, content_start: Any,
 ) -> tuple[int, float, float, float, float]:  # fmt: skip
     """As many steps as pass until something happens, while everybody decodes: an arrival, an end, no free block.
 
@@ -84,10 +85,11 @@ def coast(
         contexts += computed[s]
         most = min(most, min(prompt[i] + output[i], rules.max_model_len) - 1 - computed[s])
     most -= not overlap  # the step that ends a request is the scheduler's; with async scheduling it is still under way
-    steps, usable, alike = 0, rules.num_blocks - 1, _price(table, count, count, count, 0, 0.0, 0.0)
+    steps, taken, usable, alike = 0, 0, rules.num_blocks - 1, _price(table, count, count, count, 0, 0.0, 0.0)
     free, capacity, held = pool.free, tables.capacity, tables.held
     while steps < most and now < until and turns[steps % size] <= free[0]:
         free[0] -= turns[steps % size]
+        taken += turns[steps % size]
         seconds = alike + table.decode_context_s * contexts
         start = max(now, entry)
         entry, end = start + seconds, max(start + seconds, end + seconds)
@@ -99,6 +101,8 @@ def coast(
         last = now
         contexts += count
         steps += 1
+    caching = len(tables.blocks) > 0
+    free[0] += taken * caching  # where blocks are told apart they are taken one by one, below
     totals[0] += steps
     totals[2] += steps * count
     totals[3] += steps * count
@@ -109,9 +113,13 @@ def coast(
         capacity[s] += more * size
         for g in range(len(rules.groups)):
             if rules.groups[g, 0] == 0:
+                for k in range(held[s, g], held[s, g] + more * caching):
+                    tables.blocks[s, g, k] = blocks.take(pool)
                 held[s, g] += more
         computed[s] += steps
         known[s] += steps
+        if caching and computed[s] - overlap >= (tables.published[s] + 1) * size:
+            blocks.publish(rules, pool, tables, s, content[content_start[request[s]] :], computed[s] - overlap)
         last_token[request[s]] = last
     return steps, now, entry, end, oldest
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from planner.candidate import Candidate, describe
-from planner.deployment import Deployment, ParallelLayout, deploy_on
+from planner.deployment import Deployment, ParallelLayout
+from planner.deployments import deployment_of
 from planner.models import model
 from planner.parallelism import legal_layouts
 from planner.quantities import GIB
-from planner.search import Plan, context_length
+from planner.search import Plan
 from planner.steady import Performance
 from planner.what_if import WhatIf
 
@@ -31,14 +32,7 @@ def subject(plan: Plan) -> Deployment:
     scenario, card = plan.scenario, plan.scenario.gpus[0]
     served = model(scenario.model, quantization=scenario.quantizations[-1])
     layouts = legal_layouts(served, card.gpu, card.at_most, card.gpus_per_node, scenario.engine) or [ParallelLayout()]
-    layout = max(layouts, key=lambda layout: (layout.gpus, layout.tp))
-    length = context_length(scenario.workload, scenario.context_buffer, served.architecture.max_position)
-    args: dict[str, Any] = {"max_model_len": length, **scenario.engine_args}
-    return deploy_on(
-        served, card.gpu, tp=layout.tp, pp=layout.pp, ep=layout.ep, engine=scenario.engine,
-        interconnect=card.interconnect, gpus_per_node=card.gpus_per_node, other_tenants=scenario.other_tenants,
-        memory_calibration=scenario.memory_calibration, **args,
-    )  # fmt: skip
+    return deployment_of(scenario, card, served, max(layouts, key=lambda layout: (layout.gpus, layout.tp)))
 
 
 def verdict(plan: Plan) -> str:

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.candidate import Candidate
+from planner.candidate import Candidate, full
 from planner.deployment import Deployment
-from planner.layouts import capacity
-from planner.predict import evaluate, evaluate_all, memory_of
+from planner.layouts import served_within
+from planner.memory import memory_of
+from planner.performance import Performance
+from planner.predict import evaluate, evaluate_all
 from planner.quantities import GIB, Interval, PlannerError
 from planner.scenario import Scenario
-from planner.sizing import with_args
 from planner.speculation import step_of
-from planner.steady import Performance
 from planner.workload import Workload
 
 if TYPE_CHECKING:
@@ -35,15 +35,9 @@ METRICS, PERCENTILES = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p95", "p
 
 def one_replica(scenario: Scenario, candidate: Candidate) -> tuple[Deployment, Workload]:
     """One replica of `candidate`, and its share of the scenario's traffic (offline: a full batch)."""
-    layout, workload = candidate.deployment.layout, scenario.workload.share(candidate.deployment.layout.replicas)
-    alone = replace(candidate.deployment, layout=replace(layout, replicas=1))
+    workload = scenario.workload.share(candidate.deployment.layout.replicas)
+    alone = candidate.deployment.with_replicas(1)
     return alone, full(alone, workload) if scenario.offline else workload
-
-
-def full(deployment: Deployment, workload: Workload) -> Workload:
-    """`workload` as a closed loop that keeps every one of `deployment`'s max_num_seqs slots taken."""
-    slots = (deployment.args.max_num_seqs or 1) * deployment.layout.replicas * deployment.layout.dp
-    return replace(workload, rate=None, concurrency=slots, num_prompts=None)
 
 
 def in_flight(performance: Performance) -> float:
@@ -90,7 +84,7 @@ def by_concurrency(deployment: Deployment, workload: Workload, values: Sequence[
 
 def by_argument(deployment: Deployment, workload: Workload, name: str, values: Sequence[int]) -> pd.DataFrame:
     """Each value as the engine argument `name`; a workload without a rate keeps every slot of each taken."""
-    changed = [(value, with_args(deployment, **{name: value})) for value in values]
+    changed = [(value, deployment.with_args(**{name: value})) for value in values]
     return _frame(name, ((v, d, full(d, workload) if workload.rate is None else workload) for v, d in changed))
 
 
@@ -103,7 +97,7 @@ def gaps(deployment: Deployment, workload: Workload, sequences: int, prompt: int
 
     budget = (deployment.args.max_num_batched_tokens or 0) if chunked else prompt + sequences
     share = math.ceil(sequences / deployment.layout.pp)  # of the sequences, in one of the batches under way
-    step, contexts = step_of(with_args(deployment, max_num_batched_tokens=budget)), [round(workload.context)] * share
+    step, contexts = step_of(deployment.with_args(max_num_batched_tokens=budget)), [round(workload.context)] * share
     room = budget - share * (1 + step.drafts)
     if room < 1:
         raise PlannerError(f"max_num_batched_tokens {budget} leaves no room beside {share} decoding sequences")
@@ -129,7 +123,7 @@ def long_prompt(
     rows = []
     whole = max(deployment.args.max_model_len or 0, prompt + sequences)
     for budget, chunked in [*((budget, True) for budget in budgets), (whole, False)]:
-        changed = with_args(deployment, max_num_batched_tokens=budget, enable_chunked_prefill=chunked)
+        changed = deployment.with_args(max_num_batched_tokens=budget, enable_chunked_prefill=chunked)
         data = gaps(changed, workload, sequences, prompt, chunked)
         disturbed = data[data["Prompt in it"]]
         row = {"max_num_batched_tokens": f"{budget:,}" if chunked else "whole prompt", "Steps": len(disturbed)}
@@ -143,12 +137,14 @@ def by_reuse(scenario: Scenario, candidate: Candidate, shares: Sequence[float]) 
     """A share of all prompt tokens found in the prefix cache: TTFT, throughput when full, replicas needed."""
     import pandas as pd
 
-    alone = with_args(candidate.deployment, enable_prefix_caching=True)
+    alone = candidate.deployment.with_args(enable_prefix_caching=True)
     rows = []
     for share in shares:
         workload = replace(scenario.workload, prefix_tokens=0, prefix_hit_rate=share)
         busy, loaded = (evaluate(alone, w).performance for w in (full(alone, workload), workload))
-        each = capacity(replace(scenario, workload=workload), replace(alone, layout=replace(alone.layout, replicas=1)))
+        each = served_within(
+            replace(scenario, workload=workload), replace(alone, layout=replace(alone.layout, replicas=1))
+        )
         needed = math.ceil((workload.rate or 0) / each) if each else math.nan
         row: dict[str, Any] = {"Prompt tokens found in the cache (%)": share * 100, "Replicas needed": needed}
         row |= {"Requests/s, all slots taken": busy and busy.request_tps}

@@ -6,165 +6,32 @@ a slower engine would queue. Frames have columns as people read them, units incl
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from planner.deployment import Deployment
-from planner.kv import KvPool
-from planner.latency import StepModel
-from planner.predict import memory_of
-from planner.quantities import Z80, Interval, PlannerError
-from planner.replay import ReplayResult, replay_workload
-from planner.scenario import Scenario, Target
-from planner.sizing import with_args
-from planner.speculation import step_of
-from planner.steady import Performance
-from planner.sweeps import METRICS, PERCENTILES, full
-from planner.traces import Trace
-from planner.workload import Lengths, Workload
+from planner.memory import memory_of
+from planner.performance import Performance
+from planner.quantities import Interval
+from planner.run import Run, once, sample
+from planner.scenario import Target
+from planner.sweeps import METRICS, PERCENTILES
+from planner.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
 
-REQUESTS = 4000
-"""Requests of a run whose tail is read: its p99 rests on 40 of them."""
 SWEEP = 1500
 """Requests of each run of a sweep."""
-WAVES = 4
-"""A closed loop has at least so many requests per unit of concurrency: its first burst counts for no more than that."""
 KEEPS_UP = 0.95
 """Served share of the arrivals from which on a deployment counts as following them."""
 SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
-@dataclass(frozen=True, eq=False)
-class Tail:
-    """The same requests at the calibrated step cost (`mid`) and at the ends of its interval; see `tail`."""
-
-    lo: ReplayResult
-    mid: ReplayResult
-    hi: ReplayResult
-    sigma_ttft: float
-
-    def at(self, metric: str, percentile: str) -> Interval:
-        """Seconds of "ttft", "tpot", "itl", "e2e" or "queue" at "mean", "p50", "p95" or "p99"."""
-        return self._around(metric, *(at(run, metric, percentile) for run in (self.lo, self.mid, self.hi)))
-
-    def quantile(self, metric: str, q: float) -> Interval:
-        """Seconds that a share `q` of the values of `metric` does not exceed."""
-        return self._around(metric, *(run.quantile(metric, q) for run in (self.lo, self.mid, self.hi)))
-
-    def _around(self, metric: str, lo: float, mid: float, hi: float) -> Interval:
-        """What faster and slower steps make of it; a TTFT is at least as uncertain as the measured ones were."""
-        reach = math.exp(Z80 * self.sigma_ttft) if metric == "ttft" else 1.0
-        return Interval(min(lo, mid / reach), mid, max(hi, mid * reach))
-
-    @cached_property
-    def keeps_up(self) -> Interval:
-        """The share of the arrivals that is served in the meantime, 0 to 1: below 1 the queue grows."""
-        lo, mid, hi = sorted(served(run) for run in (self.lo, self.mid, self.hi))
-        return Interval(lo, mid, hi)
-
-    @property
-    def preemptions(self) -> float:
-        """Preemptions per request."""
-        return float(self.mid.preemptions.sum()) / len(self.mid.output)
-
-    def misses(self, service_level: Iterable[Target]) -> list[tuple[Target, Interval]]:
-        """The targets that the middle of the interval does not meet, with what is reached instead."""
-        found = ((target, self.at(target.metric, target.percentile)) for target in service_level)
-        return [(target, value) for target, value in found if value.mid > target.seconds]
-
-
-def at(run: ReplayResult, metric: str, percentile: str) -> float:
-    """Seconds of one replay's `metric` at "mean", "p50", "p95" or "p99"."""
-    return run.stats(metric)["mean"] if percentile == "mean" else run.quantile(metric, SHARES[percentile])
-
-
-def served(run: ReplayResult) -> float:
-    """Requests that ended per request that arrived, at most 1, in the last three quarters of the arrivals' time."""
-    start, end = run.sent[-1] / 4, run.sent[-1]
-    ended = run.outcome.last_token * run.second
-    arrived = np.count_nonzero(run.sent > start)
-    return min(np.count_nonzero((ended > start) & (ended <= end)) / arrived, 1.0) if arrived else 1.0
-
-
-def accepted(workload: Workload, max_model_len: int) -> Workload:
-    """`workload` without the prompts that the engine refuses because they leave no room for an output."""
-    trace, lengths = workload.trace, workload.prompt.values
-    short = lengths < max_model_len
-    if trace is not None:
-        trace = _some(trace, trace.prompt < max_model_len)
-    if not short.any() or (trace is not None and not len(trace.prompt)):
-        raise PlannerError(f"every prompt has at least {max_model_len:,} tokens, which is max_model_len: none fits")
-    prompt = workload.prompt if short.all() else Lengths.empirical(lengths[short])
-    return replace(workload, prompt=prompt, trace=trace)
-
-
-def _some(trace: Trace, which: np.ndarray | slice) -> Trace:
-    """Some requests of a trace."""
-    return replace(trace, arrival=trace.arrival[which], prompt=trace.prompt[which], output=trace.output[which])
-
-
-def slower(step: StepModel, factor: float) -> StepModel:
-    """The same step at `factor` times the cost."""
-    times = (
-        "rows_s", "sequences_s", "decode_context_s", "prefill_pair_s", "state_s", "fixed_s", "prefill_step_s",
-        "request_s", "prompt_token_s",
-    )  # fmt: skip
-    scaled: dict[str, Any] = {name: getattr(step, name) * factor for name in times}
-    for name in ("decode_windows", "prefill_windows"):
-        scaled[name] = tuple((window, seconds * factor) for window, seconds in getattr(step, name))
-    return replace(step, parts={name: seconds * factor for name, seconds in step.parts.items()}, **scaled)
-
-
-def tail(
-    deployment: Deployment, workload: Workload, requests: int = REQUESTS, *, ends: bool = True,
-    pool: KvPool | None = None, seed: int = 0,
-) -> Tail:  # fmt: skip
-    """Replay `requests` of `workload` on one engine of `deployment`: drawn with `seed`, or the first of its trace.
-
-    A closed loop has at least `WAVES` per unit of concurrency. Without `ends` only at the middle of the step cost.
-    `pool` replaces the KV pool of the memory plan. Raises `PlannerError` where the deployment does not fit.
-    """
-    step, pace = step_of(deployment), math.exp(Z80 * step_of(deployment).sigma_tpot)
-    mid = once(deployment, workload, requests, pool=pool, seed=seed)
-    if not ends:
-        return Tail(mid, mid, mid, 0.0)
-    lo, hi = (once(deployment, workload, requests, pool=pool, seed=seed, pace=p) for p in (1 / pace, pace))
-    return Tail(lo, mid, hi, step.sigma_ttft)
-
-
-def once(
-    deployment: Deployment, workload: Workload, requests: int = REQUESTS, *, pool: KvPool | None = None,
-    pace: float = 1.0, seed: int = 0, gauge_s: float = 0.0,
-) -> ReplayResult:  # fmt: skip
-    """One replay of `tail`, every step at `pace` times its cost."""
-    if pool is None:
-        memory = memory_of(deployment)
-        if not memory.starts:
-            raise PlannerError(memory.reason)
-        pool = memory.pool
-    engines = deployment.layout.replicas * deployment.layout.dp
-    workload = accepted(workload, deployment.args.max_model_len or 0)
-    if workload.trace is None:
-        workload = replace(workload, num_prompts=max(requests * engines, WAVES * (workload.concurrency or 0)))
-    else:
-        workload = replace(workload, trace=_some(workload.trace, slice(requests * engines)))
-    return replay_workload(deployment, pool, slower(step_of(deployment), pace), workload, seed, gauge_s)
-
-
-def traffic(scenario: Scenario, deployment: Deployment) -> Workload:
-    """The scenario's traffic; offline, a closed loop that keeps every slot of `deployment` taken."""
-    return full(deployment, scenario.workload) if scenario.offline else scenario.workload
-
-
-def latencies(service_level: Sequence[Target], found: Tail) -> pd.DataFrame:
+def latencies(service_level: Sequence[Target], found: Run) -> pd.DataFrame:
     """The four latencies and the wait in the queue, in ms, and what the service level says of each."""
     import pandas as pd
 
@@ -177,7 +44,7 @@ def latencies(service_level: Sequence[Target], found: Tail) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def difference(found: Tail, steady: Performance) -> str:
+def difference(found: Run, steady: Performance) -> str:
     """How much more (+) or less (-) than the replay the closed form says, in percent of the replay."""
     parts = []
     for metric in METRICS:
@@ -190,7 +57,7 @@ def difference(found: Tail, steady: Performance) -> str:
     return f"The closed form, held against the replay: {'; '.join(parts)}."
 
 
-def curve(found: Tail, metric: str, steady: Performance | None = None) -> pd.DataFrame:
+def curve(found: Run, metric: str, steady: Performance | None = None) -> pd.DataFrame:
     """Latency (ms, 80 % interval) by the share of values that are slower, down to 0.1 %: the distribution's tail.
 
     Columns: slower, lo, mid, hi, name ("p50", "p95", "p99" or nothing) and, where there is a name, "closed form".
@@ -207,7 +74,7 @@ def curve(found: Tail, metric: str, steady: Performance | None = None) -> pd.Dat
     return pd.DataFrame(rows, columns=["slower", "lo", "mid", "hi", "name", "closed form"])
 
 
-def figures(found: Tail) -> dict[str, Interval | float]:
+def figures(found: Run) -> dict[str, Interval | float]:
     """A tail in one row: every latency at every percentile in ms, preemptions, and the share that is served."""
     row: dict[str, Interval | float] = {
         f"{percentile} {metric.upper()} (ms)": found.at(metric, percentile) * 1e3
@@ -226,12 +93,12 @@ def by_argument(
 
     rows = []
     for value in values:
-        changed = with_args(deployment, **{name: value})
+        changed = deployment.with_args(**{name: value})
         memory = memory_of(changed)
         if not memory.starts:
             continue
         row: dict[str, Any] = {name: value, "KV pool (tokens)": memory.pool.kv_tokens}
-        rows.append(row | figures(tail(changed, workload, requests)))
+        rows.append(row | figures(sample(changed, workload, requests)))
     return pd.DataFrame(rows)
 
 
@@ -254,19 +121,20 @@ def by_pool(deployment: Deployment, workload: Workload, points: int = 7, request
         given_up = (plan.num_blocks - pool.num_blocks) * plan.bytes_per_block
         row: dict[str, Any] = {"KV pool (tokens)": pool.kv_tokens}
         row["gpu_memory_utilization"] = share * (1 - given_up / memory.requested)
-        rows.append(row | figures(tail(deployment, workload, requests, ends=False, pool=pool)))
+        rows.append(row | figures(sample(deployment, workload, requests, ends=False, pool=pool)))
     return pd.DataFrame(rows)
 
 
-def verdict(service_level: Sequence[Target], found: Tail, steady: Performance) -> str:
+def verdict(service_level: Sequence[Target], found: Run, steady: Performance) -> str:
     """Whether the replay meets the service level, and where the closed form says otherwise."""
+    reached = [(target, found.at(target.metric, target.percentile)) for target in service_level]
     missed = [f"{target.name} is {value.mid * 1e3:,.0f} ms, above {target.seconds * 1e3:,.0f} ms"
-              for target, value in found.misses(service_level)]  # fmt: skip
+              for target, value in reached if value.mid > target.seconds]  # fmt: skip
     stated = [t for t in service_level if getattr(steady, t.metric)[t.percentile].mid > t.seconds]
     if not service_level:
         return "Nobody waits for this work: there is no service level to hold the replay against."
     if not missed:
-        tight = [t.name for t in service_level if found.at(t.metric, t.percentile).hi > t.seconds]
+        tight = [target.name for target, value in reached if value.hi > target.seconds]
         risk = f" At the pessimistic end of its interval it does not: {', '.join(tight)}." if tight else ""
         return f"Replayed, the deployment meets the service level.{risk}"
     apart = "" if stated else " The closed form, by which the plan was chosen, says that it does: plan for the replay."

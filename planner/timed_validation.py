@@ -18,7 +18,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, Pos
 from planner.catalog import entries
 from planner.coefficients import Coefficients, calibrations
 from planner.latency import step_model
-from planner.predict import memory_of
+from planner.memory import memory_of
 from planner.replay import ReplayResult, replay_workload
 from planner.validation import Ran
 from planner.workload import Trace, Workload

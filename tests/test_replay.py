@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from planner.cases import run_case
 from planner.quantities import PlannerError
-from planner.replay import ReplayResult, replay
+from planner.replay import ReplayResult, replay, run
 from planner.requests import arrivals, blocks_of, ramp, shared_prefix
-from planner.rules import ENTRY, Rules, StepTable
+from planner.rules import ENTRY, Rules, StepTable, Traffic
 
 SCHEDULES = Path(__file__).parent / "data" / "schedules"
 VERSIONS = ("0.20.2", "0.33.0")
@@ -301,3 +301,25 @@ def test_bad_arrays_name_request_and_field(arrival: list, prompt: list, output: 
 def test_a_step_that_takes_no_time_known_is_refused(broken: dict) -> None:
     with pytest.raises(PlannerError, match=f"field {next(iter(broken))}"):
         replay(rules(), LINEAR._replace(**broken), np.zeros(1), np.full(1, 16), np.full(1, 4))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6))
+def test_many_equal_steps_at_once_are_the_same_steps(seed: int) -> None:
+    """Decode steps taken together (with a shared prefix, too) give every request the times of one step after the other."""
+    rng = np.random.default_rng(seed)
+    n, size = int(rng.integers(2, 50)), int(rng.choice([4, 16]))
+    prompt, output = rng.integers(1, 200, n), rng.integers(1, 120, n)
+    content = shared_prefix(prompt, output, np.where(rng.random(n) < 0.7, rng.integers(0, 100), 0), size)
+    least = int((prompt + output).max()) // size
+    groups = [[0, size]] + [[-3, size]] * bool(rng.random() < 0.2)
+    rules = Rules(
+        int(rng.integers(1, 40)), int(rng.integers(64, 600)), int(rng.integers(least + 8, 6 * least + 40)), 1024, True,
+        True, 0, bool(rng.random() < 0.5), False, bool(rng.random() < 0.5), np.array(groups),
+    )  # fmt: skip
+    table = StepTable(np.linspace(1e-3, 5e-3, 700), np.linspace(0, 1e-3, 64), 1e-3, 0.0, 1e-7, 1e-8, 1e-4)
+    arrival = np.sort(rng.random(n)) * float(rng.choice([0.0, 0.5, 5.0]))
+    traffic = Traffic(arrival, prompt, output, np.empty(0), *content, 0, 1e-3, 1e-6)
+    together, apart = run(rules, table, traffic).outcome, run(rules, table, traffic, log=True).outcome
+    for name in ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached", "totals", "usage"):
+        assert getattr(together, name) == pytest.approx(getattr(apart, name), rel=1e-9, abs=1e-12)
