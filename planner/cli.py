@@ -45,6 +45,12 @@ def _parser() -> argparse.ArgumentParser:
     _takes_scenario(check)
     check.set_defaults(run=_check)
 
+    plan = commands.add_parser("plan", help="the answer to a scenario in seconds, without a PDF")
+    _takes_scenario(plan)
+    plan.add_argument("--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there")
+    plan.add_argument("--json", action="store_true", help="print plan.json instead of a dozen lines")
+    plan.set_defaults(run=_plan)
+
     report = commands.add_parser("report", help="write the capacity report of a scenario, a PDF")
     _takes_scenario(report)
     report.add_argument("--out", type=Path, metavar="DIR", help="where to (default: reports/SCENARIO)")
@@ -223,6 +229,22 @@ def _aligned(rows: Iterable[Sequence[str]]) -> str:
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, (*widths[:-1], 0))) for row in rows)
+
+
+def _plan(options: argparse.Namespace) -> int:
+    import json
+
+    from planner.answer import EXIT, answer, told, write
+    from planner.scenario import load_scenario
+    from planner.search import search
+
+    found = search(load_scenario(options.scenario, dict(map(_assignment, options.set))))
+    print(json.dumps(answer(found), indent=2, allow_nan=False) if options.json else told(found))
+    if options.out:
+        names = write(found, options.out)
+        if not options.json:
+            print(f"{'Written':<10}{', '.join(names)} in {options.out}")
+    return EXIT[found.verdict]
 
 
 def _report(options: argparse.Namespace) -> None:

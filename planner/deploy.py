@@ -18,10 +18,10 @@ from planner.deployment import Deployment
 from planner.draft import method
 from planner.engines import Engine, release
 from planner.models import model
-from planner.predict import Prediction, evaluate
+from planner.predict import Prediction, predict
 from planner.quantities import GIB, PlannerError
 from planner.scenario import Target
-from planner.workload import Lengths, Workload
+from planner.workload import DEFAULT_SECONDS, Lengths, Workload
 
 if TYPE_CHECKING:
     import jinja2
@@ -46,6 +46,8 @@ ONLINE = ("fp8", "bitsandbytes")
 """Quantizations that an engine applies to a 16-bit checkpoint while it loads; others need a checkpoint of their own."""
 RAMP = (0.25, 0.5, 0.75, 1.0, 1.25)
 """Shares of the planned rate worth benchmarking: up to it, and once beyond."""
+LEAST_PROMPTS = 100
+"""Requests of a step of the benchmark, at least."""
 RANGE_RATIO = 0.5
 """Spread of the benchmark's random lengths: uniform within this share of the mean to both sides."""
 
@@ -85,6 +87,11 @@ class Launch:
 
         rows = [(flag.name, flag.value or "", flag.reason) for flag in self.flags]
         return pd.DataFrame(rows, columns=["flag", "value", "reason"])
+
+    @property
+    def command(self) -> list[str]:
+        """The command as its arguments."""
+        return [*shlex.split(self.program), *(part for flag in self.flags for part in (flag.name, flag.value) if part)]
 
     def __str__(self) -> str:
         return " \\\n  ".join([self.program, *map(str, self.flags)])
@@ -135,6 +142,7 @@ def launch(prediction: Prediction) -> Launch:
     text = _render(
         f"flags/{engine.name}",
         args=args,
+        name=deployment.model.name,
         layout=deployment.layout,
         can=can,
         drain_s=DRAIN_S,
@@ -197,7 +205,8 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
         "workload": prediction.workload,
         "targets": targets,
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
-        "ramp": ramp(prediction),
+        "ramp": (steps := ramp(prediction)),
+        "prompts": {rate: benchmark_prompts(rate) for rate in steps},
         "range_ratio": RANGE_RATIO,
         "metrics": engine.facts["metrics"],
         "usd_per_hour": prediction.usd_per_hour,
@@ -206,16 +215,26 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
 
 
 def ramp(prediction: Prediction) -> dict[float, Performance]:
-    """What `bench.sh` should measure on one replica at growing shares of its traffic: requests/s -> prediction."""
+    """What `bench.sh` should measure on one replica at growing shares of its traffic: requests/s -> prediction.
+
+    Each step is replayed as the script runs it, from its first request to its last.
+    """
     layout, workload = prediction.deployment.layout, _workload(prediction)
-    one = replace(prediction.deployment, layout=replace(layout, replicas=1))
     served = prediction.performance.request_tps.mid if prediction.performance else 0.0
     prompt, output = _random(workload.prompt.mean, workload.prefix_tokens), _random(workload.output.mean)
     hits = float(workload.prefix_tokens > 0)
-    drawn = replace(workload, prompt=prompt, output=output, prefix_hit_rate=hits, num_prompts=None, trace=None)
-    rates = [(workload.rate or served) / layout.replicas * share for share in RAMP]
-    found = {rate: evaluate(one, drawn.at(rate)).performance for rate in rates}
+    drawn = replace(workload, prompt=prompt, output=output, prefix_hit_rate=hits, trace=None)
+    found = {}
+    for share in RAMP:
+        rate = float(f"{(workload.rate or served) / layout.replicas * share:.3g}")
+        step = replace(drawn.at(rate), num_prompts=benchmark_prompts(rate))
+        found[rate] = predict(prediction.deployment.with_replicas(1), step).performance
     return {rate: performance for rate, performance in found.items() if performance}
+
+
+def benchmark_prompts(rate: float) -> int:
+    """Requests of one step of `bench.sh`: ten minutes of arrivals, and enough for a percentile."""
+    return max(round(rate * DEFAULT_SECONDS), LEAST_PROMPTS)
 
 
 def _random(mean: float, prefix: int = 0) -> Lengths:

@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from planner import __version__
-from planner.catalog import read_yaml
+from planner.answer import told
+from planner.answer import write as written
+from planner.chapter import keep
 from planner.engines import Engine
 from planner.quantities import PlannerError
-from planner.scenario import SCENARIOS, load_scenario
+from planner.scenario import load_scenario, scenario_path
 from planner.search import Plan, search
 from planner.summary import verdict
 
@@ -50,49 +50,28 @@ def report(
 ) -> Path:
     """Write the capacity report of the scenario `name` (a shipped one, or a YAML file) into the folder `out`.
 
-    `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. What the walk makes for
-    use (launch script, unit file) lies beside the PDF, whose path is returned. Raises `PlannerError` for a scenario
+    `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. `plan.json` and the files
+    that start and watch the plan lie beside the PDF, whose path is returned. Raises `PlannerError` for a scenario
     that cannot be planned and for a notebook that fails.
     """
-    path = Path(name) if Path(name).suffix in (".yaml", ".yml") else SCENARIOS / f"{name}.yaml"
+    path = scenario_path(name)
     out = (out or Path("reports") / path.stem).resolve()
-    if overrides:
-        load_scenario(name)
-        path = _overridden(path, overrides, out)
-        name = path
-    plan = search(load_scenario(name))
+    plan = search(load_scenario(name, overrides))
+    progress(told(plan))
     if notebooks is None:
         notebooks = walk() if plan.candidates else walk()[:2]  # where nothing fits, there is no deployment to explain
-    out.mkdir(parents=True, exist_ok=True)
-    parameters = {"scenario": str(path.resolve()), "out_dir": str(out)}
+    written(plan, out)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         work = Path(folder)
+        keep(plan, work / "plan.pickle")
+        parameters = {"scenario": str(path.resolve()), "kept": str(work / "plan.pickle")}
         executed = _execute(notebooks, parameters, work, progress)
         (work / "title.json").write_text(json.dumps(_title(plan)))
         (work / "body.typ").write_text("\n\n".join(_typst(notebook, work) for notebook in executed))
-        _compile(work, out / "report.pdf")
+        _compile(work, work / "report.pdf")
+        shutil.move(work / "report.pdf", out / ".report.pdf")
+    os.replace(out / ".report.pdf", out / "report.pdf")
     return out / "report.pdf"
-
-
-def _overridden(path: Path, overrides: Mapping[str, Any], out: Path) -> Path:
-    """A copy of the scenario file `path`, in `out`, with the fields that `overrides` names set."""
-    data = read_yaml(path)
-    for key, value in overrides.items():
-        *parents, last = key.split(".")
-        place = data
-        for parent in parents:
-            place = place.setdefault(parent, {}) if isinstance(place, dict) else None
-        if not isinstance(place, dict):
-            raise PlannerError(f"cannot set {key}: {path.name} has no fields under {'.'.join(parents)}")
-        place[last] = value
-    for place, key in ((data.get("workload"), "trace"), (data, "calibration")):
-        if isinstance(place, dict) and place.get(key):
-            beside = path.parent / place[key]
-            place[key] = str((beside if beside.is_file() else Path(place[key])).resolve())
-    out.mkdir(parents=True, exist_ok=True)
-    copy = out / path.name
-    copy.write_text(yaml.safe_dump(data, sort_keys=False))
-    return copy
 
 
 def _execute(

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from planner.candidate import Candidate, describe, judge, judge_all
 from planner.confirm import confirm, nearest, stated
@@ -69,6 +69,18 @@ class Plan:
     def best(self) -> Candidate | None:
         """The chosen candidate, else the one that comes nearest to the service level; None where nothing fits."""
         return next(iter(self.candidates), None)
+
+    @property
+    def verdict(self) -> Literal["holds", "at_risk", "nothing_meets"]:
+        """Whether the plan keeps every promise, at the pessimistic end of every interval too."""
+        return "nothing_meets" if self.chosen is None else "at_risk" if self.chosen.at_risk else "holds"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is at risk, or what the nearest plan misses."""
+        if self.chosen:
+            return self.chosen.risks
+        return self.best.misses if self.best else (self.binding.sentence,)
 
     def frame(self) -> pd.DataFrame:
         """One row per candidate, from best to worst."""
