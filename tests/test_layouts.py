@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shipped import plan_of
 
 from planner import layouts
 from planner.candidate import judge
 from planner.deployment import ParallelLayout, deploy_on
 from planner.quantities import Interval, PlannerError
-from planner.scenario import load_scenario, scenario
+from planner.scenario import scenario
 from planner.search import Plan, search
 
 NOWHERE = {
@@ -27,7 +28,7 @@ NOWHERE = {
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return search(load_scenario("chat-70b"))
+    return plan_of("chat-70b")
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +51,11 @@ def test_every_layout_appears_once_and_keeps_to_the_gpus_allowed(plan, every):
 
 def test_capacity_is_where_the_promises_begin_to_break(plan):
     deployment = plan.chosen.deployment
-    rate = layouts.capacity(plan.scenario, deployment)
+    rate = layouts.served_within(plan.scenario, deployment)
     meets = []
     for share in (0.95, 1.05):
         traffic = replace(plan.scenario.workload, rate=rate * share)
-        asked = replace(plan.scenario, workload=traffic)
+        asked = replace(plan.scenario, workload=traffic, headroom=0.0)
         meets.append(judge(asked, deployment, 1).meets)
     assert meets == [True, False]
 

@@ -5,19 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from shipped import plan_of
 
 from planner import sweeps
 from planner.quantities import PlannerError
 from planner.scenario import load_scenario
-from planner.search import search
-from planner.sizing import with_args
 
 CHAT = load_scenario("chat-70b")
 
 
 @pytest.fixture(scope="module")
 def best():
-    return search(CHAT).chosen
+    return plan_of("chat-70b").chosen
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def test_gaps_begin_and_end_undisturbed(alone):
 
 def test_a_budget_without_room_for_prompts_is_refused(alone):
     deployment, traffic = alone
-    tiny = with_args(deployment, max_num_batched_tokens=64)
+    tiny = deployment.with_args(max_num_batched_tokens=64)
     with pytest.raises(PlannerError, match="leaves no room beside 64 decoding sequences"):
         sweeps.gaps(tiny, traffic, sequences=64, prompt=1000)
 

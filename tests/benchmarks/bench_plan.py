@@ -13,7 +13,6 @@ from planner.memory import plan
 from planner.predict import evaluate
 from planner.scenario import load_scenario
 from planner.search import search
-from planner.sizing import with_args
 from planner.widgets import figure
 
 DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100", tp=4, quantization="fp8", max_model_len=8192)
@@ -36,7 +35,7 @@ def test_slider_redraw(benchmark: BenchmarkFixture) -> None:
     """One movement of the VRAM chapter's utilization slider: plan, chart, SVG."""
 
     def redraw() -> str:
-        found = plan(with_args(DEPLOYMENT, gpu_memory_utilization=0.85))
+        found = plan(DEPLOYMENT.with_args(gpu_memory_utilization=0.85))
         return figure(charts.budget({"plan": found}), "memory of one GPU").html
 
     benchmark(redraw)
