@@ -29,7 +29,7 @@ from planner.workload import Lengths, Workload
 
 ENOUGH = 4_000
 """Requests of one engine, over all seeds, on which the stated percentiles rest at least."""
-LONG = 20
+LONG = 12
 """Traffic that goes on is replayed for so many times the requests in flight."""
 BEGINNING, ENDING = 2, 1
 """Times the requests in flight that are left out of it, while the engine fills up and runs dry."""

@@ -117,8 +117,8 @@ def _simulate(
     sizes, ends, rows = np.zeros(depth, np.int64), np.zeros(depth), np.zeros(depth, np.int64)
     parted = np.zeros(seqs, np.int64)  # requests that the step being scheduled preempts; that the oldest one ends
 
-    can_coast = timed and not (log or windowed or rules.priority or gauge_s > 0)
-    can_coast &= spec_tokens == 0 and table.stages == 1 and len(table.decode_windows) == 0
+    can_coast = timed and not (log or rules.priority or gauge_s > 0)
+    can_coast &= spec_tokens == 0 and table.stages == 1
     now, entry, end, spent, arrived, done, last_gap, last_bin, stuck = 0.0, 0.0, 0.0, 0.0, 0, 0, -1.0, 0, -1
     steady = blocked = False  # in the last step everybody decoded; the first in the queue did not fit
     while done < n:
@@ -246,7 +246,7 @@ def _simulate(
             want = min(want, budget)
             slots = min(context + want + (rules.num_lookahead_tokens if rules.recent else 0), model_len)
             if blocks.claim(rules, pool, content, hit, tokens, slots, cap) > free[0]:
-                blocked = not caching
+                blocked = not (caching or windowed)  # else what leaves a window may make room
                 break
             heapq.heappop(waiting)
             num_spare -= 1

@@ -68,12 +68,16 @@ def coast(
     sequences need their next blocks in turns. Returns the number of steps (0 where not everybody decodes), `now`,
     `entry` and `end` of the last step, and the end of the `oldest` step under way.
     """
-    count, size, growing = len(running), rules.groups[0, 1], 0
+    count, size, growing, caching = len(running), rules.groups[0, 1], 0, len(tables.blocks) > 0
     for g in range(len(rules.groups)):
-        growing += rules.groups[g, 0] == 0
-        if rules.groups[g, 0] > 0 or (rules.groups[g, 1] != size and rules.groups[g, 0] == 0):
+        window, width = rules.groups[g]
+        growing += window >= 0
+        if window >= 0 and (width != size or (window > 0 and caching)):
             return 0, now, entry, end, oldest
-    turns, contexts, most, last = np.zeros(size, np.int64), 0, 1 << 60, last_token[request[running[0]]]
+    turns, leaving = np.zeros(size, np.int64), np.zeros(size, np.int64)  # blocks taken and left behind, by step
+    contexts, most, last = 0, 1 << 60, last_token[request[running[0]]]
+    windows_s, grows_s = 0.0, 0.0  # of the contexts inside the windows, and by how much that grows in a step
+    behind = overlap and rules.recent
     for s in running:
         i, room = request[s], tables.capacity[s] - computed[s] - rules.num_lookahead_tokens
         if last_token[i] != last or known[s] + placeholders[s] != computed[s] + 1 or placeholders[s] != overlap:
@@ -84,13 +88,25 @@ def coast(
             turns[room] += growing
         contexts += computed[s]
         most = min(most, min(prompt[i] + output[i], rules.max_model_len) - 1 - computed[s])
+        for g in range(len(rules.groups)):
+            if rules.groups[g, 0] > 0:
+                first = (tables.passed[s, g] + 1) * size + rules.groups[g, 0] - 1 - computed[s] + behind
+                if first < 0:
+                    return 0, now, entry, end, oldest
+                leaving[first % size] += first < size
+                most = min(most, first if first >= size else most)
+        for k in range(len(table.decode_windows)):
+            window_s, rest = table.decode_windows[k, 1], int(table.decode_windows[k, 0]) - computed[s]
+            windows_s += window_s * (computed[s] + min(rest, 0))
+            grows_s += window_s * (rest > 0)
+            most = min(most, rest if rest > 0 else most)
     most -= not overlap  # the step that ends a request is the scheduler's; with async scheduling it is still under way
     steps, taken, usable, alike = 0, 0, rules.num_blocks - 1, _price(table, count, count, count, 0, 0.0, 0.0)
     free, capacity, held = pool.free, tables.capacity, tables.held
     while steps < most and now < until and turns[steps % size] <= free[0]:
-        free[0] -= turns[steps % size]
+        free[0] += leaving[steps % size] - turns[steps % size]
         taken += turns[steps % size]
-        seconds = alike + table.decode_context_s * contexts
+        seconds = alike + table.decode_context_s * contexts + windows_s
         start = max(now, entry)
         entry, end = start + seconds, max(start + seconds, end + seconds)
         now, oldest = (oldest, end) if overlap else (end, end)
@@ -100,8 +116,8 @@ def coast(
         itl[itl_bin(now - last)] += count
         last = now
         contexts += count
+        windows_s += grows_s
         steps += 1
-    caching = len(tables.blocks) > 0
     free[0] += taken * caching  # where blocks are told apart they are taken one by one, below
     totals[0] += steps
     totals[2] += steps * count
@@ -111,11 +127,16 @@ def coast(
         room = capacity[s] - computed[s] - rules.num_lookahead_tokens
         more = max(0, steps - room + size - 1) // size
         capacity[s] += more * size
+        tables.slides[s] = 1 << 60
         for g in range(len(rules.groups)):
-            if rules.groups[g, 0] == 0:
-                for k in range(held[s, g], held[s, g] + more * caching):
-                    tables.blocks[s, g, k] = blocks.take(pool)
-                held[s, g] += more
+            window = rules.groups[g, 0]
+            for k in range(held[s, g], held[s, g] + more * (caching and window == 0)):
+                tables.blocks[s, g, k] = blocks.take(pool)
+            held[s, g] += more * (window >= 0)
+            if window > 0:
+                first = (tables.passed[s, g] + 1) * size + window - 1 - computed[s] + behind
+                tables.passed[s, g] += max(0, steps - first + size - 1) // size
+                tables.slides[s] = min(tables.slides[s], (tables.passed[s, g] + 1) * size + window - 1)
         computed[s] += steps
         known[s] += steps
         if caching and computed[s] - overlap >= (tables.published[s] + 1) * size:

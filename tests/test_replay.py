@@ -306,18 +306,21 @@ def test_a_step_that_takes_no_time_known_is_refused(broken: dict) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6))
 def test_many_equal_steps_at_once_are_the_same_steps(seed: int) -> None:
-    """Decode steps taken together (with a shared prefix, too) give every request the times of single ones."""
+    """Decode steps taken together (with a shared prefix or windows, too) give every request the times of single ones."""
     rng = np.random.default_rng(seed)
     n, size = int(rng.integers(2, 50)), int(rng.choice([4, 16]))
     prompt, output = rng.integers(1, 200, n), rng.integers(1, 120, n)
     content = shared_prefix(prompt, output, np.where(rng.random(n) < 0.7, rng.integers(0, 100), 0), size)
     least = int((prompt + output).max()) // size
     groups = [[0, size]] + [[-3, size]] * bool(rng.random() < 0.2)
+    window, caching = int(rng.choice([8, 32, 64, 100])), bool(rng.random() < 0.5)
+    groups += [[window * (k + 1), size] for k in range(int(rng.integers(0, 3)))]
+    windows = np.array([[float(window), 2e-7]] * int(rng.integers(0, 2))).reshape(-1, 2)
     rules = Rules(
-        int(rng.integers(1, 40)), int(rng.integers(64, 600)), int(rng.integers(least + 8, 6 * least + 40)), 1024, True,
-        True, 0, bool(rng.random() < 0.5), False, bool(rng.random() < 0.5), np.array(groups),
+        int(rng.integers(1, 40)), int(rng.integers(64, 600)), int(rng.integers(2 * least + 8, 12 * least + 60)), 1024,
+        caching, True, 0, bool(rng.random() < 0.5), False, bool(rng.random() < 0.5), np.array(groups),
     )  # fmt: skip
-    table = StepTable(np.linspace(1e-3, 5e-3, 700), np.linspace(0, 1e-3, 64), 1e-3, 0.0, 1e-7, 1e-8, 1e-4)
+    table = StepTable(np.linspace(1e-3, 5e-3, 700), np.linspace(0, 1e-3, 64), 1e-3, 0.0, 1e-7, 1e-8, 1e-4, windows)
     arrival = np.sort(rng.random(n)) * float(rng.choice([0.0, 0.5, 5.0]))
     traffic = Traffic(arrival, prompt, output, np.empty(0), *content, 0, 1e-3, 1e-6)
     together, apart = run(rules, table, traffic).outcome, run(rules, table, traffic, log=True).outcome
