@@ -22,6 +22,7 @@ QUANTILES = (EDGES[1:] + EDGES[:-1]) / 2
 NORMAL = np.array([NormalDist().inv_cdf(float(q)) for q in QUANTILES])
 LATE = (0.50, 0.95, 0.99)
 """Percentiles of `planner.performance.POINTS`."""
+NOTHING = np.zeros_like(SHARES)
 PAIRS = np.outer(SHARES, SHARES).ravel()
 """Shares of the slices of two independent distributions, one added to the other."""
 
@@ -56,6 +57,7 @@ def traffic(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Traffi
         np.stack([getattr(workload, side).slices(EDGES) for workload in distinct.values()])[:, None]
         for side in ("prompt", "output")
     )
+    tokens = np.where(tokens[..., -1:] < 1.5, 1.0, tokens)  # whole tokens: all have one
     per_step, variance, prefix, share = (column([kind[k] for kind in distinct]) for k in (2, 3, 4, 5))
     cached = prefix + share * prompts
     outputs, context = 1 + (tokens - 1) / per_step, mean(prompts) + mean(tokens**2) / (2 * mean(tokens))
@@ -88,6 +90,21 @@ def decode_s(step: StepModel, batch: np.ndarray, context: np.ndarray) -> np.ndar
     return step.decode_step(np.maximum(batch, 1.0), context)
 
 
+def engine_s(step: StepModel, t: Traffic, running: np.ndarray) -> np.ndarray:
+    """What a request takes of an engine at least, s: its tokens and rows in the fullest steps, and its attention.
+
+    A token is cheapest in a full step, for it shares reading the weights with most others; all stages of a pipeline
+    work at once.
+    """
+    width, later = 1 + step.drafts, np.maximum(mean(t.outputs) - 1, 0.0)
+    most = np.minimum(step.max_tokens, running * np.maximum(t.prompts[..., -1:], width))
+    rows, seats = np.maximum(running * width, 1.0), np.maximum(running, 1.0)
+    each = (step.tokens(most) + step.fixed_s) / most * (mean(t.prompts) + later * width)
+    each = each + (1 + later * width) * step.rows(rows) / rows + later * step.sequences(seats) / seats
+    attention = mean(step.prefill_attention(t.prompts, t.cached)) + later * step.decode_attention(t.context)
+    return (each + attention) / step.stages
+
+
 def prefill_s(
     step: StepModel, t: Traffic, beside: np.ndarray, others: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -108,6 +125,11 @@ def prefill_s(
     return chunks, alone + shared + others * mean(attention), share
 
 
+def first_chunk(step: StepModel, t: Traffic, beside: np.ndarray) -> np.ndarray:
+    """Share of every prompt that the first of its chunks holds, where `beside` sequences decode."""
+    return np.minimum(np.maximum(step.max_tokens - beside * (1 + step.drafts), 1.0) / t.prompts, 1.0)
+
+
 def burst_s(step: StepModel, t: Traffic, requests: np.ndarray) -> np.ndarray:
     """When `requests` prompts that arrive together have their first tokens, [cases, 1, slices] from short to long ones.
 
@@ -115,8 +137,12 @@ def burst_s(step: StepModel, t: Traffic, requests: np.ndarray) -> np.ndarray:
     step finishes (max_num_batched_tokens - d) / L prompts of L tokens, at its end.
     """
     sizes, size, width = t.prompts, mean(t.prompts), 1 + step.drafts
-    decoding = requests * QUANTILES / step.stages
-    budget = np.maximum(step.max_tokens - decoding * width, 1.0)
+    # those of the first step decode from the next one on, and of single outputs none do
+    decoding = np.maximum(requests * QUANTILES - step.max_tokens / size, 0.0) / step.stages
+    decoding = decoding * np.minimum(mean(t.outputs) - 1, 1.0)
+    # where they leave nothing, prompts take the places of those that end
+    left = step.max_tokens * size / (size + np.maximum(mean(t.outputs) - 1, 0.0) * width)
+    budget = np.maximum(step.max_tokens - decoding * width, np.maximum(left, 1.0))
     fresh = np.minimum(budget / sizes, requests)  # prompts of a step
     each = step.tokens(np.minimum(requests * size, step.max_tokens)) + step.fixed_s + step.prefill_step_s
     each = each + step.rows(decoding * width + fresh) + step.sequences(decoding)
@@ -148,13 +174,17 @@ def spilled(arriving: np.ndarray, room: np.ndarray, t: Traffic) -> np.ndarray:
 
 
 def microbatches(
-    step: StepModel, t: Traffic, running: np.ndarray, decode: np.ndarray, formed: np.ndarray | float = 0.0
-) -> np.ndarray:
+    step: StepModel, t: Traffic, running: np.ndarray, decode: np.ndarray, first: np.ndarray | float = 0.0,
+    stays: np.ndarray | float = np.inf, front: np.ndarray = NOTHING,
+) -> np.ndarray:  # fmt: skip
     """Microbatches among which a pipeline's sequences are spread, 1 to its number of stages.
 
     A sequence is scheduled with those whose step ends together with its own, and a new prompt joins whichever is
     scheduled next. So a new microbatch only forms where prompts do not fit into a step, and one ends when it is empty:
-    with m sequences on average, after (e^m - 1) / m stays (busy period of M/M/inf). `formed` are others per stay.
+    with m sequences on average, after (e^m - 1) / m stays (busy period of M/M/inf), but after one stay if no prompts
+    reach it. In a closed loop prompts come `front` s after the ends of others. While a long step runs, the rest follow
+    it closely, a stage's time apart, and one that ends less than `front` after the one before it gets none. `first`
+    are there beside one at the start of a run of so many `stays`; outputs of one length keep them as they are.
     """
     if np.all(step.stages == 1):
         return np.ones_like(running)
@@ -162,12 +192,29 @@ def microbatches(
     budget = np.maximum(step.max_tokens - decode * (1 + step.drafts), 1.0)
     beside = np.maximum(running / outputs, 1e-9)  # prompts of a round
     least = np.floor(budget / size) + 1.0
-    crowd = np.exp(np.minimum(least - beside - least * np.log(least / beside), 0.0))  # at least so many (Chernoff)
+    # at least so many of a Poisson number: Chernoff's bound, and what it is too much by (Bahadur and Rao 1960)
+    crowd = np.exp(np.minimum(least - beside - least * np.log(least / beside), 0.0))
+    crowd = crowd * np.minimum(np.sqrt(least / (2 * np.pi)) / np.maximum(least - beside, 1e-9), 1.0)
     crowd = np.where(beside < least, crowd, 1.0)
-    formed = formed + running * mean(1.0 * (t.prompts > budget)) + outputs * np.where(least > 1, crowd, 0.0)
+    formed = running * mean(1.0 * (t.prompts > budget)) + outputs * np.where(least > 1, crowd, 0.0)
     each = np.minimum(running / step.stages, 30.0) + 1e-9
-    share = formed * np.expm1(each) / each
-    return np.minimum(1 + (step.stages - 1) * share / (1 + share), np.maximum(running, 1.0))
+    differ = np.maximum(mean(t.outputs**2) - outputs**2, 0.0) + outputs * t.jitter
+    fed = step.stages - 1.0  # others that prompts reach
+    if np.any(front):
+        one, many = decode_s(step, decode, t.context), decode_s(step, decode / step.stages, t.context)
+        grows = np.maximum(one - many, 0.0) * step.stages / np.maximum(step.stages - 1, 1.0)
+        late = mean(front) * step.stages - (one - grows)  # a step of 1 / g of all takes one - grows + grows / g
+        enough = np.clip(np.where(late > 0, grows / np.maximum(late, 1e-12), step.stages), 1.0, step.stages) - 1
+        even = np.exp(-beside)  # rounds without a prompt leave all microbatches as far apart as they are
+        fed = even * fed + (1 - even) * enough
+    others = np.zeros_like(running)
+    for room, lasts in ((fed, np.expm1(each) / each), (step.stages - 1 - fed, 1.0)):
+        begun = np.minimum(first, room)
+        first = first - begun
+        kept = room * formed * lasts / (room + formed * lasts + 1e-30)
+        past = np.minimum(stays / (lasts + 1 / np.maximum(differ, 1e-9)), 1e9)
+        others = others + kept + (begun - kept) * -np.expm1(-past) / past
+    return np.minimum(1 + others, np.maximum(running, 1.0))
 
 
 def longest(
@@ -186,8 +233,26 @@ def longest(
         return prompts
     even = prompts / microbatches
     most = np.maximum(np.minimum(prompts, room), even)
-    gaps = (microbatches - 1) * plain / step.stages / (plain + added * most)
-    joined = np.clip(1 - gaps * microbatches / np.maximum(microbatches - 1, 1e-9), 0.0, 1.0)
-    joined = joined * ((room >= 1) & gathered)
+    joined = np.zeros_like(even)
+    if gathered:
+        gaps = (microbatches - 1) * plain / step.stages / (plain + added * most)
+        joined = np.clip(1 - gaps * microbatches / np.maximum(microbatches - 1, 1e-9), 0.0, 1.0) * (room >= 1)
     alone = (1 - 1 / microbatches) / chunks * prompts
     return np.minimum(even + alone * (joined + (1 - joined) / np.sqrt(1 + prompts / 0.55)), most)
+
+
+def takers(
+    step: StepModel, prompts: np.ndarray, microbatches: np.ndarray, plain: np.ndarray, front: np.ndarray,
+    room: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Microbatches that take a round's `prompts` in a closed loop.
+
+    Those behind a long step end a stage's time apart, and prompts come `front` s after the ends of others, so one of
+    those that end within that time takes what all before it released; the next long step takes the rest.
+    """
+    if np.all(step.stages == 1):
+        return microbatches
+    behind = (microbatches - 1) * plain / step.stages
+    taking = np.minimum(1 + behind / np.maximum(mean(front), 1e-9), microbatches)
+    even = np.exp(-prompts)  # rounds without a prompt leave the microbatches as far apart as they are
+    return np.where(room >= 1, even * microbatches + (1 - even) * taking, microbatches)

@@ -91,11 +91,13 @@ def performance(s: State, workloads: Sequence[Workload], steps: Sequence[StepMod
     def points(average: np.ndarray, percentiles: np.ndarray) -> np.ndarray:
         return np.concatenate([average, percentiles], axis=-1)[:, 0]
 
+    # a request of one token has no token after the first
+    gaps_exist = np.array([[1.0 if workload.output.largest >= 1.5 else np.nan] for workload in workloads])
     keeps_up = (s.limit == "load") & np.array([workload.rate is not None for workload in workloads])[:, None, None]
     return Performances(
         ttft=points(s.ttft, reached[:, :, : len(LATE)]),
-        tpot=points(s.tpot / step.tokens_per_step, tpots / step.tokens_per_step),
-        itl=points(s.tpot, quantiles(gaps, weights, LATE)),
+        tpot=gaps_exist * points(s.tpot / step.tokens_per_step, tpots / step.tokens_per_step),
+        itl=gaps_exist * points(s.tpot, quantiles(gaps, weights, LATE)),
         e2e=points(whole, quantiles(e2es, PAIRS, LATE)),
         sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * WIDER,
         request_tps=np.ravel(s.rate * s.engines),

