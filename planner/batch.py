@@ -22,25 +22,24 @@ from planner.workload import Workload
 if TYPE_CHECKING:
     from planner.search import Plan
 
-Z99 = 2.3263
-"""Standard normal quantile at 0.99: the requests in an open loop spread like a Poisson count."""
 _LATENCIES = tuple(f"{m}_ms_{q}" for m in ("ttft", "tpot", "itl", "e2e") for q in ("mean", "p50", "p95", "p99"))
 _SCORED = ("kv_available_gib", "max_concurrency_x", "ttft_ms_mean", "ttft_ms_p99", "tpot_ms_mean", "tpot_ms_p99",
-           "output_tps")  # fmt: skip
+           "output_tps", "e2e_ms_mean", "e2e_ms_p99", "capacity_rps", "power_w_per_gpu")  # fmt: skip
 OUTPUTS = (
     "id", "status", "error", "params_total", "params_active", "weights_gib", "activation_gib", "cudagraph_gib",
     "non_torch_gib", "kv_available_gib", "kv_bytes_per_token", "state_bytes_per_seq", "num_gpu_blocks", "block_size",
     "bytes_per_block", "kv_tokens", "max_concurrency_x", *_LATENCIES, "output_tps", "total_tps", "request_tps",
     "output_tps_per_gpu", "preemptions_per_request", "kv_usage_p99", "queue_ms_p99", "decode_batch_mean",
-    "spec_speedup", "usd_per_mtok_output", "usd_per_hour",
-    *(f"{name}_{end}" for name in _SCORED for end in ("lo", "hi")), "calibration", "warnings",
+    "spec_speedup", "usd_per_mtok_output", "usd_per_hour", "power_w_per_gpu", "joules_per_output_token", "start_up_s",
+    "capacity_rps", *(f"{name}_{end}" for name in _SCORED for end in ("lo", "hi")), "calibration", "warnings",
 )  # fmt: skip
 """Every output column, in order.
 
 `kv_bytes_per_token` is what one more token of a long context costs on one GPU: layers with a sliding window, whose
 cache has stopped growing by then, are left out (gemma-3-27b in BF16: 81,920 bytes; with its windowed layers 507,904,
 which is what vLLM's specs of all layers add up to and what tokens cost until the windows are full). Windows and states
-are counted in `num_gpu_blocks`, `bytes_per_block` and `max_concurrency_x`.
+are counted in `num_gpu_blocks`, `bytes_per_block` and `max_concurrency_x`. Power, energy and start-up time are not
+predicted yet: their cells stay empty.
 """
 
 
@@ -139,20 +138,20 @@ def _columns(found: Prediction) -> dict[str, object]:
         metric, _, quantile = name.split("_")
         columns[name] = getattr(performance, metric)[quantile] * 1e3
     columns |= {name: getattr(performance, name) for name in RATES}
-    closed = found.workload is not None and found.workload.rate is None
-    spread = 1.0 if closed else 1 + Z99 / math.sqrt(max(performance.decode_batch, 1))
     columns |= {
         "output_tps_per_gpu": performance.output_tps / found.gpus, "preemptions_per_request": performance.preemptions,
-        "kv_usage_p99": min(performance.kv_usage * spread, 1.0), "queue_ms_p99": performance.queue * 1e3,
+        "kv_usage_p99": performance.kv_usage_p99 or performance.kv_usage, "queue_ms_p99": performance.queue * 1e3,
         "decode_batch_mean": performance.decode_batch, "spec_speedup": found.speedup, "calibration": performance.basis,
         "usd_per_mtok_output": found.cost and found.cost.usd_per_million_output_tokens,
+        "capacity_rps": performance.capacity,
     }  # fmt: skip
     return _with_intervals(columns)
 
 
 def _with_intervals(columns: Mapping[str, object]) -> dict[str, object]:
     """Intervals as their middles, and the scored ones' ends beside them."""
-    ends = {f"{name}_{end}": getattr(columns[name], end) for name in _SCORED if name in columns for end in ("lo", "hi")}
+    scored = {name: value for name in _SCORED if isinstance(value := columns.get(name), Interval)}
+    ends = {f"{name}_{end}": getattr(value, end) for name, value in scored.items() for end in ("lo", "hi")}
     return {name: value.mid if isinstance(value, Interval) else value for name, value in columns.items()} | ends
 
 
@@ -182,7 +181,7 @@ def rows_for(plan: Plan) -> list[dict[str, str]]:
         **{name: getattr(args, name) for name in ENGINE_ARGS}, "other_tenants_gib": deployment.other_tenants / GIB,
         "request_rate": workload.rate, "concurrency": workload.concurrency, "burstiness": workload.burstiness,
         "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
-        "num_prompts": workload.num_prompts, "trace": workload.trace and workload.trace.path,
+        "num_prompts": workload.num_prompts, "trace": workload.trace and workload.trace.path.absolute(),
     }  # fmt: skip
     for name, lengths in (("isl", workload.prompt), ("osl", workload.output)):  # a trace's lengths were not asked for
         row |= {name if what == "mean" else f"{name}_{what}": value for what, value in lengths.asked.items()}

@@ -47,7 +47,8 @@ POOL_SIZES = ("workers", "tp", "dp", "ep")
 ENGINE_ARGS = {
     "kv_cache_dtype": "text", "block_size": "size", "gpu_memory_utilization": "share", "max_model_len": "size",
     "max_num_seqs": "size", "max_num_batched_tokens": "size", "enforce_eager": "flag", "enable_prefix_caching": "flag",
-    "enable_chunked_prefill": "flag", "max_loras": "count", "max_lora_rank": "size",
+    "enable_chunked_prefill": "flag", "max_loras": "count", "max_lora_rank": "size", "async_scheduling": "flag",
+    "long_prefill_token_threshold": "count", "scheduling_policy": "text",
 }  # fmt: skip
 INPUTS = {
     **dict.fromkeys(("id", "model", "model_config", "gpu", "interconnect", "engine", "engine_version"), "text"),
@@ -61,7 +62,7 @@ INPUTS = {
     "other_tenants_gib": "amount",
     **dict.fromkeys(("acceptance_rate", "length_range_ratio", "prefix_hit_rate"), "share"),
 }  # fmt: skip
-"""Every input column and how its cells are read. Beyond BATCH.md: isl_p50, isl_max, osl_p50, osl_max (`Lengths`)."""
+"""Every input column and how its cells are read. isl_p50, isl_max, osl_p50 and osl_max bend a lognormal (`Lengths`)."""
 
 
 def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Cell], list[str]]:
@@ -92,12 +93,15 @@ def read_model(cells: Mapping[str, Cell], folder: Path, prefix: str = "") -> Mod
     if prefix:
         return _known(source)
     bits, stored, dtype = cells.get("weight_bits"), cells.get("quantization"), cells.get("dtype")
-    if stored is None and bits is not None:
+    found = _known(source, stored and str(stored), dtype and str(dtype))
+    if bits is None or bits == found.quantization.weight_bits:
+        return replace(found, name=str(name)) if name is not None else found
+    if stored is None:
         stored = {16: "none", 8: "int8", 4: "awq"}.get(int(bits))
         if stored is None:
             raise PlannerError(f"weight_bits: 16, 8 or 4 are known without a quantization, got {bits:g}")
-    found = _known(source, stored and str(stored), dtype and str(dtype))
-    if bits is not None and found.quantization.schemes and bits != found.quantization.weight_bits:
+        found = _known(source, stored, dtype and str(dtype))
+    if found.quantization.schemes and bits != found.quantization.weight_bits:
         schemes = tuple((where, replace(scheme, bits=float(bits))) for where, scheme in found.quantization.schemes)
         found = replace(found, quantization=replace(found.quantization, schemes=schemes))
     return replace(found, name=str(name)) if name is not None else found
@@ -207,7 +211,7 @@ def read_workload(cells: Mapping[str, Cell], folder: Path, notes: list[str]) -> 
     load |= {"prefix_hit_rate": cells.get("prefix_hit_rate", 1.0 if "prefix_tokens" in cells else 0.0)}
     if "trace" in cells:
         base = Workload.from_trace(read_trace(folder / str(cells["trace"])), rate)
-        given = {name: value for name, value in load.items() if name in cells}
+        given = {name: value for name, value in (load | {"num_prompts": prompts}).items() if name in cells}
         given |= {of: _lengths(cells, name) for of, name in (("prompt", "isl"), ("output", "osl")) if name in cells}
         return replace(base, rate=None if concurrency and not rate else base.rate, concurrency=concurrency, **given)
     if rate is None and concurrency is None:

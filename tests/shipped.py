@@ -1,6 +1,9 @@
-"""The plans of the shipped scenarios, each searched for once in a test run."""
+"""The plans of the shipped scenarios, each searched for once in a test run; and what a chart draws."""
 
 from functools import cache
+from typing import Any
+
+from altair import TopLevelMixin
 
 from planner.scenario import load_scenario
 from planner.search import Plan, search
@@ -10,3 +13,9 @@ from planner.search import Plan, search
 def plan_of(name: str) -> Plan:
     """The plan of a shipped scenario."""
     return search(load_scenario(name))
+
+
+def drawn_rows(chart: TopLevelMixin, key: str) -> dict[Any, dict[str, Any]]:
+    """The rows of a chart's data that have the column `key`, by its value."""
+    datasets = chart.to_dict()["datasets"].values()
+    return {row[key]: row for rows in datasets for row in rows if key in row}

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.candidate import judge
-from planner.confirm import replayed
+from planner.candidate import judge, replayed
 from planner.deployment import deploy_on
+from planner.deployments import context_length
 from planner.models import model
 from planner.parallelism import legal_layouts
 from planner.predict import evaluate
@@ -18,7 +18,7 @@ from planner.prices import price_per_hour
 from planner.quantities import GIB, PlannerError
 from planner.replay import replay_workload
 from planner.scenario import Scenario, load_scenario, scenario, scenarios
-from planner.search import Plan, context_length, search
+from planner.search import Plan, search
 from planner.speculation import step_of
 from planner.what_if import what_if
 

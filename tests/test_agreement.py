@@ -1,0 +1,288 @@
+"""One quantity, one value: wherever a plan is told, in tables, sentences, files, JSON or a batch row, it says the same.
+
+All shipped scenarios, and small ones for what those lack: a trace, users in a closed loop, answers of one token.
+"""
+
+import json
+import math
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import attack_plans as attacks
+import numpy as np
+import pandas as pd
+import pytest
+from shipped import drawn_rows, plan_of
+
+from planner import charts_summary, layouts, summary, tails
+from planner.answer import answer, told
+from planner.batch import predict_row, rows_for
+from planner.candidate import Candidate, describe
+from planner.deploy import benchmark_prompts, documents, launch, ramp
+from planner.performance import POINTS, Performance
+from planner.quantities import GIB, Interval
+from planner.run import capacity, run
+from planner.scenario import scenario, scenarios
+from planner.search import Plan, search
+
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+SMALL: dict[str, Any] = {
+    "question": "?",
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "gpus": [{"gpu": "L40S", "at_most": 2}, {"gpu": "H100-SXM", "at_most": 1}],
+    "workload": {"prompt_tokens": {"mean": 900, "p95": 2200}, "output_tokens": {"mean": 150, "p95": 400}, "rate": 2},
+    "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 80}},
+}
+LENGTHS = {"prompt_tokens": {"mean": 900}, "output_tokens": {"mean": 150}}
+OTHERS: dict[str, dict[str, Any]] = {
+    "trace": {"workload": {"trace": "trace.csv"}},
+    "trace at another rate": {"workload": {"trace": "trace.csv", "rate": 3.0}},
+    "trace with lengths of its own": {"workload": {"trace": "trace.csv", "output_tokens": {"mean": 100, "p95": 300}}},
+    "trace by tomorrow": {
+        "workload": {"trace": "trace.csv", "requests": 3000, "within_hours": 1}, "service_level": {}
+    },
+    "users": {"workload": {**LENGTHS, "concurrency": 24}},
+    "by tomorrow": {"workload": {**LENGTHS, "requests": 20_000, "within_hours": 4}, "service_level": {}},
+    "one token": {"workload": {**LENGTHS, "output_tokens": {"exactly": 1}, "rate": 3}},
+    "prefix": {"workload": {**SMALL["workload"], "shared_prefix": {"tokens": 500, "hit_rate": 0.9}}},
+    "bursts": {"workload": {**SMALL["workload"], "burstiness": 0.3}},
+    "other tenants": {"other_tenants_gib": 3, "gpus": [{"gpu": "L40S", "at_most": 2, "interconnect": "pcie4"}]},
+    "a few refused": {"engine_args": {"max_model_len": 3072}, "refused_at_most": 0.05},
+    "sglang": {"engine": "sglang"},
+    "arguments": {"engine_args": {"async_scheduling": False, "long_prefill_token_threshold": 1024}},
+}  # fmt: skip
+
+
+@cache
+def traced(folder: Path) -> Path:
+    """A service of two hundred seconds, ever busier, in `trace.csv`."""
+    rng, n = np.random.default_rng(1), 500
+    arrival = np.sort(200 * rng.random(n) ** 0.7)
+    prompt, output = rng.lognormal(6.3, 0.7, n).astype(int) + 1, rng.lognormal(4.5, 0.8, n).astype(int) + 1
+    lines = [f"{at:.3f},{p},{o}" for at, p, o in zip(arrival, prompt, output, strict=True)]
+    (folder / "trace.csv").write_text("\n".join(("arrival,prompt_tokens,output_tokens", *lines)))
+    return folder
+
+
+@pytest.fixture(scope="module", params=[*scenarios(), *OTHERS])
+def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Plan:
+    name = request.param
+    if name not in OTHERS:
+        return plan_of(name)
+    folder = traced(tmp_path_factory.getbasetemp())
+    return search(scenario({**SMALL, **OTHERS[name]}, name, folder))
+
+
+@pytest.fixture
+def chosen(plan: Plan) -> Candidate:
+    assert plan.chosen is not None, str(plan)
+    return plan.chosen
+
+
+@pytest.fixture
+def performance(chosen: Candidate) -> Performance:
+    assert chosen.prediction.performance is not None
+    return chosen.prediction.performance
+
+
+def ends(value: Interval | None) -> list[float] | None:
+    """As `plan.json` has it."""
+    return None if value is None or math.isnan(value.mid) else [value.mid, value.lo, value.hi]
+
+
+def same(one: object, other: Interval) -> bool:
+    """Whether a table's cell is that figure; none for none."""
+    assert isinstance(one, Interval)
+    return np.allclose((one.lo, one.mid, one.hi), (other.lo, other.mid, other.hi), rtol=1e-9, equal_nan=True)
+
+
+def cells(performance: Performance) -> Iterator[tuple[str, str, Interval]]:
+    """Metric, point and ms of every latency."""
+    for metric, point in product(LATENCIES, POINTS):
+        yield metric, point, getattr(performance, metric)[point] * 1e3
+
+
+def test_figures_rest_on_a_replay_and_hang_together(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+    """What is served is what arrives where the queue does not grow; tokens are requests times their tokens."""
+    assert performance.requests > 0 and performance.capacity is not None
+    assert performance.capacity == capacity(chosen.deployment, chosen.prediction.workload)
+    workload = plan.scenario.workload
+    rate = workload.rate
+    if rate is not None and not plan.scenario.offline and workload.trace is None:
+        served = rate * (1 - chosen.prediction.refused)
+        assert performance.request_tps.mid == pytest.approx(served, rel=1e-6)
+    if workload.trace is None:
+        tokens = performance.request_tps.mid * workload.output.mean
+        assert performance.output_tps.mid == pytest.approx(tokens, rel=0.03)
+    assert 0 < performance.kv_usage <= performance.kv_usage_p99 <= 1
+
+
+def test_the_summary_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+    table = summary.latencies(chosen).set_index("")
+    for metric, point, value in cells(performance):
+        assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
+    rows = {(row.figure, row.unit): row.value for row in summary.figures(chosen).itertuples()}
+    memory = chosen.prediction.memory
+    assert rows["GPUs", ""] == chosen.deployment.layout.gpus
+    assert same(rows["weights on one GPU", "GiB"], memory.weights / GIB)
+    assert same(rows["KV cache on one GPU", "GiB"], memory.kv_available / GIB)
+    assert same(rows["output throughput", "tokens/s"], performance.output_tps)
+    assert same(rows["requests served", "requests/s"], performance.request_tps)
+    assert rows["sequences decoding in one engine", ""] == performance.decode_batch
+    assert rows["KV pool in use", "%"] == pytest.approx(100 * performance.kv_usage)
+    first = summary.alternatives(plan).iloc[0]
+    assert first["deployment"] == describe(chosen.deployment)
+    assert first["service level"] == ("at risk" if plan.verdict == "at_risk" else "meets")
+    for target in plan.scenario.service_level:
+        value = getattr(performance, target.metric)[target.percentile] * 1e3
+        assert same(first[f"{target.name} (ms)"], value)
+
+
+def test_promises_are_judged_alike_everywhere(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+    table = layouts.promises(plan.scenario, chosen).set_index("Promise")
+    drawn = drawn_rows(charts_summary.promises(plan.scenario, chosen), "target")
+    stated = {f"{row['percentile']} {row['metric'].upper()}": row for row in answer(plan)["service_level"]}
+    for target in plan.scenario.service_level:
+        value = getattr(performance, target.metric)[target.percentile]
+        row, entry, bar = table.loc[f"{target.name} (ms)"], stated[target.name], drawn[str(target)]
+        assert same(row["Predicted"], value * 1e3) and row["Limit"] == pytest.approx(target.seconds * 1e3)
+        assert entry["predicted_ms"] == ends(value * 1e3) and entry["limit_ms"] == row["Limit"]
+        share = value / target.seconds
+        assert bar["mid"] == (None if math.isnan(share.mid) else pytest.approx(share.mid))
+        assert same(row["Share of the limit (%)"], share * 100)
+        broken = any(target.name in miss for miss in chosen.misses)
+        risky = any(risk.startswith(target.name) for risk in chosen.risks)
+        held = "broken" if broken else "at risk" if risky else "kept"
+        assert (row["Verdict"], entry["holds"]) == (held, not broken)
+        assert bar["state"] == {"broken": "misses", "at risk": "at risk", "kept": "meets"}[held]
+    assert (plan.verdict == "at_risk") == bool(chosen.risks) and not chosen.misses
+
+
+def test_the_tail_that_is_drawn_is_the_one_that_is_stated(
+    plan: Plan, chosen: Candidate, performance: Performance
+) -> None:
+    found = run(chosen.deployment, chosen.prediction.workload)
+    table = tails.latencies(plan.scenario.service_level, found).set_index("Latency")
+    for metric, point, value in cells(performance):
+        assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
+    assert table.loc["Queue", "p99 (ms)"].mid == pytest.approx(performance.queue * 1e3, nan_ok=True)
+    assert found.requests == performance.requests and found.preemptions == performance.preemptions
+    one = tails.figures(found)
+    assert same(one["p99 TTFT (ms)"], performance.ttft["p99"] * 1e3)
+
+
+def test_plan_json_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+    found = answer(plan)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    for metric, point, value in cells(performance):
+        assert found["predicted"][f"{metric}_ms"][point] == ends(value), (metric, point)
+    for name in ("output_tps", "request_tps"):
+        assert found["predicted"][name] == ends(getattr(performance, name))
+    for name in ("kv_usage", "kv_usage_p99"):
+        assert found["predicted"][name] == getattr(performance, name)
+    assert found["predicted"]["preemptions_per_request"] == performance.preemptions
+    assert found["capacity_rps"] == ends(performance.capacity)
+    assert (found["verdict"], found["reasons"]) == (plan.verdict, list(plan.reasons))
+    layout, args = chosen.deployment.layout, chosen.deployment.args
+    assert found["model"] == plan.scenario.model and found["gpus"] == layout.gpus
+    assert found["layout"]["tp"] * found["layout"]["pp"] * found["layout"]["dp"] * layout.replicas == found["gpus"]
+    assert found["engine_args"]["max_num_seqs"] == args.max_num_seqs
+    if plan.runner_up:
+        assert found["runner_up"]["usd_per_hour"] == ends(plan.runner_up.prediction.usd)
+    if cost := chosen.prediction.cost:
+        assert found["usd_per_hour"][0] == cost.usd_per_hour == chosen.usd_per_hour
+        per_token = cost.usd_per_hour / 3600 / performance.output_tps.mid * 1e6
+        assert found["usd_per_mtok_output"][0] == pytest.approx(per_token)
+    if plan.scenario.workload.rate is not None:
+        assert found["planned_rps"] == plan.scenario.workload.rate
+        assert found["headroom"] >= plan.scenario.headroom - 1e-9 or plan.scenario.offline
+
+
+def test_the_terminal_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+    lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in told(plan).splitlines())
+    assert lines["Verdict"] == {"holds": "holds", "at_risk": "holds, but at risk"}[plan.verdict]
+    assert lines["Run"] == f"{plan.scenario.model} on {describe(chosen.deployment)}"
+    assert lines["Capacity"].startswith(f"{performance.capacity:.3g} requests/s")
+    assert lines["Memory"].startswith(f"{chosen.prediction.memory.pool.kv_tokens:,} tokens")
+    for target in plan.scenario.service_level:
+        value = getattr(performance, target.metric)[target.percentile] * 1e3
+        if not math.isnan(value.mid):
+            assert lines[target.name].startswith(f"{value:,.0f} ms, promised")
+    if chosen.prediction.cost:
+        per_token = chosen.prediction.cost.usd_per_million_output_tokens
+        assert lines["Cost"] == f"${chosen.prediction.usd:,.2f} an hour, ${per_token:.2f} a million output tokens"
+    assert f"replayed, {performance.requests:,} requests" in lines["How sure"]
+
+
+def test_files_say_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+    texts = documents(chosen.prediction, plan.scenario.service_level)
+    memory, args, layout = chosen.prediction.memory, chosen.deployment.args, chosen.deployment.layout
+    checklist = texts["checklist.md"]
+    for metric in ("TTFT", "ITL"):
+        value = getattr(performance, metric.lower())["p99"] * 1e3
+        assert f"p99 {metric} within {value:.0f} ms" in checklist or math.isnan(value.mid)
+    assert f"about {memory.pool.kv_tokens:,} tokens, maximum concurrency" in checklist
+    assert f"available KV cache memory is {memory.kv_available / GIB:.1f} GiB" in checklist
+    assert f"stays near {100 * performance.kv_usage:.0f} %" in checklist
+    if chosen.usd_per_hour:
+        assert f": ${chosen.usd_per_hour:,.2f} an hour" in checklist
+    for target in plan.scenario.service_level:
+        assert f"- [ ] {target}\n" in checklist
+    command = launch(chosen.prediction).command
+    assert answer(plan)["command"] == command
+    for number in (args.max_num_seqs, args.max_model_len, layout.tp):
+        if number > 1:
+            assert str(number) in command
+    for word in ([] if layout.tp == 1 else [str(layout.tp)]) + [plan.scenario.model]:
+        assert word in command and word in texts["serve.sh"]
+    if "alerts.yml" in texts:
+        limits = [float(text) for text in re.findall(r"> ([\d.e+-]+)\n +for: 5m\n +labels: {severity: page}",
+                                                     texts["alerts.yml"])]  # fmt: skip
+        assert limits == [t.seconds for t in plan.scenario.service_level if t.metric != "queue"]
+        assert f"expects {performance.preemptions:.3g} preemptions" in texts["alerts.yml"]
+
+
+def test_the_benchmark_states_what_its_own_runs_are_predicted_to_do(plan: Plan, chosen: Candidate) -> None:
+    script = documents(chosen.prediction, plan.scenario.service_level)["bench.sh"]
+    steps = dict(re.findall(r'"([\d.]+) (\d+)"', script))
+    for rate, found in ramp(chosen.prediction).items():
+        (line,) = re.findall(rf"^#   {rate:<12.3g} (.*)$", script, re.MULTILINE)
+        stated = " ".join(f"{getattr(found, metric)['p99'] * 1e3:.0f}" for metric in ("ttft", "itl"))
+        assert " ".join(line.split()) == stated or found.saturated
+        assert int(steps[f"{rate:.3g}"]) == benchmark_prompts(rate)
+
+
+def test_a_row_of_the_plan_predicts_the_plan(plan: Plan, chosen: Candidate, performance: Performance) -> None:
+    (row,) = rows_for(plan)
+    found = predict_row(row)
+    assert found["status"] == "ok", found.get("error")
+    for metric, point, value in cells(performance):
+        name = f"{metric}_ms_{point}"
+        stated = [found[name], *(found[f"{name}{end}"] for end in ("_lo", "_hi") if f"{name}{end}" in found)]
+        assert stated == pytest.approx([value.mid, value.lo, value.hi][: len(stated)], nan_ok=True), name
+    for name, value in (("capacity_rps", performance.capacity), ("output_tps", performance.output_tps)):
+        assert [found[name], found[f"{name}_lo"], found[f"{name}_hi"]] == pytest.approx([value.mid, value.lo, value.hi])
+    assert found["kv_usage_p99"] == performance.kv_usage_p99
+    assert found["queue_ms_p99"] == pytest.approx(performance.queue * 1e3)
+    assert found["decode_batch_mean"] == performance.decode_batch
+    assert found["num_gpu_blocks"] == chosen.prediction.memory.pool.num_blocks
+    assert found["usd_per_hour"] == chosen.usd_per_hour
+    if chosen.prediction.cost:
+        assert found["usd_per_mtok_output"] == pytest.approx(chosen.prediction.cost.usd_per_million_output_tokens.mid)
+
+
+def test_an_adversary_finds_no_second_value(plan: Plan) -> None:
+    assert attacks.check_agreement(plan.scenario, plan) + attacks.check_figures(plan.scenario, plan) == []
+
+
+def test_every_candidate_shown_first_is_the_chosen_one(plan: Plan, chosen: Candidate) -> None:
+    """The first of every table is the plan, and no other row holds for less."""
+    assert plan.best is chosen
+    frame = plan.frame()
+    assert isinstance(frame, pd.DataFrame) and len(frame) == len(plan.candidates)
+    holding = frame[frame["meets"]]
+    assert holding["usd_per_hour"].min() == chosen.usd_per_hour
