@@ -127,6 +127,8 @@ def prefill_s(
 
 def first_chunk(step: StepModel, t: Traffic, beside: np.ndarray) -> np.ndarray:
     """Share of every prompt that the first of its chunks holds, where `beside` sequences decode."""
+    if np.all(step.stages == 1):  # nobody asks
+        return np.ones_like(t.prompts)
     return np.minimum(np.maximum(step.max_tokens - beside * (1 + step.drafts), 1.0) / t.prompts, 1.0)
 
 

@@ -381,7 +381,7 @@ def _piped(step: StepModel, head: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
     The stages work on as many chunks at once, so that all but the largest only take up the first stage.
     """
-    return whole * (head + (1 - head) / step.stages)
+    return whole if np.all(step.stages == 1) else whole * (head + (1 - head) / step.stages)
 
 
 def _interpolated(x: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
