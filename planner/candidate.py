@@ -26,6 +26,7 @@ class Candidate:
     risks: tuple[str, ...]  # what it does not meet at their pessimistic ends
     constraints: tuple[str, ...]  # the names of what it misses: "p95 TPOT", "rate", "memory"
     margin: float  # largest share of any limit that it uses, 1 = at the limit
+    share: float  # of the capacity that is planned to be used, 1 = all of it
     preference: tuple[int, ...]  # position of its formats in the scenario's lists, speculation last
 
     @property
@@ -48,6 +49,12 @@ class Candidate:
         """What candidates are compared by: USD per hour, or GPUs where no price is known (ranked after all others)."""
         usd = self.usd_per_hour
         return usd is None, self.deployment.layout.gpus if usd is None else usd
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What makes candidates differ for a reader: GPU and layout, however experts are spread in it."""
+        layout = self.deployment.layout
+        return self.deployment.gpu, layout.tp, layout.pp, layout.dp
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,8 +140,11 @@ def against(scenario: Scenario, prediction: Prediction, preference: tuple[int, .
     """A prediction held against the service level."""
     deployment, performance = prediction.deployment, prediction.performance
     if performance is None:
-        return Candidate(deployment, prediction, (prediction.memory.reason,), (), ("memory",), math.inf, preference)
-    missed, risks, margin = _load(scenario, prediction, performance)
+        return Candidate(
+            deployment, prediction, (prediction.memory.reason,), (), ("memory",), math.inf, math.inf, preference
+        )
+    missed, risks, share = _load(scenario, prediction, performance)
+    margin = share
     for target in scenario.service_level:
         value = getattr(performance, target.metric)[target.percentile]
         if math.isnan(value.mid):  # answers of one token have no pace
@@ -152,7 +162,7 @@ def against(scenario: Scenario, prediction: Prediction, preference: tuple[int, .
     if prediction.memory.status == "at_risk":
         risks.append(prediction.memory.reason)
     constraints, misses = zip(*missed, strict=True) if missed else ((), ())
-    return Candidate(deployment, prediction, misses, tuple(risks), constraints, margin, preference)
+    return Candidate(deployment, prediction, misses, tuple(risks), constraints, margin, share, preference)
 
 
 def _load(

@@ -24,12 +24,14 @@ AFTER = 12
 """Candidates that are replayed at most once one holds, for a runner-up and a safer one."""
 NEAR = 1.4
 """The closed form can be wrong by so much: up to here beyond a limit it does not rule a candidate out."""
-CLEARLY = 1.15
-"""A first look that is so far beyond a limit needs no second."""
+CLEARLY, FULL = 1.15, 1.05
+"""A first look that is so far beyond a limit, or beyond what is to be used of the capacity, needs no second."""
 FEWER = (0.85, 0.7)
 """Shares of max_num_seqs that are tried where a full batch is too slow."""
 FULLY = 2
 """Of those so many are replayed in full."""
+THINNER = (0.5, 0.25, 0.1)
+"""The same where nothing promises a pace, but a TTFT or the whole answer."""
 PACES = ("tpot", "itl")
 
 
@@ -42,8 +44,7 @@ class Confirmed:
 
     def other(self, chosen: Candidate) -> Candidate | None:
         """The best that holds with another GPU or layout than `chosen`."""
-        kind = (chosen.deployment.gpu, chosen.shape)
-        return next((c for c in self.holding if (c.deployment.gpu, c.shape) != kind), None)
+        return next((c for c in self.holding if c.kind != chosen.kind), None)
 
     @property
     def safe(self) -> Candidate | None:
@@ -76,10 +77,10 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
     at_most = {wanted.gpu: wanted.at_most for wanted in scenario.gpus}
     tries, after = TRIES, AFTER
     while pending and tries:
-        dearer = bool(found.holding) and pending[0].cost > found.holding[0].cost
-        if dearer and (found.enough or not after):
+        worse = bool(found.holding) and not _may_beat(pending[0], found.holding[0])
+        if worse and (found.enough or not after):
             break
-        tries, after = tries - 1, after - dearer
+        tries, after = tries - 1, after - worse
         tried = settled(scenario, pending.pop(0))
         layout = tried.deployment.layout
         if tried.meets:
@@ -97,6 +98,11 @@ def _key(candidate: Candidate) -> object:
     return deployment.gpu, deployment.layout, candidate.preference
 
 
+def _may_beat(candidate: Candidate, best: Candidate) -> bool:
+    """Whether the rule may put `candidate` before `best`, if it holds."""
+    return candidate.cost <= best.cost if best.at_risk else _order(candidate)[:3] <= _order(best)[:3]
+
+
 def _order(candidate: Candidate) -> tuple[object, ...]:
     return candidate.cost, candidate.preference, candidate.deployment.layout.pp, candidate.margin
 
@@ -111,7 +117,7 @@ def _with(scenario: Scenario, candidate: Candidate, more: int) -> Candidate:
 
 def near(scenario: Scenario, candidate: Candidate) -> bool:
     """Whether the closed form leaves it open that `candidate` holds: full queues make its latencies meaningless."""
-    if candidate.meets or candidate.margin <= NEAR:
+    if candidate.margin <= NEAR or (scenario.offline and candidate.share <= NEAR):
         return True
     found, rate = candidate.prediction.performance, scenario.workload.rate
     if found is None or found.capacity is None or not found.saturated or rate is None:
@@ -128,12 +134,12 @@ def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
             looks.append(replayed(scenario, tried, quick=True))
         except PlannerError as error:
             looks.append(replace(tried, misses=(str(error),), constraints=("memory",), margin=math.inf))
-        if not 1 < looks[-1].margin <= NEAR:
+        if looks[-1].margin <= 1 or (looks[-1].margin > NEAR and not scenario.offline):
             break
     looks.sort(key=lambda look: look.margin)
     best = looks[0]
     for look in looks[:FULLY]:
-        if look.margin > CLEARLY:
+        if look.margin > CLEARLY or look.share > FULL:
             break
         found = replayed(scenario, look)
         best = found if found.meets or best is look or found.margin < best.margin else best
@@ -146,8 +152,11 @@ def _sizes(scenario: Scenario, candidate: Candidate) -> Iterator[int]:
     """Values of max_num_seqs to try: the largest that keeps the promised pace when full, and its neighbours."""
     most = candidate.deployment.args.max_num_seqs or SEQS_STEP
     paces = [target for target in scenario.service_level if target.metric in PACES]
-    if scenario.offline or "max_num_seqs" in scenario.engine_args or most < 2 * SEQS_STEP or not paces:
+    if "max_num_seqs" in scenario.engine_args or most < 2 * SEQS_STEP or not scenario.service_level:
         yield most
+        return
+    if scenario.offline or not paces:  # fewer in flight, or fewer that share a step
+        yield from dict.fromkeys(max(int(most * share), 1) for share in (1.0, *THINNER))
         return
     sizes = [*range(SEQS_STEP, most, SEQS_STEP), most]
     cases = [candidate.deployment.with_args(max_num_seqs=size) for size in sizes]

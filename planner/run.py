@@ -34,7 +34,7 @@ LONG = 12
 BEGINNING, ENDING = 2, 1
 """Times the requests in flight that are left out of it, while the engine fills up and runs dry."""
 MOST = 10_000
-"""Requests of one engine in one run at most; what a longer run adds goes at the pace of its middle."""
+"""Requests of one engine up to which a run is replayed whole; what a longer one adds goes at a full engine's pace."""
 SEEDS = (2, 8)
 """Fewest and most runs with other random lengths and arrivals."""
 MOVES = 0.03
@@ -255,7 +255,9 @@ def requests(deployment: Deployment, workload: Workload, *, quick: bool = False)
     share = math.ceil(workload.requests / deployment.engines)
     if is_finite(workload):
         waves = WAVES * math.ceil((workload.concurrency or 0) / deployment.engines)
-        return share if workload.trace and not quick else min(share, max(QUICK if quick else MOST, waves))
+        if workload.trace and not quick:
+            return share
+        return min(share, max(QUICK if quick else ENOUGH if share > MOST else MOST, waves))
     return QUICK if quick else min(max(math.ceil(LONG * _in_flight(deployment, workload)), QUICK), MOST)
 
 

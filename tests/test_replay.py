@@ -306,7 +306,7 @@ def test_a_step_that_takes_no_time_known_is_refused(broken: dict) -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6))
 def test_many_equal_steps_at_once_are_the_same_steps(seed: int) -> None:
-    """Decode steps taken together (with a shared prefix or windows, too) give every request the times of single ones."""
+    """Decode steps taken together (with a shared prefix or windows, too) give every request its own times."""
     rng = np.random.default_rng(seed)
     n, size = int(rng.integers(2, 50)), int(rng.choice([4, 16]))
     prompt, output = rng.integers(1, 200, n), rng.integers(1, 120, n)
