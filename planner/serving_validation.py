@@ -12,8 +12,9 @@ from planner.catalog import CATALOGS, Entry, entries
 from planner.coefficients import calibration_of, calibrations, entry_name
 from planner.deployment import Deployment, deploy_on
 from planner.hardware import gpus
-from planner.predict import Prediction, predict
 from planner.quantities import Interval, PlannerError
+from planner.run import sample
+from planner.speculation import step_of
 from planner.workload import Lengths, Workload
 
 if TYPE_CHECKING:
@@ -74,20 +75,23 @@ def serving_points(curves: Mapping[str, ServingCurve] | None = None) -> pd.DataF
             cases.append(curve.case(concurrency))
         except PlannerError as error:
             raise PlannerError(f"{FILE}, entry {name}: {error}") from None
-    found = [predict(*case) for case in cases]
-    return pd.DataFrame([_row(*row, prediction) for row, prediction in zip(named, found, strict=True)])
+    return pd.DataFrame([_row(*row, *case) for row, case in zip(named, cases, strict=True)])
 
 
-def _row(name: str, curve: ServingCurve, point: tuple[int, float, float], found: Prediction) -> dict[str, object]:
-    if found.performance is None:
-        raise PlannerError(f"{FILE}, entry {name}: {found.memory.reason}")
+def _row(
+    name: str, curve: ServingCurve, point: tuple[int, float, float], deployment: Deployment, workload: Workload
+) -> dict[str, object]:
+    try:
+        found = sample(deployment, workload, workload.requests)
+    except PlannerError as error:
+        raise PlannerError(f"{FILE}, entry {name}: {error}") from None
     concurrency, ttft, tpot = point
     row: dict[str, object] = {
-        "curve": name, "model": curve.model, "GPU": found.deployment.gpu.name, "engine": curve.engine,
-        "concurrency": concurrency, "basis": found.performance.basis, "pool full": found.performance.kv_usage > FULL,
+        "curve": name, "model": curve.model, "GPU": deployment.gpu.name, "engine": curve.engine,
+        "concurrency": concurrency, "basis": step_of(deployment).basis, "pool full": found.mid.kv_usage(0.99) > FULL,
     }  # fmt: skip
     for metric, measured in zip(METRICS, (tpot, ttft), strict=True):
-        predicted = getattr(found.performance, metric.lower())["mean"] * 1e3
+        predicted = found.at(metric.lower(), "mean") * 1e3
         row |= {
             f"measured {metric} (ms)": measured,
             f"predicted {metric} (ms)": predicted,
