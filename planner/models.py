@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from planner import quantization as q
-from planner.architecture import Architecture
+from planner.architecture import Architecture, Layer
 from planner.architecture_config import from_config
 from planner.catalog import Entry, entries
 from planner.quantities import PlannerError, did_you_mean
@@ -67,6 +68,11 @@ class Model:
             formats = tuple(self.quantization.scheme(weight, prefix) for weight in layer.weights)
             found.append(alike.setdefault((layer, formats), prefix))
         return tuple(found)
+
+    @cached_property
+    def distinct_layers(self) -> Mapping[tuple[Layer, str], int]:
+        """Layers that differ, or are stored differently, with their place in the checkpoint -> how many there are."""
+        return Counter(zip(self.architecture.layers, self.prefixes, strict=True))
 
     def __str__(self) -> str:
         stored = "" if self.quantization.method == "none" else f", {self.quantization.method}"

@@ -61,9 +61,9 @@ class Work:
     token_bytes: float  # one pass over the activations of one token, all layers
 
 
-def _matmul(model: Model, weight: Weight, deployment: Deployment) -> tuple[str, float, float, float]:
+def _matmul(model: Model, weight: Weight, deployment: Deployment, prefix: str = "") -> tuple[str, float, float, float]:
     """(format of the matrix units, bytes, FLOP per token, bits) on one GPU; a format it lacks is computed in 16 bit."""
-    peaks, scheme = deployment.gpu.flops, model.quantization.scheme(weight)
+    peaks, scheme = deployment.gpu.flops, model.quantization.scheme(weight, prefix)
     wide = "bf16" if "bf16" in peaks else "fp16"
     rows, cols, copies = rank_shape(weight, deployment.layout)
     wanted = "" if scheme is None else scheme.activation
@@ -71,18 +71,18 @@ def _matmul(model: Model, weight: Weight, deployment: Deployment) -> tuple[str, 
         wanted = "fp8"  # FlashInfer's MXFP4 x MXFP8 kernels
     dtype = wanted if wanted in peaks else wide
     bits = 16.0 if scheme is None else scheme.bits
-    return dtype, weight_bytes(model, weight, deployment.layout), 2.0 * rows * cols * copies, bits
+    return dtype, weight_bytes(model, weight, deployment.layout, prefix), 2.0 * rows * cols * copies, bits
 
 
 def _matmuls(deployment: Deployment) -> tuple[Matmul, ...]:
     """Every linear of the layers, gathered by format and by dense or expert."""
     model, layout = deployment.model, deployment.layout
     found: dict[tuple[str, float, int, int], list[float]] = {}  # bytes, FLOP per token, kernels
-    for layer, times in model.architecture.distinct_layers.items():
+    for (layer, prefix), times in model.distinct_layers.items():
         for weight in layer.weights:
             if not weight.linear:
                 continue
-            dtype, size, flops, bits = _matmul(model, weight, deployment)
+            dtype, size, flops, bits = _matmul(model, weight, deployment, prefix)
             experts = active = 0
             if weight.part == "routed_experts" and isinstance(layer.mlp, Experts):
                 experts, active = layer.mlp.total, layer.mlp.active
@@ -139,9 +139,9 @@ def _contexts(deployment: Deployment) -> tuple[Context, ...]:
     return tuple(Context(window, *costs) for window, costs in found.items())
 
 
-def _kernels(model: Model, layer: Layer, gpu: Gpu) -> int:
+def _kernels(model: Model, layer: Layer, prefix: str, gpu: Gpu) -> int:
     """Kernels of one layer beside its matrix products and all-reduces, as vLLM's compiled graph leaves them."""
-    schemes = [model.quantization.scheme(weight) for weight in layer.weights if weight.linear]
+    schemes = [model.quantization.scheme(weight, prefix) for weight in layer.weights if weight.linear]
     used = [scheme for scheme in schemes if scheme is not None]
     count = 0
     for mixer in layer.mixers:  # norm, rotary embedding, cache write, attention, its reduction; MLA's absorbed products
@@ -170,7 +170,8 @@ def work(deployment: Deployment) -> Work:
         contexts=_contexts(deployment),
         state_bytes=2.0 * sum(m.state_bytes(tp) for m in architecture.mixers if isinstance(m, Recurrent)),
         kernels=sum(
-            times * _kernels(model, layer, deployment.gpu) for layer, times in architecture.distinct_layers.items()
+            times * _kernels(model, layer, prefix, deployment.gpu)
+            for (layer, prefix), times in model.distinct_layers.items()
         ),
         token_bytes=2.0 * architecture.hidden * len(architecture.layers),
     )
