@@ -1,0 +1,287 @@
+"""A run of a deployment: what its intervals hold, what it serves at most, and who is left out, worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planner import run as runs
+from planner.batch import predict_row
+from planner.deployment import Deployment, deploy_on
+from planner.latency import StepModel
+from planner.memory import memory_of
+from planner.performance import POINTS
+from planner.predict import Prediction, predict
+from planner.quantities import PlannerError
+from planner.replay import ReplayResult
+from planner.run import capacity, once, run, sample
+from planner.speculation import step_of
+from planner.traces import Trace
+from planner.workload import Lengths, Workload
+
+METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
+L40S = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=4096)
+CARD = L40S.with_args(max_num_seqs=32)
+CHAT = Workload(Lengths.lognormal(500, 1200), Lengths.lognormal(100, 260), rate=2.0)
+STEP = 0.02
+
+
+@pytest.fixture(scope="module")
+def most() -> float:
+    return capacity(CARD, CHAT).mid
+
+
+@pytest.fixture
+def even(monkeypatch: pytest.MonkeyPatch) -> StepModel:
+    """Every step takes 20 ms, whatever is in it, and may take a quarter more or less."""
+    known = step_of(CARD)
+    flat = replace(
+        known, parts={"all": np.zeros_like(known.grid)}, rows_s=np.zeros(33), fixed_s=STEP, decode_context_s=0.0,
+        decode_windows=(), prefill_pair_s=0.0, prefill_windows=(), state_s=0.0, prefill_step_s=0.0, request_s=0.0,
+        prompt_token_s=0.0, sigma_tpot=math.log(1.25) / runs.Z80, sigma_ttft=0.0,
+    )  # fmt: skip
+    monkeypatch.setattr(runs, "step_of", lambda deployment: flat)
+    return flat
+
+
+def recorded(arrival: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> Workload:
+    return Workload.from_trace(Trace(Path("t.csv"), arrival, prompt, output))
+
+
+def test_capacity_of_equal_steps_is_slots_over_tokens_times_step(even: StepModel) -> None:
+    """32 slots, 50 tokens of 20 ms each: 32 requests a second; a quarter slower or faster at the ends."""
+    load = Workload(Lengths.fixed(16), Lengths.fixed(50), rate=1.0)
+    found = capacity.__wrapped__(CARD, load)
+    assert found.mid == pytest.approx(32 / (50 * STEP), rel=0.02)
+    assert (found.lo / found.mid, found.hi / found.mid) == (pytest.approx(0.8), pytest.approx(1.25))
+    three = capacity.__wrapped__(CARD.with_replicas(3), load)
+    assert three.mid == pytest.approx(3 * found.mid)
+
+
+def test_a_kv_pool_that_holds_few_bounds_the_capacity(even: StepModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 sequences of 160 + 160 tokens fill 160 blocks of 16: a quarter of the 32 slots, a quarter of the capacity."""
+    load = Workload(Lengths.fixed(160), Lengths.fixed(160), rate=1.0)
+    memory = memory_of(CARD)
+    small = replace(memory, pool=replace(memory.pool, num_blocks=1 + 8 * 20))
+    ample = capacity.__wrapped__(CARD, load).mid
+    monkeypatch.setattr(runs, "memory_of", lambda deployment: small)
+    tight = capacity.__wrapped__(CARD, load).mid
+    assert ample == pytest.approx(32 / (160 * STEP), rel=0.02)
+    assert 8 / (160 * STEP) * 0.95 < tight < 13 / (160 * STEP)  # half of an answer is not there yet, on average
+
+
+def test_capacity_is_what_a_long_crowded_run_serves(most: float) -> None:
+    crowd = replace(CHAT, rate=None, concurrency=96)
+    found = once(CARD, crowd, 8000, seed=5)
+    done = np.sort(found.sent + found.e2e)
+    middle = slice(len(done) // 8, -len(done) // 8)
+    served = (len(done[middle]) - 1) / (done[middle][-1] - done[middle][0])
+    assert most == pytest.approx(served, rel=0.03)
+
+
+def test_capacity_does_not_depend_on_what_arrives(most: float) -> None:
+    for other in (CHAT.at(9.0), replace(CHAT, burstiness=0.2), replace(CHAT, rate=None, concurrency=5)):
+        assert capacity(CARD, other).mid == pytest.approx(most)
+
+
+def test_queues_grow_beyond_the_capacity_and_not_below_it(most: float) -> None:
+    """Which is what the word means: 10 % below, the last quarter waits like the second; 10 % above, far longer."""
+    waits = []
+    for share in (0.9, 1.1):
+        queue = once(CARD, CHAT.at(share * most), 6000, seed=3).queue
+        waits.append(float(queue[4500:].mean() / max(queue[1500:3000].mean(), 1e-3)))
+    assert waits[0] < 2 < waits[1]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(share=st.floats(0.1, 1.3), burstiness=st.floats(0.2, 4), tokens=st.integers(1, 300))
+def test_percentiles_rise_and_lie_within_their_intervals(most: float, share: float, burstiness: float, tokens: int):
+    load = replace(CHAT.at(share * most), output=Lengths.uniform(tokens, 0.5), burstiness=burstiness)
+    found = sample(CARD, load, 400)
+    for metric in METRICS:
+        values = [found.at(metric, point) for point in POINTS]
+        if any(math.isnan(value.mid) for value in values):
+            assert tokens == 1 and metric in ("tpot", "itl")
+            continue
+        assert all(0 <= value.lo <= value.mid <= value.hi for value in values)
+        assert all(low.mid <= high.mid for low, high in pairwise(values[1:]))
+    assert found.keeps_up.lo <= found.keeps_up.mid <= found.keeps_up.hi <= 1
+
+
+@pytest.mark.parametrize("share", [0.5, 0.85])
+def test_an_interval_holds_what_both_ends_of_the_step_cost_make_of_it(most: float, share: float) -> None:
+    """Its queue included: close to the capacity, steps that take half as long again make everybody wait."""
+    found = run(CARD, CHAT.at(share * most))
+    for metric in ("ttft", "tpot", "itl", "e2e"):
+        for point in POINTS:
+            stated = found.at(metric, point)
+            assert found.hi.stats(metric)[point] <= 1.03 * stated.hi, (metric, point)
+            assert 0.97 * stated.lo <= found.lo.stats(metric)[point], (metric, point)
+
+
+def test_other_arrivals_hardly_move_what_is_stated(most: float) -> None:
+    """Thrice as many requests with other seeds: within 3 %, or within what the interval says that luck moves."""
+    found = run(CARD, CHAT.at(0.75 * most))
+    others = [once(CARD, found.workload, 4000, seed=seed).without(100, 50) for seed in range(70, 73)]
+    other = ReplayResult.pooled(others)
+    for metric in ("ttft", "tpot", "e2e"):
+        for point in POINTS:
+            mid, luck = found.at(metric, point).mid, found.moves(lambda seed, m=metric, p=point: seed.stats(m)[p])
+            assert other.stats(metric)[point] == pytest.approx(mid, rel=0.03 + 2 * luck), (metric, point)
+
+
+def test_a_slower_step_costs_a_closed_loop_that_much_longer(even: StepModel) -> None:
+    """10 tokens of 20 ms, alone: 200 ms, and a quarter more or less."""
+    load = Workload(Lengths.fixed(16), Lengths.fixed(10), concurrency=1, num_prompts=20)
+    found = run.__wrapped__(CARD, load)
+    e2e = found.at("e2e", "p50")
+    assert e2e.mid == pytest.approx(10 * STEP)
+    tpot = found.at("tpot", "mean")
+    assert [tpot.lo, tpot.mid, tpot.hi] == pytest.approx([STEP / 1.25, STEP, STEP * 1.25])
+
+
+def test_pooled_runs_are_their_requests_one_after_the_other() -> None:
+    one, other = (once(CARD, CHAT, 300, seed=seed) for seed in (0, 1))
+    both = ReplayResult.pooled([one, other])
+    for name in ("ttft", "tpot", "e2e", "queue", "preemptions", "prompt", "output"):
+        assert np.allclose(getattr(both, name), np.concatenate([getattr(one, name), getattr(other, name)])), name
+    assert both.duration == pytest.approx(one.duration + other.duration)
+    assert (both.outcome.itl == one.outcome.itl + other.outcome.itl).all()
+    least, largest = sorted((one.stats("itl")["p99"], other.stats("itl")["p99"]))
+    assert least <= both.stats("itl")["p99"] <= largest
+    busy = [found.outcome.totals[1] for found in (one, other)]
+    assert both.decode_batch == pytest.approx(np.average([one.decode_batch, other.decode_batch], weights=busy))
+    assert ReplayResult.pooled([one]) is one
+
+
+def test_without_the_beginning_and_the_end_every_mean_is_of_the_same_requests() -> None:
+    """ITL is the time after the first token over the tokens after it, of those that are left."""
+    inner = once(CARD, CHAT, 400).without(100, 50)
+    assert len(inner.output) == 250
+    gaps = float((inner.e2e - inner.ttft).sum()) / (inner.output - 1).sum()
+    assert inner.stats("itl")["mean"] == pytest.approx(gaps)
+
+
+def refusing(limit: int, **changes: object) -> Prediction:
+    return predict(CARD.with_args(max_model_len=limit), replace(CHAT, **changes))
+
+
+def test_refused_prompts_are_counted_and_only_the_others_served() -> None:
+    """1,200 tokens is the p95 of these prompts, so that an engine for 1,200 refuses one in twenty."""
+    found = refusing(1200)
+    assert found.refused == pytest.approx(0.05, abs=0.001)
+    assert found.performance.request_tps.mid == pytest.approx(2.0 * (1 - found.refused))
+    assert "are refused" in " ".join(found.warnings)
+    replayed = run(found.deployment, found.workload).mid
+    assert replayed.prompt.max() < 1200
+    finite = refusing(1200, num_prompts=2000, rate=None, concurrency=16)
+    served = run(finite.deployment, finite.workload)
+    each = served.requests / len(served.seeds)
+    assert each == pytest.approx(2000 * (1 - found.refused), abs=4 * math.sqrt(2000 * 0.05))
+    assert found.load.prompt.largest < 1200 <= CHAT.prompt.largest
+    assert found.load.rate == pytest.approx(2.0 * (1 - found.refused))
+
+
+def test_an_engine_that_refuses_everything_is_an_error_and_not_a_plan() -> None:
+    with pytest.raises(PlannerError, match="max_model_len"):
+        refusing(200)
+
+
+@pytest.mark.parametrize("load", [{}, {"rate": None, "concurrency": 8}])
+def test_one_token_has_neither_a_pace_nor_gaps(load: dict[str, object]) -> None:
+    found = predict(CARD, replace(CHAT, output=Lengths.fixed(1), **load)).performance
+    assert found is not None
+    for point in POINTS:
+        assert math.isnan(found.tpot[point].mid), point
+        assert math.isnan(found.itl[point].mid), point
+        assert found.e2e[point].mid == pytest.approx(found.ttft[point].mid)
+    assert "nan" not in str(found)
+
+
+def test_cells_of_one_token_stay_empty(tmp_path: Path) -> None:
+    from planner.batch import predict_file
+
+    (tmp_path / "rows.csv").write_text("model,gpu,isl,osl,concurrency\nmeta-llama/Llama-3.1-8B-Instruct,L40S,500,1,4\n")
+    assert predict_file(tmp_path / "rows.csv", tmp_path / "out.csv") == 0
+    header, line = (tmp_path / "out.csv").read_text().splitlines()
+    row = dict(zip(header.split(","), line.split(","), strict=False))
+    assert row["ttft_ms_mean"] and row["e2e_ms_p99"]
+    assert {row[name] for name in row if name.startswith(("tpot_ms", "itl_ms"))} == {""}
+
+
+def test_a_trace_is_replayed_whole_and_as_it_came() -> None:
+    """20 minutes: longer than the ten of a run that is nobody's."""
+    rng = np.random.default_rng(0)
+    n = 600
+    arrival = np.cumsum(np.concatenate(([0.0], np.full(n - 1, 2.0))))
+    prompt, output = rng.integers(50, 500, n), rng.integers(1, 60, n)
+    found = run(CARD, recorded(arrival, prompt, output))
+    assert found.requests == n
+    unsaid = run(CARD, replace(recorded(arrival, prompt, output), num_prompts=None))  # as scenarios have it
+    assert unsaid.requests == n
+    assert (found.mid.prompt == prompt).all() and (found.mid.output == output).all()
+    assert found.mid.sent == pytest.approx(arrival)
+    served = predict(CARD, replace(recorded(arrival, prompt, output), num_prompts=None)).performance.request_tps
+    assert served.mid == pytest.approx(n / arrival[-1], rel=0.02)  # it keeps up, so that is what it serves
+
+
+def test_lengths_beside_a_trace_win_over_its_own() -> None:
+    rng = np.random.default_rng(0)
+    arrival = np.sort(100 * rng.random(200))
+    base = recorded(arrival - arrival[0], rng.integers(50, 500, 200), rng.integers(1, 60, 200))
+    found = run(CARD, replace(base, output=Lengths.fixed(7)))
+    assert (found.mid.output == 7).all() and found.requests == 200
+    assert found.mid.sent == pytest.approx(base.trace.arrival)
+    assert set(found.mid.prompt) <= set(range(50, 501)) and found.mid.prompt.std() > 50
+
+
+def test_replicas_take_turns_with_a_trace() -> None:
+    """Every request of it is replayed on one engine or another."""
+    rng = np.random.default_rng(0)
+    arrival = np.sort(100 * rng.random(301))
+    base = recorded(arrival - arrival[0], rng.integers(50, 500, 301), rng.integers(2, 60, 301))
+    found = run(CARD.with_replicas(2), base)
+    assert sorted(found.mid.prompt) == sorted(base.trace.prompt)
+
+
+def test_two_traces_of_the_same_figures_are_two_traces() -> None:
+    """Long answers at the beginning, or between the short ones: only the order differs."""
+    arrival, prompt = np.arange(400) * 0.05, np.full(400, 100)
+    mixed = np.tile([1, 400], 200)
+    last = [run(CARD, recorded(arrival, prompt, output)).mid.e2e[-1] for output in (mixed, np.sort(mixed)[::-1])]
+    assert last[0] > 10 * last[1]
+
+
+def test_more_in_flight_than_there_is_room_for_wait(most: float) -> None:
+    """Little's law over a closed loop: 96 in flight, of which 32 decode at the rate of the capacity."""
+    found = predict(CARD, replace(CHAT, rate=None, concurrency=96, num_prompts=4000)).performance
+    assert found.request_tps.mid * found.e2e["mean"].mid == pytest.approx(96, rel=0.06)
+    assert found.request_tps.mid == pytest.approx(most, rel=0.05)
+    assert found.decode_batch <= 32
+
+
+@pytest.mark.parametrize("deployment", [CARD, CARD.with_replicas(4)], ids=["one engine", "four"])
+def test_each_engine_gets_its_share(deployment: Deployment) -> None:
+    found = predict(deployment, CHAT.at(1.5 * deployment.engines)).performance
+    alone = predict(CARD, CHAT.at(1.5)).performance
+    assert found.tpot["mean"].mid == pytest.approx(alone.tpot["mean"].mid, rel=0.01)
+    assert found.request_tps.mid == pytest.approx(1.5 * deployment.engines)
+
+
+def test_a_benchmark_of_few_requests_is_that_run() -> None:
+    """From the first request to the last token, with the idle end that every closed run has."""
+    few = replace(CHAT, rate=None, concurrency=16, num_prompts=64)
+    found, seeds = predict(CARD, few).performance, run(CARD, few).seeds
+    assert {len(seed.output) for seed in seeds} == {64} and found.requests == 64 * len(seeds)
+    assert found.request_tps.mid == pytest.approx(64 / np.mean([seed.duration for seed in seeds]))
+    row = {"model": CARD.model.name, "gpu": "L40S", "engine_version": "0.20.2", "max_model_len": "4096",
+           "max_num_seqs": "32", "isl": "500", "isl_p95": "1200", "osl": "100", "osl_p95": "260",
+           "concurrency": "16", "num_prompts": "64"}  # fmt: skip
+    assert predict_row(row)["e2e_ms_mean"] == pytest.approx(found.e2e["mean"].mid * 1e3)
