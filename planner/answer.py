@@ -141,12 +141,14 @@ def told(plan: Plan) -> str:
     lines += [_promise(target, found) for target in scenario.service_level]
     if found.capacity:
         planned = planned_rps(scenario, best)
-        free = f"{1 - planned / found.capacity.mid:.0%} free at {planned:.3g} (asked for: {scenario.headroom:.0%})"
-        lines.append(("Capacity", f"{found.capacity:.3g} requests/s, {free}"))
+        free = f"{1 - planned / found.capacity.mid:.0%} free" if planned <= found.capacity.mid else "overloaded"
+        asked = f"at {planned:.3g} (asked for: {scenario.headroom:.0%} free)"
+        lines.append(("Capacity", f"{found.capacity:.3g} requests/s, {free} {asked}"))
     lines.append(("Memory", f"{memory.pool.kv_tokens:,} tokens of KV cache an engine, {found.kv_usage:.0%} in use"))
     lines += [("Reason", reason) for reason in plan.reasons]
-    lines.append(("Limited by", plan.binding.sentence))
-    lines += [(name, str(other)) for name, other in (("Safer", plan.safer), ("Runner-up", plan.runner_up)) if other]
+    lines += [("Limited by", plan.binding.sentence)] if plan.chosen else []
+    others = {"Runner-up": plan.runner_up, "Safer": None if plan.safer is plan.runner_up else plan.safer}
+    lines += [(name, str(other)) for name, other in others.items() if other]
     lines += [("Assumed", text) for text in scenario.assumptions]
     lines.append(("How sure", f"80 % intervals, {found.how}; step costs: {found.basis}"))
     return _aligned(lines)

@@ -183,7 +183,8 @@ def _load(
     share = asked / most.mid / planned
     if share > 1:
         beyond = f"above the {planned:.0%} that are planned" if share * planned <= 1 else "so that its queue grows"
-        said = f"{asked:.3g} requests/s are {share * planned:.1%} of the {most.mid:.3g} it serves at most, {beyond}"
+        used = f"{share * planned:.1%} of" if share * planned < 2 else f"{share * planned:.3g} times"
+        said = f"{asked:.3g} requests/s are {used} the {most.mid:.3g} it serves at most, {beyond}"
         return [("capacity", said)], [], share
     slow = rate is not None and asked > most.lo
     return [], [f"it may serve only {most.lo:.3g} of {asked:.3g} requests/s"] * slow, share

@@ -183,9 +183,13 @@ def stated(scenario: Scenario, candidate: Candidate) -> Candidate:
     return settled(scenario, candidate) if found and not found.requests else candidate
 
 
+def _nearness(candidate: Candidate) -> tuple[object, ...]:
+    return round(candidate.margin, 3), candidate.cost
+
+
 def nearest(scenario: Scenario, candidates: Sequence[Candidate], most: int = 6) -> list[Candidate]:
     """The `most` candidates that come nearest to the service level, replayed, nearest first; then all others."""
-    fit = sorted((c for c in candidates if c.prediction.fits), key=lambda candidate: candidate.margin)
+    fit = sorted((c for c in candidates if c.prediction.fits), key=_nearness)
     rest = [c for c in candidates if not c.prediction.fits]
-    shown = sorted((stated(scenario, candidate) for candidate in fit[:most]), key=lambda candidate: candidate.margin)
+    shown = sorted((stated(scenario, candidate) for candidate in fit[:most]), key=_nearness)
     return [*shown, *fit[most:], *rest]

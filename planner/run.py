@@ -41,6 +41,8 @@ MOVES = 0.03
 """More runs are added while another set of seeds would move a percentile by more than this (80 %)."""
 PLENTY = 8_000
 """But no more than that many requests; the interval is widened by what others would still move."""
+LONGEST = 30_000
+"""Requests of a trace that one engine is sent at most."""
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 QUICK = 1_000
 """Requests of a first look at a candidate."""
@@ -253,10 +255,10 @@ def _side_by_side(one: Callable[[C], ReplayResult], cases: Sequence[C]) -> list[
 def requests(deployment: Deployment, workload: Workload, *, quick: bool = False) -> int:
     """How many requests of `workload` one engine is sent in one replay; `quick`: for a first look."""
     share = math.ceil(workload.requests / deployment.engines)
+    if workload.trace is not None:
+        return min(share, QUICK if quick else LONGEST)
     if is_finite(workload):
         waves = WAVES * math.ceil((workload.concurrency or 0) / deployment.engines)
-        if workload.trace and not quick:
-            return share
         return min(share, max(QUICK if quick else ENOUGH if share > MOST else MOST, waves))
     return QUICK if quick else min(max(math.ceil(LONG * _in_flight(deployment, workload)), QUICK), MOST)
 

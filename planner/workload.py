@@ -245,7 +245,9 @@ class Workload:
 
     @property
     def requests(self) -> int:
-        """Requests of a run: as many as asked for, or else 10 per unit of concurrency, or ten minutes of arrivals."""
+        """Requests of a run: a trace's, as many as asked for, 10 per unit of concurrency, or ten minutes of arrivals."""
+        if self.trace is not None:
+            return len(self.trace.arrival)
         return self.num_prompts or 10 * (self.concurrency or 0) or math.ceil(DEFAULT_SECONDS * (self.rate or 0.0))
 
     @property
