@@ -292,16 +292,15 @@ def _replay(options: argparse.Namespace) -> None:
     if options.case is not None:
         print(run_case(options.case, options.step_log, options.fixed_step_time))
         return
-    from planner.memory import memory_of
-    from planner.replay import replay_workload
+    from planner.candidate import traffic
+    from planner.run import run
     from planner.scenario import load_scenario
     from planner.search import search
-    from planner.speculation import step_of
     from planner.summary import subject
 
     scenario = load_scenario(options.scenario)
     deployment = subject(search(scenario))
-    found = replay_workload(deployment, memory_of(deployment).pool, step_of(deployment), scenario.workload)
+    found = run(deployment, traffic(scenario, deployment)).mid
     print(f"{deployment}\n{found}")
     if options.requests is not None:
         found.frame().to_csv(options.requests, index=False)

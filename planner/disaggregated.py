@@ -136,6 +136,8 @@ class Pools:
             request_tps=served,
             decode_batch=batch / self.ranks,
             kv_usage=min(batch / self.held, 1.0),
+            kv_usage_p99=min(int(np.searchsorted(reached, 0.99)) / self.held, 1.0),
+            capacity=Interval.factor(peak, spread),
             queue=float(np.quantile(ttft - travel, 0.99)),
             preemptions=0.0,
             saturated=saturated,
