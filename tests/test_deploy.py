@@ -198,7 +198,7 @@ def test_other_engines_get_their_own_command(name: str, version: str | None, wor
 
 def test_a_version_without_the_option_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deploy, "options", lambda _: frozenset({"--tensor-parallel-size"}))
-    with pytest.raises(PlannerError, match=r"vllm 0\.20\.2 has no option --max-model-len"):
+    with pytest.raises(PlannerError, match=r"vllm 0\.20\.2 has no option --served-model-name"):
         command(deployment())
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import nbformat
 import pytest
-import yaml
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from pypdf import PageObject, PdfReader
 
 from planner.quantities import PlannerError
 from planner.report import report, walk
+from planner.scenario import scenario_path
+
+NAME = "edge-8b-24gb"
 
 CONTENT = """
 import altair as alt, pandas as pd
@@ -43,13 +46,13 @@ def notebook(tmp_path):
 
 def test_every_kind_of_content_reaches_the_page(notebook, tmp_path):
     said: list[str] = []
-    pdf = report("chat-70b", tmp_path, notebooks=[notebook(CONTENT)], progress=said.append)
+    pdf = report(NAME, tmp_path, notebooks=[notebook(CONTENT)], progress=said.append)
     pages = PdfReader(pdf).pages
     text = " ".join(" ".join(page.extract_text() for page in pages).split())
     charts = ["Figure 1", "Scaled by 2.", "Drawn for scale 2", "Concurrency"]
     tables = ["Table 1", "412 (300 to 550)", "Costs $3 or $4."]
     for expected in [
-        "chat-70b",
+        NAME,
         "A title",
         "A section",
         *charts,
@@ -60,13 +63,13 @@ def test_every_kind_of_content_reaches_the_page(notebook, tmp_path):
     ]:
         assert expected in text
     assert "import altair" not in text and "VBox" not in text  # neither code nor a widget's name
-    assert len(said) == 1 and "1-made" in said[0]
+    assert len(said) == 2 and said[0].startswith("Question") and "1-made" in said[1]
 
 
 def test_a_table_with_many_columns_stays_on_the_page(notebook, tmp_path):
     columns = '{f"gpu_memory_utilization {i}": ["some words", "meta-llama/Llama-3.1-70B-Instruct"] for i in range(14)}'
     made = notebook(f"import pandas as pd\nfrom planner.widgets import table\ntable(pd.DataFrame({columns}), 'Wide.')")
-    page = PdfReader(report("chat-70b", tmp_path, notebooks=[made], progress=str)).pages[-1]
+    page = PdfReader(report(NAME, tmp_path, notebooks=[made], progress=str)).pages[-1]
     starts = _text_starts(page)
     assert min(starts) > 60 and max(starts) < 533 < float(page.mediabox.width)
 
@@ -85,27 +88,29 @@ def _text_starts(page: PageObject) -> list[float]:
 
 def test_the_same_scenario_gives_the_same_pages(notebook, tmp_path):
     made = notebook("from planner.widgets import note\nnote('Hello.')")
-    first = report("chat-70b", tmp_path / "a", notebooks=[made], progress=str).read_bytes()
-    assert first == report("chat-70b", tmp_path / "b", notebooks=[made], progress=str).read_bytes()
+    first = report(NAME, tmp_path / "a", notebooks=[made], progress=str).read_bytes()
+    assert first == report(NAME, tmp_path / "b", notebooks=[made], progress=str).read_bytes()
 
 
 def test_a_planner_error_in_a_notebook_is_told_as_it_is(notebook, tmp_path):
     made = notebook("from planner.hardware import gpu\ngpu('H1000')")
     with pytest.raises(PlannerError, match=r"^unknown GPU 'H1000'"):
-        report("chat-70b", tmp_path, notebooks=[made], progress=str)
+        report(NAME, tmp_path, notebooks=[made], progress=str)
 
 
 def test_any_other_error_names_the_notebook(notebook, tmp_path):
     with pytest.raises(PlannerError, match=r"^notebook 1-made failed: ZeroDivisionError: division by zero$"):
-        report("chat-70b", tmp_path, notebooks=[notebook("1 / 0")], progress=str)
+        report(NAME, tmp_path, notebooks=[notebook("1 / 0")], progress=str)
 
 
 def test_fields_of_the_scenario_can_be_set(notebook, tmp_path):
-    overrides = {"workload.rate": 1.25, "prices": {"H100": 9.5}}
-    report("chat-70b", tmp_path, overrides, [notebook("scenario")], progress=str)
-    copy = yaml.safe_load((tmp_path / "chat-70b.yaml").read_text())
-    assert copy["workload"]["rate"] == 1.25 and copy["prices"] == {"H100": 9.5}
-    assert copy["model"] == "meta-llama/Llama-3.1-70B-Instruct"
+    before = scenario_path(NAME).read_bytes()
+    overrides = {"workload.rate": 0.25, "prices": {"RTX-3090": 0.01}}
+    report(NAME, tmp_path, overrides, [notebook("scenario")], progress=str)
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert (found["planned_rps"], found["gpu"], found["usd_per_hour"][0]) == (0.25, "RTX-3090", 0.01)
+    assert found["model"] == "meta-llama/Llama-3.1-8B-Instruct"
+    assert scenario_path(NAME).read_bytes() == before
 
 
 def test_a_model_that_fits_nowhere_gets_a_report_that_says_so(tmp_path):
@@ -118,7 +123,7 @@ def test_a_model_that_fits_nowhere_gets_a_report_that_says_so(tmp_path):
 def test_the_default_walk(tmp_path):
     said: list[str] = []
     pdf = report("chat-70b", tmp_path, progress=said.append)
-    assert len(said) == len(walk()) == 8
+    assert len(said) - 1 == len(walk()) == 8
     pages = PdfReader(pdf).pages
     assert len(pages) >= 9
     text = " ".join(page.extract_text() for page in pages)
