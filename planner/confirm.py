@@ -24,6 +24,8 @@ AFTER = 12
 """Candidates that are replayed at most once one holds, for a runner-up and a safer one."""
 NEAR = 1.4
 """The closed form can be wrong by so much: up to here beyond a limit it does not rule a candidate out."""
+FULL_PACE = 2.5
+"""A full batch may be so much slower than the traffic's own."""
 CLEARLY, FULL = 1.15, 1.05
 """A first look that is so far beyond a limit, or beyond what is to be used of the capacity, needs no second."""
 FEWER = (0.85, 0.7)
@@ -116,13 +118,17 @@ def _with(scenario: Scenario, candidate: Candidate, more: int) -> Candidate:
 
 
 def near(scenario: Scenario, candidate: Candidate) -> bool:
-    """Whether the closed form leaves it open that `candidate` holds: full queues make its latencies meaningless."""
+    """Whether the closed form leaves it open that `candidate` holds.
+
+    While queues grow its waits mean nothing, and its pace is that of a full batch: only the load counts, and the pace.
+    """
     if candidate.margin <= NEAR or (scenario.offline and candidate.share <= NEAR):
         return True
-    found, rate = candidate.prediction.performance, scenario.workload.rate
-    if found is None or found.capacity is None or not found.saturated or rate is None:
+    found = candidate.prediction.performance
+    if found is None or not found.saturated or candidate.share > NEAR:
         return False
-    return rate <= (1 - scenario.headroom) * NEAR * found.capacity.mid
+    paces = [target for target in scenario.service_level if target.metric in PACES]
+    return all(getattr(found, t.metric)[t.percentile].mid <= FULL_PACE * t.seconds for t in paces)
 
 
 def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
