@@ -8,15 +8,11 @@ import pandas as pd
 from planner.candidate import Candidate, describe
 from planner.charts import BAD, GOOD, MUTED, PALETTE, WIDTH
 from planner.framework import FrameworkChoice
+from planner.layouts import state
 from planner.scenario import Scenario
 from planner.search import Plan
 
 VERDICTS = {"meets": GOOD, "at risk": PALETTE[1], "misses": BAD}
-
-
-def verdict(candidate: Candidate) -> str:
-    """ "meets", "at risk" or "misses" the service level."""
-    return "misses" if not candidate.meets else "at risk" if candidate.at_risk else "meets"
 
 
 def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
@@ -41,7 +37,7 @@ def prices(plan: Plan, most: int = 12) -> alt.TopLevelMixin:
     """USD per hour (GPUs, where no price is known) of the best candidates, and whether each meets the service level."""
     shown = plan.candidates[:most]
     priced = all(candidate.usd_per_hour is not None for candidate in shown)
-    rows = [(describe(c.deployment), c.usd_per_hour if priced else c.deployment.layout.gpus, verdict(c)) for c in shown]
+    rows = [(describe(c.deployment), c.usd_per_hour if priced else c.deployment.layout.gpus, state(c)) for c in shown]
     data = pd.DataFrame(rows, columns=["deployment", "cost", "state"])
     base = alt.Chart(data, height=alt.Step(18), width=WIDTH - 220).encode(
         x=alt.X("cost", title="USD per hour" if priced else "GPUs"),

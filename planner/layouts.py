@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.candidate import Candidate, judge
+from planner.candidate import Candidate, describe, judge
 from planner.coefficients import calibration_of
 from planner.deployment import Deployment, ParallelLayout
 from planner.deployments import deployment_of
@@ -22,7 +22,6 @@ from planner.parallelism import collectives, legal_layouts, pipeline_bubble, ref
 from planner.quantities import GB, GIB, PlannerError
 from planner.scenario import CandidateGpu, Scenario
 from planner.search import Plan, search
-from planner.summary import state
 from planner.what_if import OTHER_GPUS, what_if
 
 if TYPE_CHECKING:
@@ -34,6 +33,11 @@ MOST = 64
 """GPUs of the last resort, where a model fits nowhere that the scenario allows."""
 SHAPES = (ParallelLayout(tp=2), ParallelLayout(tp=4), ParallelLayout(tp=8), ParallelLayout(pp=2))
 """What is held against each other for its messages."""
+
+
+def state(candidate: Candidate) -> str:
+    """Whether it "meets" the service level, meets it only "at risk", or "misses" it."""
+    return "misses" if not candidate.meets else "at risk" if candidate.at_risk else "meets"
 
 
 def studied(plan: Plan) -> tuple[Plan, str]:
@@ -60,8 +64,17 @@ def opening(asked: Plan, plan: Plan, changed: str) -> str:
     if changed:
         return f"{str(asked.binding).rstrip('.')}. To show what would do, this chapter goes on with: {changed}."
     if plan.chosen is None:
-        return f"Nothing meets the service level. The nearest: {subject(plan)}."
+        return f"Nothing meets the service level. This chapter looks at the nearest: {subject(plan)}."
     return f"The plan: {plan.chosen}."
+
+
+def ending(plan: Plan) -> str:
+    """What limits the choice, in a sentence or two."""
+    return (
+        f"{plan.binding} The next best is {describe(plan.runner_up.deployment)}."
+        if plan.runner_up
+        else str(plan.binding)
+    )
 
 
 def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
@@ -135,6 +148,7 @@ def frame(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
             row[f"{target.name} (ms)"] = value
         row |= {"Output tokens/s": found and found.output_tps, "Requests/s": found and found.request_tps}
         row |= {"Service level": state(candidate) if found else "does not fit"}
+        row |= {"Figures": found and ("replayed" if found.requests else "closed form")}
         row |= {"Saturated": bool(found and found.saturated)}
         rows.append(row | {"Chosen": candidate is plan.chosen})
     return pd.DataFrame(rows)
@@ -181,10 +195,12 @@ def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
         value = getattr(found, target.metric)[target.percentile]
         held = "kept" if value.hi <= target.seconds else "at risk" if value.mid <= target.seconds else "broken"
         rows.append((f"{target.name} (ms)", value * 1e3, target.seconds * 1e3, value / target.seconds * 100, held))
-    if scenario.offline and found:
-        served, asked = found.request_tps, scenario.workload.rate or 0.0
-        held = "kept" if served.lo >= asked else "at risk" if served.mid >= asked else "broken"
-        rows.append(("Requests/s, at least", served, asked, served.map(lambda rate: asked / rate * 100), held))
+    if found and found.capacity and scenario.workload.rate:
+        asked = scenario.workload.rate * (1 if scenario.offline else 1 - candidate.prediction.refused)
+        most, free = found.request_tps if scenario.offline else found.capacity, 1 - scenario.headroom
+        held = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"
+        share = most.map(lambda rate: asked / rate / free * 100)
+        rows.append((f"Requests/s, {scenario.headroom:.0%} of them free", most * free, asked, share, held))
     return pd.DataFrame(rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"])
 
 
@@ -197,6 +213,12 @@ def shortlist(plan: Plan, candidates: Iterable[Candidate], most: int = 12) -> pd
     hidden = ["GPUs", "TP", "PP", "Replicas", "Saturated", "Chosen"]
     hidden += ["Requests/s"] * bool(plan.scenario.service_level) + ["GPU"] * (data["GPU"].nunique() == 1)
     return data.drop(columns=hidden)
+
+
+def drawn(data: pd.DataFrame, column: str) -> bool:
+    """Whether `column` of a `frame` has enough layouts that keep up for a front to be seen."""
+    held = data[data[column].notna() & ~data["Saturated"]]
+    return len(set(held["USD per hour"].where(held["USD per hour"].notna(), held["GPUs"]))) > 2
 
 
 def front(data: pd.DataFrame, cost: str, value: str, more_is_better: bool = False) -> list[bool]:

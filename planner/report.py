@@ -19,10 +19,11 @@ from planner.answer import told
 from planner.answer import write as written
 from planner.chapter import keep
 from planner.engines import Engine
+from planner.prices import price_per_hour
 from planner.quantities import PlannerError
 from planner.scenario import load_scenario, scenario_path
 from planner.search import Plan, search
-from planner.summary import verdict
+from planner.summary import BASES, asked, lost, spare, verdict
 
 _PACKAGE = Path(__file__).resolve().parent
 NOTEBOOKS = _PACKAGE / "notebooks" if (_PACKAGE / "notebooks").is_dir() else _PACKAGE.parent / "notebooks"
@@ -34,11 +35,21 @@ SHOWN = ["text/html", "image/svg+xml", "image/png", "text/markdown", "text/latex
 """Outputs that reach the page, the first that a cell offers: widgets are left out for their plain HTML."""
 LIVE = "live"
 """Tag of cells for the screen only: standing still, they would repeat what the page has shown."""
+WHERE = ("fits", "meets", "misses")
+"""Tags of cells for plans of one kind: something fits; it meets the service level; it fits, but misses it."""
 
 
 def walk() -> list[Path]:
     """The notebooks of the walk, in reading order."""
     return sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
+
+
+def chapters(plan: Plan) -> list[Path]:
+    """The notebooks that have something to say of `plan`: without a deployment there is nothing to explain."""
+    if not plan.candidates:
+        return walk()[:2]
+    idle = () if plan.chosen else ("6",) if plan.scenario.speculation else ("5", "6")
+    return [notebook for notebook in walk() if not notebook.name.startswith(idle)]
 
 
 def report(
@@ -59,7 +70,7 @@ def report(
     plan = search(load_scenario(name, overrides))
     progress(told(plan))
     if notebooks is None:
-        notebooks = walk() if plan.candidates else walk()[:2]  # where nothing fits, there is no deployment to explain
+        notebooks = chapters(plan)
     written(plan, out)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         work = Path(folder)
@@ -67,7 +78,7 @@ def report(
         parameters = {"scenario": str(path.resolve()), "kept": str(work / "plan.pickle")}
         executed = _execute(notebooks, parameters, work, progress)
         (work / "title.json").write_text(json.dumps(_title(plan)))
-        (work / "body.typ").write_text("\n\n".join(_typst(notebook, work) for notebook in executed))
+        (work / "body.typ").write_text("\n\n".join(_typst(notebook, work, _left_out(plan)) for notebook in executed))
         _compile(work, work / "report.pdf")
         shutil.move(work / "report.pdf", out / ".report.pdf")
     os.replace(out / ".report.pdf", out / "report.pdf")
@@ -122,8 +133,10 @@ def _title(plan: Plan) -> dict[str, Any]:
     scenario, engine = plan.scenario, plan.scenario.engine
     facts = {
         "Model": scenario.model,
-        "Traffic": str(scenario.workload),
+        "Traffic": asked(scenario).partition("; ")[2],
         "Service level": ", ".join(str(target) for target in scenario.service_level) or "all done in time",
+        "Headroom": f"{scenario.headroom:.0%} of the capacity stays free in the busiest hour",
+        **({"Taken for granted": " ".join(scenario.assumptions)} if scenario.assumptions else {}),
         "GPUs considered": ", ".join(
             f"{candidate.gpu.name} (at most {candidate.at_most})" for candidate in scenario.gpus
         ),
@@ -132,7 +145,14 @@ def _title(plan: Plan) -> dict[str, Any]:
         "Date": f"{datetime.date.today():%-d %B %Y}",
         "Planned with": f"Headroom {__version__}",
     }
+    best = plan.best
+    found = best.prediction.performance if best else None
     answer = {"question": scenario.question, "verdict": verdict(plan)}
+    answer["spare"] = " ".join([spare(plan), lost(plan)[1]]) if plan.chosen else ""
+    if best and found:
+        facts["Figures"] = f"80 % intervals, {found.how}; step costs {BASES[found.basis]}"
+        if price := price_per_hour(best.deployment.gpu, scenario.prices):
+            facts["Price"] = str(price)
     return {"name": scenario.name, **answer, "facts": list(facts.items())}
 
 
@@ -141,7 +161,13 @@ def _measured(engine: Engine) -> str:
     return ", ".join(f"{own.points} runs on {name} ({own.date})" for name, own in engine.calibration.items())
 
 
-def _typst(notebook: Path, work: Path) -> str:
+def _left_out(plan: Plan) -> list[str]:
+    """The tags of cells that say nothing of `plan`."""
+    said = {"fits": bool(plan.candidates), "meets": bool(plan.chosen), "misses": not plan.chosen}
+    return [LIVE, *(tag for tag in WHERE if not said[tag])]
+
+
+def _typst(notebook: Path, work: Path, left_out: Sequence[str] = (LIVE,)) -> str:
     """What an executed notebook shows, as Typst; its charts become PDF files in `work`, with their type embedded."""
     import pypandoc
     import vl_convert
@@ -162,7 +188,7 @@ def _typst(notebook: Path, work: Path) -> str:
         config=Config(
             {
                 "NbConvertBase": {"display_data_priority": SHOWN},
-                "TagRemovePreprocessor": {"enabled": True, "remove_cell_tags": [LIVE]},
+                "TagRemovePreprocessor": {"enabled": True, "remove_cell_tags": list(left_out)},
             }
         ),
     )

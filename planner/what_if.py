@@ -147,7 +147,7 @@ def _named(scenario: Scenario) -> str:
 
 
 def affordable(scenario: Scenario, chosen: Candidate, times: float) -> Scenario:
-    """`scenario` with no more GPUs of a kind than `times` the price of `chosen` buys (GPUs, where no price is known)."""
+    """`scenario` with no more GPUs of a kind than `times` the price of `chosen` buys (without prices: its GPUs)."""
     cards = []
     for card in scenario.gpus:
         price = price_per_hour(card.gpu, scenario.prices)
