@@ -183,7 +183,8 @@ def _load(
     share = asked / most.mid / planned
     if share > 1:
         beyond = f"above the {planned:.0%} that are planned" if share * planned <= 1 else "so that its queue grows"
-        used = f"{share * planned:.1%} of" if share * planned < 2 else f"{share * planned:.3g} times"
+        digits = 1 if share > 1.005 else 3
+        used = f"{share * planned:.{digits}%} of" if share * planned < 2 else f"{share * planned:.3g} times"
         said = f"{asked:.3g} requests/s are {used} the {most.mid:.3g} it serves at most, {beyond}"
         return [("capacity", said)], [], share
     slow = rate is not None and asked > most.lo

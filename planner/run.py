@@ -196,14 +196,15 @@ def run(deployment: Deployment, workload: Workload, *, quick: bool = False) -> R
     most = max(min(SEEDS[1], PLENTY // many), fewest)
     if workload.trace:  # which is what it is: other seeds are other engines
         fewest, most = min(fewest, deployment.engines), min(most, deployment.engines)
-    first = min(max(fewest, math.ceil(ENOUGH / many)), most)
+    first = min(max(fewest, math.ceil(ENOUGH * (0.5 if is_finite(workload) else 1) / many)), most)
     sides = [1 / pace, pace] if workload.rate is not None else []
     like = min(math.ceil(ENDS / many), first)
     cases = [(seed, 1.0) for seed in range(first)] + [(seed, factor) for factor in sides for seed in range(like)]
     found = _side_by_side(one, cases)
     lo, hi = (ReplayResult.pooled(found[first + k * like :][:like]) if sides else None for k in range(2))
     result = Run(deployment, workload, tuple(found[:first]), lo, hi, pace, sigmas, like)
-    while len(result.seeds) < most and _restless(result):
+    goes_on = not is_finite(workload) or workload.trace is not None  # else the run's own luck is part of it
+    while goes_on and len(result.seeds) < most and _restless(result):
         more = [(seed, 1.0) for seed in range(len(result.seeds), min(len(result.seeds) + 2, most))]
         result = replace(result, seeds=(*result.seeds, *_side_by_side(one, more)))
     return result
