@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.deployment import Deployment, Speculation, deploy_on
-from planner.engines import behind_dynamo
+from planner.engines import behind_dynamo, unsupported
 from planner.hardware import gpu
 from planner.memory import memory_of
 from planner.models import Model, model
@@ -152,6 +152,8 @@ def read_deployment(
     memory = {name: round(cells[column] * GIB) for name, column in sizes_gib.items() if column in cells}
     args = {name: cells[name] for name in ENGINE_ARGS if name in cells}
     deployment = deploy_on(served, str(cells["gpu"]), speculation=speculation, **sizes, **named, **memory, **args)
+    if reason := unsupported(deployment.gpu, deployment.engine):
+        notes.append(reason)
     if reason := refuse(served, deployment.layout, deployment.layout.gpus_per_replica, deployment.engine):
         if deployment.engine.name == "vllm":
             raise PlannerError(reason)

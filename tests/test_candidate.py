@@ -1,0 +1,173 @@
+"""A candidate is held against its service level, its capacity and the worst case, in closed form and replayed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planner.candidate import Candidate, against, judge, milliseconds, replayed
+from planner.confirm import confirm, near, settled
+from planner.deployment import deploy_on
+from planner.quantities import Interval
+from planner.run import capacity
+from planner.scenario import Scenario, scenario
+from planner.search import search
+
+CHAT: dict[str, Any] = {
+    "question": "?",
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "gpus": [{"gpu": "L40S", "at_most": 4}],
+    "engine_version": "0.20.2",
+    "workload": {"prompt_tokens": {"mean": 500, "p95": 1200}, "output_tokens": {"mean": 100, "p95": 260}, "rate": 4},
+    "service_level": {"ttft": {"p95": 4000}, "tpot": {"p95": 120}},
+}
+CARD = deploy_on(CHAT["model"], "L40S", engine_version="0.20.2", max_model_len=4096, max_num_seqs=32)
+
+
+def asked(**changes: Any) -> Scenario:
+    return scenario({**CHAT, **changes}, "chat")
+
+
+def at(rate: float, **changes: Any) -> Scenario:
+    return asked(workload={**CHAT["workload"], "rate": rate}, **changes)
+
+
+@cache
+def most() -> Interval:
+    return capacity(CARD, asked().workload)
+
+
+@cache
+def found(share: float, headroom: float = 0.0) -> Candidate:
+    """One card, replayed at a `share` of its capacity."""
+    asking = at(share * most().mid, headroom=headroom, service_level={"ttft": {"mean": 1e6}})
+    return replayed(asking, judge(asking, CARD, 1))
+
+
+def test_headroom_is_the_share_of_the_capacity_that_stays_free() -> None:
+    assert found(0.79, 0.2).meets and not found(0.82, 0.2).meets
+    assert found(0.82, 0.1).meets and found(0.97).meets and not found(1.03).meets
+    assert found(0.82, 0.2).constraints == ("capacity",)
+    assert found(0.6, 0.2).margin == pytest.approx(0.6 / 0.8, rel=0.01)
+
+
+def test_what_is_loaded_beyond_the_pessimistic_end_of_its_capacity_is_at_risk() -> None:
+    """Whatever its latencies: here they may take as long as they like."""
+    low = most().lo / most().mid
+    safe, risky = found(low - 0.03), found(low + 0.03)
+    assert safe.meets and not safe.at_risk
+    assert risky.meets and risky.at_risk
+    assert any("may serve only" in risk for risk in risky.risks)
+
+
+def test_overload_misses_however_loose_the_limits() -> None:
+    """In closed form as well: a queue that grows has no mean."""
+    over = at(1.3 * most().mid, headroom=0.0, service_level={"ttft": {"mean": 1e6}})
+    for candidate in (judge(over, CARD, 1), replayed(over, judge(over, CARD, 1))):
+        assert not candidate.meets and candidate.constraints[0] == "capacity"
+        assert candidate.margin == pytest.approx(1.3, rel=0.1)
+    assert judge(over, CARD, 2).meets
+
+
+def test_a_target_between_the_middle_and_the_pessimistic_end_is_a_risk() -> None:
+    performance = found(0.5).prediction.performance
+    tpot = performance.tpot["p95"]
+    for limit, meets, risky in (
+        (1.01 * tpot.hi, True, False), ((tpot.mid + tpot.hi) / 2, True, True), (0.99 * tpot.mid, False, False)
+    ):  # fmt: skip
+        asking = at(0.5 * most().mid, service_level={"tpot": {"p95": limit * 1e3}}, headroom=0.0)
+        candidate = against(asking, found(0.5).prediction, ())
+        assert (candidate.meets, candidate.at_risk) == (meets, risky)
+
+
+def test_refused_prompts_may_be_so_many_and_no_more() -> None:
+    """An engine for 1,200 tokens refuses one prompt in twenty."""
+    short = CARD.with_args(max_model_len=1200)
+    for share, meets in ((0.06, True), (0.04, False)):
+        candidate = judge(at(1, refused_at_most=share), short, 1)
+        assert candidate.meets == meets
+        assert candidate.constraints == (() if meets else ("max_model_len",))
+
+
+def test_an_offline_plan_must_serve_in_time_with_room_to_spare() -> None:
+    done = {"prompt_tokens": {"mean": 500, "p95": 1200}, "output_tokens": {"mean": 100, "p95": 260}}
+    full = judge(asked(workload={**done, "requests": 1000, "within_hours": 1}, service_level={}), CARD, 1)
+    served = full.prediction.performance.request_tps.mid
+    for share, meets in ((0.75, True), (0.85, False)):
+        hours = 200_000 / 3600 / (share * served)
+        asking = asked(workload={**done, "requests": 200_000, "within_hours": hours}, service_level={})
+        assert judge(asking, CARD, 1).meets == meets
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rate=st.floats(0.1, 40), factor=st.floats(1.0, 3.0), replicas=st.integers(1, 4))
+def test_more_traffic_or_fewer_replicas_never_take_a_smaller_share(rate: float, factor: float, replicas: int) -> None:
+    """In closed form, of which the share of the capacity is part."""
+    one, more = (judge(at(r), CARD, replicas) for r in (rate, rate * factor))
+    assert more.margin >= one.margin * 0.999
+    assert judge(at(rate), CARD, replicas + 1).margin <= one.margin * 1.001
+
+
+@given(seconds=st.floats(1e-4, 100), limit=st.floats(1e-4, 100))
+def test_a_sentence_tells_a_figure_from_its_limit(seconds: float, limit: float) -> None:
+    """Never "may reach 50 ms, above 50 ms", unless they differ by less than a hundredth of a millisecond."""
+    if seconds > limit + (0.011 if seconds >= 10 else 1.1e-5):
+        assert milliseconds(seconds, limit) != milliseconds(limit)
+
+
+# --------------------------------------------------------------------------------------------------- the confirmation
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return search(asked(gpus=[{"gpu": "L40S", "at_most": 4}, {"gpu": "L4", "at_most": 4}]))
+
+
+def test_what_is_stated_is_replayed_and_the_chosen_one_costs_least_of_what_holds(plan) -> None:
+    for candidate in (plan.chosen, plan.runner_up):
+        assert candidate.meets and candidate.prediction.performance.requests > 1000
+    holding = [c for c in plan.candidates if c.meets and c.prediction.performance.requests]
+    assert plan.chosen.cost == min(c.cost for c in holding)
+
+
+def test_a_replica_less_does_not_hold(plan) -> None:
+    replicas = plan.chosen.deployment.layout.replicas
+    if replicas > 1:
+        less = settled(plan.scenario, judge(plan.scenario, plan.chosen.deployment, replicas - 1))
+        assert not less.meets
+
+
+def test_no_gpu_alone_holds_for_less(plan) -> None:
+    """Each kind of GPU on its own is searched for without the other's plan to rule it out."""
+    for wanted in plan.scenario.gpus:
+        alone = search(replace(plan.scenario, gpus=(wanted,))).chosen
+        assert alone is None or alone.cost >= plan.chosen.cost
+
+
+def test_confirming_what_fails_rules_nothing_out() -> None:
+    """A cheap candidate that only the closed form believes in, and the dearer one that holds."""
+    tight = at(0.75 * most().mid, headroom=0.0, service_level={"ttft": {"p99": 700}, "tpot": {"p95": 200}})
+    cases = [judge(tight, CARD, replicas) for replicas in (1, 2, 3)]
+    found = confirm(tight, [case for case in cases if near(tight, case)])
+    assert found.holding and all(c.meets for c in found.holding) and not any(c.meets for c in found.failing)
+    cheapest = found.holding[0].deployment.layout.replicas
+    assert all(c.deployment.layout.replicas < cheapest for c in found.failing)
+
+
+def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:
+    """A limit on the pace between that of a busy batch of 128 and that of 48, which still keeps up."""
+    large = CARD.with_args(max_num_seqs=128)
+    rate = 0.9 * capacity(CARD.with_args(max_num_seqs=48), asked().workload).mid
+    loose = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}})
+    pace = {size: replayed(loose, judge(loose, CARD.with_args(max_num_seqs=size), 1)).prediction.performance.tpot["p95"]
+            for size in (48, 128)}  # fmt: skip
+    assert pace[48].mid < 0.97 * pace[128].mid
+    limit = (pace[48].mid + pace[128].mid) / 2 * 1e3
+    asking = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}, "tpot": {"p95": limit}})
+    found = settled(asking, judge(asking, large, 1))
+    assert found.meets and found.deployment.args.max_num_seqs < 128
