@@ -116,4 +116,4 @@ def gaps(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     ]
     above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
     rows_of = alt.Row("case:N", title=None, sort=list(cases), header=above)
-    return alt.layer(*layers).properties(width=WIDTH, height=75).facet(row=rows_of)
+    return alt.layer(*layers).properties(width=WIDTH, height=48).facet(row=rows_of)

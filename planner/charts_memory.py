@@ -24,11 +24,10 @@ def sweep(data: pd.DataFrame, chosen: float | None = None, log: bool = False) ->
             color=alt.Color("status", title=None, scale=scale),
         )
     )
-    drawn: alt.TopLevelMixin = lines(data, x, y, log=log) + points
+    layers = [lines(data, x, y, log=log), points]
     if chosen is not None:
-        rule = alt.Chart(pd.DataFrame({x: [chosen]})).mark_rule(strokeDash=[2, 3]).encode(x=x)
-        drawn = drawn + rule
-    return drawn
+        layers.append(alt.Chart(pd.DataFrame({x: [chosen]})).mark_rule(strokeDash=[2, 3]).encode(x=x))
+    return alt.layer(*layers).properties(height=140)
 
 
 def _from_zero(values: pd.Series) -> alt.Scale:

@@ -86,7 +86,7 @@ def ramp(
             if not number:
                 text = spot.mark_text(y=-6 - 13 * row, align="right", dx=-4, color="currentColor")
                 layers.append(text.encode(text="name:N"))
-        panels.append(alt.layer(*layers).properties(width=beside(2), height=115))
+        panels.append(alt.layer(*layers).properties(width=beside(2), height=95))
     return alt.concat(*panels, columns=2)
 
 
@@ -105,5 +105,5 @@ def crowds(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     )
     above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
     row = alt.Row("case:N", title=None, sort=list(cases), header=above)
-    drawn = base.mark_line(strokeWidth=1.3, interpolate="step-after").properties(width=WIDTH, height=70)
+    drawn = base.mark_line(strokeWidth=1.3, interpolate="step-after").properties(width=WIDTH, height=50)
     return drawn.facet(row=row)

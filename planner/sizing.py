@@ -85,6 +85,8 @@ def format_plans(deployment: Deployment) -> Iterator[tuple[Format, Deployment]]:
     """The deployment's model in every weight format that makes it smaller than its checkpoint."""
     base = model(deployment.model.name)
     for name, entry in formats().items():
+        if name == "mxfp4" and not base.architecture.is_moe:  # what engines store in it are experts
+            continue
         try:
             stored = base if name == "checkpoint" else model(deployment.model.name, quantization=name)
         except PlannerError:

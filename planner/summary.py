@@ -141,7 +141,7 @@ def rent(plan: Plan) -> pd.DataFrame:
             rows += [("cost per million output tokens, at the first price (USD)", cost.usd_per_million_output_tokens)]
         rows += [("price of a GPU", str(price))]
     else:
-        rows += [("price", f"none is known for {card}: set `prices` in the scenario")]
+        rows += [("price", f"none is known for {card}: set prices in the scenario")]
     if found:
         rows += [("output (tokens/s)", found.output_tps), ("requests served (requests/s)", found.request_tps)]
         rows += [("figures", f"80 % intervals, {found.how}")]
@@ -255,14 +255,14 @@ def _risks(plan: Plan) -> Iterator[tuple[float, str, str, str]]:
             3,
             kind,
             "; ".join(plan.reasons),
-            "`bench.sh` on one replica at its share of the traffic: the same percentile",
+            "bench.sh on one replica at its share of the traffic: the same percentile",
         )
     told = (getattr(found, target.metric)[target.percentile] for target in scenario.service_level)
     width = max((value.hi / value.mid - 1 for value in told if value.mid > 0), default=0.0)
     wide = f"up to {width:+.0%} on a promised latency" if width else f"{found.request_tps:.3g} requests/s"
     yield (
         DOUBT[found.basis] + width / 2, "the step costs are estimates", f"{BASES[found.basis]}; {wide}",
-        "`bench.sh` on one replica, then `planner calibrate` on its results",
+        "bench.sh on one replica, then planner calibrate on its results",
     )  # fmt: skip
     if deployment.speculation:
         drafting = deployment.speculation
@@ -281,13 +281,13 @@ def _risks(plan: Plan) -> Iterator[tuple[float, str, str, str]]:
             1.5,
             "only mean lengths are known",
             scenario.assumptions[0],
-            "lengths of an hour of requests, as a `trace`",
+            "lengths of an hour of requests, as a trace",
         )
     elif workload.trace is None:
         spread = workload.total_quantile(0.99) / max(workload.total_quantile(0.5), 1.0)
         yield (
             0.6, "traffic is described, not recorded", f"p99 of prompt + output is {spread:.1f} times the median",
-            "the busiest hour of your own log, as a `trace`",
+            "the busiest hour of your own log, as a trace",
         )  # fmt: skip
     usd = best.prediction.usd
     if usd and usd.hi > 1.05 * usd.mid:

@@ -59,12 +59,17 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
         style = f"text-align: {align}; padding: 0.3em 0.6em"
         head += f'<th style="{style}">{escape(str(name))}</th>'
         for row, value in enumerate(column):
-            body[row] += f'<td style="{style}">{escape(text(value)).replace("/", "/<wbr>")}</td>'
+            body[row] += f'<td style="{style}">{_breakable(escape(text(value)))}</td>'
     rows = "".join(f"<tr>{cells}</tr>" for cells in body)
     top = f'<caption style="caption-side: bottom; text-align: left; opacity: 0.75">{escape(caption)}</caption>' * bool(
         caption
     )
     return Shown(f"<table>{top}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
+
+
+def _breakable(html: str) -> str:
+    """HTML whose text may go on in another line after a slash."""
+    return re.sub(r"(?<!<)/", "/<wbr>", html)
 
 
 def note(message: object) -> Shown:
