@@ -77,13 +77,24 @@ def test_a_kv_pool_that_holds_few_bounds_the_capacity(even: StepModel, monkeypat
     assert 8 / (160 * STEP) * 0.95 < tight < 13 / (160 * STEP)  # half of an answer is not there yet, on average
 
 
-def test_capacity_is_what_a_long_crowded_run_serves(most: float) -> None:
-    crowd = replace(CHAT, rate=None, concurrency=96)
-    found = once(CARD, crowd, 8000, seed=5)
+LENGTHS = {
+    "spread": (Lengths.lognormal(500, 1200), Lengths.lognormal(100, 260)),
+    "narrow": (Lengths.uniform(922, 0.8), Lengths.uniform(922, 0.8)),
+    "alike": (Lengths.fixed(500), Lengths.fixed(300)),
+}
+
+
+@pytest.mark.parametrize("slots", [32, 128])
+@pytest.mark.parametrize("name", LENGTHS)
+def test_capacity_is_what_a_long_crowded_run_serves(name: str, slots: int) -> None:
+    """Also where answers are alike, so that whole batches end together."""
+    card, (prompt, output) = CARD.with_args(max_num_seqs=slots), LENGTHS[name]
+    load = Workload(prompt, output, rate=1.0)
+    found = once(card, replace(load, rate=None, concurrency=3 * slots), 40 * slots, seed=5)
     done = np.sort(found.sent + found.e2e)
-    middle = slice(len(done) // 8, -len(done) // 8)
-    served = (len(done[middle]) - 1) / (done[middle][-1] - done[middle][0])
-    assert most == pytest.approx(served, rel=0.03)
+    middle = done[5 * slots : 35 * slots]  # whole batches
+    served = (len(middle) - 1) / (middle[-1] - middle[0])
+    assert capacity(card, load).mid == pytest.approx(served, rel=0.04)
 
 
 def test_capacity_does_not_depend_on_what_arrives(most: float) -> None:

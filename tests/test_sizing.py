@@ -1,0 +1,105 @@
+"""The VRAM chapter's tables: budgets that add up, sweeps that rise and fall as they must, advice that starts."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planner import sizing
+from planner.advice import gains, longest_model_len, sequence_table
+from planner.deployment import deploy_on
+from planner.memory import memory_of, plan
+from planner.quantities import GIB
+from planner.workload import Lengths, Workload
+
+LLAMA = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=8192)
+CHAT = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(200, 600), rate=1.0)
+PER_TOKEN = 2 * 32 * 8 * 128 * 2
+"""Bytes of KV cache a token: keys and values, 32 layers, 8 heads of 128, BF16."""
+
+
+def test_the_terms_inside_the_budget_are_the_budget() -> None:
+    table = sizing.terms(memory_of(LLAMA)).set_index("term")
+    inside = table[table["inside the budget"]].drop(index="budget")["GiB"]
+    assert sum(value.mid for value in inside) == pytest.approx(table.loc["budget", "GiB"].mid, abs=1e-6)
+    assert table.loc["budget", "GiB"].mid == pytest.approx(LLAMA.args.gpu_memory_utilization * LLAMA.gpu_total / GIB)
+    assert table.loc["weights", "GiB"].mid == pytest.approx(14.99, abs=0.05)  # 8,030,261,248 parameters of 2 bytes
+
+
+def test_more_utilization_is_more_cache_byte_for_byte() -> None:
+    data = sizing.utilization_sweep(LLAMA)
+    sizes = [value.mid for value in data["KV cache (GiB)"]]
+    assert all(more >= less for less, more in pairwise(sizes))
+    two_percent = 0.02 * LLAMA.gpu_total / GIB
+    grown = [more - less for less, more in pairwise(sizes) if less > 0]
+    assert grown == pytest.approx([two_percent] * len(grown), rel=1e-3)
+
+
+def test_twice_the_length_is_half_the_sequences() -> None:
+    data = sizing.length_sweep(LLAMA).set_index("max_model_len (tokens)")["sequences of that length"]
+    assert data[4096].mid / data[8192].mid == pytest.approx(2, rel=0.01)
+    assert data.index.max() == 131072  # what the model was made for
+
+
+def test_four_bits_take_about_a_quarter_and_are_read_faster() -> None:
+    table = sizing.format_table(LLAMA, 1000).set_index("format")
+    step = f"decode step of {sizing.BATCH} (ms)"
+    sixteen, four = table.iloc[0], next(row for name, row in table.iterrows() if "AWQ" in name or "4" in name)
+    assert sixteen["weights (GiB)"].mid == pytest.approx(14.99, abs=0.05)
+    assert 0.25 < four["weights (GiB)"].mid / sixteen["weights (GiB)"].mid < 0.4  # embeddings stay in 16 bits
+    assert four[step] < sixteen[step] and four["sequences"] > sixteen["sequences"]
+    assert all(table["published quality"]) and all(table["source"])
+
+
+def test_what_others_hold_is_not_there_for_the_cache() -> None:
+    data = sizing.tenants_sweep(LLAMA, [0, 4, 8, 40]).set_index("other tenants (GiB)")
+    kept = [value.mid for value in data["KV cache (GiB)"]]
+    assert kept == sorted(kept, reverse=True)
+    assert kept[1] - kept[2] == pytest.approx(4, abs=0.01 * LLAMA.gpu_total / GIB + 0.01)  # utilization in hundredths
+    assert data.loc[40, "status"] == "does_not_fit"
+    for tenants, row in data.iterrows():
+        assert row["gpu_memory_utilization"] <= 1 - tenants / (LLAMA.gpu_total / GIB)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(share=st.floats(0.4, 0.95), gpu=st.sampled_from(["L40S", "RTX-4090", "H100-SXM"]))
+def test_the_length_that_is_said_to_start_starts_and_a_longer_one_does_not(share: float, gpu: str) -> None:
+    made = deploy_on(LLAMA.model, gpu, engine_version="0.20.2", gpu_memory_utilization=share)
+    found = memory_of(made.with_args(max_model_len=1024))
+    safe, likely = longest_model_len(found)
+    assert 0 <= safe <= likely <= 131072
+    if likely:
+        assert plan(made.with_args(max_model_len=likely)).pool.max_concurrency_x >= 1
+    if 0 < likely < 131072:
+        assert plan(made.with_args(max_model_len=likely + 16)).pool.max_concurrency_x < 1
+        assert f"{likely:,}" in sizing.startable(found)
+
+
+def test_one_more_gib_holds_a_gib_of_tokens() -> None:
+    """2^30 / 131,072 bytes a token = 8,192 tokens: eight sequences of 1,024."""
+    table = gains(memory_of(LLAMA), 1024).set_index("change")
+    assert PER_TOKEN == 131072
+    assert table.loc["one more GiB", "more than now"] in (7, 8, 9)
+    now = table.loc["one more GiB", "sequences"] - table.loc["one more GiB", "more than now"]
+    assert table.loc["FP8 KV cache", "sequences"] == pytest.approx(2 * now, abs=2)
+
+
+def test_sequences_that_fit_are_risky_in_sum_and_rarer_the_longer() -> None:
+    table = sequence_table(memory_of(LLAMA), CHAT)
+    assert list(table["sequences"]) == sorted(table["sequences"], reverse=True)
+    assert list(table["preemption risk"]) == sorted(table["preemption risk"], reverse=True)
+    assert table["preemption risk"].between(0, 1).all()
+
+
+def test_a_recommendation_names_what_is_set_and_where_it_comes_from() -> None:
+    found = memory_of(LLAMA.with_args(max_num_seqs=64))
+    text = sizing.recommended(found, CHAT, 0.1)
+    assert "max_model_len 8,192" in text and "max_num_seqs 64" in text
+    assert f"{CHAT.total_quantile(0.99):,.0f} tokens" in text
+    assert sizing.judged(found) == ""
+    tight = memory_of(LLAMA.with_args(gpu_memory_utilization=0.3))
+    assert "It does not start" in sizing.judged(tight) and "Way out" in sizing.judged(tight)
+    assert "nothing to recommend" in sizing.recommended(tight, CHAT, 0.1)

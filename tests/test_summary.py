@@ -1,0 +1,111 @@
+"""What the first pages say holds: machines and money add up, room to grow is room, and what would pass does pass."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from planner import summary
+from planner.candidate import against, replayed
+from planner.deployment import deploy_on
+from planner.scenario import scenario
+from planner.search import Plan, search
+from planner.what_if import affordable, what_if
+
+CHAT: dict[str, Any] = {
+    "question": "?",
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "gpus": [{"gpu": "L40S", "at_most": 4}],
+    "workload": {"prompt_tokens": {"mean": 900, "p95": 2200}, "output_tokens": {"mean": 150, "p95": 400}, "rate": 9},
+    "service_level": {"ttft": {"p95": 2000}, "tpot": {"p95": 80}},
+}
+
+
+@cache
+def plan(ttft: float = 2000, rate: float = 9) -> Plan:
+    level = {**CHAT["service_level"], "ttft": {"p95": ttft}}
+    return search(scenario({**CHAT, "service_level": level, "workload": {**CHAT["workload"], "rate": rate}}, "s"))
+
+
+def test_machines_hold_whole_replicas() -> None:
+    def machines(**layout: int) -> tuple[int, int]:
+        return summary.machines(deploy_on("meta-llama/Llama-3.1-70B", "H100-SXM", **layout))
+
+    assert machines(tp=8, pp=2) == (2, 8)
+    assert machines(tp=4, replicas=3) == (2, 8)
+    assert machines(tp=2, pp=3, replicas=2) == (2, 8)  # six GPUs: a machine of eight holds one of them
+    assert machines(tp=8, pp=2, replicas=2) == (4, 8)
+
+
+def test_a_month_has_730_hours_and_the_range_is_that_of_the_price() -> None:
+    rows = dict(summary.rent(plan()).itertuples(index=False))
+    hour, month = (
+        [float(n.replace(",", "")) for n in re.findall(r"[\d,.]+", rows[f"cost per {per} (USD)"])]
+        for per in ("hour", "month")
+    )
+    assert month == pytest.approx([730.5 * usd for usd in hour], rel=0.01)
+    chosen = plan().chosen
+    assert chosen and chosen.prediction.usd
+    assert hour == pytest.approx(
+        [chosen.prediction.usd.mid, chosen.prediction.usd.lo, chosen.prediction.usd.hi], abs=0.01
+    )
+    assert "2026" in rows["price of a GPU"]
+
+
+def test_traffic_may_grow_by_what_is_said_until_headroom_and_capacity_are_used_up() -> None:
+    asked, chosen = plan().scenario, plan().chosen
+    assert chosen
+    grow, over = (int(n) / 100 for n in re.findall(r"by (\d+)%", summary.spare(plan())))
+    for more, headroom in ((grow, asked.headroom), (over, 0.0)):
+        for extra, fits in ((-0.01, True), (0.02, False)):
+            rate = (asked.workload.rate or 0) * (1 + more + extra)
+            busier = replace(asked, headroom=headroom, service_level=(), workload=replace(asked.workload, rate=rate))
+            assert against(busier, replace(chosen.prediction, workload=busier.workload)).meets == fits
+
+
+def test_a_lost_replica_is_replayed_without_headroom() -> None:
+    chosen = plan().chosen
+    assert chosen and chosen.deployment.layout.replicas > 1
+    fewer, said = summary.lost(plan())
+    assert fewer and fewer.deployment.layout.replicas == chosen.deployment.layout.replicas - 1
+    assert ("still keeps every promise" in said) == fewer.meets
+    single, alone = summary.lost(plan(rate=1))
+    assert single is None and "only one replica" in alone
+
+
+def test_what_would_pass_passes() -> None:
+    stuck = plan(ttft=8)
+    assert stuck.chosen is None and "Nothing" in summary.verdict(stuck)
+    limit = summary.passing(stuck).set_index("change").loc["a limit for p95 TTFT of", "to be safe"]
+    relaxed = replace(stuck.scenario, service_level=plan(ttft=1.02 * float(limit.split()[0])).scenario.service_level)
+    best = stuck.best
+    assert best
+    found = replayed(relaxed, best)
+    assert found.meets and not found.at_risk
+    table = summary.alternatives(stuck)
+    assert set(table["figures"]) <= {"replayed", "closed form"} and table["figures"].iloc[0] == "replayed"
+    assert "too long" in table["what is missing"].iloc[0]
+
+
+def test_an_answer_for_no_more_money_costs_no_more() -> None:
+    chosen = plan().chosen
+    assert chosen and chosen.usd_per_hour
+    for card in affordable(plan().scenario, chosen, 1.0).gpus:
+        assert card.at_most * chosen.usd_per_hour / chosen.deployment.layout.gpus <= chosen.usd_per_hour + 1e-9
+    for found in what_if(plan()):
+        if "no more money" in found.change and found.plan.chosen:
+            assert (found.plan.chosen.usd_per_hour or 0) <= chosen.usd_per_hour
+
+
+def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
+    risky = next(
+        p for p in (plan(), plan(ttft=300), plan(rate=8), plan(rate=7), plan(ttft=400)) if p.verdict == "at_risk"
+    )
+    table = summary.risks(risky)
+    assert 1 <= len(table) <= 3
+    assert table["risk"].iloc[0] == "a promise at the edge"
+    assert all(reason in table["how large"].iloc[0] for reason in risky.reasons)
