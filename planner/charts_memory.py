@@ -43,10 +43,10 @@ def residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
         error=data["error (%)"],
         logged=data["inside"].map({True: "logged, inside", False: "logged, outside"}),
     )
-    base = alt.Chart(drawn, height=alt.Step(15)).encode(
+    base = alt.Chart(drawn, height=alt.Step(11)).encode(
         y=alt.Y("log", title=None, sort=None, axis=alt.Axis(labelLimit=300))
     )
-    bars = base.mark_bar(color=MUTED, opacity=0.45, height=9).encode(
+    bars = base.mark_bar(color=MUTED, opacity=0.45, height=7).encode(
         x=alt.X("lo", title="logged minus planned KV cache (% of the budget); bar: planned 80 % interval"), x2="hi"
     )
     scale = alt.Scale(domain=["logged, inside", "logged, outside"], range=[GOOD, BAD])

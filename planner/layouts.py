@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 PRECISION = 0.02
 """Of a capacity: the bisection stops within this power of two."""
+MANY = 16
+"""Shapes that are held against each other at most: beyond that those whose stages are a power of two."""
 MOST = 64
 """GPUs of the last resort, where a model fits nowhere that the scenario allows."""
 SHAPES = (ParallelLayout(tp=2), ParallelLayout(tp=4), ParallelLayout(tp=8), ParallelLayout(pp=2))
@@ -160,7 +162,10 @@ def comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candidate]:
     most = max(best.gpus_per_node, best.layout.gpus_per_replica)
     kept = [c for c in candidates if c.prediction.fits and c.deployment.layout.gpus_per_replica <= most]
     own = [c for c in kept if c.deployment.gpu == best.gpu]
-    return own if len(own) > 1 else kept
+    shown = own if len(own) > 1 else kept
+    if len(shown) <= MANY:
+        return shown
+    return [c for c in shown if c.deployment.layout.pp & (c.deployment.layout.pp - 1) == 0 or c is subject(plan)][:MANY]
 
 
 def replicas(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
@@ -182,8 +187,20 @@ def replicas_of(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
         row |= {"Weights (GiB per GPU)": memory.weights / GIB, "KV cache (GiB per GPU)": memory.kv_available / GIB}
         row |= {f"Sequences of {length:,} tokens": memory.pool.sequences(length)}
         served = served_within(plan.scenario, candidate.deployment)
-        rows.append(row | {"Requests/s": served, "Requests/s per GPU": served / layout.gpus_per_replica})
+        rows.append(
+            row | {"Requests/s": served or None, "Requests/s per GPU": served / layout.gpus_per_replica or None}
+        )
     return pd.DataFrame(rows)
+
+
+def replicas_caption(plan: Plan) -> str:
+    """What the table of `replicas_of` shows."""
+    full = (
+        "with every slot taken" if plan.scenario.offline else "while every promise holds at the middle of its interval"
+    )
+    return (
+        f"One replica of each of these layouts. Requests/s: what it serves {full}, in closed form (none: at no rate)."
+    )
 
 
 def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:

@@ -52,7 +52,7 @@ def verdict(plan: Plan) -> str:
     chosen, best = plan.chosen, plan.best
     if chosen is None:
         if best is None:
-            return f"Nothing that was allowed meets the service level. {plan.binding}"
+            return f"Nothing that was allowed meets the service level. {str(plan.binding).rstrip('.')}."
         near = f"The nearest is {describe(best.deployment)}{_priced(best)}, but {'; '.join(best.misses)}."
         return f"Nothing that was allowed meets the service level. {near}"
     answer = f"Run {describe(chosen.deployment)}{_priced(chosen)}."
