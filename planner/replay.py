@@ -337,12 +337,13 @@ def step_table(model: StepModel) -> StepTable:
 
 def replay_workload(
     deployment: Deployment, pool: KvPool, model: StepModel, workload: Workload, seed: int = 0, gauge_s: float = 0.0,
-    requests: int | None = None,
+    requests: int | None = None, even: bool = False,
 ) -> ReplayResult:  # fmt: skip
     """Replay one engine's share of `workload`: its own trace, or lengths and arrivals drawn with `seed`.
 
     Requests go round the engines in turn: of a trace, engine number `seed` has every so-manieth. `requests` is how many
-    this engine is sent (None: its share of a whole run). Prompts that the engine refuses are left out.
+    this engine is sent (None: its share of a whole run), `even` that their lengths are spread evenly, so that few of
+    them have the mean of many. Prompts that the engine refuses are left out.
     `model` is `planner.speculation.step_of(deployment)`. Drafted tokens are accepted by chance: each with the
     deployment's `acceptance_rate` a if those before it were, so that a step yields 1 + a + ... + a^k tokens on average.
     """
@@ -356,8 +357,8 @@ def replay_workload(
         n = requests or share.requests
         arrival = np.empty(0)
     whole = trace is not None and workload.prompt.how == workload.output.how == "empirical"
-    prompt = trace.prompt[own][:requests] if trace is not None and whole else share.prompt.sample(n, rng)
-    output = trace.output[own][:requests] if trace is not None and whole else share.output.sample(n, rng)
+    prompt = trace.prompt[own][:requests] if trace is not None and whole else share.prompt.sample(n, rng, even)
+    output = trace.output[own][:requests] if trace is not None and whole else share.output.sample(n, rng, even)
     if trace is None:
         arrival = arrivals(n, share.rate or math.inf, share.burstiness, rng)
     limit = deployment.args.max_model_len or 2**31

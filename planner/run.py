@@ -238,7 +238,8 @@ def once(
             raise PlannerError(memory.reason)
         pool = memory.pool
     step = step_of(deployment) if pace == 1 else step_of(deployment).scaled(pace)
-    return replay_workload(deployment, pool, step, workload, seed, gauge_s, requests)
+    even = not is_finite(workload)  # of traffic that goes on, what is looked at stands for what is not
+    return replay_workload(deployment, pool, step, workload, seed, gauge_s, requests, even)
 
 
 def _restless(found: Run) -> bool:
@@ -282,7 +283,7 @@ def capacity(deployment: Deployment, workload: Workload) -> Interval:
     slots = min(deployment.args.max_num_seqs or 1, max(memory.pool.sequences(max(int(workload.context), 1)), 1))
     n = max(WAVES * slots, QUICK)
     full = replace(workload, rate=None, concurrency=2 * slots * deployment.engines, num_prompts=None, trace=None)
-    found = replay_workload(deployment, memory.pool, step, full, requests=n)
+    found = replay_workload(deployment, memory.pool, step, full, requests=n, even=True)
     ended = np.sort(found.outcome.last_token) * found.second
     first, last = min(slots, len(ended) // 4), len(ended) - 1 - min(slots, len(ended) // 4)
     served = deployment.engines * (last - first) / max(float(ended[last] - ended[first]), 1e-12)

@@ -184,9 +184,10 @@ class Lengths:
         total = np.interp(edges, np.arange(len(self.values) + 1), np.concatenate(([0.0], np.cumsum(self.values))))
         return np.diff(total) / np.diff(edges)
 
-    def sample(self, n: int, rng: np.random.Generator) -> np.ndarray:
-        """[n] lengths drawn at random, whole tokens."""
-        return np.maximum(1, np.rint(np.quantile(self.values, rng.random(n), method="hazen"))).astype(np.int64)
+    def sample(self, n: int, rng: np.random.Generator, even: bool = False) -> np.ndarray:
+        """[n] lengths drawn at random, whole tokens; `even`: one from each n-th of the distribution, in random order."""
+        shares = (rng.permutation(n) + 0.5) / n if even else rng.random(n)
+        return np.maximum(1, np.rint(np.quantile(self.values, shares, method="hazen"))).astype(np.int64)
 
     def __str__(self) -> str:
         if self.how == "fixed":
