@@ -32,7 +32,7 @@ def legal(data: pd.DataFrame) -> alt.TopLevelMixin:
     text = base.mark_text(fontSize=9, color="currentColor").encode(text="GPUs:Q")
     wide = max(data["PP"].max(), 4)
     ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter("datum.Chosen")
-    panel = alt.layer(tiles, text, ring).properties(width=min(WIDTH - 40, 46 * int(wide)), height=alt.Step(17))
+    panel = alt.layer(tiles, text, ring).properties(width=min(WIDTH - 40, 46 * int(wide)), height=alt.Step(13))
     above = alt.Header(labelAngle=0, labelOrient="top", labelAnchor="start")
     rows = alt.Row("GPU", title=None, sort=list(dict.fromkeys(data["GPU"])), header=above)
     return panel.facet(row=rows).resolve_scale(x="independent", y="independent")
@@ -41,14 +41,14 @@ def legal(data: pd.DataFrame) -> alt.TopLevelMixin:
 def memory(candidates: Mapping[str, Candidate]) -> alt.TopLevelMixin:
     """What fills the fullest GPU of each candidate."""
     drawn = budget({name: candidate.prediction.memory for name, candidate in candidates.items()})
-    return drawn.properties(height=alt.Step(17))
+    return drawn.properties(height=alt.Step(14))
 
 
 def sent(data: pd.DataFrame) -> alt.TopLevelMixin:
     """Time that each layout spends on messages in a step, by link, a panel per kind of step."""
     order = list(dict.fromkeys(data["Link"]))
     base = alt.Chart(data).encode(
-        x=alt.X("Messages (ms):Q", title="ms of messages in one step"),
+        x=alt.X("Messages (ms):Q", title="ms of messages in one step", axis=alt.Axis(tickCount=5)),
         y=alt.Y("Layout", title=None, sort=list(dict.fromkeys(data["Layout"]))),
         yOffset=alt.YOffset("Link", sort=order),
     )

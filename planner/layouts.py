@@ -90,8 +90,12 @@ def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: Paral
 
 
 def layouts(plan: Plan) -> tuple[Candidate, ...]:
-    """Every legal TP x PP x replicas on every candidate GPU, in the formats of the best candidate with that GPU."""
-    best, found = subject(plan), []
+    """Every legal TP x PP x replicas on every candidate GPU, in the formats of the best candidate with that GPU.
+
+    In closed form, but for those that the search has replayed.
+    """
+    found = []
+    told = {_placed(c): c for c in reversed(plan.candidates) if (p := c.prediction.performance) and p.requests}
     for card in plan.scenario.gpus:
         like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
         if like is None:
@@ -101,9 +105,13 @@ def layouts(plan: Plan) -> tuple[Candidate, ...]:
         ):
             for replicas in range(1, card.at_most // shape.gpus_per_replica + 1):
                 layout = replace(shape, replicas=replicas)
-                same = (best.deployment.gpu, best.deployment.layout) == (card.gpu, layout)
-                found.append(best if same else place(plan.scenario, like, card, layout))
+                known = told.get((card.gpu, layout, like.preference))
+                found.append(known or place(plan.scenario, like, card, layout))
     return tuple(found)
+
+
+def _placed(candidate: Candidate) -> tuple[object, ...]:
+    return candidate.deployment.gpu, candidate.deployment.layout, candidate.preference
 
 
 def needed(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
@@ -217,7 +225,7 @@ def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
         most, free = found.request_tps if scenario.offline else found.capacity, 1 - scenario.headroom
         held = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"
         share = most.map(lambda rate: asked / rate / free * 100)
-        rows.append((f"Requests/s, {scenario.headroom:.0%} of them free", most * free, asked, share, held))
+        rows.append((f"Requests/s with {scenario.headroom:.0%} free", most * free, asked, share, held))
     return pd.DataFrame(rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"])
 
 

@@ -135,7 +135,8 @@ def _title(plan: Plan) -> dict[str, Any]:
         "Model": scenario.model,
         "Traffic": asked(scenario).partition("; ")[2],
         "Service level": ", ".join(str(target) for target in scenario.service_level) or "all done in time",
-        "Headroom": f"{scenario.headroom:.0%} of the capacity stays free in the busiest hour",
+        "Headroom": f"{scenario.headroom:.0%} of the capacity stays free"
+        + " in the busiest hour" * (not scenario.offline),
         **({"Taken for granted": " ".join(scenario.assumptions)} if scenario.assumptions else {}),
         "GPUs considered": ", ".join(
             f"{candidate.gpu.name} (at most {candidate.at_most})" for candidate in scenario.gpus

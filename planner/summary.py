@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from planner.candidate import Candidate, describe, milliseconds, replayed
+from planner.candidate import Candidate, asked_rps, describe, free_share, milliseconds, replayed
 from planner.cost import HOURS_PER_MONTH
 from planner.deployment import Deployment, ParallelLayout
 from planner.deployments import deployment_of
@@ -53,20 +53,36 @@ def verdict(plan: Plan) -> str:
     if chosen is None:
         if best is None:
             return f"Nothing that was allowed meets the service level. {str(plan.binding).rstrip('.')}."
-        near = f"The nearest is {describe(best.deployment)}{_priced(best)}, but {'; '.join(best.misses)}."
+        near = (
+            f"The nearest is {describe(best.deployment)}{_priced(plan.scenario, best)}, but {'; '.join(best.misses)}."
+        )
         return f"Nothing that was allowed meets the service level. {near}"
-    answer = f"Run {describe(chosen.deployment)}{_priced(chosen)}."
+    answer = f"Run {describe(chosen.deployment)}{_priced(plan.scenario, chosen)}."
     free = free_share(plan.scenario, chosen)
     spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
+    kept = "is done in time" if plan.scenario.offline else "keeps every promise"
     if not chosen.at_risk:
-        return f"{answer} It keeps every promise, at the pessimistic end of every interval too.{spare}"
-    safer = f" Safe even there: {describe(plan.safer.deployment)}{_priced(plan.safer)}." if plan.safer else ""
-    return f"{answer} It keeps every promise, but at the pessimistic end {'; '.join(chosen.risks)}.{spare}{safer}"
+        return f"{answer} It {kept}, at the pessimistic end of every interval too.{spare}"
+    safer = (
+        f" Safe even there: {describe(plan.safer.deployment)}{_priced(plan.scenario, plan.safer)}."
+        if plan.safer
+        else ""
+    )
+    return f"{answer} It {kept}, but at the pessimistic end {'; '.join(chosen.risks)}.{spare}{safer}"
 
 
-def _priced(candidate: Candidate) -> str:
-    usd = candidate.usd_per_hour
-    return "" if usd is None else f" for ${usd:,.2f} an hour, ${usd * HOURS_PER_MONTH:,.0f} a month"
+def _priced(scenario: Scenario, candidate: Candidate) -> str:
+    usd, hours = candidate.usd_per_hour, run_hours(scenario, candidate)
+    if usd is None:
+        return ""
+    whole = f"${usd * hours.mid:,.0f} for all of it" if hours else f"${usd * HOURS_PER_MONTH:,.0f} a month"
+    return f" for ${usd:,.2f} an hour, {whole}"
+
+
+def run_hours(scenario: Scenario, candidate: Candidate) -> Interval | None:
+    """Hours that work with a deadline takes; None where traffic goes on, or nothing is predicted."""
+    found, many = candidate.prediction.performance, scenario.workload.num_prompts
+    return found.request_tps.map(lambda rate: many / rate / 3600) if scenario.offline and found and many else None
 
 
 def asked(scenario: Scenario) -> str:
@@ -97,7 +113,7 @@ def why(plan: Plan) -> str:
         return f"{name}, ${more:,.2f} an hour, {more / usd - 1:.0%} more; {margins}."
     cheap = "at the same price" if usd is not None and more is not None else "with as many GPUs or more"
     reasons = {
-        "it meets the limits at the middle of its intervals only": other.at_risk and not chosen.at_risk,
+        "at the pessimistic end it does not hold": other.at_risk and not chosen.at_risk,
         "it changes the model's formats more": other.preference > chosen.preference,
         "it has more pipeline stages": other.deployment.layout.pp > chosen.deployment.layout.pp,
     }
@@ -134,8 +150,10 @@ def rent(plan: Plan) -> pd.DataFrame:
     ]
     price, usd = price_per_hour(deployment.gpu, plan.scenario.prices), best.prediction.usd
     if price and usd:
-        rows += [("cost per hour (USD)", usd), ("cost per month (USD)", usd * HOURS_PER_MONTH)]
-        if idle:
+        hours = run_hours(plan.scenario, best)
+        whole_cost = ("cost of all the work (USD)", hours * usd.mid) if hours else None
+        rows += [("cost per hour (USD)", usd), whole_cost or ("cost per month (USD)", usd * HOURS_PER_MONTH)]
+        if idle and deployment.layout.gpus_per_replica > 1:  # single GPUs are let singly
             rows += [("cost per hour where only whole machines are let (USD)", usd * (count * node / gpus))]
         if cost := best.prediction.cost:
             rows += [("cost per million output tokens, at the first price (USD)", cost.usd_per_million_output_tokens)]
@@ -152,33 +170,15 @@ def _cell(value: object) -> object:
     return value if not isinstance(value, Interval) else f"{value:,.2f}" if value.mid < 100 else f"{value:,.0f}"
 
 
-def asked_rps(scenario: Scenario, candidate: Candidate) -> float:
-    """Requests/s that are planned for: those that arrive and are taken, the deadline asks for, or the users send."""
-    rate, found = scenario.workload.rate, candidate.prediction.performance
-    if rate is None:
-        return found.request_tps.mid if found else math.nan
-    return rate if scenario.offline else rate * (1 - candidate.prediction.refused)
-
-
-def free_share(scenario: Scenario, candidate: Candidate) -> float | None:
-    """The share of what it can serve that the traffic leaves free; negative where it is overloaded."""
-    found = candidate.prediction.performance
-    if found is None or found.capacity is None:
-        return None
-    most = found.request_tps if scenario.offline else found.capacity
-    return 1 - asked_rps(scenario, candidate) / most.mid
-
-
 def spare(plan: Plan) -> str:
     """How much traffic it serves at most, what is free of that, and by how much the traffic may grow."""
     scenario, best = plan.scenario, plan.best
     found = best.prediction.performance if best else None
     if best is None or found is None or found.capacity is None:
         return ""
-    wanted, free = asked_rps(scenario, best), free_share(scenario, best) or 0.0
-    if scenario.offline:
+    wanted, free = asked_rps(scenario, best.prediction), free_share(scenario, best.prediction) or 0.0
+    if hours := run_hours(scenario, best):
         many = scenario.workload.num_prompts or 0
-        hours = found.request_tps.map(lambda rate: many / rate / 3600)
         done = f"It is done with {many:,} requests in {hours:.3g} hours, of {many / wanted / 3600:.3g} that there are. "
         grow = (1 - scenario.headroom) * found.request_tps.mid / wanted - 1
         return done + _room(free, scenario.headroom) + _growth("work", grow, found.request_tps / wanted + -1.0)
@@ -199,10 +199,13 @@ def _room(free: float, headroom: float) -> str:
 def _growth(what: str, grow: float, over: Interval) -> str:
     if grow < 0:
         return f"There is no room for more {what}."
-    low = f" ({over.lo:.0%} at the pessimistic end)" if over.lo > 0 else ""
-    return (
-        f"The {what} may grow by {grow:.0%} until that is used up, and by {over.mid:.0%}{low} until it is overloaded."
-    )
+    low = f" ({_more(over.lo)} at the pessimistic end)" if over.lo > 0 else ""
+    end = "it is late" if what == "work" else "it is overloaded"
+    return f"The {what} may grow {_more(grow)} until that is used up, and {_more(over.mid)}{low} until {end}."
+
+
+def _more(share: float) -> str:
+    return f"by {share:.0%}" if share < 2 else f"to {1 + share:.3g} times"
 
 
 def ceiling(plan: Plan) -> str:
@@ -287,7 +290,7 @@ def _risks(plan: Plan) -> Iterator[tuple[float, str, str, str]]:
         spread = workload.total_quantile(0.99) / max(workload.total_quantile(0.5), 1.0)
         yield (
             0.6, "traffic is described, not recorded", f"p99 of prompt + output is {spread:.1f} times the median",
-            "the busiest hour of your own log, as a trace",
+            "your own texts, as a trace" if scenario.offline else "the busiest hour of your own log, as a trace",
         )  # fmt: skip
     usd = best.prediction.usd
     if usd and usd.hi > 1.05 * usd.mid:
