@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -13,29 +17,32 @@ from planner.report import NOTEBOOKS, walk
 LESSONS = sorted((NOTEBOOKS / "learn").glob("*.ipynb"))
 
 
-def nbval(*arguments: object) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "--override-ini=addopts=",
-        "-q",
-        *map(str, arguments),
-    ]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=NOTEBOOKS)
-    assert run.returncode == 0, run.stdout[-4000:]
+def nbval(mode: str, notebook: Path) -> str:
+    """What nbval has to complain about."""
+    options = ["-p", "no:cacheprovider", "--override-ini=addopts=", "-q", mode]
+    command = [sys.executable, "-m", "pytest", *options, str(notebook)]
+    run = subprocess.run(command, capture_output=True, text=True, cwd=NOTEBOOKS, check=False)
+    return run.stdout[-4000:] if run.returncode else ""
+
+
+@pytest.fixture(scope="module")
+def complaints(request: pytest.FixtureRequest) -> Iterator[dict[Path, Future[str]]]:
+    """Of every notebook that was asked for; as many run side by side as there are cores."""
+    modes = {"test_walk": "--nbval-lax", "test_lesson": "--nbval"}
+    wanted = [item for item in request.session.items if getattr(item, "originalname", "") in modes]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        paths = [(item.originalname, item.callspec.params["notebook"]) for item in wanted]
+        yield {path: pool.submit(nbval, modes[name], path) for name, path in paths}
 
 
 @pytest.mark.parametrize("notebook", walk(), ids=lambda path: path.stem)
-def test_walk(notebook):
-    nbval("--nbval-lax", notebook)
+def test_walk(notebook, complaints):
+    assert complaints[notebook].result() == ""
 
 
 @pytest.mark.parametrize("notebook", LESSONS, ids=lambda path: path.stem)
-def test_lesson(notebook):
-    nbval("--nbval", notebook)
+def test_lesson(notebook, complaints):
+    assert complaints[notebook].result() == ""
 
 
 @pytest.mark.parametrize("notebook", walk(), ids=lambda path: path.stem)
