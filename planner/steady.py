@@ -155,9 +155,9 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     Outputs of one length end together, and so do their successors begin; different ones scatter from wave to wave.
     """
     asked = column([case.workload.concurrency for case in cases])
-    prompts = column([case.workload.num_prompts or 10 * (case.workload.concurrency or 0) for case in cases])
+    prompts = column([case.workload.requests for case in cases])
     concurrency = np.minimum(asked, prompts)
-    replicas = column([case.deployment.layout.replicas * case.deployment.layout.dp for case in cases])
+    replicas = column([case.deployment.engines for case in cases])
     engines = np.minimum(replicas, concurrency)
     present = concurrency / engines
     most, held, limit = _capacity(cases, t, step)
@@ -297,7 +297,7 @@ def _open(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     before; for prompts that fill the steps before theirs; for a running slot; and in an overload for the backlog.
     """
     offered = column([case.workload.rate for case in cases])
-    engines = column([case.deployment.layout.replicas * case.deployment.layout.dp for case in cases])
+    engines = column([case.deployment.engines for case in cases])
     rate, outputs = offered / engines, mean(t.outputs)
     noise = 1 / column([case.workload.burstiness for case in cases])
     most, held, limit = _capacity(cases, t, step)
@@ -332,7 +332,7 @@ def _open(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     left = spilled(np.minimum(rate * full, room), room, t) * full
     fixed = busy * ahead * plain
     crowded = (inside / most) ** (np.sqrt(2 * (most + 1)) - 1)  # chance that all slots are taken (Sakasegawa)
-    prompts = column([case.workload.num_prompts or (case.workload.rate or 0) * 600 for case in cases])
+    prompts = column([case.workload.requests for case in cases])
     # a queue near saturation grows like a random walk, and a run ends before it has its mean (2 / 3: over the run)
     walked = 2 / 3 * np.sqrt(2 / np.pi * (noise + 1) * prompts / engines) / peak
     slots = crowded * (noise + 1) / (2 * np.maximum(np.abs(peak - offered / engines), 1e-9))
