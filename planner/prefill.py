@@ -60,7 +60,10 @@ def traffic(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Traffi
     tokens = np.where(tokens[..., -1:] < 1.5, 1.0, tokens)  # whole tokens: all have one
     per_step, variance, prefix, share = (column([kind[k] for kind in distinct]) for k in (2, 3, 4, 5))
     cached = prefix + share * prompts
-    outputs, context = 1 + (tokens - 1) / per_step, mean(prompts) + mean(tokens**2) / (2 * mean(tokens))
+    later = tokens - 1
+    past = ((variance + per_step**2) / per_step - 1) / 2  # the last step yields more than is left (renewal theory)
+    outputs = 1 + np.clip((later + past) / per_step, np.minimum(later, 1.0), later)
+    context = mean(prompts) + mean(tokens**2) / (2 * mean(tokens))
     spread = np.sqrt(mean(outputs) / outputs) * NORMAL[:, None]  # over few tokens a mean varies more
     late = quantiles(spread, PAIRS, LATE)
     found = np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, variance / per_step**2, late
@@ -186,7 +189,8 @@ def microbatches(
     with m sequences on average, after (e^m - 1) / m stays (busy period of M/M/inf), but after one stay if no prompts
     reach it. In a closed loop prompts come `front` s after the ends of others. While a long step runs, the rest follow
     it closely, a stage's time apart, and one that ends less than `front` after the one before it gets none. `first`
-    are there beside one at the start of a run of so many `stays`; outputs of one length keep them as they are.
+    are there beside one at the start of a run of so many `stays`; outputs of one length keep them as they are. There
+    are never fewer than hold the tokens of a round.
     """
     if np.all(step.stages == 1):
         return np.ones_like(running)
@@ -216,7 +220,8 @@ def microbatches(
         kept = room * formed * lasts / (room + formed * lasts + 1e-30)
         past = np.minimum(stays / (lasts + 1 / np.maximum(differ, 1e-9)), 1e9)
         others = others + kept + (begun - kept) * -np.expm1(-past) / past
-    return np.minimum(1 + others, np.maximum(running, 1.0))
+    full = np.minimum((decode * (1 + step.drafts) + beside * size) / step.max_tokens, step.stages)
+    return np.minimum(np.maximum(1 + others, full), np.maximum(running, 1.0))
 
 
 def longest(

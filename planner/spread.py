@@ -88,6 +88,8 @@ def performance(s: State, workloads: Sequence[Workload], steps: Sequence[StepMod
     around = np.hypot(reached[:, :, len(LATE) :].swapaxes(1, 2) - s.ttft, strays * NORMAL[:, None])
     e2es = s.ttft + (t.outputs - 1) * s.tpot + np.sign(NORMAL[:, None]) * around
 
+    each = np.maximum(t.tokens - 1, 1e-9) / np.maximum(outputs - 1, 1e-9)  # tokens of a gap
+
     def points(average: np.ndarray, percentiles: np.ndarray) -> np.ndarray:
         return np.concatenate([average, percentiles], axis=-1)[:, 0]
 
@@ -96,7 +98,7 @@ def performance(s: State, workloads: Sequence[Workload], steps: Sequence[StepMod
     keeps_up = (s.limit == "load") & np.array([workload.rate is not None for workload in workloads])[:, None, None]
     return Performances(
         ttft=points(s.ttft, reached[:, :, : len(LATE)]),
-        tpot=gaps_exist * points(s.tpot / step.tokens_per_step, tpots / step.tokens_per_step),
+        tpot=gaps_exist * points(s.tpot / each, tpots / each),
         itl=gaps_exist * points(s.tpot, quantiles(gaps, weights, LATE)),
         e2e=points(whole, quantiles(e2es, PAIRS, LATE)),
         sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * WIDER,

@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from planner.deployment import Speculation, deploy_on
@@ -37,6 +37,7 @@ def layouts(model, gpu, tp, pp, **more):
     )  # fmt: skip
 
 
+EAGLE = Speculation("eagle3", 3, 0.62)
 SCHEDULER = {
     "max_num_seqs": st.sampled_from([1, 2, 16, 256, 1024]),
     "max_num_batched_tokens": st.sampled_from([2048, 8192]),
@@ -45,7 +46,7 @@ SCHEDULER = {
 DEPLOYED = st.one_of(
     layouts(LLAMA_8B, "H100", 1, (1, 2, 4, 8)),
     layouts(LLAMA_8B, "RTX4090", 1, (1,), max_model_len=24_000, quantization="fp8"),  # a small pool
-    layouts(LLAMA_8B, "H100", 1, (1, 2), speculation=Speculation("eagle3", 3, 0.62)),
+    layouts(LLAMA_8B, "H100", 1, (1, 2), speculation=EAGLE),
     layouts(LLAMA_70B, "A100-80GB", 4, (1, 2, 4)),
     layouts(GEMMA, "H200", 1, (1, 2)),
     layouts(GPT_OSS, "H200", 2, (1, 2, 6)),
@@ -81,7 +82,7 @@ def numbers_of(found, names):
     return np.array([*values, found.decode_batch, found.kv_usage, found.queue])
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(DEPLOYED, WORKLOADS)
 def test_every_figure_is_finite_positive_and_in_order(engine, workload):
     for found in both(*engine, workload):
@@ -95,7 +96,7 @@ def test_every_figure_is_finite_positive_and_in_order(engine, workload):
         assert found.e2e["mean"].mid >= found.ttft["mean"].mid * (1 - 1e-9)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(DEPLOYED, WORKLOADS)
 def test_nothing_beats_the_gpu(engine, workload):
     """FLOP/s of all tokens, and bytes/s of weights and KV cache, at most the data sheet's; no step beats its reads."""
@@ -121,7 +122,7 @@ def test_nothing_beats_the_gpu(engine, workload):
             assert found.itl["p50"].mid >= least / gpu.bandwidth
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=100)
 @given(DEPLOYED, WORKLOADS)
 def test_throughput_times_stay_is_what_is_in_flight(engine, workload):
     """Little's law, for requests and for those that decode."""
@@ -143,8 +144,15 @@ def test_throughput_times_stay_is_what_is_in_flight(engine, workload):
             assert found.request_tps.mid == pytest.approx(workload.rate)
 
 
+CROWDED = deployed(
+    LLAMA_8B, "H100", (("pp", 2), ("max_num_seqs", 1024), ("max_num_batched_tokens", 2048), ("speculation", EAGLE))
+)
+"""All its sequences together verify more tokens than a step holds."""
+
+
 @settings(deadline=None, max_examples=60)
 @given(DEPLOYED, PROMPTS, LENGTHS)
+@example(CROWDED, Lengths.fixed(1), Lengths.fixed(4))
 def test_more_load_never_lowers_throughput(engine, prompt, output):
     """In open loops; in closed ones not by more than the closed form is off where one regime ends (a fifth)."""
     base = Workload(prompt, output, rate=1.0)
@@ -194,3 +202,30 @@ def test_full_pipelines_with_short_outputs_serve_what_the_replay_does():
             off.append(closed_loop(deployment, memory, workload).request_tps.mid / (run.request_tps * engines))
     assert max(off) < 1.3
     assert np.median(np.abs(np.log(off))) < 0.08
+
+
+DRAFTING = (
+    # budget, drafted, accepted, prompts, outputs, in flight
+    (2048, 4, 0.9, Lengths.uniform(20, 0.5), Lengths.fixed(2), 400),
+    (1024, 5, 0.3, Lengths.fixed(4), Lengths.lognormal(90, 180), 1024),
+    (2048, 3, 0.72, Lengths.lognormal(12, 24), Lengths.lognormal(22, 44), 1500),
+    (2048, 5, 0.6, Lengths.fixed(300), Lengths.fixed(40), 1024),
+    (8192, 5, 0.4, Lengths.fixed(16), Lengths.lognormal(3, 5), 140),
+)
+
+
+@pytest.mark.parametrize("budget, k, accepted, prompt, output, in_flight", DRAFTING)
+def test_speculation_serves_what_the_replay_does(budget, k, accepted, prompt, output, in_flight):
+    """Outputs of less than a step's tokens, and more tokens to verify than a step holds: then sequences take turns."""
+    how = {"max_num_seqs": 1024, "max_num_batched_tokens": budget, "speculation": Speculation("eagle3", k, accepted)}
+    deployment, memory = deployed(LLAMA_8B, "H100", tuple(how.items()))
+    workload = Workload(prompt, output, concurrency=in_flight, num_prompts=6 * in_flight)
+    run = replay_workload(deployment, memory.pool, step_of(deployment), workload)
+    assert closed_loop(deployment, memory, workload).request_tps.mid == pytest.approx(run.request_tps, rel=0.25)
+
+
+def test_two_tokens_are_one_gap():
+    """However many drafted tokens a step accepts, it streams only the one that is left."""
+    deployment, memory = deployed(LLAMA_8B, "H100", (("speculation", EAGLE),))
+    for found in both(deployment, memory, Workload(Lengths.fixed(500), Lengths.fixed(2), rate=1.0, concurrency=8)):
+        assert found.tpot["mean"].mid == pytest.approx(found.itl["mean"].mid)
