@@ -6,17 +6,16 @@ import json
 import math
 import os
 import shlex
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.candidate import Candidate, describe, milliseconds
-from planner.deploy import FILES, documents, launch
+from planner.candidate import Candidate, asked_rps, describe, free_share, held, milliseconds
+from planner.deploy import FILES, documents, file_names, launch
 from planner.performance import POINTS, Performance
 from planner.prices import price_per_hour
-from planner.quantities import Interval
+from planner.quantities import Interval, PlannerError
 from planner.scenario import Scenario, Target
 from planner.search import Plan
 
@@ -38,7 +37,7 @@ def answer(plan: Plan) -> dict[str, Any]:
     found |= {"rejected": dict(Counter(rejection.bottleneck for rejection in plan.rejected))}
     found |= {"assumptions": list(scenario.assumptions), "notes": list(plan.notes)}
     found |= {"command": launch(plan.chosen.prediction).command if plan.chosen else None}
-    return found | {"files": sorted(files(plan))}
+    return found | {"files": file_names(plan.chosen.prediction) if plan.chosen else []}
 
 
 def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
@@ -76,7 +75,7 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
 
 def _loaded(scenario: Scenario, candidate: Candidate, performance: Performance) -> dict[str, Any]:
     """The part under load."""
-    most, planned = performance.capacity, planned_rps(scenario, candidate)
+    most, planned = performance.capacity, asked_rps(scenario, candidate.prediction)
     return {
         "predicted": {
             **{f"{name}_ms": _latency(getattr(performance, name)) for name in LATENCIES},
@@ -101,16 +100,8 @@ def _loaded(scenario: Scenario, candidate: Candidate, performance: Performance) 
         "refused_share": candidate.prediction.refused,
         "capacity_rps": _triple(most),
         "planned_rps": planned,
-        "headroom": most and 1 - planned / most.mid,
+        "headroom": free_share(scenario, candidate.prediction),
     }
-
-
-def planned_rps(scenario: Scenario, candidate: Candidate) -> float:
-    """Requests/s that are planned for: those that arrive, or (offline) the deadline asks for, or so many users send."""
-    if scenario.workload.rate is not None:
-        return scenario.workload.rate
-    found = candidate.prediction.performance
-    return found.request_tps.mid if found else math.nan
 
 
 def _latency(values: Mapping[str, Interval]) -> dict[str, list[float] | None]:
@@ -140,9 +131,9 @@ def told(plan: Plan) -> str:
         lines.append(("Cost", f"${best.prediction.usd:,.2f} an hour, {tokens}"))
     lines += [_promise(target, found) for target in scenario.service_level]
     if found.capacity:
-        planned = planned_rps(scenario, best)
-        free = f"{1 - planned / found.capacity.mid:.0%} free" if planned <= found.capacity.mid else "overloaded"
-        asked = f"at {planned:.3g} (asked for: {scenario.headroom:.0%} free)"
+        spare = free_share(scenario, best.prediction) or 0.0
+        free = f"{spare:.0%} free" if spare >= 0 else "overloaded"
+        asked = f"at {asked_rps(scenario, best.prediction):.3g} (asked for: {scenario.headroom:.0%} free)"
         lines.append(("Capacity", f"{found.capacity:.3g} requests/s, {free} {asked}"))
     lines.append(("Memory", f"{memory.pool.kv_tokens:,} tokens of KV cache an engine, {found.kv_usage:.0%} in use"))
     lines += [("Reason", reason) for reason in plan.reasons]
@@ -160,8 +151,9 @@ def _promise(target: Target, found: Performance) -> tuple[str, str]:
     limit = milliseconds(target.seconds)
     if math.isnan(value.mid):
         return target.name, f"none, as answers have one token; promised {limit}"
-    held = "broken" if value.mid > target.seconds else "at risk" if value.hi > target.seconds else "kept"
-    return target.name, f"{value * 1e3:,.0f} ms, promised {limit}: {held}"
+    state = held(target, found)
+    shown = f"{value * 1e3:,.0f} ms" if state != "broken" else milliseconds(value.mid, target.seconds)
+    return target.name, f"{shown}, promised {limit}: {state}"
 
 
 def _aligned(lines: list[tuple[str, str]]) -> str:
@@ -176,12 +168,18 @@ def files(plan: Plan) -> dict[str, str]:
 
 def write(plan: Plan, out: Path) -> tuple[str, ...]:
     """Write `plan.json` and the plan's files into `out`, each whole or not at all; their names."""
-    out.mkdir(parents=True, exist_ok=True)
     texts = {**files(plan), "plan.json": json.dumps(answer(plan), indent=2, allow_nan=False) + "\n"}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlannerError(f"cannot write into {out}: {error.strerror or error}") from None
     for name, text in texts.items():
-        with tempfile.NamedTemporaryFile("w", dir=out, prefix=f".{name}.", delete=False, encoding="utf-8") as file:
-            file.write(text)
-        os.replace(file.name, out / name)
+        part = out / f".{name}.{os.getpid()}"
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(out / name)
+        finally:
+            part.unlink(missing_ok=True)
     for name in set(FILES) - set(texts):  # of an earlier plan
         (out / name).unlink(missing_ok=True)
     return tuple(texts)

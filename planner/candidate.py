@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from planner.deployment import Deployment
 from planner.performance import Performance
 from planner.predict import Prediction, evaluate_all, predict
-from planner.scenario import Scenario
+from planner.scenario import Scenario, Target
 from planner.workload import Workload
 
 FLOOD = 1e6
@@ -28,6 +28,11 @@ class Candidate:
     margin: float  # largest share of any limit that it uses, 1 = at the limit
     share: float  # of the capacity that is planned to be used, 1 = all of it
     preference: tuple[int, ...]  # position of its formats in the scenario's lists, speculation last
+
+    @property
+    def stated(self) -> bool:
+        """Its figures are replayed, not the closed form's."""
+        return bool(self.prediction.performance and self.prediction.performance.requests)
 
     @property
     def meets(self) -> bool:
@@ -55,6 +60,12 @@ class Candidate:
         """What makes candidates differ for a reader: GPU and layout, however experts are spread in it."""
         layout = self.deployment.layout
         return self.deployment.gpu, layout.tp, layout.pp, layout.dp
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What tells it from other candidates of its search."""
+        deployment = self.deployment
+        return deployment.gpu, deployment.gpus_per_node, deployment.link_bandwidth, deployment.layout, self.preference
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -133,7 +144,7 @@ def traffic(scenario: Scenario, deployment: Deployment) -> Workload:
 def full(deployment: Deployment, workload: Workload) -> Workload:
     """`workload` as a closed loop that keeps every one of `deployment`'s max_num_seqs slots taken."""
     slots = (deployment.args.max_num_seqs or 1) * deployment.engines
-    return replace(workload, rate=None, concurrency=min(slots, workload.num_prompts or slots))
+    return replace(workload, rate=None, trace=None, concurrency=min(slots, workload.num_prompts or slots))
 
 
 def against(scenario: Scenario, prediction: Prediction, preference: tuple[int, ...] = ()) -> Candidate:
@@ -169,26 +180,44 @@ def _load(
     scenario: Scenario, prediction: Prediction, performance: Performance
 ) -> tuple[list[tuple[str, str]], list[str], float]:
     """What the load says: misses with their names, risks, and the share that it takes of what is to be used."""
-    most, served, planned = performance.capacity, performance.request_tps, 1 - scenario.headroom
-    assert most is not None
-    if scenario.offline:
-        asked = scenario.workload.rate or 0.0
-        share = asked / served.mid / planned
-        if share > 1:
-            spare = f", of which {scenario.headroom:.0%} should stay free" if served.mid >= asked else ""
-            return [("rate", f"it serves {served.mid:.3g} of {asked:.3g} requests/s{spare}")], [], share
-        return [], [f"it may serve only {served.lo:.3g} of {asked:.3g} requests/s"] * (served.lo < asked), share
-    rate = scenario.workload.rate
-    asked = served.mid if rate is None else rate * (1 - prediction.refused)
-    share = asked / most.mid / planned
+    asked, free, planned = asked_rps(scenario, prediction), free_share(scenario, prediction), 1 - scenario.headroom
+    most = performance.request_tps if scenario.offline else performance.capacity
+    assert free is not None and most is not None
+    used = 1 - free
+    share = used / planned
+    if share > 1 and scenario.offline:
+        spare = f", of which {scenario.headroom:.0%} should stay free" if used <= 1 else ""
+        return [("rate", f"it serves {most.mid:.3g} of {asked:.3g} requests/s{spare}")], [], share
     if share > 1:
-        beyond = f"above the {planned:.0%} that are planned" if share * planned <= 1 else "so that its queue grows"
-        digits = 1 if share > 1.005 else 3
-        used = f"{share * planned:.{digits}%} of" if share * planned < 2 else f"{share * planned:.3g} times"
-        said = f"{asked:.3g} requests/s are {used} the {most.mid:.3g} it serves at most, {beyond}"
+        beyond = f"above the {planned:.0%} that are planned" if used <= 1 else "so that its queue grows"
+        times = f"{used:.3g} times" if used >= 2 else f"{used:.1%} of" if share > 1.005 else f"{used:.3%} of"
+        said = f"{asked:.3g} requests/s are {times} the {most.mid:.3g} it serves at most, {beyond}"
         return [("capacity", said)], [], share
-    slow = rate is not None and asked > most.lo
+    slow = asked > most.lo and scenario.workload.rate is not None
     return [], [f"it may serve only {most.lo:.3g} of {asked:.3g} requests/s"] * slow, share
+
+
+def held(target: Target, performance: Performance) -> str:
+    """Whether a promise is "kept", "at risk" or "broken"; answers of one token keep any pace."""
+    value = getattr(performance, target.metric)[target.percentile]
+    return "broken" if value.mid > target.seconds else "at risk" if value.hi > target.seconds else "kept"
+
+
+def asked_rps(scenario: Scenario, prediction: Prediction) -> float:
+    """Requests/s that are planned for: those that arrive and are taken, the deadline asks for, or the users send."""
+    rate, found = scenario.workload.rate, prediction.performance
+    if rate is None:
+        return found.request_tps.mid if found else math.nan
+    return rate if scenario.offline else rate * (1 - prediction.refused)
+
+
+def free_share(scenario: Scenario, prediction: Prediction) -> float | None:
+    """The share of what it can serve that the traffic leaves free; negative where it is overloaded."""
+    found = prediction.performance
+    if found is None or found.capacity is None:
+        return None
+    most = found.request_tps if scenario.offline else found.capacity
+    return 1 - asked_rps(scenario, prediction) / most.mid
 
 
 def milliseconds(seconds: float, limit: float = math.inf) -> str:

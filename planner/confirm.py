@@ -65,8 +65,8 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
     seen: set[object] = set()
 
     def add(candidate: Candidate) -> None:
-        if _key(candidate) not in seen and near(scenario, candidate):
-            seen.add(_key(candidate))
+        if candidate.identity not in seen and near(scenario, candidate):
+            seen.add(candidate.identity)
             insort(pending, candidate, key=_order)
 
     some = [candidate for candidate in candidates if near(scenario, candidate)]
@@ -83,21 +83,16 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
         if worse and (found.enough or not after):
             break
         tries, after = tries - 1, after - worse
-        tried = settled(scenario, pending.pop(0))
-        layout = tried.deployment.layout
+        asked = pending.pop(0)
+        tried, layout = settled(scenario, asked), asked.deployment.layout
         if tried.meets:
             insort(found.holding, tried, key=lambda candidate: candidate.rank)
-            add(_with(scenario, tried, -1))
+            add(_with(scenario, asked, -1))
         else:
             found.failing.append(tried)
             if (layout.replicas + 1) * layout.gpus_per_replica <= at_most.get(tried.deployment.gpu, math.inf):
-                add(_with(scenario, tried, 1))
+                add(_with(scenario, asked, 1))
     return found
-
-
-def _key(candidate: Candidate) -> object:
-    deployment = candidate.deployment
-    return deployment.gpu, deployment.layout, candidate.preference
 
 
 def _may_beat(candidate: Candidate, best: Candidate) -> bool:
@@ -112,7 +107,7 @@ def _order(candidate: Candidate) -> tuple[object, ...]:
 def _with(scenario: Scenario, candidate: Candidate, more: int) -> Candidate:
     """`candidate` with so many replicas more, in closed form; itself where none would be left."""
     replicas = candidate.deployment.layout.replicas + more
-    if more == 0 or replicas < 1:
+    if replicas < 1:
         return candidate
     return judge(scenario, candidate.deployment, replicas, candidate.preference)
 
@@ -185,8 +180,7 @@ def _sizes(scenario: Scenario, candidate: Candidate) -> Iterator[int]:
 
 def stated(scenario: Scenario, candidate: Candidate) -> Candidate:
     """`candidate` replayed, unless it is already."""
-    found = candidate.prediction.performance
-    return settled(scenario, candidate) if found and not found.requests else candidate
+    return settled(scenario, candidate) if candidate.prediction.fits and not candidate.stated else candidate
 
 
 def _nearness(candidate: Candidate) -> tuple[object, ...]:
@@ -198,4 +192,5 @@ def nearest(scenario: Scenario, candidates: Sequence[Candidate], most: int = 6) 
     fit = sorted((c for c in candidates if c.prediction.fits), key=_nearness)
     rest = [c for c in candidates if not c.prediction.fits]
     shown = sorted((stated(scenario, candidate) for candidate in fit[:most]), key=_nearness)
+    shown[:1] = [replayed(scenario, candidate) for candidate in shown[:1] if math.isfinite(candidate.margin)]
     return [*shown, *fit[most:], *rest]

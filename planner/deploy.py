@@ -180,6 +180,11 @@ FILES = ("serve.sh", "headroom@.service", "bench.sh", "alerts.yml", "checklist.m
 """What `documents` writes; alert rules only where the catalog knows the engine's own names of metrics."""
 
 
+def file_names(prediction: Prediction) -> list[str]:
+    """The files that `documents` makes."""
+    return [name for name in FILES if prediction.deployment.engine.facts["metrics"] or name != "alerts.yml"]
+
+
 def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, str]:
     """File name -> text: shell script, systemd template unit, benchmark, Prometheus rules, checklist (Markdown).
 
@@ -211,7 +216,7 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
         "metrics": engine.facts["metrics"],
         "usd_per_hour": prediction.usd_per_hour,
     }
-    return {name: _render(name, **values) for name in FILES if values["metrics"] or name != "alerts.yml"}
+    return {name: _render(name, **values) for name in file_names(prediction)}
 
 
 def ramp(prediction: Prediction) -> dict[float, Performance]:

@@ -44,7 +44,7 @@ def deployment_of(
         gpus_per_node=card.gpus_per_node, other_tenants=scenario.other_tenants,
         memory_calibration=scenario.memory_calibration, **args,
     )  # fmt: skip
-    return _filled(scenario, _beside_others(scenario, deployment))
+    return _filled(scenario, deployment)
 
 
 def _beside_others(scenario: Scenario, deployment: Deployment) -> Deployment:
@@ -65,15 +65,15 @@ def _standing(memory: MemoryPlan) -> tuple[bool, bool]:
 
 def _filled(scenario: Scenario, deployment: Deployment) -> Deployment:
     """With the max_num_seqs that its KV pool holds in 95 % of moments; memory is judged with that, not the default."""
+    tried = _beside_others(scenario, deployment)
     if "max_num_seqs" in scenario.engine_args:
-        return deployment
-    tried, usual = deployment, deployment.args.max_num_seqs or MAX_SEQS
-    seqs = usual
+        return tried
+    usual = seqs = deployment.args.max_num_seqs or MAX_SEQS
     while not memory_of(tried).starts and seqs > SEQS_STEP:
         seqs = min(256, seqs // 2)
-        tried = deployment.with_args(max_num_seqs=seqs)
+        tried = _beside_others(scenario, deployment.with_args(max_num_seqs=seqs))
     if not memory_of(tried).starts:
         return deployment
     held = safe_max_num_seqs(memory_of(tried), scenario.workload)
     most = MAX_SEQS if scenario.offline and seqs == usual else seqs
-    return deployment.with_args(max_num_seqs=min(most, held // SEQS_STEP * SEQS_STEP or max(held, 1)))
+    return tried.with_args(max_num_seqs=min(most, held // SEQS_STEP * SEQS_STEP or max(held, 1)))

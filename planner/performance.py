@@ -54,10 +54,11 @@ class Performance:
         def ms(values: Mapping[str, Interval]) -> str:
             return f"mean {values['mean'] * 1e3:.1f} ms, p99 {values['p99'] * 1e3:.1f} ms"
 
-        return (
-            f"TTFT {ms(self.ttft)}; ITL {ms(self.itl)}; TPOT {ms(self.tpot)}; "
-            f"{self.output_tps:.0f} output tokens/s ({self.basis}; limit: {self.limit})"
+        shown = {name: getattr(self, name) for name in ("ttft", "itl", "tpot")}
+        said = "; ".join(
+            f"{name.upper()} {ms(times)}" for name, times in shown.items() if not math.isnan(times["mean"].mid)
         )
+        return f"{said}; {self.output_tps:.0f} output tokens/s ({self.basis}; limit: {self.limit})"
 
 
 @dataclass(frozen=True)

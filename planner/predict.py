@@ -10,7 +10,7 @@ from planner.deployment import Deployment
 from planner.memory import MemoryPlan, memory_of
 from planner.prices import price_per_hour
 from planner.quantities import Interval
-from planner.run import accepted, performance, refused
+from planner.run import performance, refused, taken_on
 from planner.speculation import speculate
 from planner.steady import Case, Performance, closed_loops, open_loops
 from planner.workload import Workload
@@ -48,9 +48,7 @@ class Prediction:
     def load(self) -> Workload:
         """The traffic as the engine takes it on: without what it refuses, and without a prefix cache that is off."""
         assert self.workload is not None
-        args = self.deployment.args
-        workload = self.workload if args.enable_prefix_caching else replace(self.workload, prefix_hit_rate=0.0)
-        return accepted(workload, args.max_model_len or 0)
+        return taken_on(self.deployment, self.workload)
 
     @property
     def refused(self) -> float:

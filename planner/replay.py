@@ -49,6 +49,7 @@ class ReplayResult:
     output: np.ndarray
     num_blocks: int
     second: float = 1.0  # seconds of one unit of the clock
+    gaps: float = 1.0  # share of the gaps in `outcome.itl` that are these requests' own
 
     @classmethod
     def pooled(cls, runs: Sequence[ReplayResult]) -> ReplayResult:
@@ -68,7 +69,8 @@ class ReplayResult:
             moved[name] = np.sum([getattr(run.outcome, name) for run in runs], axis=0)
         outcome = runs[0].outcome._replace(**moved, notes=np.empty((0, 6)))
         prompt, output = (np.concatenate([getattr(run, name) for run in runs]) for name in ("prompt", "output"))
-        return cls(outcome, prompt, output, runs[0].num_blocks, runs[0].second)
+        gaps = sum(run.gaps * run.outcome.itl.sum() for run in runs) / max(outcome.itl.sum(), 1)
+        return cls(outcome, prompt, output, runs[0].num_blocks, runs[0].second, gaps)
 
     def without(self, first: int, last: int) -> ReplayResult:
         """The same without the figures of its `first` and `last` requests; gaps and gauges keep theirs."""
@@ -77,7 +79,8 @@ class ReplayResult:
         own = slice(first, len(self.output) - last)
         names = ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached")
         outcome = self.outcome._replace(**{name: getattr(self.outcome, name)[own] for name in names})
-        return replace(self, outcome=outcome, prompt=self.prompt[own], output=self.output[own])
+        gaps = self.gaps * float((self.output[own] - 1).sum() / max((self.output - 1).sum(), 1))
+        return replace(self, outcome=outcome, prompt=self.prompt[own], output=self.output[own], gaps=gaps)
 
     @property
     def sent(self) -> np.ndarray:
@@ -164,9 +167,12 @@ class ReplayResult:
         ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it: a speculative step streams
         its tokens as one output, so ITL is TPOT times the tokens per step.
         """
+        if metric == "itl" and not self.outcome.itl.any():
+            return dict.fromkeys(("mean", "p50", "p95", "p99"), math.nan)
         if metric == "itl":
             gaps = (self.outcome.last_token - self.outcome.first_token).sum() * self.second
-            values = [gaps / max(self.outcome.itl.sum(), 1), *(self.quantile("itl", q) for q in (0.5, 0.95, 0.99))]
+            mean = gaps / (self.gaps * self.outcome.itl.sum())
+            values = [mean, *(self.quantile("itl", q) for q in (0.5, 0.95, 0.99))]
             return dict(zip(("mean", "p50", "p95", "p99"), map(float, values), strict=True))
         if metric not in ("ttft", "tpot", "e2e", "queue"):
             raise PlannerError(f"metric {metric!r} is not one of ttft, tpot, itl, e2e, queue")

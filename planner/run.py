@@ -35,11 +35,11 @@ BEGINNING, ENDING = 2, 1
 """Times the requests in flight that are left out of it, while the engine fills up and runs dry."""
 MOST = 10_000
 """Requests of one engine up to which a run is replayed whole; what a longer one adds goes at a full engine's pace."""
-SEEDS = (2, 8)
+SEEDS = (2, 16)
 """Fewest and most runs with other random lengths and arrivals."""
 MOVES = 0.03
 """More runs are added while another set of seeds would move a percentile by more than this (80 %)."""
-PLENTY = 8_000
+PLENTY = 16_000
 """But no more than that many requests; the interval is widened by what others would still move."""
 LONGEST = 30_000
 """Requests of a trace that one engine is sent at most."""
@@ -96,7 +96,8 @@ class Run:
         reach = math.exp(Z80 * wider * self._sigma(metric))
         lo, hi = mid / reach, mid * reach
         if self.lo is not None and self.hi is not None and (same := read(ReplayResult.pooled(self.seeds[: self.like]))):
-            lo, hi = min(lo, mid * read(self.lo) / same), max(hi, mid * read(self.hi) / same)
+            ends = [read(run) * share for run in (self.lo, self.hi) for share in (1, mid / same)]
+            lo, hi = min(lo, *ends), max(hi, *ends)
         luck = self.moves(read) * mid
         return Interval(max(mid - math.hypot(mid - lo, luck), 0.0), mid, mid + math.hypot(hi - mid, luck))
 
@@ -104,7 +105,9 @@ class Run:
         """By which share another set of as many seeds would move a figure, in four cases of five at most."""
         if len(self.seeds) < 2:
             return 0.0
-        values = np.array([read(run) for run in self.seeds])
+        values = np.array([value for run in self.seeds if math.isfinite(value := read(run))])
+        if len(values) < 2:
+            return 0.0
         return float(Z80 * values.std(ddof=1) / math.sqrt(len(values)) / max(abs(values.mean()), 1e-12))
 
     def _sigma(self, metric: str) -> float:
@@ -122,8 +125,8 @@ class Run:
         mid = float(np.mean([served(run) for run in self.seeds]))
         if self.lo is None or self.hi is None:
             return Interval.exactly(mid)
-        lo, mid, hi = sorted((served(self.lo), mid, served(self.hi)))
-        return Interval(lo, mid, hi)
+        ends = served(self.lo), mid, served(self.hi)
+        return Interval(min(ends), mid, max(ends))
 
     @property
     def preemptions(self) -> float:
@@ -169,6 +172,12 @@ def accepted(workload: Workload, max_model_len: int) -> Workload:
     return replace(workload, prompt=Lengths.empirical(lengths[lengths < max_model_len]), rate=rate)
 
 
+def taken_on(deployment: Deployment, workload: Workload) -> Workload:
+    """`workload` as `deployment` takes it on: without what it refuses, and without a prefix cache that is off."""
+    cached = workload if deployment.args.enable_prefix_caching else replace(workload, prefix_hit_rate=0.0)
+    return accepted(cached, deployment.args.max_model_len or 0)
+
+
 def is_finite(workload: Workload) -> bool:
     """Whether the traffic is a run of so many requests; else it goes on, and is replayed for long enough."""
     return workload.trace is not None or workload.rate is None or workload.num_prompts is not None
@@ -195,7 +204,8 @@ def run(deployment: Deployment, workload: Workload, *, quick: bool = False) -> R
     fewest = 1 if is_finite(workload) else SEEDS[0]
     most = max(min(SEEDS[1], PLENTY // many), fewest)
     if workload.trace:  # which is what it is: other seeds are other engines
-        fewest, most = min(fewest, deployment.engines), min(most, deployment.engines)
+        engines = min(deployment.engines, len(workload.trace.arrival))
+        fewest, most = min(fewest, engines), min(most, engines)
     first = min(max(fewest, math.ceil(ENOUGH * (0.5 if is_finite(workload) else 1) / many)), most)
     sides = [1 / pace, pace] if workload.rate is not None else []
     like = min(math.ceil(ENDS / many), first)
@@ -267,7 +277,7 @@ def requests(deployment: Deployment, workload: Workload, *, quick: bool = False)
 
 def _in_flight(deployment: Deployment, workload: Workload) -> float:
     """Requests that are in one engine at once, by Little's law and the closed form."""
-    load = accepted(workload, deployment.args.max_model_len or 0)
+    load = taken_on(deployment, workload)
     found = open_loops([Case(deployment, memory_of(deployment), load)])[0]
     stay = found.request_tps.mid * found.e2e["mean"].mid / deployment.engines
     return min(stay, float(deployment.args.max_num_seqs or 1))
@@ -277,15 +287,16 @@ def _in_flight(deployment: Deployment, workload: Workload) -> float:
 def capacity(deployment: Deployment, workload: Workload) -> Interval:
     """Requests/s that all engines serve at most: every slot is taken, and others wait. All times grow with the step's.
 
-    Counted from when the first slots are taken anew until the queue runs dry.
+    Counted in whole waves of requests, from when the first ones have mixed until the queue runs dry.
     """
     memory, step = memory_of(deployment), step_of(deployment)
     slots = min(deployment.args.max_num_seqs or 1, max(memory.pool.sequences(max(int(workload.context), 1)), 1))
-    n = max(WAVES * slots, QUICK)
+    n = slots * max(WAVES, math.ceil(QUICK / slots))
     full = replace(workload, rate=None, concurrency=2 * slots * deployment.engines, num_prompts=None, trace=None)
     found = replay_workload(deployment, memory.pool, step, full, requests=n, even=True)
     ended = np.sort(found.outcome.last_token) * found.second
-    first, last = min(slots, len(ended) // 4), len(ended) - 1 - min(slots, len(ended) // 4)
+    wave = min(slots, len(ended) // 4)
+    first, last = max(len(ended) // 4 // wave, 1) * wave - 1, len(ended) - wave - 1
     served = deployment.engines * (last - first) / max(float(ended[last] - ended[first]), 1e-12)
     return Interval.factor(served, step.sigma_tpot)
 
@@ -300,6 +311,8 @@ def performance(deployment: Deployment, workload: Workload, like: Performance, *
     outputs = float(mid.output.mean()) if is_finite(workload) else workload.output.mean
     prompts = float(mid.prompt.mean()) if is_finite(workload) else workload.prompt.mean
     ttft, tpot, itl, e2e = ({point: found.at(metric, point) for point in POINTS} for metric in LATENCIES)
+    if is_finite(workload):  # as many wait at first, and all leave in the end
+        most = Interval(*(max(pair) for pair in ((most.lo, rate.lo), (most.mid, rate.mid), (most.hi, rate.hi))))
     return replace(
         like,
         ttft=ttft,

@@ -177,7 +177,7 @@ def _simulate(
             if pending > 0 and context + 2 - pending >= prompt[i] + output[i]:
                 continue  # the step under way yields its last token
             want = min(known[s] + drafts[s] + pending - context, threshold, budget, model_len - 1 - context)
-            if want == 0:
+            if want <= 0:  # all of it is under way
                 continue
             settled = context - (in_flight[s] if rules.recent else 0)
             if windowed and settled >= slides[s]:

@@ -105,7 +105,8 @@ def search(scenario: Scenario) -> Plan:
 
     def wide(card: CandidateGpu, layout: ParallelLayout) -> bool:
         price = price_per_hour(card.gpu, scenario.prices)
-        dearer = price and found.holding and price.usd * layout.gpus > found.holding[0].cost[1]
+        best = found.holding[0].usd_per_hour if found.holding else None
+        dearer = price is not None and best is not None and price.usd * layout.gpus > best
         return layout.gpus > _node(card) and not dearer
 
     more, refused = _evaluated(scenario, wide)
@@ -115,8 +116,9 @@ def search(scenario: Scenario) -> Plan:
         found = confirm(scenario, candidates)
     looked_at = {_kind(c) for c in (*found.holding, *found.failing)}
     rest = [c for c in candidates if _kind(c) not in looked_at]
+    ordered = [] if found.holding else nearest(scenario, [*found.failing, *rest])
+    found.holding += sorted((c for c in ordered if c.meets and c.stated), key=lambda candidate: candidate.rank)
     if not found.holding:
-        ordered = nearest(scenario, [*found.failing, *rest])
         return Plan(scenario, None, None, None, _nothing(ordered, rejected), tuple(ordered), tuple(rejected), ())
     chosen = found.holding[0]
     runner_up, safer = found.other(chosen), found.safe if chosen.at_risk else None
@@ -220,14 +222,16 @@ def _binding(scenario: Scenario, chosen: Candidate, candidates: list[Candidate],
     for candidate in candidates:
         replicas = candidate.deployment.layout.replicas
         unpriced, each = candidate.cost[0], candidate.cost[1] / replicas
-        affordable = min(math.ceil(chosen.cost[1] / each) - 1, replicas)
+        affordable = min(math.ceil(chosen.cost[1] / each - 1e-9) - 1, replicas)
         if unpriced == chosen.cost[0] and affordable > 0:
             same = affordable == replicas and not candidate.meets
             cheaper.append(candidate if same else judge(scenario, candidate.deployment, affordable))
     cheaper = [candidate for candidate in cheaper if not candidate.meets]
     if cheaper:
-        near = min((stated(scenario, candidate) for candidate in sorted(cheaper, key=_margin)[:2]), key=_margin)
-    if cheaper and not near.meets:
+        looked_at = [stated(scenario, candidate) for candidate in sorted(cheaper, key=_margin)[:2]]
+        cheaper = sorted((candidate for candidate in looked_at if not candidate.meets), key=_margin)
+    if cheaper:
+        near = cheaper[0]
         return Binding(
             near.constraints[0],
             f"Of all that costs less, {describe(near.deployment)} comes nearest, but {near.misses[0]}.",

@@ -58,7 +58,7 @@ def verdict(plan: Plan) -> str:
         )
         return f"Nothing that was allowed meets the service level. {near}"
     answer = f"Run {describe(chosen.deployment)}{_priced(plan.scenario, chosen)}."
-    free = free_share(plan.scenario, chosen)
+    free = free_share(plan.scenario, chosen.prediction)
     spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
     kept = "is done in time" if plan.scenario.offline else "keeps every promise"
     if not chosen.at_risk:

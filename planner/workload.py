@@ -185,7 +185,7 @@ class Lengths:
         return np.diff(total) / np.diff(edges)
 
     def sample(self, n: int, rng: np.random.Generator, even: bool = False) -> np.ndarray:
-        """[n] lengths drawn at random, whole tokens; `even`: one from each n-th of the distribution, in random order."""
+        """[n] lengths drawn at random, whole tokens; `even`: one from each n-th of them, in random order."""
         shares = (rng.permutation(n) + 0.5) / n if even else rng.random(n)
         return np.maximum(1, np.rint(np.quantile(self.values, shares, method="hazen"))).astype(np.int64)
 
@@ -217,7 +217,7 @@ class Workload:
     prefix_tokens: int = 0
     prefix_hit_rate: float = 0.0
     num_prompts: int | None = None  # a measured run's requests; None: see `requests`
-    trace: Trace | None = field(default=None, compare=False)
+    trace: Trace | None = None
 
     def __post_init__(self) -> None:
         if self.rate is None and self.concurrency is None:
@@ -246,7 +246,7 @@ class Workload:
 
     @property
     def requests(self) -> int:
-        """Requests of a run: a trace's, as many as asked for, 10 per unit of concurrency, or ten minutes of arrivals."""
+        """Requests of a run: a trace's, as many as asked for, 10 per unit of concurrency, or ten minutes' arrivals."""
         if self.trace is not None:
             return len(self.trace.arrival)
         return self.num_prompts or 10 * (self.concurrency or 0) or math.ceil(DEFAULT_SECONDS * (self.rate or 0.0))

@@ -166,7 +166,7 @@ def test_what_is_planned_for_and_what_stays_free_is_the_same_everywhere(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
     found, lines = answer(plan), told(plan)
-    assert found["planned_rps"] == pytest.approx(summary.asked_rps(plan.scenario, chosen))
+    assert found["planned_rps"] == pytest.approx(summary.asked_rps(plan.scenario, chosen.prediction))
     free = summary.free_share(plan.scenario, chosen)
     assert found["headroom"] == pytest.approx(free)
     assert f", {free:.0%} free at {found['planned_rps']:.3g}" in lines

@@ -323,6 +323,12 @@ def test_many_equal_steps_at_once_are_the_same_steps(seed: int) -> None:
     table = StepTable(np.linspace(1e-3, 5e-3, 700), np.linspace(0, 1e-3, 64), 1e-3, 0.0, 1e-7, 1e-8, 1e-4, windows)
     arrival = np.sort(rng.random(n)) * float(rng.choice([0.0, 0.5, 5.0]))
     traffic = Traffic(arrival, prompt, output, np.empty(0), *content, 0, 1e-3, 1e-6)
-    together, apart = run(rules, table, traffic).outcome, run(rules, table, traffic, log=True).outcome
+    try:
+        together = run(rules, table, traffic).outcome
+    except PlannerError:  # one that never fits, whichever way it is replayed
+        with pytest.raises(PlannerError):
+            run(rules, table, traffic, log=True)
+        return
+    apart = run(rules, table, traffic, log=True).outcome
     for name in ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached", "totals", "usage"):
         assert getattr(together, name) == pytest.approx(getattr(apart, name), rel=1e-9, abs=1e-12)
