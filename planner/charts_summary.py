@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import altair as alt
 import pandas as pd
 
-from planner.candidate import Candidate, describe
+from planner.candidate import Candidate, describe, held
 from planner.charts import BAD, GOOD, MUTED, PALETTE, WIDTH
 from planner.framework import FrameworkChoice
 from planner.layouts import state
 from planner.scenario import Scenario
 from planner.search import Plan
 
+STATES = {"kept": "meets", "at risk": "at risk", "broken": "misses"}
 VERDICTS = {"meets": GOOD, "at risk": PALETTE[1], "misses": BAD}
 
 
@@ -20,9 +23,12 @@ def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
     performance = candidate.prediction.performance
     rows = []
     for target in scenario.service_level if performance else ():
-        value = getattr(performance, target.metric)[target.percentile] / target.seconds
-        state = "meets" if value.hi <= 1 else "at risk" if value.mid <= 1 else "misses"
-        rows.append((str(target), value.lo, value.mid, value.hi, state))
+        value, state = (
+            getattr(performance, target.metric)[target.percentile] / target.seconds,
+            held(target, performance),
+        )
+        if not math.isnan(value.mid):
+            rows.append((str(target), value.lo, value.mid, value.hi, STATES[state]))
     data = pd.DataFrame(rows, columns=["target", "lo", "mid", "hi", "state"])
     base = alt.Chart(data, height=alt.Step(24)).encode(
         y=alt.Y("target", title=None, sort=None, axis=alt.Axis(labelLimit=220)),

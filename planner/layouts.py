@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.candidate import Candidate, describe, judge
+from planner.candidate import Candidate, asked_rps, describe, held, judge
 from planner.coefficients import calibration_of
 from planner.deployment import Deployment, ParallelLayout
 from planner.deployments import deployment_of
@@ -218,14 +218,14 @@ def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     found, rows = candidate.prediction.performance, []
     for target in scenario.service_level if found else ():
         value = getattr(found, target.metric)[target.percentile]
-        held = "kept" if value.hi <= target.seconds else "at risk" if value.mid <= target.seconds else "broken"
-        rows.append((f"{target.name} (ms)", value * 1e3, target.seconds * 1e3, value / target.seconds * 100, held))
+        state = held(target, found)
+        rows.append((f"{target.name} (ms)", value * 1e3, target.seconds * 1e3, value / target.seconds * 100, state))
     if found and found.capacity and scenario.workload.rate:
-        asked = scenario.workload.rate * (1 if scenario.offline else 1 - candidate.prediction.refused)
+        asked = asked_rps(scenario, candidate.prediction)
         most, free = found.request_tps if scenario.offline else found.capacity, 1 - scenario.headroom
-        held = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"
+        state = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"
         share = most.map(lambda rate: asked / rate / free * 100)
-        rows.append((f"Requests/s with {scenario.headroom:.0%} free", most * free, asked, share, held))
+        rows.append((f"Requests/s with {scenario.headroom:.0%} free", most * free, asked, share, state))
     return pd.DataFrame(rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"])
 
 
