@@ -151,7 +151,7 @@ def _promise(target: Target, found: Performance) -> tuple[str, str]:
     limit = milliseconds(target.seconds)
     if math.isnan(value.mid):
         return target.name, f"none, as answers have one token; promised {limit}"
-    state = held(target, found)
+    state = held(target, value)
     shown = f"{value * 1e3:,.0f} ms" if state != "broken" else milliseconds(value.mid, target.seconds)
     return target.name, f"{shown}, promised {limit}: {state}"
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from planner.deployment import Deployment
 from planner.performance import Performance
 from planner.predict import Prediction, evaluate_all, predict
+from planner.quantities import Interval
 from planner.scenario import Scenario, Target
 from planner.workload import Workload
 
@@ -197,9 +198,8 @@ def _load(
     return [], [f"it may serve only {most.lo:.3g} of {asked:.3g} requests/s"] * slow, share
 
 
-def held(target: Target, performance: Performance) -> str:
-    """Whether a promise is "kept", "at risk" or "broken"; answers of one token keep any pace."""
-    value = getattr(performance, target.metric)[target.percentile]
+def held(target: Target, value: Interval) -> str:
+    """Whether a promise is "kept", "at risk" or "broken" by what is predicted; answers of one token keep any pace."""
     return "broken" if value.mid > target.seconds else "at risk" if value.hi > target.seconds else "kept"
 
 

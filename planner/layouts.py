@@ -218,7 +218,7 @@ def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     found, rows = candidate.prediction.performance, []
     for target in scenario.service_level if found else ():
         value = getattr(found, target.metric)[target.percentile]
-        state = held(target, found)
+        state = held(target, value)
         rows.append((f"{target.name} (ms)", value * 1e3, target.seconds * 1e3, value / target.seconds * 100, state))
     if found and found.capacity and scenario.workload.rate:
         asked = asked_rps(scenario, candidate.prediction)
