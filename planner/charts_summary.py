@@ -23,12 +23,10 @@ def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
     performance = candidate.prediction.performance
     rows = []
     for target in scenario.service_level if performance else ():
-        value, state = (
-            getattr(performance, target.metric)[target.percentile] / target.seconds,
-            held(target, performance),
-        )
+        value = getattr(performance, target.metric)[target.percentile]
         if not math.isnan(value.mid):
-            rows.append((str(target), value.lo, value.mid, value.hi, STATES[state]))
+            share, state = value / target.seconds, STATES[held(target, value)]
+            rows.append((str(target), share.lo, share.mid, share.hi, state))
     data = pd.DataFrame(rows, columns=["target", "lo", "mid", "hi", "state"])
     base = alt.Chart(data, height=alt.Step(24)).encode(
         y=alt.Y("target", title=None, sort=None, axis=alt.Axis(labelLimit=220)),
