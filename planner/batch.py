@@ -49,11 +49,13 @@ def predict_file(rows_csv: str | Path, out_csv: str | Path, calibration: Path | 
     A calibration file of one's own comes before the catalog's. Raises `PlannerError` (the command's exit code 2) when a
     file cannot be read or written, or has no usable header.
     """
+    if Path(rows_csv).resolve() == Path(out_csv).resolve():
+        raise PlannerError(f"{rows_csv} would be overwritten by its own predictions: give --out another name")
     source, own = Path(rows_csv), own_calibrations(calibration) if calibration else {}
     try:
         with source.open(newline="", encoding="utf-8-sig") as file:
             lines = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise PlannerError(f"cannot read {source}: {getattr(error, 'strerror', None) or error}") from None
     header = [name.strip() for name in lines[0]] if lines else []
     if "gpu" not in header or not {"model", "model_config"} & set(header):

@@ -168,7 +168,7 @@ class Fitted:
                     kept.append(line)
             head = "".join(kept).rstrip()
             catalog.write_text(f"{head}\n\n{added}" if head else added, encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise PlannerError(f"cannot write the calibration {catalog}: {reason}; name a file with --out") from None
         calibrations.cache_clear()

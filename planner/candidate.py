@@ -224,4 +224,6 @@ def milliseconds(seconds: float, limit: float = math.inf) -> str:
     """A latency as a sentence has it, exact enough to tell it from a `limit` beside it."""
     if seconds >= 10:
         return f"{seconds:,.0f} s" if abs(seconds - limit) >= 1 else f"{seconds:,.2f} s"
+    if seconds < 1e-3:
+        return f"{seconds * 1e3:.3g} ms"
     return f"{seconds * 1e3:,.0f} ms" if abs(seconds - limit) >= 1e-3 else f"{seconds * 1e3:,.2f} ms"

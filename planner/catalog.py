@@ -31,7 +31,9 @@ def read_yaml(path: Path) -> Any:
         return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except OSError as error:
         raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise PlannerError(f"{path.name} is nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
         raise PlannerError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
 
 

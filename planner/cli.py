@@ -261,8 +261,8 @@ def _assignment(text: str) -> tuple[str, Any]:
         raise PlannerError(f"--set takes FIELD=VALUE, such as workload.rate=12, got {text!r}")
     try:
         return key, yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise PlannerError(f"--set {key}: {value!r} is not a YAML value") from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise PlannerError(f"--set {key}: {value!r:.60} is not a YAML value") from None
 
 
 def _predict(options: argparse.Namespace) -> int:

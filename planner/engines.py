@@ -259,6 +259,8 @@ def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | 
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         if (value := getattr(args, name)) is not None and value < 1:
             return f"{name} is {value}; it must be at least 1"
+    if (args.long_prefill_token_threshold or 0) < 0:
+        return f"long_prefill_token_threshold is {args.long_prefill_token_threshold}; it must be 0 (off) or more"
     if not 0 < (args.gpu_memory_utilization or 0) <= 1:
         return f"gpu_memory_utilization is {args.gpu_memory_utilization}; it must be above 0 and at most 1"
     if length > longest:

@@ -102,8 +102,12 @@ def model(
     """
     if isinstance(source, Mapping):
         found = _build(source, str(source.get("_name_or_path") or source.get("model_type") or "config"))
-    elif (path := Path(source)).is_file() or (path / "config.json").is_file():
+    elif _is_file(path := Path(source)) or _is_file(path / "config.json"):
         found = _build(_read(path), str(source))
+    elif not str(source).isprintable():
+        raise PlannerError(
+            f"model {str(source)!r:.80} has a character that cannot be printed; no model has such a name"
+        )
     else:
         found = _named(str(source))
     if quantization is not None:
@@ -154,6 +158,14 @@ def _published(wanted: str, found: Model) -> str | None:
     bare = _said(found.name)[0]
     same = (name for name in names() if _said(name)[0] == bare)
     return next((name for name in same if q.agrees(wanted, _entry(name).quantization)), None)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def _build(config: Mapping[str, Any], name: str, where: str = "config.json") -> Model:

@@ -33,6 +33,8 @@ TEXT_WIDTH = 640
 """Width of the page's text in a chart's pixels: a chart's type comes out a little smaller than the page's."""
 SHOWN = ["text/html", "image/svg+xml", "image/png", "text/markdown", "text/latex", "text/plain"]
 """Outputs that reach the page, the first that a cell offers: widgets are left out for their plain HTML."""
+UNUSED = "import sys; sys.modules.setdefault('rfc3987_syntax', None)"
+"""What a kernel need not load: a grammar that jsonschema builds on import, in over a second, for a check unasked."""
 LIVE = "live"
 """Tag of cells for the screen only: standing still, they would repeat what the page has shown."""
 WHERE = ("fits", "meets", "misses")
@@ -102,7 +104,7 @@ def _execute(
             cwd=str(Path.cwd()),
             progress_bar=False,
             request_save_on_cell_execute=False,
-            extra_arguments=["--log-level=CRITICAL"],
+            extra_arguments=["--log-level=CRITICAL", f"--IPKernelApp.exec_lines={UNUSED}"],
             config=Config({"KernelManager": sockets}),
         )
         return work / notebook.name

@@ -166,7 +166,7 @@ def bench_points(path: Path, deployment: Deployment, prefix_tokens: int = 0) -> 
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise PlannerError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
 
 

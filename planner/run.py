@@ -41,6 +41,8 @@ MOVES = 0.03
 """More runs are added while another set of seeds would move a percentile by more than this (80 %)."""
 PLENTY = 16_000
 """But no more than that many requests; the interval is widened by what others would still move."""
+TOKENS, FEWEST = 20_000_000, 200
+"""Output tokens of one run at most, but so many requests."""
 LONGEST = 30_000
 """Requests of a trace that one engine is sent at most."""
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
@@ -272,7 +274,8 @@ def requests(deployment: Deployment, workload: Workload, *, quick: bool = False)
     if is_finite(workload):
         waves = WAVES * math.ceil((workload.concurrency or 0) / deployment.engines)
         return min(share, max(QUICK if quick else ENOUGH if share > MOST else MOST, waves))
-    return QUICK if quick else min(max(math.ceil(LONG * _in_flight(deployment, workload)), QUICK), MOST)
+    wanted = QUICK if quick else min(max(math.ceil(LONG * _in_flight(deployment, workload)), QUICK), MOST)
+    return max(min(wanted, round(TOKENS / workload.output.mean)), FEWEST)
 
 
 def _in_flight(deployment: Deployment, workload: Workload) -> float:
@@ -291,7 +294,8 @@ def capacity(deployment: Deployment, workload: Workload) -> Interval:
     """
     memory, step = memory_of(deployment), step_of(deployment)
     slots = min(deployment.args.max_num_seqs or 1, max(memory.pool.sequences(max(int(workload.context), 1)), 1))
-    n = slots * max(WAVES, math.ceil(QUICK / slots))
+    waves = max(WAVES, math.ceil(QUICK / slots))
+    n = slots * max(min(waves, round(TOKENS / workload.output.mean / slots)), 2)
     full = replace(workload, rate=None, concurrency=2 * slots * deployment.engines, num_prompts=None, trace=None)
     found = replay_workload(deployment, memory.pool, step, full, requests=n, even=True)
     ended = np.sort(found.outcome.last_token) * found.second

@@ -22,6 +22,8 @@ from planner.models import Model, model
 from planner.quantities import GIB, PlannerError, did_you_mean
 from planner.workload import Lengths, Side, Workload, read_trace
 
+MOST_GPUS = 16_384
+"""Of one kind that a scenario may ask about."""
 SCENARIOS = CATALOGS / "scenarios"
 Setting = int | float | bool | str
 Metric = Literal["ttft", "itl", "tpot", "e2e"]
@@ -90,7 +92,7 @@ class CandidateEntry(Entry):
     """One kind of GPU that may be used."""
 
     gpu: str
-    at_most: Size
+    at_most: Annotated[int, Field(ge=1, le=MOST_GPUS)]
     gpus_per_node: Size | None = None
     interconnect: str | None = None
 
@@ -265,6 +267,8 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
     Fields without a value count as left out. Trace and calibration are looked for from `folder`, then from the working
     directory.
     """
+    if not isinstance(data, Mapping):
+        raise PlannerError(f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
     entry = check(ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name)
     try:
         engine_args = _typed(entry.engine_args)

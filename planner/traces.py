@@ -108,7 +108,7 @@ def read_trace(path: str | Path) -> Trace:
         with _open(path) as file:
             head = file.readline().strip()
         return (_json_lines if head.startswith("{") else _csv)(path, head)
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+    except (OSError, ValueError, EOFError, zlib.error) as error:
         raise PlannerError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
@@ -229,6 +229,8 @@ def _trace(
         (fields[0], np.diff(time, prepend=time[:1]) < 0, "comes before the line above; sort the trace by time"),
         (fields[1], prompt < 1, "must be at least one token"),
         (fields[2], output < 1, "must be at least one token"),
+        (fields[1], prompt >= 2**31, "is more than any model takes"),
+        (fields[2], output >= 2**31, "is more than any model gives"),
         (fields[1], prompt % 1 != 0, "is not a whole number of tokens"),
         (fields[2], output % 1 != 0, "is not a whole number of tokens"),
     ):
