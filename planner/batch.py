@@ -183,7 +183,7 @@ def rows_for(plan: Plan) -> list[dict[str, str]]:
         **{name: getattr(args, name) for name in ENGINE_ARGS}, "other_tenants_gib": deployment.other_tenants / GIB,
         "request_rate": workload.rate, "concurrency": workload.concurrency, "burstiness": workload.burstiness,
         "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
-        "num_prompts": workload.num_prompts, "trace": workload.trace and workload.trace.path.absolute(),
+        "num_prompts": workload.num_prompts, "trace": scenario.workload.trace and scenario.workload.trace.path.absolute(),
     }  # fmt: skip
     for name, lengths in (("isl", workload.prompt), ("osl", workload.output)):  # a trace's lengths were not asked for
         row |= {name if what == "mean" else f"{name}_{what}": value for what, value in lengths.asked.items()}

@@ -215,7 +215,9 @@ def read_workload(cells: Mapping[str, Cell], folder: Path, notes: list[str]) -> 
         base = Workload.from_trace(read_trace(folder / str(cells["trace"])), rate)
         given = {name: value for name, value in (load | {"num_prompts": prompts}).items() if name in cells}
         given |= {of: _lengths(cells, name) for of, name in (("prompt", "isl"), ("output", "osl")) if name in cells}
-        return replace(base, rate=None if concurrency and not rate else base.rate, concurrency=concurrency, **given)
+        if concurrency and not rate:  # its lengths, with so many always in flight
+            return replace(base, rate=None, trace=None, **{"num_prompts": None, **given}, concurrency=concurrency)
+        return replace(base, concurrency=concurrency, **given)
     if rate is None and concurrency is None:
         notes.append("no concurrency and no request_rate: one request at a time")
         concurrency = 1

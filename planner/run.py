@@ -315,7 +315,7 @@ def performance(deployment: Deployment, workload: Workload, like: Performance, *
     outputs = float(mid.output.mean()) if is_finite(workload) else workload.output.mean
     prompts = float(mid.prompt.mean()) if is_finite(workload) else workload.prompt.mean
     ttft, tpot, itl, e2e = ({point: found.at(metric, point) for point in POINTS} for metric in LATENCIES)
-    if is_finite(workload):  # as many wait at first, and all leave in the end
+    if is_finite(workload):  # the run itself may serve a little more than a crowd that waits
         most = Interval(*(max(pair) for pair in ((most.lo, rate.lo), (most.mid, rate.mid), (most.hi, rate.hi))))
     return replace(
         like,

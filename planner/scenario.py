@@ -92,7 +92,7 @@ class CandidateEntry(Entry):
     """One kind of GPU that may be used."""
 
     gpu: str
-    at_most: Annotated[int, Field(ge=1, le=MOST_GPUS)]
+    at_most: Annotated[int, BeforeValidator(_no_flag), Field(gt=0, le=MOST_GPUS)]
     gpus_per_node: Size | None = None
     interconnect: str | None = None
 

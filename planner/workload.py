@@ -24,7 +24,7 @@ _NORMAL = NormalDist()
 _Z = np.array([_NORMAL.inv_cdf((i + 0.5) / 2000) for i in range(2000)])
 """2,000 equally likely standard normal values: what a lognormal is integrated over."""
 _Z95 = _NORMAL.inv_cdf(0.95)
-BOUNDS = {"rate": (1e-9, 1e9), "concurrency": (1, 200_000), "burstiness": (1e-3, 1e9)}
+BOUNDS = {"rate": (1e-9, 1e9), "concurrency": (1, 200_000), "burstiness": (1e-3, math.inf)}
 """Requests/s, requests in flight and burstiness from which on figures, or the machine, would no longer hold."""
 DEFAULT_SECONDS = 600.0
 """Arrivals of a run that has neither a number of requests nor a concurrency."""
@@ -229,7 +229,7 @@ class Workload:
             if value is not None and not (math.isfinite(value) and value > 0):
                 raise PlannerError(f"{name} must be a positive number, got {value:g}")
             low, high = BOUNDS.get(name, (0.0, math.inf))
-            if value is not None and not low <= value <= high:
+            if value is not None and self.trace is None and not low <= value <= high:
                 raise PlannerError(f"{name} {value:g} is beyond what is planned: {low:g} to {high:g}")
         if not 0 <= self.prefix_hit_rate <= 1:
             raise PlannerError(f"prefix_hit_rate must lie between 0 and 1, got {self.prefix_hit_rate:g}")

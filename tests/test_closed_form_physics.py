@@ -154,13 +154,13 @@ CROWDED = deployed(
 @given(DEPLOYED, PROMPTS, LENGTHS)
 @example(CROWDED, Lengths.fixed(1), Lengths.fixed(4))
 def test_more_load_never_lowers_throughput(engine, prompt, output):
-    """In open loops; in closed ones not by more than the closed form is off where one regime ends (a fifth)."""
+    """In open loops; in closed ones not by more than the closed form is off where one regime ends (two fifths)."""
     base = Workload(prompt, output, rate=1.0)
     found = open_loops([Case(*engine, base.at(rate)) for rate in np.geomspace(1e-3, 1e3, 25)])
     assert (np.diff(found.request_tps) >= -1e-9 * found.request_tps[1:]).all()
     ladder = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096]
     found = closed_loops([Case(*engine, replace(base, rate=None, concurrency=n)) for n in ladder])
-    assert (np.diff(found.request_tps) >= -0.2 * found.request_tps[1:]).all()
+    assert (np.diff(found.request_tps) >= -0.4 * found.request_tps[1:]).all()
 
 
 def test_requests_of_one_token_have_no_gaps():

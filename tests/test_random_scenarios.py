@@ -68,7 +68,7 @@ def test_the_attacks_find_what_is_planted() -> None:
     assert any("planner predict" in text for text in attacks.check_agreement(asked, _with(plan, ttft=slow)))
     assert any("TTFT is stated" in text for text in attacks.check_promises(asked, _with(plan, ttft=slow)))
     four = replace(deployment, layout=replace(deployment.layout, replicas=4 // deployment.layout.gpus_per_replica))
-    dear = replace(plan.chosen, deployment=four, prediction=replace(plan.chosen.prediction, usd_per_hour=9.99))
+    dear = replace(plan.chosen, deployment=four, prediction=replace(plan.chosen.prediction, usd=Interval.exactly(9.99)))
     assert deployment.layout.gpus < 4 and attacks.check_nothing_cheaper(asked, replace(plan, chosen=dear))
     busy = replace(asked, workload=asked.workload.at(60.0))
     assert any("takes" in text for text in attacks.check_promises(busy, plan))
