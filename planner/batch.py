@@ -174,7 +174,7 @@ def rows_for(plan: Plan) -> list[dict[str, str]]:
     deployment, workload, scenario = plan.chosen.deployment, plan.chosen.prediction.workload, plan.scenario
     assert workload is not None
     wanted = next(candidate for candidate in scenario.gpus if candidate.gpu == deployment.gpu)
-    layout, args = deployment.layout, deployment.args
+    layout, args, trace = deployment.layout, deployment.args, scenario.workload.trace
     row: dict[str, object] = {
         "id": scenario.name, "model": scenario.model, "gpu": deployment.gpu.name, "engine": deployment.engine.name,
         "engine_version": deployment.engine.version, "interconnect": wanted.interconnect,
@@ -183,7 +183,7 @@ def rows_for(plan: Plan) -> list[dict[str, str]]:
         **{name: getattr(args, name) for name in ENGINE_ARGS}, "other_tenants_gib": deployment.other_tenants / GIB,
         "request_rate": workload.rate, "concurrency": workload.concurrency, "burstiness": workload.burstiness,
         "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
-        "num_prompts": workload.num_prompts, "trace": scenario.workload.trace and scenario.workload.trace.path.absolute(),
+        "num_prompts": workload.num_prompts, "trace": trace and trace.path.absolute(),
     }  # fmt: skip
     for name, lengths in (("isl", workload.prompt), ("osl", workload.output)):  # a trace's lengths were not asked for
         row |= {name if what == "mean" else f"{name}_{what}": value for what, value in lengths.asked.items()}
