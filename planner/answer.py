@@ -13,15 +13,14 @@ from typing import Any
 
 from planner.candidate import Candidate, asked_rps, describe, free_share, held, milliseconds
 from planner.deploy import FILES, documents, file_names, launch
-from planner.performance import POINTS, Performance
+from planner.performance import LATENCIES, POINTS, Performance
 from planner.prices import price_per_hour
-from planner.quantities import Interval, PlannerError
+from planner.quantities import Interval, PlannerError, aligned
 from planner.scenario import Scenario, Target
 from planner.search import Plan
 
 EXIT = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 """What `planner plan` ends with."""
-LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
 
 def answer(plan: Plan) -> dict[str, Any]:
@@ -121,7 +120,7 @@ def told(plan: Plan) -> str:
     scenario, best = plan.scenario, plan.best
     lines = [("Question", scenario.question.strip()), ("Verdict", SAID[plan.verdict])]
     if best is None or best.prediction.performance is None:
-        return _aligned([*lines, ("Why", plan.binding.sentence)])
+        return aligned([*lines, ("Why", plan.binding.sentence)])
     found, memory = best.prediction.performance, best.prediction.memory
     lines.append(("Run" if plan.chosen else "Nearest", f"{scenario.model} on {describe(best.deployment)}"))
     if plan.chosen:
@@ -142,7 +141,7 @@ def told(plan: Plan) -> str:
     lines += [(name, str(other)) for name, other in others.items() if other]
     lines += [("Assumed", text) for text in scenario.assumptions]
     lines.append(("How sure", f"80 % intervals, {found.how}; step costs: {found.basis}"))
-    return _aligned(lines)
+    return aligned(lines)
 
 
 def _promise(target: Target, found: Performance) -> tuple[str, str]:
@@ -154,11 +153,6 @@ def _promise(target: Target, found: Performance) -> tuple[str, str]:
     state = held(target, value)
     shown = f"{value * 1e3:,.0f} ms" if state != "broken" else milliseconds(value.mid, target.seconds)
     return target.name, f"{shown}, promised {limit}: {state}"
-
-
-def _aligned(lines: list[tuple[str, str]]) -> str:
-    width = max(len(name) for name, _ in lines) + 2
-    return "\n".join(f"{name:<{width}}{text}" for name, text in lines)
 
 
 def files(plan: Plan) -> dict[str, str]:

@@ -14,6 +14,7 @@ from planner.coefficients import Calibration, calibrated_by, own_calibrations
 from planner.deployment import Deployment
 from planner.disaggregated import evaluate_disaggregated
 from planner.memory import memory_of
+from planner.performance import LATENCIES, POINTS
 from planner.predict import RATES, Prediction, predict
 from planner.quantities import GIB, Interval, PlannerError
 from planner.rows import ENGINE_ARGS, POOL_SIZES, read_cells, read_deployment, read_model, read_workload
@@ -22,7 +23,7 @@ from planner.workload import Workload
 if TYPE_CHECKING:
     from planner.search import Plan
 
-_LATENCIES = tuple(f"{m}_ms_{q}" for m in ("ttft", "tpot", "itl", "e2e") for q in ("mean", "p50", "p95", "p99"))
+_LATENCIES = tuple(f"{m}_ms_{q}" for m in LATENCIES for q in POINTS)
 _SCORED = ("kv_available_gib", "max_concurrency_x", "ttft_ms_mean", "ttft_ms_p99", "tpot_ms_mean", "tpot_ms_p99",
            "output_tps", "e2e_ms_mean", "e2e_ms_p99", "capacity_rps", "power_w_per_gpu")  # fmt: skip
 OUTPUTS = (

@@ -182,7 +182,7 @@ def _load(
 ) -> tuple[list[tuple[str, str]], list[str], float]:
     """What the load says: misses with their names, risks, and the share that it takes of what is to be used."""
     asked, free, planned = asked_rps(scenario, prediction), free_share(scenario, prediction), 1 - scenario.headroom
-    most = performance.request_tps if scenario.offline else performance.capacity
+    most = most_rps(scenario, performance)
     assert free is not None and most is not None
     used = 1 - free
     share = used / planned
@@ -214,10 +214,14 @@ def asked_rps(scenario: Scenario, prediction: Prediction) -> float:
 def free_share(scenario: Scenario, prediction: Prediction) -> float | None:
     """The share of what it can serve that the traffic leaves free; negative where it is overloaded."""
     found = prediction.performance
-    if found is None or found.capacity is None:
+    if found is None or (most := most_rps(scenario, found)) is None:
         return None
-    most = found.request_tps if scenario.offline else found.capacity
     return 1 - asked_rps(scenario, prediction) / most.mid
+
+
+def most_rps(scenario: Scenario, performance: Performance) -> Interval | None:
+    """Requests/s that the traffic is held against: the capacity, and offline what the whole job is served at."""
+    return performance.request_tps if scenario.offline else performance.capacity
 
 
 def milliseconds(seconds: float, limit: float = math.inf) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
-from planner.quantities import PlannerError
+from planner.quantities import PlannerError, aligned
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,7 +133,7 @@ def _check(options: argparse.Namespace) -> None:
     from planner.prices import price_per_hour
     from planner.scenario import load_scenario
 
-    found = load_scenario(options.scenario, dict(map(_assignment, options.set)))
+    found = load_scenario(options.scenario, _overrides(options))
     served, workload = model(found.model), found.workload
     cards = []
     for candidate in found.gpus:
@@ -170,25 +170,23 @@ def _check(options: argparse.Namespace) -> None:
         *(("assumed", note) for note in (*served.warnings, *found.assumptions)),
     ]  # fmt: skip
     print(f"{found.name}: {found.question}")
-    print(_aligned(lines))
+    print(aligned(lines))
 
 
 def _models(options: argparse.Namespace) -> None:
     from planner.catalog import entries
-    from planner.models import ModelEntry, model
+    from planner.models import ModelEntry, model, names
 
-    catalog = entries("models.yaml", ModelEntry)
-    aliases = [alias for entry in catalog.values() for alias in entry.aliases]
-    names = _matching(options.pattern, [*catalog, *(aliases if options.pattern else [])], "model")
+    known = names() if options.pattern else entries("models.yaml", ModelEntry)
     rows = [("model", "parameters", "active", "context", "weights")]
-    for name in names:
+    for name in _matching(options.pattern, known, "model"):
         served = model(name)
         shape, stored = served.architecture, served.quantization.method
         rows.append((
             name, f"{shape.params_total / 1e9:.2f} B", f"{shape.params_active / 1e9:.2f} B" if shape.is_moe else "",
             f"{shape.max_position:,}", served.dtype if stored == "none" else stored,
         ))  # fmt: skip
-    print(_aligned(rows))
+    print(aligned(rows))
 
 
 def _gpus(options: argparse.Namespace) -> None:
@@ -208,7 +206,7 @@ def _gpus(options: argparse.Namespace) -> None:
             card.name, f"{card.memory / GIB:.1f}", f"{card.bandwidth / GB:,.0f}", f"{price.usd:.2f}" if price else "?",
             engines,
         ))  # fmt: skip
-    print(_aligned(rows))
+    print(aligned(rows))
 
 
 def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
@@ -224,13 +222,6 @@ def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
     return found
 
 
-def _aligned(rows: Iterable[Sequence[str]]) -> str:
-    """Rows of text in columns, the last as wide as it is."""
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, (*widths[:-1], 0))) for row in rows)
-
-
 def _plan(options: argparse.Namespace) -> int:
     import json
 
@@ -238,7 +229,7 @@ def _plan(options: argparse.Namespace) -> int:
     from planner.scenario import load_scenario
     from planner.search import search
 
-    found = search(load_scenario(options.scenario, dict(map(_assignment, options.set))))
+    found = search(load_scenario(options.scenario, _overrides(options)))
     print(json.dumps(answer(found), indent=2, allow_nan=False) if options.json else told(found))
     if options.out:
         names = write(found, options.out)
@@ -250,7 +241,12 @@ def _plan(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> None:
     from planner.report import report
 
-    print(f"report: {report(options.scenario, options.out, dict(map(_assignment, options.set)))}")
+    print(f"report: {report(options.scenario, options.out, _overrides(options))}")
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """What --set asks for, by field."""
+    return dict(map(_assignment, options.set))
 
 
 def _assignment(text: str) -> tuple[str, Any]:

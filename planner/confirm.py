@@ -8,13 +8,13 @@ holds is tried with a replica less, one that fails with a replica more, each wit
 from __future__ import annotations
 
 import math
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.candidate import Candidate, full, judge, judge_all, replayed
 from planner.deployments import SEQS_STEP
-from planner.predict import evaluate_all
+from planner.predict import evaluate
 from planner.quantities import PlannerError
 from planner.scenario import Scenario
 
@@ -159,20 +159,14 @@ def _sizes(scenario: Scenario, candidate: Candidate) -> Iterator[int]:
     if scenario.offline or not paces:  # fewer in flight, or fewer that share a step
         yield from dict.fromkeys(max(int(most * share), 1) for share in (1.0, *THINNER))
         return
+
+    def too_slow(size: int) -> bool:
+        sized = candidate.deployment.with_args(max_num_seqs=size)
+        found = evaluate(sized, full(sized, replace(scenario.workload, num_prompts=None))).performance
+        return found is None or any(getattr(found, t.metric)[t.percentile].mid > t.seconds for t in paces)
+
     sizes = [*range(SEQS_STEP, most, SEQS_STEP), most]
-    cases = [candidate.deployment.with_args(max_num_seqs=size) for size in sizes]
-    kept = 0
-    low, high = 0, len(sizes)
-    while low < high:
-        middle = (low + high) // 2
-        found = evaluate_all(
-            [(cases[middle], full(cases[middle], replace(scenario.workload, num_prompts=None, trace=None)))]
-        )
-        performance = found[0].performance
-        if performance and all(getattr(performance, t.metric)[t.percentile].mid <= t.seconds for t in paces):
-            low, kept = middle + 1, sizes[middle]
-        else:
-            high = middle
+    kept = ([0, *sizes])[bisect_left(sizes, True, key=too_slow)]
     wanted = [kept, most] if kept else [most]
     wanted += [max(round((kept or most) * share / SEQS_STEP), 1) * SEQS_STEP for share in FEWER]
     yield from dict.fromkeys(wanted)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from planner.candidate import Candidate, asked_rps, describe, held, judge
+from planner.candidate import Candidate, asked_rps, describe, held, judge, most_rps
 from planner.coefficients import calibration_of
 from planner.deployment import Deployment, ParallelLayout
 from planner.deployments import deployment_of
@@ -95,7 +95,7 @@ def layouts(plan: Plan) -> tuple[Candidate, ...]:
     In closed form, but for those that the search has replayed.
     """
     found = []
-    told = {_placed(c): c for c in reversed(plan.candidates) if (p := c.prediction.performance) and p.requests}
+    told = {_placed(c): c for c in reversed(plan.candidates) if c.stated}
     for card in plan.scenario.gpus:
         like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
         if like is None:
@@ -158,7 +158,7 @@ def frame(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
             row[f"{target.name} (ms)"] = value
         row |= {"Output tokens/s": found and found.output_tps, "Requests/s": found and found.request_tps}
         row |= {"Service level": state(candidate) if found else "does not fit"}
-        row |= {"Figures": found and ("replayed" if found.requests else "closed form")}
+        row |= {"Figures": found and found.source}
         row |= {"Saturated": bool(found and found.saturated)}
         rows.append(row | {"Chosen": candidate is plan.chosen})
     return pd.DataFrame(rows)
@@ -220,9 +220,8 @@ def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
         value = getattr(found, target.metric)[target.percentile]
         state = held(target, value)
         rows.append((f"{target.name} (ms)", value * 1e3, target.seconds * 1e3, value / target.seconds * 100, state))
-    if found and found.capacity and scenario.workload.rate:
-        asked = asked_rps(scenario, candidate.prediction)
-        most, free = found.request_tps if scenario.offline else found.capacity, 1 - scenario.headroom
+    if found and (most := most_rps(scenario, found)) and scenario.workload.rate:
+        asked, free = asked_rps(scenario, candidate.prediction), 1 - scenario.headroom
         state = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"
         share = most.map(lambda rate: asked / rate / free * 100)
         rows.append((f"Requests/s with {scenario.headroom:.0%} free", most * free, asked, share, state))

@@ -11,6 +11,8 @@ import numpy as np
 
 from planner.quantities import Interval
 
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+"""What is told of a request's time."""
 POINTS = ("mean", "p50", "p95", "p99")
 """Where a latency's distribution is told."""
 WIDER = np.array([1.0, 1.0, 1.25, 1.5])
@@ -44,6 +46,11 @@ class Performance:
     kv_usage_p99: float = 0.0
     capacity: Interval | None = None  # requests/s that it serves at most; None: not replayed
     requests: int = 0  # that were replayed for these figures; 0: the closed form's
+
+    @property
+    def source(self) -> str:
+        """Where the figures come from, as a table's cell."""
+        return "replayed" if self.requests else "closed form"
 
     @property
     def how(self) -> str:

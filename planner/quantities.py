@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 GIB = 2**30
@@ -27,6 +27,13 @@ def did_you_mean(name: str, known: Iterable[str], what: str) -> PlannerError:
     listed = ", ".join(known[:12]) + ", ..." * (len(known) > 12)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {listed}"
     return PlannerError(f"unknown {what} {name!r}; {hint}")
+
+
+def aligned(rows: Iterable[Sequence[str]]) -> str:
+    """Rows of text in columns, the last as wide as it is."""
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join("  ".join(map(str.ljust, row, (*widths[:-1], 0))) for row in rows)
 
 
 @dataclass(frozen=True)

@@ -355,18 +355,19 @@ def replay_workload(
     """
     engines = deployment.engines
     share, trace, rng = workload.share(engines), workload.trace, np.random.default_rng(seed)
-    if trace is not None:
-        own = slice(seed % engines, None, engines)
-        arrival = trace.arrival[own][:requests] * (trace.rate / workload.rate if workload.rate else 1.0)
-        n = len(arrival)
-    else:
+    if trace is None:
         n = requests or share.requests
-        arrival = np.empty(0)
-    whole = trace is not None and workload.prompt.how == workload.output.how == "empirical"
-    prompt = trace.prompt[own][:requests] if trace is not None and whole else share.prompt.sample(n, rng, even)
-    output = trace.output[own][:requests] if trace is not None and whole else share.output.sample(n, rng, even)
+    else:
+        own = [column[seed % engines :: engines][:requests] for column in (trace.arrival, trace.prompt, trace.output)]
+        n = len(own[0])
+    if trace is not None and workload.prompt.how == workload.output.how == "empirical":
+        prompt, output = own[1:]
+    else:
+        prompt, output = share.prompt.sample(n, rng, even), share.output.sample(n, rng, even)
     if trace is None:
         arrival = arrivals(n, share.rate or math.inf, share.burstiness, rng)
+    else:
+        arrival = own[0] * (trace.rate / workload.rate if workload.rate else 1.0)
     limit = deployment.args.max_model_len or 2**31
     if not (served := prompt < limit).any():
         raise PlannerError(f"every prompt is refused: none is shorter than max_model_len {limit:,}")

@@ -20,7 +20,7 @@ import numpy as np
 from planner.deployment import Deployment
 from planner.kv import KvPool
 from planner.memory import memory_of
-from planner.performance import POINTS, WIDER, Performance
+from planner.performance import LATENCIES, POINTS, WIDER, Performance
 from planner.quantities import Z80, Interval, PlannerError
 from planner.replay import ReplayResult, replay_workload
 from planner.speculation import step_of
@@ -45,7 +45,6 @@ TOKENS, FEWEST = 20_000_000, 200
 """Output tokens of one run at most, but so many requests."""
 LONGEST = 30_000
 """Requests of a trace that one engine is sent at most."""
-LATENCIES = ("ttft", "tpot", "itl", "e2e")
 QUICK = 1_000
 """Requests of a first look at a candidate."""
 WAVES = 4
@@ -158,17 +157,13 @@ def refused(workload: Workload, max_model_len: int) -> float:
 def accepted(workload: Workload, max_model_len: int) -> Workload:
     """`workload` as the engine takes it on: without the prompts that it refuses, and so at a lower rate.
 
-    Raises `PlannerError` where requests do not fit on average, or it refuses all of them.
+    Raises `PlannerError` where requests do not fit on average, as they never do where it refuses all of them.
     """
     mean = workload.prompt.mean + workload.output.mean
     if mean > max_model_len:
         raise PlannerError(f"requests of {mean:,.0f} tokens on average do not fit into max_model_len {max_model_len:,}")
     if not (share := refused(workload, max_model_len)):
         return workload
-    if share == 1:
-        raise PlannerError(
-            f"every prompt has at least {max_model_len:,} tokens, which is max_model_len: none is served"
-        )
     lengths = workload.prompt.values
     rate = workload.rate and workload.rate * (1 - share)
     return replace(workload, prompt=Lengths.empirical(lengths[lengths < max_model_len]), rate=rate)
@@ -286,23 +281,29 @@ def _in_flight(deployment: Deployment, workload: Workload) -> float:
     return min(stay, float(deployment.args.max_num_seqs or 1))
 
 
-@lru_cache(maxsize=256)
 def capacity(deployment: Deployment, workload: Workload) -> Interval:
     """Requests/s that all engines serve at most: every slot is taken, and others wait. All times grow with the step's.
 
-    Counted in whole waves of requests, from when the first ones have mixed until the queue runs dry.
+    It depends on lengths and shared prefixes, not on when requests come.
     """
-    memory, step = memory_of(deployment), step_of(deployment)
-    slots = min(deployment.args.max_num_seqs or 1, max(memory.pool.sequences(max(int(workload.context), 1)), 1))
+    lengths = replace(workload, rate=None, concurrency=1, burstiness=1.0, num_prompts=None, trace=None)
+    served = deployment.layout.replicas * _served_at_most(deployment.with_replicas(1), lengths)
+    return Interval.factor(served, step_of(deployment).sigma_tpot)
+
+
+@lru_cache(maxsize=256)
+def _served_at_most(one: Deployment, lengths: Workload) -> float:
+    """Requests/s of one replica, counted in whole waves, from when the first have mixed until the queue runs dry."""
+    pool = memory_of(one).pool
+    slots = min(one.args.max_num_seqs or 1, max(pool.sequences(max(int(lengths.context), 1)), 1))
     waves = max(WAVES, math.ceil(QUICK / slots))
-    n = slots * max(min(waves, round(TOKENS / workload.output.mean / slots)), 2)
-    full = replace(workload, rate=None, concurrency=2 * slots * deployment.engines, num_prompts=None, trace=None)
-    found = replay_workload(deployment, memory.pool, step, full, requests=n, even=True)
+    n = slots * max(min(waves, round(TOKENS / lengths.output.mean / slots)), 2)
+    waiting = replace(lengths, concurrency=2 * slots * one.engines)
+    found = replay_workload(one, pool, step_of(one), waiting, requests=n, even=True)
     ended = np.sort(found.outcome.last_token) * found.second
     wave = min(slots, len(ended) // 4)
     first, last = max(len(ended) // 4 // wave, 1) * wave - 1, len(ended) - wave - 1
-    served = deployment.engines * (last - first) / max(float(ended[last] - ended[first]), 1e-12)
-    return Interval.factor(served, step.sigma_tpot)
+    return one.engines * (last - first) / max(float(ended[last] - ended[first]), 1e-12)
 
 
 def performance(deployment: Deployment, workload: Workload, like: Performance, *, quick: bool = False) -> Performance:

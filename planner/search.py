@@ -114,8 +114,8 @@ def search(scenario: Scenario) -> Plan:
     if more:
         candidates += more
         found = confirm(scenario, candidates)
-    looked_at = {_kind(c) for c in (*found.holding, *found.failing)}
-    rest = [c for c in candidates if _kind(c) not in looked_at]
+    looked_at = {c.identity for c in (*found.holding, *found.failing)}
+    rest = [c for c in candidates if c.identity not in looked_at]
     ordered = [] if found.holding else nearest(scenario, [*found.failing, *rest])
     found.holding += sorted((c for c in ordered if c.meets and c.stated), key=lambda candidate: candidate.rank)
     if not found.holding:
@@ -125,7 +125,7 @@ def search(scenario: Scenario) -> Plan:
     after = sorted((*found.failing, *rest), key=lambda candidate: candidate.rank)
     ordered = [*found.holding, *after]
     binding = _binding(scenario, chosen, ordered, rejected)
-    notes = _notes(scenario, chosen, ordered)
+    notes = _notes(chosen, ordered)
     return Plan(scenario, chosen, runner_up, safer, binding, tuple(ordered), tuple(rejected), notes)
 
 
@@ -148,10 +148,6 @@ def _evaluated(scenario: Scenario, wanted: Wanted) -> tuple[list[Candidate], lis
         else:
             options.append(option)
     return _sized(scenario, options), rejected
-
-
-def _kind(candidate: Candidate) -> object:
-    return candidate.deployment.gpu, candidate.deployment.layout, candidate.preference
 
 
 @dataclass(frozen=True)
@@ -258,7 +254,7 @@ def _nothing(candidates: list[Candidate], rejected: list[Rejection]) -> Binding:
     return Binding(last.bottleneck, f"It fits nowhere: {last.what} on {last.gpu}: {last.reason}")
 
 
-def _notes(scenario: Scenario, chosen: Candidate, candidates: list[Candidate]) -> tuple[str, ...]:
+def _notes(chosen: Candidate, candidates: list[Candidate]) -> tuple[str, ...]:
     """What a reader should know about how the choice was made."""
     unpriced = sorted({c.deployment.gpu.name for c in candidates if c.usd_per_hour is None})
     notes = [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"] if unpriced else []

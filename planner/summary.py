@@ -364,7 +364,7 @@ def alternatives(plan: Plan, most: int = 10) -> pd.DataFrame:
         if plan.scenario.offline:
             row["requests/s"] = found and found.request_tps
         row |= {"service level": state(candidate)} if plan.chosen else {"what is missing": distance(plan, candidate)}
-        rows.append(row | {"figures": found and ("replayed" if found.requests else "closed form")})
+        rows.append(row | {"figures": found and found.source})
     return pd.DataFrame(rows)
 
 
@@ -420,7 +420,7 @@ def counts(plan: Plan) -> str:
     why = Counter(rejection.bottleneck for rejection in plan.rejected)
     out = ", ".join(f"{number} for {bottleneck}" for bottleneck, number in why.most_common())
     meeting = sum(candidate.meets for candidate in plan.candidates)
-    closer = sum(bool(c.prediction.performance and c.prediction.performance.requests) for c in plan.candidates)
+    closer = sum(candidate.stated for candidate in plan.candidates)
     return (
         f"Deployments evaluated in closed form: {len(plan.candidates)}; replayed: {closer} of them; meeting the "
         f"service level: {meeting or 'none'}" + (f"; ruled out before: {len(plan.rejected)} ({out})." if why else ".")

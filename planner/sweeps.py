@@ -16,7 +16,7 @@ from planner.candidate import Candidate, full
 from planner.deployment import Deployment
 from planner.layouts import served_within
 from planner.memory import memory_of
-from planner.performance import Performance
+from planner.performance import LATENCIES, POINTS, Performance
 from planner.predict import evaluate, evaluate_all
 from planner.quantities import GIB, Interval, PlannerError
 from planner.scenario import Scenario
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 PREFIX_CACHE_COST = 0.01
 """Throughput that prefix caching costs where nothing is ever reused: under 1 % (vLLM blog, V1 alpha, January 2025)."""
-METRICS, PERCENTILES = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p95", "p99")
 
 
 def one_replica(scenario: Scenario, candidate: Candidate) -> tuple[Deployment, Workload]:
@@ -49,8 +48,8 @@ def figures(performance: Performance) -> dict[str, Interval | float | bool]:
     """A performance in one row: every latency at every percentile in ms, and rates."""
     found: dict[str, Interval | float | bool] = {
         f"{percentile} {metric.upper()} (ms)": getattr(performance, metric)[percentile] * 1e3
-        for metric in METRICS
-        for percentile in PERCENTILES
+        for metric in LATENCIES
+        for percentile in POINTS
     }
     found |= {"Output tokens/s": performance.output_tps, "Requests/s": performance.request_tps}
     return found | {"Saturated": performance.saturated}

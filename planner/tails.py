@@ -14,11 +14,10 @@ import numpy as np
 
 from planner.deployment import Deployment
 from planner.memory import memory_of
-from planner.performance import Performance
+from planner.performance import LATENCIES, POINTS, Performance
 from planner.quantities import Interval
 from planner.run import Run, once, sample
 from planner.scenario import Target
-from planner.sweeps import METRICS, PERCENTILES
 from planner.workload import Workload
 
 if TYPE_CHECKING:
@@ -36,9 +35,9 @@ def latencies(service_level: Sequence[Target], found: Run) -> pd.DataFrame:
     import pandas as pd
 
     rows = []
-    for metric in (*METRICS, "queue"):
+    for metric in (*LATENCIES, "queue"):
         row: dict[str, object] = {"Latency": "Queue" if metric == "queue" else metric.upper()}
-        row |= {f"{name} (ms)": found.at(metric, name) * 1e3 for name in PERCENTILES}
+        row |= {f"{name} (ms)": found.at(metric, name) * 1e3 for name in POINTS}
         limits = [f"{t.percentile} {t.seconds * 1e3:,.0f} ms" for t in service_level if t.metric == metric]
         rows.append(row | {"Limit": ", ".join(limits) or None})
     return pd.DataFrame(rows)
@@ -47,7 +46,7 @@ def latencies(service_level: Sequence[Target], found: Run) -> pd.DataFrame:
 def difference(found: Run, steady: Performance) -> str:
     """How much more (+) or less (-) than the replay the closed form says, in percent of the replay."""
     parts = []
-    for metric in METRICS:
+    for metric in LATENCIES:
         apart = {
             name: getattr(steady, metric)[name].mid / replayed - 1
             for name in ("mean", "p99")
@@ -78,8 +77,8 @@ def figures(found: Run) -> dict[str, Interval | float]:
     """A tail in one row: every latency at every percentile in ms, preemptions, and the share that is served."""
     row: dict[str, Interval | float] = {
         f"{percentile} {metric.upper()} (ms)": found.at(metric, percentile) * 1e3
-        for metric in METRICS
-        for percentile in PERCENTILES
+        for metric in LATENCIES
+        for percentile in POINTS
     }
     row |= {"Longest ITL (ms)": found.quantile("itl", 1.0) * 1e3, "Served (%)": found.keeps_up * 100}
     return row | {"Preemptions (per 100)": 100 * found.preemptions}
