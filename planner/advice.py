@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from planner.quantization import named
 if TYPE_CHECKING:
     import pandas as pd
 
-    from planner.workload import Workload
+    from planner.workload import Lengths, Workload
 
 KNOTS = 33
 """Context lengths at which blocks are counted; between them they are interpolated."""
@@ -65,13 +66,19 @@ def safe_max_num_seqs(found: MemoryPlan, workload: Workload, risk: float = 0.05)
 
 def _blocks_held(found: MemoryPlan, workload: Workload) -> tuple[float, float]:
     """Mean and standard deviation of the blocks that a request holds at a random moment of its decoding."""
-    prompts, outputs = workload.prompt.values, workload.output.values
-    begun = prompts[(_DRAWS[0] * len(prompts)).astype(int)]
-    met = outputs[np.searchsorted(np.cumsum(outputs) / outputs.sum(), _DRAWS[1])]  # by length: long ones stay longer
-    contexts = np.clip(begun + _DRAWS[2] * met, 1, found.layout.max_model_len)
-    knots = np.unique(np.quantile(contexts, np.linspace(0, 1, KNOTS)).astype(int))
+    contexts, knots = _contexts(workload.prompt, workload.output, found.layout.max_model_len)
     blocks = np.interp(contexts, knots, [found.pool.blocks_for(int(context)) for context in knots])
     return float(blocks.mean()), float(blocks.std())
+
+
+@lru_cache(maxsize=64)
+def _contexts(prompt: Lengths, output: Lengths, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Contexts of requests at random moments of their decoding, at most `most`; and some of them, ascending."""
+    prompts, outputs = prompt.values, output.values
+    begun = prompts[(_DRAWS[0] * len(prompts)).astype(int)]
+    met = outputs[np.searchsorted(np.cumsum(outputs) / outputs.sum(), _DRAWS[1])]  # by length: long ones stay longer
+    contexts = np.clip(begun + _DRAWS[2] * met, 1, most)
+    return contexts, np.unique(np.quantile(contexts, np.linspace(0, 1, KNOTS)).astype(int))
 
 
 def sequence_table(found: MemoryPlan, workload: Workload) -> pd.DataFrame:

@@ -144,7 +144,7 @@ def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
             break
         found = replayed(scenario, look)
         best = found if found.meets or best is look or found.margin < best.margin else best
-        if found.meets:
+        if found.meets or found.margin > FULL:  # another size will not make up for so much
             break
     return best
 

@@ -18,7 +18,7 @@ from planner.deployment import Deployment
 from planner.latency import StepModel
 from planner.memory import MemoryPlan, memory_of
 from planner.performance import FP8_KV, POINTS, WIDER, Performance
-from planner.predict import Prediction, drafted, price_of
+from planner.predict import Prediction, price_of
 from planner.quantities import Interval, PlannerError
 from planner.requests import arrivals
 from planner.speculation import step_of
@@ -51,7 +51,7 @@ def evaluate_disaggregated(
             return Prediction(pool, workload, memory, None, paid)
     found = Prediction(decode, workload, memories[decode], None, paid, prefill=prefill)
     load = found.load if prefill.args.enable_prefix_caching else replace(found.load, prefix_hit_rate=0.0)
-    return drafted(replace(found, performance=Pools.of(prefill, decode, memories[decode], load).run(load)))
+    return replace(found, performance=Pools.of(prefill, decode, memories[decode], load).run(load))
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ class Prediction:
     memory: MemoryPlan
     performance: Performance | None
     usd: Interval | None  # per hour, of all GPUs, over the sources of their price; None where none is known
-    speedup: Interval | None = None  # TPOT without / with speculative decoding at the decode batch, where there is any
     prefill: Deployment | None = None
 
     @property
@@ -54,6 +53,14 @@ class Prediction:
     def refused(self) -> float:
         """The share of requests that is refused, because their prompts leave no room for an output."""
         return refused(self.workload, self.deployment.args.max_model_len or 0) if self.workload else 0.0
+
+    @property
+    def speedup(self) -> Interval | None:
+        """TPOT without / with speculative decoding at the decode batch that is reached; None where there is none."""
+        if self.deployment.speculation is None or self.performance is None or not self.workload:
+            return None
+        batch = max(self.performance.decode_batch, 1.0)
+        return speculate(self.deployment, batch, self.workload.context).speedup
 
     @property
     def fits(self) -> bool:
@@ -95,7 +102,7 @@ def predict(
     found = evaluate(deployment, workload, prices)
     if found.performance is None:
         return found
-    return drafted(replace(found, performance=performance(deployment, workload, found.performance, quick=quick)))
+    return replace(found, performance=performance(deployment, workload, found.performance, quick=quick))
 
 
 def evaluate(deployment: Deployment, workload: Workload, prices: Mapping[str, float] | None = None) -> Prediction:
@@ -110,16 +117,8 @@ def evaluate_all(
     found = [_asked(deployment, workload, prices or {}) for deployment, workload in cases]
     loads = {k: Case(one.deployment, one.memory, one.load) for k, one in enumerate(found) if one.memory.starts}
     for k, steady in zip(loads, _perform(list(loads.values())), strict=True):
-        found[k] = drafted(replace(found[k], performance=steady))
+        found[k] = replace(found[k], performance=steady)
     return found
-
-
-def drafted(found: Prediction) -> Prediction:
-    """With what speculation gains at the batch that is reached."""
-    if found.deployment.speculation is None or found.performance is None or found.workload is None:
-        return found
-    batch = max(found.performance.decode_batch, 1.0)
-    return replace(found, speedup=speculate(found.deployment, batch, found.workload.context).speedup)
 
 
 def _asked(deployment: Deployment, workload: Workload, prices: Mapping[str, float]) -> Prediction:

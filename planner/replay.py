@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.engines import engine, release
+from planner.performance import LATENCIES, POINTS
 from planner.quantities import PlannerError
 from planner.requests import Content, arrivals, shared_prefix
 from planner.rules import GAUGE, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS, Outcome, Rules, StepTable, Traffic, as_compiled
@@ -167,20 +168,24 @@ class ReplayResult:
         ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it: a speculative step streams
         its tokens as one output, so ITL is TPOT times the tokens per step.
         """
-        if metric == "itl" and not self.outcome.itl.any():
-            return dict.fromkeys(("mean", "p50", "p95", "p99"), math.nan)
-        if metric == "itl":
-            gaps = (self.outcome.last_token - self.outcome.first_token).sum() * self.second
-            mean = gaps / (self.gaps * self.outcome.itl.sum())
-            values = [mean, *(self.quantile("itl", q) for q in (0.5, 0.95, 0.99))]
-            return dict(zip(("mean", "p50", "p95", "p99"), map(float, values), strict=True))
-        if metric not in ("ttft", "tpot", "e2e", "queue"):
-            raise PlannerError(f"metric {metric!r} is not one of ttft, tpot, itl, e2e, queue")
-        values = getattr(self, metric)
-        if not len(values):
-            return dict.fromkeys(("mean", "p50", "p95", "p99"), math.nan)
-        points = np.quantile(values, (0.5, 0.95, 0.99))
-        return {"mean": float(values.mean()), "p50": float(points[0]), "p95": float(points[1]), "p99": float(points[2])}
+        if metric not in self._stats:
+            raise PlannerError(f"metric {metric!r} is not one of {', '.join(self._stats)}")
+        return self._stats[metric]
+
+    @cached_property
+    def _stats(self) -> dict[str, dict[str, float]]:
+        shares = 0.5, 0.95, 0.99
+        found = {}
+        for metric in (*LATENCIES, "queue"):
+            values = np.full(4, math.nan)
+            if metric == "itl" and self.outcome.itl.any():
+                gaps = (self.outcome.last_token - self.outcome.first_token).sum() * self.second
+                values[0] = gaps / (self.gaps * self.outcome.itl.sum())
+                values[1:] = [self.quantile("itl", q) for q in shares]
+            elif metric != "itl" and len(times := getattr(self, metric)):
+                values[0], values[1:] = times.mean(), np.quantile(times, shares)
+            found[metric] = dict(zip(POINTS, values.tolist(), strict=True))
+        return found
 
     def frame(self) -> pd.DataFrame:
         """One row per request."""

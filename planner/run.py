@@ -39,7 +39,7 @@ SEEDS = (2, 16)
 """Fewest and most runs with other random lengths and arrivals."""
 MOVES = 0.03
 """More runs are added while another set of seeds would move a percentile by more than this (80 %)."""
-PLENTY = 16_000
+PLENTY = 12_000
 """But no more than that many requests; the interval is widened by what others would still move."""
 TOKENS, FEWEST = 20_000_000, 200
 """Output tokens of one run at most, but so many requests."""
@@ -72,6 +72,11 @@ class Run:
         """All requests at the middle of the step cost."""
         return ReplayResult.pooled(self.seeds)
 
+    @cached_property
+    def _same(self) -> ReplayResult:
+        """Those requests at the middle that `lo` and `hi` replay."""
+        return ReplayResult.pooled(self.seeds[: self.like])
+
     @property
     def requests(self) -> int:
         """Requests that were replayed at the middle of the step cost."""
@@ -96,7 +101,7 @@ class Run:
             return Interval(math.nan, math.nan, math.nan)
         reach = math.exp(Z80 * wider * self._sigma(metric))
         lo, hi = mid / reach, mid * reach
-        if self.lo is not None and self.hi is not None and (same := read(ReplayResult.pooled(self.seeds[: self.like]))):
+        if self.lo is not None and self.hi is not None and (same := read(self._same)):
             ends = [read(run) * share for run in (self.lo, self.hi) for share in (1, mid / same)]
             lo, hi = min(lo, *ends), max(hi, *ends)
         luck = self.moves(read) * mid
@@ -150,8 +155,14 @@ def served(run: ReplayResult) -> float:
 
 def refused(workload: Workload, max_model_len: int) -> float:
     """The share of requests that the engine refuses: prompts that leave no room for an output."""
-    lengths = workload.prompt.values
-    return float(np.count_nonzero(lengths >= max_model_len) / len(lengths))
+    return _shorter(workload.prompt, max_model_len)[0]
+
+
+@lru_cache(maxsize=256)
+def _shorter(prompt: Lengths, limit: int) -> tuple[float, Lengths]:
+    """(the share of prompts from `limit` tokens on, the others)."""
+    share = float(np.count_nonzero(prompt.values >= limit) / len(prompt.values))
+    return share, Lengths.empirical(prompt.values[prompt.values < limit]) if 0 < share < 1 else prompt
 
 
 def accepted(workload: Workload, max_model_len: int) -> Workload:
@@ -164,9 +175,8 @@ def accepted(workload: Workload, max_model_len: int) -> Workload:
         raise PlannerError(f"requests of {mean:,.0f} tokens on average do not fit into max_model_len {max_model_len:,}")
     if not (share := refused(workload, max_model_len)):
         return workload
-    lengths = workload.prompt.values
     rate = workload.rate and workload.rate * (1 - share)
-    return replace(workload, prompt=Lengths.empirical(lengths[lengths < max_model_len]), rate=rate)
+    return replace(workload, prompt=_shorter(workload.prompt, max_model_len)[1], rate=rate)
 
 
 def taken_on(deployment: Deployment, workload: Workload) -> Workload:
@@ -273,6 +283,7 @@ def requests(deployment: Deployment, workload: Workload, *, quick: bool = False)
     return max(min(wanted, round(TOKENS / workload.output.mean)), FEWEST)
 
 
+@lru_cache(maxsize=1024)
 def _in_flight(deployment: Deployment, workload: Workload) -> float:
     """Requests that are in one engine at once, by Little's law and the closed form."""
     load = taken_on(deployment, workload)
@@ -311,7 +322,10 @@ def performance(deployment: Deployment, workload: Workload, like: Performance, *
 
     Raises `PlannerError` for requests that can never be scheduled.
     """
-    found, most = run(deployment, workload, quick=quick), capacity(deployment, workload)
+    with ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(capacity, deployment, workload)
+        found = run(deployment, workload, quick=quick)
+        most = waiting.result()
     mid, rate = found.mid, _rate(found, most)
     outputs = float(mid.output.mean()) if is_finite(workload) else workload.output.mean
     prompts = float(mid.prompt.mean()) if is_finite(workload) else workload.prompt.mean

@@ -137,13 +137,18 @@ def _steps(deployment: Deployment) -> tuple[StepModel, StepModel, StepModel]:
 
 
 def _normal(deployment: Deployment) -> Deployment:
-    """`deployment` without its acceptance rate, which no step's cost depends on."""
+    """One replica of `deployment` without its acceptance rate: no step's cost depends on either."""
     assert deployment.speculation is not None
-    return replace(deployment, speculation=replace(deployment.speculation, acceptance_rate=0.0))
+    return replace(deployment.with_replicas(1), speculation=replace(deployment.speculation, acceptance_rate=0.0))
 
 
 def step_of(deployment: Deployment) -> StepModel:
     """The step cost of `deployment`, its speculation included: what the replay and the steady state count with."""
+    return _step_once(deployment.with_replicas(1))
+
+
+@lru_cache(maxsize=1024)
+def _step_once(deployment: Deployment) -> StepModel:
     if (speculation := deployment.speculation) is None:
         return step_model(deployment)
     tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)

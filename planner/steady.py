@@ -12,8 +12,7 @@ All formulas are for many cases at once: their arrays have three axes, [cases, w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -115,19 +114,11 @@ def _by_parts(loop: Callable[[Sequence[Case], StepModel, Traffic], State], cases
         np.empty(ROOM)
     for start in range(0, len(cases), TOGETHER):
         part = cases[start : start + TOGETHER]
-        steps = [case.step or _step_once(case.deployment) for case in part]
+        steps = [case.step or step_of(case.deployment) for case in part]
         workloads = [case.workload for case in part]
         lengths = traffic(workloads, steps)
         found.append(performance(loop(part, stack(steps), lengths), workloads, steps))
     return Performances.joined(found)
-
-
-def _step_once(deployment: Deployment) -> StepModel:
-    """The step cost of `deployment`, worked out once for any number of replicas."""
-    return _step_of_one(replace(deployment, layout=replace(deployment.layout, replicas=1)))
-
-
-_step_of_one = lru_cache(maxsize=256)(step_of)
 
 
 def _capacity(cases: Sequence[Case], t: Traffic, step: StepModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -160,7 +160,7 @@ def test_more_load_never_lowers_throughput(engine, prompt, output):
     assert (np.diff(found.request_tps) >= -1e-9 * found.request_tps[1:]).all()
     ladder = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096]
     found = closed_loops([Case(*engine, replace(base, rate=None, concurrency=n)) for n in ladder])
-    assert (np.diff(found.request_tps) >= -0.4 * found.request_tps[1:]).all()
+    assert (np.diff(found.request_tps) >= -0.2 * found.request_tps[1:]).all()
 
 
 def test_requests_of_one_token_have_no_gaps():

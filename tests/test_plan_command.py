@@ -177,7 +177,7 @@ def test_the_same_question_has_the_same_answer(mine: Path, capsys: pytest.Captur
     answers = []
     for _ in range(2):
         run.run.cache_clear()
-        run.capacity.cache_clear()
+        run._served_at_most.cache_clear()
         answers.append(asked(capsys, mine))
     assert answers[0] == answers[1]
 

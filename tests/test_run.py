@@ -19,7 +19,7 @@ from planner.latency import StepModel
 from planner.memory import memory_of
 from planner.performance import POINTS
 from planner.predict import Prediction, predict
-from planner.quantities import PlannerError
+from planner.quantities import Interval, PlannerError
 from planner.replay import ReplayResult
 from planner.run import capacity, once, run, sample
 from planner.speculation import step_of
@@ -55,13 +55,19 @@ def recorded(arrival: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> Wor
     return Workload.from_trace(Trace(Path("t.csv"), arrival, prompt, output))
 
 
+def fresh_capacity(deployment: Deployment, load: Workload) -> Interval:
+    """`capacity`, not remembered from before a step or a pool was replaced."""
+    runs._served_at_most.cache_clear()
+    return capacity(deployment, load)
+
+
 def test_capacity_of_equal_steps_is_slots_over_tokens_times_step(even: StepModel) -> None:
     """32 slots, 50 tokens of 20 ms each: 32 requests a second; a quarter slower or faster at the ends."""
     load = Workload(Lengths.fixed(16), Lengths.fixed(50), rate=1.0)
-    found = capacity.__wrapped__(CARD, load)
+    found = fresh_capacity(CARD, load)
     assert found.mid == pytest.approx(32 / (50 * STEP), rel=0.02)
     assert (found.lo / found.mid, found.hi / found.mid) == (pytest.approx(0.8), pytest.approx(1.25))
-    three = capacity.__wrapped__(CARD.with_replicas(3), load)
+    three = fresh_capacity(CARD.with_replicas(3), load)
     assert three.mid == pytest.approx(3 * found.mid)
 
 
@@ -70,9 +76,9 @@ def test_a_kv_pool_that_holds_few_bounds_the_capacity(even: StepModel, monkeypat
     load = Workload(Lengths.fixed(160), Lengths.fixed(160), rate=1.0)
     memory = memory_of(CARD)
     small = replace(memory, pool=replace(memory.pool, num_blocks=1 + 8 * 20))
-    ample = capacity.__wrapped__(CARD, load).mid
+    ample = fresh_capacity(CARD, load).mid
     monkeypatch.setattr(runs, "memory_of", lambda deployment: small)
-    tight = capacity.__wrapped__(CARD, load).mid
+    tight = fresh_capacity(CARD, load).mid
     assert ample == pytest.approx(32 / (160 * STEP), rel=0.02)
     assert 8 / (160 * STEP) * 0.95 < tight < 13 / (160 * STEP)  # half of an answer is not there yet, on average
 
@@ -132,8 +138,8 @@ def test_an_interval_holds_what_both_ends_of_the_step_cost_make_of_it(most: floa
     for metric in ("ttft", "tpot", "itl", "e2e"):
         for point in POINTS:
             stated = found.at(metric, point)
-            assert found.hi.stats(metric)[point] <= 1.1 * stated.hi, (metric, point)
-            assert 0.9 * stated.lo <= found.lo.stats(metric)[point], (metric, point)
+            assert found.hi.stats(metric)[point] <= 1.03 * stated.hi, (metric, point)
+            assert 0.97 * stated.lo <= found.lo.stats(metric)[point], (metric, point)
 
 
 def test_other_arrivals_hardly_move_what_is_stated(most: float) -> None:
@@ -144,7 +150,7 @@ def test_other_arrivals_hardly_move_what_is_stated(most: float) -> None:
     for metric in ("ttft", "tpot", "e2e"):
         for point in POINTS:
             mid, luck = found.at(metric, point).mid, found.moves(lambda seed, m=metric, p=point: seed.stats(m)[p])
-            assert other.stats(metric)[point] == pytest.approx(mid, rel=0.03 + 3 * luck), (metric, point)
+            assert other.stats(metric)[point] == pytest.approx(mid, rel=0.03 + 2 * luck), (metric, point)
 
 
 def test_a_slower_step_costs_a_closed_loop_that_much_longer(even: StepModel) -> None:
