@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import shlex
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.candidate import Candidate, asked_rps, describe, free_share, held, milliseconds
+from planner.candidate import Candidate, asked_rps, describe, free_share, held, milliseconds, run_hours
 from planner.deploy import FILES, documents, file_names, launch
 from planner.performance import LATENCIES, POINTS, Performance
 from planner.prices import price_per_hour
@@ -124,10 +123,12 @@ def told(plan: Plan) -> str:
     found, memory = best.prediction.performance, best.prediction.memory
     lines.append(("Run" if plan.chosen else "Nearest", f"{scenario.model} on {describe(best.deployment)}"))
     if plan.chosen:
-        lines.append(("Command", shlex.join(launch(best.prediction).command)))
+        lines.append(("Command", launch(best.prediction).line))
     if cost := best.prediction.cost:
-        tokens = f"${cost.usd_per_million_output_tokens:.2f} a million output tokens"
-        lines.append(("Cost", f"${best.prediction.usd:,.2f} an hour, {tokens}"))
+        tokens = f"at the first price ${cost.usd_per_million_output_tokens:.2f} a million output tokens"
+        if hours := run_hours(scenario, best):
+            tokens += f", ${hours * cost.usd_per_hour:,.2f} for all of it in {hours:.3g} hours"
+        lines.append(("Cost", f"${best.prediction.usd:,.2f} an hour; {tokens}"))
     lines += [_promise(target, found) for target in scenario.service_level]
     if found.capacity:
         spare = free_share(scenario, best.prediction) or 0.0

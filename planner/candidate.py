@@ -224,6 +224,12 @@ def most_rps(scenario: Scenario, performance: Performance) -> Interval | None:
     return performance.request_tps if scenario.offline else performance.capacity
 
 
+def run_hours(scenario: Scenario, candidate: Candidate) -> Interval | None:
+    """Hours that work with a deadline takes; None where traffic goes on, or nothing is predicted."""
+    found, many = candidate.prediction.performance, scenario.workload.num_prompts
+    return found.request_tps.map(lambda rate: many / rate / 3600) if scenario.offline and found and many else None
+
+
 def milliseconds(seconds: float, limit: float = math.inf) -> str:
     """A latency as a sentence has it, exact enough to tell it from a `limit` beside it."""
     if seconds >= 10:

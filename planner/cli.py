@@ -167,7 +167,7 @@ def _check(options: argparse.Namespace) -> None:
         ("headroom", f"{found.headroom:.0%} of the capacity stays free"),
         ("refused", f"at most {found.refused_at_most:.1%} of requests, as longer than max_model_len"),
         *([("speculation", str(found.speculation))] if found.speculation else []),
-        *(("assumed", note) for note in (*served.warnings, *found.assumptions)),
+        *(("assumed", note) for note in found.assumptions),
     ]  # fmt: skip
     print(f"{found.name}: {found.question}")
     print(aligned(lines))

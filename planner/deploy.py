@@ -17,7 +17,7 @@ from planner.catalog import CATALOGS, Entry, check, read_yaml
 from planner.deployment import Deployment
 from planner.draft import method
 from planner.engines import Engine, release
-from planner.models import model
+from planner.models import model, repository
 from planner.predict import Prediction, predict
 from planner.quantities import GIB, PlannerError
 from planner.scenario import Target
@@ -93,6 +93,11 @@ class Launch:
         """The command as its arguments."""
         return [*shlex.split(self.program), *(part for flag in self.flags for part in (flag.name, flag.value) if part)]
 
+    @property
+    def line(self) -> str:
+        """The command in one line, as a shell reads it."""
+        return " ".join([self.program, *map(str, self.flags)])
+
     def __str__(self) -> str:
         return " \\\n  ".join([self.program, *map(str, self.flags)])
 
@@ -113,7 +118,9 @@ def _templates() -> jinja2.Environment:
     import jinja2
 
     files = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
-    made = jinja2.Environment(loader=files, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    made = jinja2.Environment(
+        loader=files, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
     made.filters |= {"quote": shlex.quote, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}"}
     return made
 
@@ -128,7 +135,7 @@ def launch(prediction: Prediction) -> Launch:
     engine, args, speculation = deployment.engine, deployment.args, deployment.speculation
     can = options(engine)
     converted = _converted(deployment)
-    checkpoint = shlex.quote(deployment.model.name)
+    checkpoint = shlex.quote(repository(deployment.model.name))
     if converted and converted not in ONLINE:
         checkpoint = f'"${{MODEL:?name a checkpoint of {deployment.model.name} quantised with {converted}}}"'
     speculative: dict[str, Any] = {}
@@ -200,6 +207,7 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
         "launch": launch(prediction),
         "d": deployment,
+        "repository": repository(deployment.model.name),
         "layout": layout,
         "nodes": math.ceil(layout.gpus_per_replica / deployment.gpus_per_node),
         "visible": VISIBLE[deployment.gpu.vendor],

@@ -289,6 +289,11 @@ def _named(name: str) -> Model:
     raise PlannerError(f"{error}; the path of its config.json would do as well{network}")
 
 
+def repository(name: str) -> str:
+    """The Hub repository of the model called `name`, where the catalog knows it by more than its short name."""
+    return name if "/" in name else _catalog()[1].get(_squash(_fold(name)), name)
+
+
 @cache
 def _said(name: str) -> tuple[str, str | None]:
     """The folded name without its maker and without what it says of the format, and that format."""

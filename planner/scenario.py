@@ -204,7 +204,7 @@ class Scenario:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the file leaves open and the plan takes for granted, in sentences for its reader."""
-        return self.workload.assumptions
+        return (*model(self.model).warnings, *self.workload.assumptions)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.model} on {' or '.join(c.gpu.name for c in self.gpus)}; {self.workload}"

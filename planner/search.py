@@ -230,7 +230,7 @@ def _binding(scenario: Scenario, chosen: Candidate, candidates: list[Candidate],
         near = cheaper[0]
         return Binding(
             near.constraints[0],
-            f"Of all that costs less, {describe(near.deployment)} comes nearest, but {near.misses[0]}.",
+            f"Of all that costs less, {describe(near.deployment)} comes nearest, but {'; '.join(near.misses)}.",
         )
     small = [r for r in rejected if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.gpus]
     if small:

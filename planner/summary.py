@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from planner.candidate import Candidate, asked_rps, describe, free_share, milliseconds, replayed
+from planner.candidate import Candidate, asked_rps, describe, free_share, milliseconds, replayed, run_hours
 from planner.cost import HOURS_PER_MONTH
 from planner.deployment import Deployment, ParallelLayout
 from planner.deployments import deployment_of
@@ -77,12 +77,6 @@ def _priced(scenario: Scenario, candidate: Candidate) -> str:
         return ""
     whole = f"${usd * hours.mid:,.0f} for all of it" if hours else f"${usd * HOURS_PER_MONTH:,.0f} a month"
     return f" for ${usd:,.2f} an hour, {whole}"
-
-
-def run_hours(scenario: Scenario, candidate: Candidate) -> Interval | None:
-    """Hours that work with a deadline takes; None where traffic goes on, or nothing is predicted."""
-    found, many = candidate.prediction.performance, scenario.workload.num_prompts
-    return found.request_tps.map(lambda rate: many / rate / 3600) if scenario.offline and found and many else None
 
 
 def asked(scenario: Scenario) -> str:
@@ -279,11 +273,11 @@ def _risks(plan: Plan) -> Iterator[tuple[float, str, str, str]]:
             2 * cached, "reuse of prefixes is assumed", f"{cached:.0%} of all prompt tokens are found in the cache",
             "the engine's prefix-cache hit rate after an hour of traffic",
         )  # fmt: skip
-    if scenario.assumptions:
+    if workload.assumptions:
         yield (
             1.5,
             "only mean lengths are known",
-            scenario.assumptions[0],
+            workload.assumptions[0],
             "lengths of an hour of requests, as a trace",
         )
     elif workload.trace is None:

@@ -234,7 +234,9 @@ def test_the_terminal_says_what_the_plan_says(plan: Plan, chosen: Candidate, per
             assert lines[target.name].startswith(f"{value:,.0f} ms, promised")
     if chosen.prediction.cost:
         per_token = chosen.prediction.cost.usd_per_million_output_tokens
-        assert lines["Cost"] == f"${chosen.prediction.usd:,.2f} an hour, ${per_token:.2f} a million output tokens"
+        said = f"${chosen.prediction.usd:,.2f} an hour; at the first price ${per_token:.2f} a million output tokens"
+        assert lines["Cost"].startswith(said)
+        assert ("for all of it" in lines["Cost"]) == plan.scenario.offline
     assert f"replayed, {performance.requests:,} requests" in lines["How sure"]
 
 

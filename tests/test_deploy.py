@@ -4,6 +4,7 @@ import json
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -208,3 +209,25 @@ def test_the_checklist_has_the_numbers_of_the_plan() -> None:
     assert f"{plan(served).pool.kv_tokens:,} tokens" in text
     assert "$8.00 an hour" in text
     assert len(text.splitlines()) < 60  # one page
+
+
+def test_a_short_name_is_served_under_itself_from_its_repository() -> None:
+    """`vllm serve` takes a Hub id; clients keep the name that was written."""
+    found = command(deploy_on("Llama-3.1-8B-Instruct", "L40S"))
+    assert found.command[2] == "meta-llama/Llama-3.1-8B-Instruct"
+    assert found.command[found.command.index("--served-model-name") + 1] == "Llama-3.1-8B-Instruct"
+
+
+def test_the_line_that_is_printed_expands_the_variable_that_it_asks_for() -> None:
+    """A checkpoint that has yet to be named: single quotes would hand the shell's own text to the engine."""
+    found = command(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", quantization="awq"))
+    said = subprocess.run(["bash", "-c", found.line], capture_output=True, text=True, check=False)
+    assert said.returncode != 0 and "MODEL: name a checkpoint" in said.stderr
+
+
+def test_no_alert_expects_an_offline_queue_to_be_short() -> None:
+    """Where all requests wait from the start, a queue says nothing."""
+    served = deployment()
+    offline = evaluate(served, replace(WORKLOAD, rate=None, concurrency=64, num_prompts=1000))
+    assert "RequestsQueue" in documents(served)["alerts.yml"]
+    assert "RequestsQueue" not in deploy.documents(offline, ())["alerts.yml"]

@@ -232,3 +232,11 @@ def test_an_unknown_scenario_and_a_broken_file(tmp_path: Path) -> None:
         load_scenario(tmp_path / "torn.yaml")
     with pytest.raises(PlannerError, match="cannot read"):
         load_scenario(tmp_path / "absent.yaml")
+
+
+def test_a_model_that_is_not_known_by_its_name_is_said_to_be_taken_for_another() -> None:
+    """A slip of the pen must not look like the model that was meant."""
+    slip = scenario({**SMALL, "model": "Qwen/Qwen2.5-72B-Instuct"}, "slip")
+    assert any("Instuct is not in the catalog" in said for said in slip.assumptions)
+    known = scenario({**SMALL, "model": "Qwen/Qwen2.5-72B-Instruct"}, "known")
+    assert not any("catalog" in said for said in known.assumptions)
