@@ -66,7 +66,7 @@ def new_tables(seats: int, groups: int, longest: int) -> Any:
     )
 
 
-@compiled
+@inlined
 def take(pool: Any) -> int:
     """The block at the front of the free ring, its cached content forgotten."""
     ring = pool.next.size - 1
@@ -107,7 +107,7 @@ def _release(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
             pool.free[0] += 1
 
 
-@compiled
+@inlined
 def _publish(pool: Any, block: int, key: int) -> None:
     """Make a full block's content known, behind older blocks of equal content."""
     pool.key[block] = key

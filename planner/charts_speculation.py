@@ -54,7 +54,7 @@ def heat_map(surface: pd.DataFrame, line: pd.DataFrame, here: tuple[float, float
                 .mark_point(size=110, color="black", filled=False, strokeWidth=2)
                 .encode(x="batch", y="acceptance_rate")
             )
-        panels.append(alt.layer(*layers).properties(width=165, height=155, title=f"k = {k}"))
+        panels.append(alt.layer(*layers).properties(width=165, height=132, title=f"k = {k}"))
     return alt.hconcat(*panels)
 
 

@@ -143,7 +143,7 @@ class ReplayResult:
 
     def kv_usage(self, q: float) -> float:
         """Share of the KV blocks in use that is not exceeded for a share `q` of the time that steps run."""
-        return _quantile(self.outcome.usage, q) / (USAGE_BINS - 1)
+        return min(_quantile(self.outcome.usage, q) / (USAGE_BINS - 1), 1.0)
 
     @property
     def gauges(self) -> pd.DataFrame:
@@ -382,9 +382,10 @@ def replay_workload(
     rules = engine_rules(deployment, pool, seed)
     if (prompt.astype(np.int64) + output).max() > rules.max_num_batched_tokens:
         rules = rules._replace(enable_chunked_prefill=True)  # without it no engine would start for such requests
-    content = None
-    if rules.enable_prefix_caching and share.prefix_hit_rate:
+    content, told_apart = None, rules.enable_prefix_caching and bool(share.prefix_hit_rate)
+    if told_apart or rules.groups[0, 1] == 1:  # a block a token: as many as there are tokens in the pool
         rules = _coarser(rules, float(prompt.mean()))
+    if told_apart:
         size = int(rules.groups[0, 1])
         prefix = np.rint(prompt * share.prefix_hit_rate / size) * size
         if share.prefix_tokens:
