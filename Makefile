@@ -2,6 +2,7 @@
 PYTHON ?= python3
 SCENARIO ?= chat-70b
 BIN := .venv/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: report test lab lessons dev clean
 
@@ -21,13 +22,15 @@ lessons: .venv/ready-dev
 
 dev: .venv/ready-dev
 
+# The replay's kernels compile for half a minute: a first plan does that while the rest is installed.
 .venv/ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(INSTALL) jinja2 numba pydantic pyyaml
+	@$(BIN)/python -m planner plan edge-8b-24gb >/dev/null 2>&1 & $(INSTALL) --editable . && wait
 	@touch $@
 
 .venv/ready-dev: .venv/ready
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) --editable '.[dev]'
 	@touch $@
 
 clean:
