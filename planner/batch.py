@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from planner.advice import longest_model_len
-from planner.coefficients import Calibration, calibrated_by, own_calibrations
+from planner.calibration import calibrated_by, own_calibrations
+from planner.coefficients import Calibration
 from planner.deployment import Deployment
 from planner.disaggregated import evaluate_disaggregated
 from planner.memory import memory_of

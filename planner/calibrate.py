@@ -17,19 +17,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import yaml
 
-from planner.coefficients import (
+from planner.calibration import (
     WIDTHS,
     Calibrated,
-    Calibration,
-    Coefficients,
     calibrated,
     calibration_of,
     calibrations,
     catalog_file,
-    coefficient_names,
     entry_name,
     own_calibrations,
 )
+from planner.coefficients import Calibration, Coefficients, coefficient_names
 from planner.deployment import Deployment
 from planner.latency import step_model
 from planner.memory import memory_of

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.coefficients import Basis, Coefficients, calibration_of
+from planner.calibration import Basis, calibration_of
+from planner.coefficients import Coefficients
 from planner.deployment import Deployment
 from planner.kv import kv_width
 from planner.parallelism import collectives

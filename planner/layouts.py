@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from planner.calibration import calibration_of
 from planner.candidate import Candidate, asked_rps, describe, held, judge, most_rps
-from planner.coefficients import calibration_of
 from planner.deployment import Deployment, ParallelLayout
 from planner.deployments import deployment_of
 from planner.hardware import gpu, links

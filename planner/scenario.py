@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
+from planner.calibration import calibrated_by, own_calibrations
 from planner.catalog import CATALOGS, Entry, check, read_yaml
-from planner.coefficients import calibrated_by, own_calibrations
 from planner.deployment import Speculation
 from planner.engines import Engine, EngineArgs, engine, resolve
 from planner.framework import Traits

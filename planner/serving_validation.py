@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from planner.calibration import calibration_of, calibrations, entry_name
 from planner.catalog import CATALOGS, Entry, entries
-from planner.coefficients import calibration_of, calibrations, entry_name
 from planner.deployment import Deployment, deploy_on
 from planner.hardware import gpus
 from planner.quantities import Interval, PlannerError

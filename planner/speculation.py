@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from planner.coefficients import calibration_of
+from planner.calibration import calibration_of
 from planner.deployment import Deployment
 from planner.draft import draft_of, method
 from planner.latency import StepModel, step_model

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
+from planner.calibration import calibrations
 from planner.catalog import entries
-from planner.coefficients import Coefficients, calibrations
+from planner.coefficients import Coefficients
 from planner.latency import step_model
 from planner.memory import memory_of
 from planner.replay import ReplayResult, replay_workload

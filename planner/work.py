@@ -11,7 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from planner.architecture import Attention, Experts, LatentAttention, Layer, Recurrent, Weight
-from planner.coefficients import calibration_of
+from planner.calibration import calibration_of
 from planner.deployment import Deployment
 from planner.hardware import Gpu
 from planner.kv import kv_width

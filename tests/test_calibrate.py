@@ -8,16 +8,8 @@ import numpy as np
 import pytest
 
 from planner.calibrate import REPEATS, Point, fit, predicted, replayed
-from planner.coefficients import (
-    Calibration,
-    Coefficients,
-    calibrated,
-    calibrated_by,
-    calibration_of,
-    calibrations,
-    coefficient_names,
-    own_calibrations,
-)
+from planner.calibration import calibrated, calibrated_by, calibration_of, calibrations, own_calibrations
+from planner.coefficients import Calibration, Coefficients, coefficient_names
 from planner.deployment import deploy_on
 from planner.latency import step_model
 from planner.predict import memory_of
@@ -187,7 +179,7 @@ def test_the_catalog_keeps_the_entry_of_other_releases(tmp_path, monkeypatch):
     (tmp_path / "calibration" / "vllm.yaml").write_text(
         f"prior: {{coefficients: {prior}, source: theirs, date: '2026-11'}}\nL40S before 0.18: {entry}\nL40S: {entry}\n"
     )
-    monkeypatch.setattr("planner.coefficients.CATALOGS", tmp_path)
+    monkeypatch.setattr("planner.calibration.CATALOGS", tmp_path)
     forget()
     old = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.12.0", max_model_len=8192)
     run = Point("only", old, Workload(Lengths.fixed(512), Lengths.fixed(256), concurrency=8), None, 0.025)

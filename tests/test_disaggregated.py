@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.batch import predict_row
-from planner.coefficients import calibration_of
+from planner.calibration import calibration_of
 from planner.deployment import Deployment, deploy_on
 from planner.disaggregated import evaluate_disaggregated
 from planner.engines import behind_dynamo

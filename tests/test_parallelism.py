@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.coefficients import Coefficients, calibrations
+from planner.calibration import calibrations
+from planner.coefficients import Coefficients
 from planner.deployment import ParallelLayout, deploy_on
 from planner.engines import engine
 from planner.hardware import gpu
