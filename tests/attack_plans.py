@@ -31,20 +31,21 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from scenario_generator import generate
 
-from planner import cli, summary
-from planner.batch import predict_row, rows_for
-from planner.candidate import Candidate, describe
-from planner.deploy import documents
-from planner.deployment import Deployment, deploy_on
-from planner.models import model, models
-from planner.parallelism import legal_layouts
-from planner.prices import price_per_hour
-from planner.quantities import GIB, Interval, PlannerError
-from planner.replay import ReplayResult, replay_workload
-from planner.scenario import Scenario, load_scenario, scenario
-from planner.search import Plan, memory_of, search
-from planner.speculation import step_of
-from planner.work import work
+from planner.core.quantities import GIB, Interval, PlannerError
+from planner.faces import cli
+from planner.facts.deployment import Deployment, deploy_on
+from planner.facts.prices import price_per_hour
+from planner.latency.speculation import step_of
+from planner.latency.step_work import work
+from planner.models.registry import model, models
+from planner.operations.batch import predict_row, rows_for
+from planner.operations.launch import documents
+from planner.parallelism.layouts import legal_layouts
+from planner.planning.candidate import Candidate, describe
+from planner.planning.scenario import Scenario, load_scenario, scenario
+from planner.planning.search import Plan, memory_of, search
+from planner.simulator.replay import ReplayResult, replay_workload
+from planner.studies import summary
 
 METRICS, POINTS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p95", "p99")
 RUN, SEEDS = 1500, (101, 102)

@@ -5,8 +5,8 @@ from typing import Any
 
 from altair import TopLevelMixin
 
-from planner.scenario import load_scenario
-from planner.search import Plan, search
+from planner.planning.scenario import load_scenario
+from planner.planning.search import Plan, search
 
 
 @cache

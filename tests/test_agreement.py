@@ -18,16 +18,17 @@ import pandas as pd
 import pytest
 from shipped import drawn_rows, plan_of
 
-from planner import charts_summary, layouts, summary, tails
-from planner.answer import answer, told
-from planner.batch import predict_row, rows_for
-from planner.candidate import Candidate, describe
-from planner.deploy import benchmark_prompts, documents, launch, ramp
-from planner.performance import POINTS, Performance
-from planner.quantities import GIB, Interval
-from planner.run import capacity, run
-from planner.scenario import scenario, scenarios
-from planner.search import Plan, search
+from planner.core.quantities import GIB, Interval
+from planner.faces.charts import summary as charts_summary
+from planner.latency.performance import POINTS, Performance
+from planner.operations.answer import answer, told
+from planner.operations.batch import predict_row, rows_for
+from planner.operations.launch import benchmark_prompts, documents, launch, ramp
+from planner.planning.benchmark_run import capacity, run
+from planner.planning.candidate import Candidate, describe
+from planner.planning.scenario import scenario, scenarios
+from planner.planning.search import Plan, search
+from planner.studies import layout_study, summary, tail_latency
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 SMALL: dict[str, Any] = {
@@ -145,7 +146,7 @@ def test_the_summary_says_what_the_plan_says(plan: Plan, chosen: Candidate, perf
 
 
 def test_promises_are_judged_alike_everywhere(plan: Plan, chosen: Candidate, performance: Performance) -> None:
-    table = layouts.promises(plan.scenario, chosen).set_index("Promise")
+    table = layout_study.promises(plan.scenario, chosen).set_index("Promise")
     drawn = drawn_rows(charts_summary.promises(plan.scenario, chosen), "target")
     stated = {f"{row['percentile']} {row['metric'].upper()}": row for row in answer(plan)["service_level"]}
     for target in plan.scenario.service_level:
@@ -176,7 +177,7 @@ def test_what_is_planned_for_and_what_stays_free_is_the_same_everywhere(
     assert found["headroom"] == pytest.approx(free)
     assert f", {free:.0%} free at {found['planned_rps']:.3g}" in lines
     if plan.scenario.workload.rate is not None:
-        row = layouts.promises(plan.scenario, chosen).iloc[-1]
+        row = layout_study.promises(plan.scenario, chosen).iloc[-1]
         assert row["Limit"] == pytest.approx(found["planned_rps"])
         most = row["Predicted"] * (1 / (1 - plan.scenario.headroom))
         assert 1 - row["Limit"] / most.mid == pytest.approx(free)
@@ -187,12 +188,12 @@ def test_the_tail_that_is_drawn_is_the_one_that_is_stated(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
     found = run(chosen.deployment, chosen.prediction.workload)
-    table = tails.latencies(plan.scenario.service_level, found).set_index("Latency")
+    table = tail_latency.latencies(plan.scenario.service_level, found).set_index("Latency")
     for metric, point, value in cells(performance):
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
     assert table.loc["Queue", "p99 (ms)"].mid == pytest.approx(performance.queue * 1e3, nan_ok=True)
     assert found.requests == performance.requests and found.preemptions == performance.preemptions
-    one = tails.figures(found)
+    one = tail_latency.figures(found)
     assert same(one["p99 TTFT (ms)"], performance.ttft["p99"] * 1e3)
 
 

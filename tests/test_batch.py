@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.batch import OUTPUTS, predict_file, predict_row
-from planner.quantities import PlannerError
-from planner.rows import INPUTS
+from planner.core.quantities import PlannerError
+from planner.operations.batch import OUTPUTS, predict_file, predict_row
+from planner.operations.batch_columns import INPUTS
 
 BASE = {"model": "meta-llama/Llama-3.1-8B", "gpu": "H100", "engine_version": "0.19.0"}
 CHAT = {**BASE, "isl": "1024", "osl": "1024", "length_range_ratio": "0.8", "concurrency": "32"}

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from lab import browser, chromium, jupyterlab, run_notebook
 
-from planner.report import NOTEBOOKS
+from planner.faces.report import NOTEBOOKS
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium or Chrome is installed on this machine")
 

@@ -7,17 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.calibrate import REPEATS, Point, fit, predicted, replayed
-from planner.calibration import calibrated, calibrated_by, calibration_of, calibrations, own_calibrations
-from planner.coefficients import Calibration, Coefficients, coefficient_names
-from planner.deployment import deploy_on
-from planner.latency import step_model
-from planner.predict import memory_of
-from planner.quantities import Z80, PlannerError
-from planner.replay import replay_workload
-from planner.results import bench_points, planned, read_results
-from planner.traces import Trace
-from planner.workload import Lengths, Workload
+from planner.core.quantities import Z80, PlannerError
+from planner.facts.coefficients import Calibration, Coefficients, coefficient_names
+from planner.facts.deployment import deploy_on
+from planner.facts.traces import Trace
+from planner.facts.workload import Lengths, Workload
+from planner.latency.calibration import calibrated, calibrated_by, calibration_of, calibrations, own_calibrations
+from planner.latency.step_model import step_model
+from planner.operations.bench_results import bench_points, planned, read_results
+from planner.operations.calibration_fit import REPEATS, Point, fit, predicted, replayed
+from planner.planning.prediction import memory_of
+from planner.simulator.replay import replay_workload
 
 DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", max_model_len=8192, enable_prefix_caching=False)
 KNOWN = calibration_of(DEPLOYMENT.model, DEPLOYMENT.gpu, DEPLOYMENT.engine).coefficients
@@ -179,7 +179,7 @@ def test_the_catalog_keeps_the_entry_of_other_releases(tmp_path, monkeypatch):
     (tmp_path / "calibration" / "vllm.yaml").write_text(
         f"prior: {{coefficients: {prior}, source: theirs, date: '2026-11'}}\nL40S before 0.18: {entry}\nL40S: {entry}\n"
     )
-    monkeypatch.setattr("planner.calibration.CATALOGS", tmp_path)
+    monkeypatch.setattr("planner.latency.calibration.CATALOGS", tmp_path)
     forget()
     old = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.12.0", max_model_len=8192)
     run = Point("only", old, Workload(Lengths.fixed(512), Lengths.fixed(256), concurrency=8), None, 0.025)
@@ -320,7 +320,7 @@ def test_a_json_says_only_how_it_went(tmp_path):
     with pytest.raises(PlannerError, match="not what ran: name its scenario"):
         read_results([tmp_path / "x.json"])
     with pytest.raises(PlannerError, match="without speculation"):
-        from planner.deployment import Speculation
+        from planner.facts.deployment import Speculation
 
         read_results([tmp_path / "x.json"], replace(DEPLOYMENT, speculation=Speculation("eagle3", 3)))
 

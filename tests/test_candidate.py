@@ -10,13 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.candidate import Candidate, against, judge, milliseconds, replayed
-from planner.confirm import confirm, near, settled
-from planner.deployment import deploy_on
-from planner.quantities import Interval
-from planner.run import capacity
-from planner.scenario import Scenario, scenario
-from planner.search import search
+from planner.core.quantities import Interval
+from planner.facts.deployment import deploy_on
+from planner.planning.benchmark_run import capacity
+from planner.planning.candidate import Candidate, against, judge, milliseconds, replayed
+from planner.planning.confirmation import confirm, near, settled
+from planner.planning.scenario import Scenario, scenario
+from planner.planning.search import search
 
 CHAT: dict[str, Any] = {
     "question": "?",

@@ -9,26 +9,21 @@ import pandas as pd
 import pytest
 from shipped import drawn_rows, plan_of
 
-from planner import (
-    charts,
-    charts_latency,
-    charts_layout,
-    charts_memory,
-    charts_replay,
-    charts_summary,
-    layouts,
-    summary,
-    sweeps,
-    tails,
-)
-from planner.candidate import describe, judge, replayed
-from planner.framework import Traits, choose
-from planner.hardware import gpu
-from planner.quantities import GIB, Interval
-from planner.run import run
-from planner.scenario import Target
-from planner.search import Plan, search
-from planner.what_if import WhatIf
+from planner.core.quantities import GIB, Interval
+from planner.faces.charts import base as charts
+from planner.faces.charts import latency as charts_latency
+from planner.faces.charts import layout as charts_layout
+from planner.faces.charts import memory as charts_memory
+from planner.faces.charts import replay as charts_replay
+from planner.faces.charts import summary as charts_summary
+from planner.facts.gpus import gpu
+from planner.planning.benchmark_run import run
+from planner.planning.candidate import describe, judge, replayed
+from planner.planning.framework import Traits, choose
+from planner.planning.scenario import Target
+from planner.planning.search import Plan, search
+from planner.planning.what_if import WhatIf
+from planner.studies import layout_study, load_sweeps, summary, tail_latency
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +44,7 @@ def test_alternatives_come_from_best_to_worst_and_say_what_each_is(plan: Plan) -
     table = summary.alternatives(plan)
     states = list(table["service level"])
     order = [state == "misses" for state in states]
-    assert order == sorted(order) and states[0] == layouts.state(plan.chosen)
+    assert order == sorted(order) and states[0] == layout_study.state(plan.chosen)
     assert list(table["deployment"]) == [describe(c.deployment) for c in plan.candidates[: len(table)]]
     held = [float(usd) for usd, state in zip(table["USD per hour"], states, strict=True) if state != "misses"]
     assert held == sorted(held)
@@ -71,7 +66,7 @@ def test_where_nothing_meets_the_nearest_stands_first(nothing: Plan) -> None:
     assert first["what is missing"].startswith(f"p95 TTFT {reached * 1e3:,.0f} ms too long")
     shares = [c.margin for c in nothing.candidates[:3]]
     assert shares == sorted(shares)
-    table = layouts.promises(nothing.scenario, nothing.best)
+    table = layout_study.promises(nothing.scenario, nothing.best)
     assert table["Verdict"][0] == "broken" and table["Share of the limit (%)"][0].mid > 100
     assert "runner-up" not in summary.limits(nothing)
     assert summary.subject(nothing) is nothing.best.deployment
@@ -92,7 +87,7 @@ def test_a_ramp_in_a_table_is_in_ms(plan: Plan) -> None:
 
 
 def test_every_promise_is_told_with_its_share(plan: Plan) -> None:
-    *targets, capacity = layouts.promises(plan.scenario, plan.chosen).to_dict("records")
+    *targets, capacity = layout_study.promises(plan.scenario, plan.chosen).to_dict("records")
     assert capacity["Limit"] == plan.scenario.workload.rate
     assert capacity["Predicted"].mid == pytest.approx(0.8 * plan.chosen.prediction.performance.capacity.mid)
     for target, row in zip(plan.scenario.service_level, targets, strict=True):
@@ -111,26 +106,26 @@ def test_offline_promises_are_broken_where_the_plan_says_so() -> None:
         (asked, plan.chosen), (asked, judge(asked, deployment, 1)),
         (tight, judge(tight, deployment, deployment.layout.replicas)),
     )  # fmt: skip
-    held = [layouts.promises(*case)["Verdict"][0] != "broken" for case in cases]
+    held = [layout_study.promises(*case)["Verdict"][0] != "broken" for case in cases]
     assert held == [candidate.meets for _, candidate in cases] == [True, False, False]
 
 
 def test_a_pipeline_of_p_stages_is_idle_p_minus_1_of_m_plus_p_minus_1() -> None:
     """GPipe (arXiv 1811.06965): the bubble is (p - 1) / (m + p - 1)."""
-    found = layouts.bubbles((4,), most=12).set_index("Micro-batches in a row")["Idle (% of GPU time)"]
+    found = layout_study.bubbles((4,), most=12).set_index("Micro-batches in a row")["Idle (% of GPU time)"]
     assert found[1] == pytest.approx(75) and found[12] == pytest.approx(100 * 3 / 15)
 
 
 def test_what_one_replica_promises_it_keeps_and_no_more(plan: Plan) -> None:
     asked, alone = replace(plan.scenario, headroom=0.0), plan.chosen.deployment.with_replicas(1)
-    rate = layouts.served_within(asked, alone)
+    rate = layout_study.served_within(asked, alone)
     meets = [judge(replace(asked, workload=asked.workload.at(share * rate)), alone, 1).meets for share in (0.97, 1.03)]
     assert meets == [True, False]
 
 
 def test_littles_law_counts_who_is_there(plan: Plan) -> None:
     found = plan.chosen.prediction.performance
-    assert sweeps.in_flight(found) == pytest.approx(plan.scenario.workload.rate * found.e2e["mean"].mid)
+    assert load_sweeps.in_flight(found) == pytest.approx(plan.scenario.workload.rate * found.e2e["mean"].mid)
     assert replayed(plan.scenario, plan.chosen).prediction.performance == found
 
 
@@ -148,7 +143,7 @@ def test_charted_promises_and_prices_are_the_plans(plan: Plan) -> None:
     rows = drawn_rows(charts_summary.prices(plan), "deployment")
     for candidate in plan.candidates[:6]:
         assert rows[describe(candidate.deployment)]["cost"] == candidate.usd_per_hour
-    assert rows[describe(plan.chosen.deployment)]["state"] == layouts.state(plan.chosen)
+    assert rows[describe(plan.chosen.deployment)]["state"] == layout_study.state(plan.chosen)
 
 
 def test_the_framework_chart_draws_its_points() -> None:
@@ -193,7 +188,7 @@ def test_one_requests_life_is_its_mean_times(plan: Plan) -> None:
 
 def test_a_drawn_tail_passes_through_the_stated_percentiles(plan: Plan) -> None:
     found = run(plan.chosen.deployment, plan.chosen.prediction.workload)
-    data = tails.curve(found, "ttft", plan.chosen.prediction.performance)
+    data = tail_latency.curve(found, "ttft", plan.chosen.prediction.performance)
     rows = drawn_rows(charts_replay.tails({"TTFT": data}, {"TTFT": [("p95", 1000.0)]}), "name")
     stated = plan.chosen.prediction.performance.ttft
     for point in ("p50", "p95", "p99"):
@@ -202,7 +197,7 @@ def test_a_drawn_tail_passes_through_the_stated_percentiles(plan: Plan) -> None:
 
 
 def test_the_chosen_one_is_drawn_where_it_stands(plan: Plan) -> None:
-    data = layouts.frame(plan, [c for c in plan.candidates if c.prediction.fits])
+    data = layout_study.frame(plan, [c for c in plan.candidates if c.prediction.fits])
     row = drawn_rows(charts_layout.pareto(data, "p95 TTFT (ms)"), "chosen")[True]
     assert row["cost"] == plan.chosen.usd_per_hour
     assert row["mid"] == pytest.approx(plan.chosen.prediction.performance.ttft["p95"].mid * 1e3)

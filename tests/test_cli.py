@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from planner.catalog import CATALOGS
-from planner.cli import main
-from planner.scenario import load_scenario
-from planner.search import search
+from planner.core.catalog import CATALOGS
+from planner.faces.cli import main
+from planner.planning.scenario import load_scenario
+from planner.planning.search import search
 
 GOOD = """\
 question: How many?
@@ -189,7 +189,9 @@ def test_scenarios_are_listed_with_their_questions(capsys):
 
 
 def test_help_needs_none_of_the_heavy_libraries():
-    script = "import sys, planner.cli as cli; cli._parser(); print({'pandas', 'numpy', 'pydantic'} & set(sys.modules))"
+    script = (
+        "import sys, planner.faces.cli as cli; cli._parser(); print({'pandas', 'numpy', 'pydantic'} & set(sys.modules))"
+    )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from planner.deployment import Speculation, deploy_on
-from planner.memory import plan
-from planner.performance import POINTS
-from planner.replay import replay_workload
-from planner.speculation import step_of
-from planner.steady import Case, closed_loop, closed_loops, open_loop, open_loops
-from planner.work import work
-from planner.workload import Lengths, Workload
+from planner.facts.deployment import Speculation, deploy_on
+from planner.facts.workload import Lengths, Workload
+from planner.latency.performance import POINTS
+from planner.latency.speculation import step_of
+from planner.latency.step_work import work
+from planner.memory.budget import plan
+from planner.queueing.steady_state import Case, closed_loop, closed_loops, open_loop, open_loops
+from planner.simulator.replay import replay_workload
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
 QWEN, GEMMA = "Qwen/Qwen3-32B", "google/gemma-3-27b-it"

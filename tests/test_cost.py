@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from planner.cost import cost
-from planner.quantities import Interval, PlannerError
+from planner.core.quantities import Interval, PlannerError
+from planner.planning.cost import cost
 
 
 def test_by_hand() -> None:

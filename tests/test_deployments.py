@@ -8,15 +8,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.advice import preemption_risk
-from planner.batch import predict_row
-from planner.deployment import Deployment, ParallelLayout
-from planner.deployments import LENGTH_STEP, context_length, deployment_of
-from planner.memory import memory_of
-from planner.models import model
-from planner.quantities import GIB, PlannerError
-from planner.scenario import Scenario, scenario
-from planner.search import search
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.deployment import Deployment, ParallelLayout
+from planner.memory.budget import memory_of
+from planner.memory.limits import preemption_risk
+from planner.models.registry import model
+from planner.operations.batch import predict_row
+from planner.planning.deployments import LENGTH_STEP, context_length, deployment_of
+from planner.planning.scenario import Scenario, scenario
+from planner.planning.search import search
 
 CHAT = {"prompt_tokens": {"mean": 1000, "p95": 3000}, "output_tokens": {"mean": 200, "p95": 500}, "rate": 1}
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.batch import predict_row
-from planner.calibration import calibration_of
-from planner.deployment import Deployment, deploy_on
-from planner.disaggregated import evaluate_disaggregated
-from planner.engines import behind_dynamo
-from planner.parallelism import collectives
-from planner.performance import Performance
-from planner.predict import Prediction
-from planner.quantities import PlannerError
-from planner.tandem import DecodePool, Passage, PrefillPool, tandem
-from planner.workload import Lengths, Workload
+from planner.core.quantities import PlannerError
+from planner.facts.deployment import Deployment, deploy_on
+from planner.facts.engines import behind_dynamo
+from planner.facts.workload import Lengths, Workload
+from planner.latency.calibration import calibration_of
+from planner.latency.performance import Performance
+from planner.operations.batch import predict_row
+from planner.parallelism.layouts import collectives
+from planner.planning.disaggregated import evaluate_disaggregated
+from planner.planning.prediction import Prediction
+from planner.simulator.pools_in_series import DecodePool, Passage, PrefillPool, tandem
 
 WORKERS = st.integers(1, 4)
 

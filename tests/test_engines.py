@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from planner.engines import EngineArgs, cudagraph_sizes, engine, release, resolve, unsupported
-from planner.hardware import gpu
-from planner.models import Model
-from planner.quantities import PlannerError
+from planner.core.quantities import PlannerError
+from planner.facts.engines import EngineArgs, cudagraph_sizes, engine, release, resolve, unsupported
+from planner.facts.gpus import gpu
+from planner.models.registry import Model
 
 
 def served(max_position: int = 131072, hybrid: bool = False, dtype: str = "bfloat16") -> Model:

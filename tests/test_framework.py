@@ -2,9 +2,9 @@
 
 import pytest
 
-from planner.framework import Traits, choose, frameworks
-from planner.hardware import gpu
-from planner.quantities import PlannerError
+from planner.core.quantities import PlannerError
+from planner.facts.gpus import gpu
+from planner.planning.framework import Traits, choose, frameworks
 
 H100, MI300X = "H100 SXM", "MI300X"
 

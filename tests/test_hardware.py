@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner import hardware
-from planner.catalog import CATALOGS, entries
-from planner.hardware import GpuEntry, gpu, gpus, interconnect, links
-from planner.quantities import GB, GIB, PlannerError
+from planner.core.catalog import CATALOGS, entries
+from planner.core.quantities import GB, GIB, PlannerError
+from planner.facts import gpus as hardware
+from planner.facts.gpus import GpuEntry, gpu, gpus, interconnect, links
 
 REQUIRED = """T4, V100 16GB, V100 32GB, A10, A10G, A30, A40, A100 40GB PCIe, A100 40GB, A100 80GB PCIe, A100 80GB, L4,
 L40, L40S, H100 PCIe, H100 SXM, H100 NVL, H200, H20, GH200, B200, B300, GB200, GB300, RTX 3090, RTX 4090, RTX 5090,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.deployment import Deployment, Speculation, deploy_on
-from planner.kv import KvLayout, kv_layout
-from planner.models import Model, model
-from planner.quantities import GIB
+from planner.core.quantities import GIB
+from planner.facts.deployment import Deployment, Speculation, deploy_on
+from planner.memory.kv_cache import KvLayout, kv_layout
+from planner.models.registry import Model, model
 
 
 def llama(**fields: Any) -> Model:

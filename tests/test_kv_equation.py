@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from planner.deployment import deploy_on
-from planner.kv_equation import kv_table, kv_worked
-from planner.memory import plan
+from planner.facts.deployment import deploy_on
+from planner.memory.budget import plan
+from planner.studies.kv_equation import kv_table, kv_worked
 
 KINDS = [  # model, GPU, tp, bytes per token on one GPU, kinds of layers
     ("meta-llama/Llama-3.1-70B", "H100", 4, 80 * 2 * 256 * 2, ["full attention"]),

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.deployment import Speculation, deploy_on
-from planner.latency import pairs, step_model
-from planner.memory import plan
-from planner.quantities import PlannerError
-from planner.replay import replay_workload
-from planner.speculation import step_of
-from planner.stacked import stack
-from planner.steady import Case, closed_loop, closed_loops, open_loop, open_loops
-from planner.work import work
-from planner.workload import Lengths, Workload
+from planner.core.quantities import PlannerError
+from planner.facts.deployment import Speculation, deploy_on
+from planner.facts.workload import Lengths, Workload
+from planner.latency.speculation import step_of
+from planner.latency.step_model import pairs, step_model
+from planner.latency.step_work import work
+from planner.memory.budget import plan
+from planner.queueing.batched_step_models import stack
+from planner.queueing.steady_state import Case, closed_loop, closed_loops, open_loop, open_loops
+from planner.simulator.replay import replay_workload
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"

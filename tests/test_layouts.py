@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shipped import plan_of
 
-from planner import layouts
-from planner.candidate import judge
-from planner.deployment import ParallelLayout, deploy_on
-from planner.quantities import Interval, PlannerError
-from planner.scenario import scenario
-from planner.search import Plan, search
+from planner.core.quantities import Interval, PlannerError
+from planner.facts.deployment import ParallelLayout, deploy_on
+from planner.planning.candidate import judge
+from planner.planning.scenario import scenario
+from planner.planning.search import Plan, search
+from planner.studies import layout_study
 
 NOWHERE = {
     "question": "Does a 70B model fit on one 24 GB card?",
@@ -33,7 +33,7 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def every(plan):
-    return layouts.layouts(plan)
+    return layout_study.layouts(plan)
 
 
 def test_no_legal_layout_meets_the_service_level_for_less_than_the_plan(plan, every):
@@ -51,7 +51,7 @@ def test_every_layout_appears_once_and_keeps_to_the_gpus_allowed(plan, every):
 
 def test_capacity_is_where_the_promises_begin_to_break(plan):
     deployment = plan.chosen.deployment
-    rate = layouts.served_within(plan.scenario, deployment)
+    rate = layout_study.served_within(plan.scenario, deployment)
     meets = []
     for share in (0.95, 1.05):
         traffic = replace(plan.scenario.workload, rate=rate * share)
@@ -63,7 +63,7 @@ def test_capacity_is_where_the_promises_begin_to_break(plan):
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30))
 def test_nothing_beats_a_point_of_the_front_and_something_beats_every_other(points):
     data = pd.DataFrame({"cost": [c for c, _ in points], "ms": [Interval.exactly(v) for _, v in points]})
-    for (cost, ms), kept in zip(points, layouts.front(data, "cost", "ms"), strict=True):
+    for (cost, ms), kept in zip(points, layout_study.front(data, "cost", "ms"), strict=True):
         beaten = any((c <= cost and v <= ms) and (c, v) != (cost, ms) for c, v in points)
         assert kept != beaten
 
@@ -71,7 +71,7 @@ def test_nothing_beats_a_point_of_the_front_and_something_beats_every_other(poin
 def test_llama_70b_reduces_twice_a_layer_and_a_stage_sends_once():
     """80 layers, attention and MLP each: 160 all-reduces of 8,192 bf16 values; a stage sends hidden and residual."""
     llama = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100-SXM", tp=4, engine_version="0.20.2")
-    sends = layouts.messages(llama, batch=32, context=1000)
+    sends = layout_study.messages(llama, batch=32, context=1000)
     first = sends.drop_duplicates("Layout").set_index("Layout")
     assert first.loc["TP4", "Messages"] == 160
     assert first.loc["TP4", "KiB per token and GPU"] == 160 * 8192 * 2 / 1024
@@ -80,7 +80,7 @@ def test_llama_70b_reduces_twice_a_layer_and_a_stage_sends_once():
 
 def test_nvlink_is_faster_than_pcie_and_stages_talk_least():
     llama = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100-SXM", tp=4, engine_version="0.20.2")
-    spent = layouts.messages(llama, batch=32, context=1000).set_index(["Layout", "Link", "Step"])["Messages (ms)"]
+    spent = layout_study.messages(llama, batch=32, context=1000).set_index(["Layout", "Link", "Step"])["Messages (ms)"]
     nvlink, pcie = "nvlink4 (450 GB/s)", "PCIe (64 GB/s)"
     for step in ("decode", "prompt"):
         assert spent["TP4", pcie, step] > 2 * spent["TP4", nvlink, step]
@@ -89,13 +89,13 @@ def test_nvlink_is_faster_than_pcie_and_stages_talk_least():
 
 def test_where_nothing_fits_the_chapter_says_so_and_goes_on_with_a_change():
     asked = search(scenario(NOWHERE, "nowhere"))
-    plan, changed = layouts.studied(asked)
+    plan, changed = layout_study.studied(asked)
     assert not asked.candidates
     assert plan.candidates
-    assert changed in layouts.opening(asked, plan, changed)
-    assert "fits nowhere" in layouts.opening(asked, plan, changed)
+    assert changed in layout_study.opening(asked, plan, changed)
+    assert "fits nowhere" in layout_study.opening(asked, plan, changed)
 
 
 def test_a_refused_layout_is_told_in_the_engines_words(plan):
     with pytest.raises(PlannerError, match=r"attention heads \(64\) must be divisible by tensor parallel size \(3\)"):
-        layouts.place(plan.scenario, plan.chosen, plan.scenario.gpus[0], ParallelLayout(tp=3))
+        layout_study.place(plan.scenario, plan.chosen, plan.scenario.gpus[0], ParallelLayout(tp=3))

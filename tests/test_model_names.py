@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from planner.deployment import ParallelLayout, deploy_on
-from planner.models import Model, model, names
-from planner.quantities import GIB, PlannerError
-from planner.quantization import SCHEMES, agrees
-from planner.weights import weight_bytes
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.deployment import ParallelLayout, deploy_on
+from planner.memory.weights import weight_bytes
+from planner.models.quantization import SCHEMES, agrees
+from planner.models.registry import Model, model, names
 
 # The Hub's totals (November 2026); with the multi-token-prediction layers where the checkpoint has them.
 TOTALS = {
@@ -170,7 +170,7 @@ def test_what_a_name_alone_says_is_said_to_be_inferred() -> None:
      "x/Qwen3-8B-VL"],
 )  # fmt: skip
 def test_another_model_with_a_similar_name_is_not_given_a_shape(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.models._online", lambda: False)
+    monkeypatch.setattr("planner.models.registry._online", lambda: False)
     with pytest.raises(PlannerError, match="unknown model"):
         model(name)
 

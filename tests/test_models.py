@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from planner.architecture import Attention, LatentAttention, Recurrent
-from planner.models import _catalog, model, models
-from planner.quantities import PlannerError
+from planner.core.quantities import PlannerError
+from planner.models.architecture import Attention, LatentAttention, Recurrent
+from planner.models.registry import _catalog, model, models
 
 # Parameters: the Hub's safetensors totals, tied embeddings and duplicates counted once (November 2026).
 PARAMETERS = {
@@ -168,7 +168,7 @@ def test_variants_resolve_to_base_and_format(name: str, base: str, method: str) 
 
 
 def test_unknown_names_say_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.models._online", lambda: False)
+    monkeypatch.setattr("planner.models.registry._online", lambda: False)
     with pytest.raises(PlannerError, match=r"did you mean .*Llama-3\.1-8B"):
         model("meta-lama/Llama-3.1-9B")
 

@@ -9,17 +9,17 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from planner.advice import longest_model_len, safe_max_num_seqs
-from planner.catalog import read_yaml
-from planner.deployment import deploy_on
-from planner.kv_equation import kv_table, kv_worked
-from planner.memory import TERMS, MemoryPlan, plan
-from planner.models import _catalog, model, models
-from planner.quantities import PlannerError
-from planner.scenario import scenario, scenario_path
-from planner.search import search
-from planner.summary import subject
-from planner.workload import Lengths, Workload
+from planner.core.catalog import read_yaml
+from planner.core.quantities import PlannerError
+from planner.facts.deployment import deploy_on
+from planner.facts.workload import Lengths, Workload
+from planner.memory.budget import TERMS, MemoryPlan, plan
+from planner.memory.limits import longest_model_len, safe_max_num_seqs
+from planner.models.registry import _catalog, model, models
+from planner.planning.scenario import scenario, scenario_path
+from planner.planning.search import search
+from planner.studies.kv_equation import kv_table, kv_worked
+from planner.studies.summary import subject
 
 WRONG: list[Any] = [None, -7, 0, 1, 37, 65536, 10**18, 1.5, math.nan, math.inf, "banana", True, [1, "x"], {"a": 1}]
 CHAT = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(200, 600), rate=1.0)

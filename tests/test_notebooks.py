@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from planner.report import NOTEBOOKS, walk
+from planner.faces.report import NOTEBOOKS, walk
 
 LESSONS = sorted((NOTEBOOKS / "learn").glob("*.ipynb"))
 

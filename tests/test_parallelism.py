@@ -5,13 +5,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.calibration import calibrations
-from planner.coefficients import Coefficients
-from planner.deployment import ParallelLayout, deploy_on
-from planner.engines import engine
-from planner.hardware import gpu
-from planner.models import model
-from planner.parallelism import allreduce_seconds, collectives, legal_layouts, pipeline_bubble, refuse
+from planner.facts.coefficients import Coefficients
+from planner.facts.deployment import ParallelLayout, deploy_on
+from planner.facts.engines import engine
+from planner.facts.gpus import gpu
+from planner.latency.calibration import calibrations
+from planner.models.registry import model
+from planner.parallelism.layouts import allreduce_seconds, collectives, legal_layouts, pipeline_bubble, refuse
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 PRIOR = Coefficients(**calibrations("vllm")["prior"].coefficients)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from planner.cli import main
+from planner.faces.cli import main
 
 QUESTION: dict[str, Any] = {
     "question": "Does it hold?",
@@ -172,12 +172,12 @@ def test_what_is_set_leaves_the_file_as_it_was(mine: Path, tmp_path: Path, capsy
 
 
 def test_the_same_question_has_the_same_answer(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from planner import run
+    from planner.planning import benchmark_run
 
     answers = []
     for _ in range(2):
-        run.run.cache_clear()
-        run._served_at_most.cache_clear()
+        benchmark_run.run.cache_clear()
+        benchmark_run._served_at_most.cache_clear()
         answers.append(asked(capsys, mine))
     assert answers[0] == answers[1]
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from planner.hardware import gpu, gpus
-from planner.prices import price_per_hour
-from planner.quantities import PlannerError
+from planner.core.quantities import PlannerError
+from planner.facts.gpus import gpu, gpus
+from planner.facts.prices import price_per_hour
 
 
 def test_defaults_lie_within_what_the_sources_ask() -> None:

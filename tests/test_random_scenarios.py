@@ -7,9 +7,9 @@ import attack_plans as attacks
 import pytest
 from scenario_generator import generate
 
-from planner.quantities import Interval
-from planner.scenario import load_scenario, scenario, scenario_path, scenarios
-from planner.search import Plan, search
+from planner.core.quantities import Interval
+from planner.planning.scenario import load_scenario, scenario, scenario_path, scenarios
+from planner.planning.search import Plan, search
 
 CHAT = {
     "question": "?",

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.cases import run_case
-from planner.quantities import PlannerError
-from planner.replay import ReplayResult, replay, run
-from planner.requests import arrivals, blocks_of, ramp, shared_prefix
-from planner.rules import ENTRY, Rules, StepTable, Traffic
+from planner.core.quantities import PlannerError
+from planner.facts.arrivals import arrivals, blocks_of, ramp, shared_prefix
+from planner.simulator.kernel_types import ENTRY, Rules, StepTable, Traffic
+from planner.simulator.replay import ReplayResult, replay, run
+from planner.simulator.schedule_cases import run_case
 
 SCHEDULES = Path(__file__).parent / "data" / "schedules"
 VERSIONS = ("0.20.2", "0.33.0")

@@ -10,17 +10,17 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from pypdf import PageObject, PdfReader
 
-from planner.quantities import PlannerError
-from planner.report import report, walk
-from planner.scenario import scenario_path
+from planner.core.quantities import PlannerError
+from planner.faces.report import report, walk
+from planner.planning.scenario import scenario_path
 
 NAME = "edge-8b-24gb"
 
 CONTENT = """
 import altair as alt, pandas as pd
 from IPython.display import Markdown, display
-from planner.quantities import Interval
-from planner.widgets import choice, code, explore, figure, note, slider, table
+from planner.core.quantities import Interval
+from planner.faces.widgets import choice, code, explore, figure, note, slider, table
 frame = pd.DataFrame({"Concurrency": [1, 2, 3], "TPOT (ms)": [4, 5, 6]})
 def draw(scale, mark):
     chart = alt.Chart(frame.assign(y=frame["TPOT (ms)"] * scale)).mark_line().encode(x="Concurrency", y="y")
@@ -68,7 +68,9 @@ def test_every_kind_of_content_reaches_the_page(notebook, tmp_path):
 
 def test_a_table_with_many_columns_stays_on_the_page(notebook, tmp_path):
     columns = '{f"gpu_memory_utilization {i}": ["some words", "meta-llama/Llama-3.1-70B-Instruct"] for i in range(14)}'
-    made = notebook(f"import pandas as pd\nfrom planner.widgets import table\ntable(pd.DataFrame({columns}), 'Wide.')")
+    made = notebook(
+        f"import pandas as pd\nfrom planner.faces.widgets import table\ntable(pd.DataFrame({columns}), 'Wide.')"
+    )
     page = PdfReader(report(NAME, tmp_path, notebooks=[made], progress=str)).pages[-1]
     starts = _text_starts(page)
     assert min(starts) > 60 and max(starts) < 533 < float(page.mediabox.width)
@@ -87,13 +89,13 @@ def _text_starts(page: PageObject) -> list[float]:
 
 
 def test_the_same_scenario_gives_the_same_pages(notebook, tmp_path):
-    made = notebook("from planner.widgets import note\nnote('Hello.')")
+    made = notebook("from planner.faces.widgets import note\nnote('Hello.')")
     first = report(NAME, tmp_path / "a", notebooks=[made], progress=str).read_bytes()
     assert first == report(NAME, tmp_path / "b", notebooks=[made], progress=str).read_bytes()
 
 
 def test_a_planner_error_in_a_notebook_is_told_as_it_is(notebook, tmp_path):
-    made = notebook("from planner.hardware import gpu\ngpu('H1000')")
+    made = notebook("from planner.facts.gpus import gpu\ngpu('H1000')")
     with pytest.raises(PlannerError, match=r"^unknown GPU 'H1000'"):
         report(NAME, tmp_path, notebooks=[made], progress=str)
 

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner import run as runs
-from planner.batch import predict_row
-from planner.deployment import Deployment, deploy_on
-from planner.latency import StepModel
-from planner.memory import memory_of
-from planner.performance import POINTS
-from planner.predict import Prediction, predict
-from planner.quantities import Interval, PlannerError
-from planner.replay import ReplayResult
-from planner.run import capacity, once, run, sample
-from planner.speculation import step_of
-from planner.traces import Trace
-from planner.workload import Lengths, Workload
+from planner.core.quantities import Interval, PlannerError
+from planner.facts.deployment import Deployment, deploy_on
+from planner.facts.traces import Trace
+from planner.facts.workload import Lengths, Workload
+from planner.latency.performance import POINTS
+from planner.latency.speculation import step_of
+from planner.latency.step_model import StepModel
+from planner.memory.budget import memory_of
+from planner.operations.batch import predict_row
+from planner.planning import benchmark_run as runs
+from planner.planning.benchmark_run import capacity, once, run, sample
+from planner.planning.prediction import Prediction, predict
+from planner.simulator.replay import ReplayResult
 
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 L40S = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=4096)
@@ -222,7 +222,7 @@ def test_one_token_has_neither_a_pace_nor_gaps(load: dict[str, object]) -> None:
 
 
 def test_cells_of_one_token_stay_empty(tmp_path: Path) -> None:
-    from planner.batch import predict_file
+    from planner.operations.batch import predict_file
 
     (tmp_path / "rows.csv").write_text("model,gpu,isl,osl,concurrency\nmeta-llama/Llama-3.1-8B-Instruct,L40S,500,1,4\n")
     assert predict_file(tmp_path / "rows.csv", tmp_path / "out.csv") == 0

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import yaml
 
-from planner.quantities import GIB, PlannerError
-from planner.rows import read_cells, read_workload
-from planner.scenario import load_scenario, scenario, scenarios
-from planner.workload import Lengths, Workload
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.workload import Lengths, Workload
+from planner.operations.batch_columns import read_cells, read_workload
+from planner.planning.scenario import load_scenario, scenario, scenarios
 
 SMALL = {
     "question": "?",

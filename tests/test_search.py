@@ -10,16 +10,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shipped import plan_of
 
-from planner.candidate import Candidate, judge, judge_all, replayed
-from planner.deployments import context_length, deployment_of
-from planner.memory import memory_of
-from planner.models import model
-from planner.parallelism import legal_layouts
-from planner.prices import price_per_hour
-from planner.quantities import GIB, PlannerError
-from planner.run import once
-from planner.scenario import Scenario, load_scenario, scenario, scenarios
-from planner.search import Plan, search
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.prices import price_per_hour
+from planner.memory.budget import memory_of
+from planner.models.registry import model
+from planner.parallelism.layouts import legal_layouts
+from planner.planning.benchmark_run import once
+from planner.planning.candidate import Candidate, judge, judge_all, replayed
+from planner.planning.deployments import context_length, deployment_of
+from planner.planning.scenario import Scenario, load_scenario, scenario, scenarios
+from planner.planning.search import Plan, search
 
 CHAT_8B = {
     "question": "?",

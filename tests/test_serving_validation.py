@@ -7,13 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from planner import serving_validation, timed_validation
-from planner.catalog import entries
-from planner.coefficients import Calibration
-from planner.deployment import deploy_on
-from planner.quantities import PlannerError
-from planner.serving_validation import ServingCurve, accuracy, fits, nearest, rests_on, serving_curves, serving_points
-from planner.timed_validation import TimedRun, replayed, timed_runs
+from planner.core.catalog import entries
+from planner.core.quantities import PlannerError
+from planner.facts.coefficients import Calibration
+from planner.facts.deployment import deploy_on
+from planner.operations.validation import serving, timed
+from planner.operations.validation.serving import (
+    ServingCurve,
+    accuracy,
+    fits,
+    nearest,
+    rests_on,
+    serving_curves,
+    serving_points,
+)
+from planner.operations.validation.timed import TimedRun, replayed, timed_runs
 
 CURVE = """
 Some curve:
@@ -74,7 +82,7 @@ def test_queues_for_the_kv_pool_are_predicted(points) -> None:
     assert list(own["pool full"]) == [False, False, False, True, True]
     assert own["measured TTFT (ms)"][64] > 50_000
     assert abs(own["TTFT error"][64]) < 0.3
-    assert serving_validation.tightest(points) in set(points[points["pool full"]]["curve"])
+    assert serving.tightest(points) in set(points[points["pool full"]]["curve"])
 
 
 def test_the_points_are_broad_and_name_their_source() -> None:
@@ -95,7 +103,7 @@ def test_single_requests_and_gauges_of_a_real_run_come_out_of_the_replay(name) -
     run = timed_runs()[name]
     assert all(0 < ttft < e2e for *_, ttft, e2e in run.requests)
     found = replayed(run)
-    (row,) = timed_validation.accuracy({name: found}).to_dict("records")
+    (row,) = timed.accuracy({name: found}).to_dict("records")
     assert row["TTFT median error (%)"] < 8 and row["E2E median error (%)"] < 8
     assert row["running off by"] < 8 and row["waiting off by"] < 8
     gauges = found.gauges

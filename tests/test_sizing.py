@@ -8,12 +8,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner import sizing
-from planner.advice import gains, longest_model_len, sequence_table
-from planner.deployment import deploy_on
-from planner.memory import memory_of, plan
-from planner.quantities import GIB
-from planner.workload import Lengths, Workload
+from planner.core.quantities import GIB
+from planner.facts.deployment import deploy_on
+from planner.facts.workload import Lengths, Workload
+from planner.memory.budget import memory_of, plan
+from planner.memory.limits import gains, longest_model_len, sequence_table
+from planner.studies import memory_sweeps
 
 LLAMA = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=8192)
 CHAT = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(200, 600), rate=1.0)
@@ -22,7 +22,7 @@ PER_TOKEN = 2 * 32 * 8 * 128 * 2
 
 
 def test_the_terms_inside_the_budget_are_the_budget() -> None:
-    table = sizing.terms(memory_of(LLAMA)).set_index("term")
+    table = memory_sweeps.terms(memory_of(LLAMA)).set_index("term")
     inside = table[table["inside the budget"]].drop(index="budget")["GiB"]
     assert sum(value.mid for value in inside) == pytest.approx(table.loc["budget", "GiB"].mid, abs=1e-6)
     assert table.loc["budget", "GiB"].mid == pytest.approx(LLAMA.args.gpu_memory_utilization * LLAMA.gpu_total / GIB)
@@ -30,7 +30,7 @@ def test_the_terms_inside_the_budget_are_the_budget() -> None:
 
 
 def test_more_utilization_is_more_cache_byte_for_byte() -> None:
-    data = sizing.utilization_sweep(LLAMA)
+    data = memory_sweeps.utilization_sweep(LLAMA)
     sizes = [value.mid for value in data["KV cache (GiB)"]]
     assert all(more >= less for less, more in pairwise(sizes))
     two_percent = 0.02 * LLAMA.gpu_total / GIB
@@ -39,14 +39,14 @@ def test_more_utilization_is_more_cache_byte_for_byte() -> None:
 
 
 def test_twice_the_length_is_half_the_sequences() -> None:
-    data = sizing.length_sweep(LLAMA).set_index("max_model_len (tokens)")["sequences of that length"]
+    data = memory_sweeps.length_sweep(LLAMA).set_index("max_model_len (tokens)")["sequences of that length"]
     assert data[4096].mid / data[8192].mid == pytest.approx(2, rel=0.01)
     assert data.index.max() == 131072  # what the model was made for
 
 
 def test_four_bits_take_about_a_quarter_and_are_read_faster() -> None:
-    table = sizing.format_table(LLAMA, 1000).set_index("format")
-    step = f"decode step of {sizing.BATCH} (ms)"
+    table = memory_sweeps.format_table(LLAMA, 1000).set_index("format")
+    step = f"decode step of {memory_sweeps.BATCH} (ms)"
     sixteen, four = table.iloc[0], next(row for name, row in table.iterrows() if "AWQ" in name or "4" in name)
     assert sixteen["weights (GiB)"].mid == pytest.approx(14.99, abs=0.05)
     assert 0.25 < four["weights (GiB)"].mid / sixteen["weights (GiB)"].mid < 0.4  # embeddings stay in 16 bits
@@ -55,7 +55,7 @@ def test_four_bits_take_about_a_quarter_and_are_read_faster() -> None:
 
 
 def test_what_others_hold_is_not_there_for_the_cache() -> None:
-    data = sizing.tenants_sweep(LLAMA, [0, 4, 8, 40]).set_index("other tenants (GiB)")
+    data = memory_sweeps.tenants_sweep(LLAMA, [0, 4, 8, 40]).set_index("other tenants (GiB)")
     kept = [value.mid for value in data["KV cache (GiB)"]]
     assert kept == sorted(kept, reverse=True)
     assert kept[1] - kept[2] == pytest.approx(4, abs=0.01 * LLAMA.gpu_total / GIB + 0.01)  # utilization in hundredths
@@ -75,7 +75,7 @@ def test_the_length_that_is_said_to_start_starts_and_a_longer_one_does_not(share
         assert plan(made.with_args(max_model_len=likely)).pool.max_concurrency_x >= 1
     if 0 < likely < 131072:
         assert plan(made.with_args(max_model_len=likely + 16)).pool.max_concurrency_x < 1
-        assert f"{likely:,}" in sizing.startable(found)
+        assert f"{likely:,}" in memory_sweeps.startable(found)
 
 
 def test_one_more_gib_holds_a_gib_of_tokens() -> None:
@@ -96,10 +96,10 @@ def test_sequences_that_fit_are_risky_in_sum_and_rarer_the_longer() -> None:
 
 def test_a_recommendation_names_what_is_set_and_where_it_comes_from() -> None:
     found = memory_of(LLAMA.with_args(max_num_seqs=64))
-    text = sizing.recommended(found, CHAT, 0.1)
+    text = memory_sweeps.recommended(found, CHAT, 0.1)
     assert "max_model_len 8,192" in text and "max_num_seqs 64" in text
     assert f"{CHAT.total_quantile(0.99):,.0f} tokens" in text
-    assert sizing.judged(found) == ""
+    assert memory_sweeps.judged(found) == ""
     tight = memory_of(LLAMA.with_args(gpu_memory_utilization=0.3))
-    assert "It does not start" in sizing.judged(tight) and "Way out" in sizing.judged(tight)
-    assert "nothing to recommend" in sizing.recommended(tight, CHAT, 0.1)
+    assert "It does not start" in memory_sweeps.judged(tight) and "Way out" in memory_sweeps.judged(tight)
+    assert "nothing to recommend" in memory_sweeps.recommended(tight, CHAT, 0.1)

@@ -6,14 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.deployment import Deployment, Speculation, deploy_on
-from planner.draft import draft_of, method, methods
-from planner.memory import plan
-from planner.models import model
-from planner.predict import evaluate, memory_of
-from planner.quantities import GIB, PlannerError
-from planner.replay import ReplayResult, replay_workload
-from planner.speculation import (
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.deployment import Deployment, Speculation, deploy_on
+from planner.facts.draft_models import draft_of, method, methods
+from planner.facts.workload import Lengths, Workload
+from planner.latency.speculation import (
     acceptance_from_length,
     break_even_acceptance,
     break_even_batch,
@@ -22,7 +19,10 @@ from planner.speculation import (
     step_of,
     surface,
 )
-from planner.workload import Lengths, Workload
+from planner.memory.budget import plan
+from planner.models.registry import model
+from planner.planning.prediction import evaluate, memory_of
+from planner.simulator.replay import ReplayResult, replay_workload
 
 
 def llama(gpu: str = "H100", **speculation: object) -> Deployment:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from planner.deployment import deploy_on
-from planner.explain import EXAMPLE as GRANITE
-from planner.explain import deployment_of, explain, explain_file
-from planner.memory import plan
-from planner.quantities import GIB, PlannerError
-from planner.scenario import scenario
-from planner.search import search
-from planner.startup_log import StartupLog, read_log
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.deployment import deploy_on
+from planner.memory.budget import plan
+from planner.operations.explain_log import EXAMPLE as GRANITE
+from planner.operations.explain_log import deployment_of, explain, explain_file
+from planner.operations.startup_log import StartupLog, read_log
+from planner.planning.scenario import scenario
+from planner.planning.search import search
 
 V019 = """
 (APIServer pid=1) INFO [utils.py:238] non-default args: {'gpu_memory_utilization': 0.95, 'max_model_len': 8192}

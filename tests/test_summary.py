@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from planner import summary
-from planner.candidate import against, replayed
-from planner.deployment import deploy_on
-from planner.scenario import scenario
-from planner.search import Plan, search
-from planner.what_if import affordable, what_if
+from planner.facts.deployment import deploy_on
+from planner.planning.candidate import against, replayed
+from planner.planning.scenario import scenario
+from planner.planning.search import Plan, search
+from planner.planning.what_if import affordable, what_if
+from planner.studies import summary
 
 CHAT: dict[str, Any] = {
     "question": "?",

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from shipped import plan_of
 
-from planner import sweeps
-from planner.quantities import PlannerError
-from planner.scenario import load_scenario
+from planner.core.quantities import PlannerError
+from planner.planning.scenario import load_scenario
+from planner.studies import load_sweeps
 
 CHAT = load_scenario("chat-70b")
 
@@ -21,7 +21,7 @@ def best():
 
 @pytest.fixture(scope="module")
 def alone(best):
-    return sweeps.one_replica(CHAT, best)
+    return load_sweeps.one_replica(CHAT, best)
 
 
 def rises(values) -> bool:
@@ -29,27 +29,27 @@ def rises(values) -> bool:
 
 
 def test_more_requests_in_flight_mean_more_throughput_and_slower_tokens(alone):
-    load = sweeps.by_concurrency(*alone, sweeps.spaced(1, 128))
+    load = load_sweeps.by_concurrency(*alone, load_sweeps.spaced(1, 128))
     assert rises([value.mid for value in load["Output tokens/s"]])
     assert rises([value.mid for value in load["p95 TPOT (ms)"]])
 
 
 def test_throughput_grows_almost_in_proportion_while_weights_dominate_a_step(alone):
     """Decode reads all weights whatever the batch: eight requests cost far less than eight times one."""
-    load = sweeps.by_concurrency(*alone, [1, 8]).set_index("Requests in flight")
+    load = load_sweeps.by_concurrency(*alone, [1, 8]).set_index("Requests in flight")
     assert load.loc[8, "Output tokens/s"].mid > 4 * load.loc[1, "Output tokens/s"].mid
 
 
 def test_chunks_bound_the_gap_and_cost_the_prompt_time(alone):
     """Sarathi-Serve (OSDI 2024): chunked prefill bounds the stall of decodes and slows the prompt a little."""
-    found = sweeps.long_prompt(*alone, sequences=16, prompt=10_000, budgets=[512, 2048, 8192])
+    found = load_sweeps.long_prompt(*alone, sequences=16, prompt=10_000, budgets=[512, 2048, 8192])
     assert rises([gap.mid for gap in found["Longest gap (ms)"]])
     assert rises(list(found["Disturbed for (ms)"])[::-1])
     assert list(found["Steps"]) == [21, 5, 2, 1]
 
 
 def test_gaps_begin_and_end_undisturbed(alone):
-    data = sweeps.gaps(*alone, sequences=16, prompt=10_000)
+    data = load_sweeps.gaps(*alone, sequences=16, prompt=10_000)
     assert not data["Prompt in it"].iloc[[0, 1, 2, -3, -2, -1]].any()
     assert data["Gap (ms)"].iloc[0] == data["Gap (ms)"].iloc[-1]
 
@@ -58,25 +58,25 @@ def test_a_budget_without_room_for_prompts_is_refused(alone):
     deployment, traffic = alone
     tiny = deployment.with_args(max_num_batched_tokens=64)
     with pytest.raises(PlannerError, match="leaves no room beside 64 decoding sequences"):
-        sweeps.gaps(tiny, traffic, sequences=64, prompt=1000)
+        load_sweeps.gaps(tiny, traffic, sequences=64, prompt=1000)
 
 
 def test_too_few_slots_never_keep_up(alone):
-    served = sweeps.by_argument(*alone, "max_num_seqs", [1, 2, 256])
+    served = load_sweeps.by_argument(*alone, "max_num_seqs", [1, 2, 256])
     assert list(served["Saturated"]) == [True, True, False]
 
 
 def test_reuse_shortens_prefill_and_nothing_gets_worse(best):
-    found = sweeps.by_reuse(CHAT, best, [0, 0.25, 0.5, 0.75])
+    found = load_sweeps.by_reuse(CHAT, best, [0, 0.25, 0.5, 0.75])
     assert rises([value.mid for value in found["Requests/s, all slots taken"]])
     assert rises([value.mid for value in found["mean TTFT (ms)"]][::-1])
     assert rises(list(found["Replicas needed"])[::-1])
-    assert 0 < sweeps.pays_off(found) < 20
+    assert 0 < load_sweeps.pays_off(found) < 20
 
 
 def test_reuse_pays_later_where_prompts_are_a_small_part_of_the_work(best):
     """Long answers to short prompts leave little prefill to save."""
     chatty = replace(CHAT, workload=replace(CHAT.workload, prompt=CHAT.workload.output, output=CHAT.workload.prompt))
     shares = [0, 0.25, 0.5, 0.75]
-    little, much = (sweeps.pays_off(sweeps.by_reuse(s, best, shares)) for s in (chatty, CHAT))
+    little, much = (load_sweeps.pays_off(load_sweeps.by_reuse(s, best, shares)) for s in (chatty, CHAT))
     assert little is None or little > much

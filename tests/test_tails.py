@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import plan_of
 
-from planner import ramps, tails
-from planner.layouts import served_within
-from planner.predict import evaluate, memory_of
-from planner.quantities import PlannerError
-from planner.replay import replay
-from planner.rules import Rules, StepTable
-from planner.run import accepted, once, run, sample
-from planner.scenario import load_scenario
-from planner.sweeps import full
-from planner.workload import Lengths, Workload
+from planner.core.quantities import PlannerError
+from planner.facts.workload import Lengths, Workload
+from planner.planning.benchmark_run import accepted, once, run, sample
+from planner.planning.prediction import evaluate, memory_of
+from planner.planning.scenario import load_scenario
+from planner.simulator.kernel_types import Rules, StepTable
+from planner.simulator.replay import replay
+from planner.studies import ramp_test, tail_latency
+from planner.studies.layout_study import served_within
+from planner.studies.load_sweeps import full
 
 CHAT = load_scenario("chat-70b")
 LOAD = CHAT.workload
@@ -40,7 +40,7 @@ def tail(plan):
 
 @pytest.fixture(scope="module")
 def ramp(plan):
-    return ramps.ramp_test(plan, LOAD, CHAT.service_level)
+    return ramp_test.ramp_test(plan, LOAD, CHAT.service_level)
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_others(plan):
@@ -90,7 +90,9 @@ def test_the_prefix_cache_finds_what_the_workload_says(plan, share, tokens):
 
 def test_no_more_is_served_than_is_offered(ramp):
     assert all(row["Requests/s served"].hi <= row["Requests/s offered"] for _, row in ramp.data.iterrows())
-    assert ramp.data["Requests/s served"].iloc[-1].mid < tails.KEEPS_UP * ramp.data["Requests/s offered"].iloc[-1]
+    assert (
+        ramp.data["Requests/s served"].iloc[-1].mid < tail_latency.KEEPS_UP * ramp.data["Requests/s offered"].iloc[-1]
+    )
 
 
 def test_tails_grow_with_the_load_up_to_the_ceiling(ramp):
@@ -108,19 +110,19 @@ def test_the_plan_serves_its_own_traffic_but_not_much_more_than_the_closed_form_
 
 def test_a_tighter_promise_lowers_the_ceiling(plan, ramp):
     tighter = [replace(target, seconds=target.seconds / 2) for target in CHAT.service_level]
-    found = ramps.ramp_test(plan, LOAD, tighter)
+    found = ramp_test.ramp_test(plan, LOAD, tighter)
     assert found.ceiling.mid < ramp.ceiling.mid and "exceeds" in found.why
-    free = ramps.ramp_test(plan, LOAD)
+    free = ramp_test.ramp_test(plan, LOAD)
     assert free.ceiling.mid >= ramp.ceiling.mid and free.why == "requests arrive faster than they are served"
 
 
 def test_a_promise_that_nothing_keeps_has_no_ceiling(plan):
-    found = ramps.ramp_test(plan, LOAD, [replace(CHAT.service_level[0], seconds=1e-3)])
+    found = ramp_test.ramp_test(plan, LOAD, [replace(CHAT.service_level[0], seconds=1e-3)])
     assert found.ceiling.mid == 0 and str(found).startswith("Even 1 requests/s are too much")
 
 
 def test_more_in_flight_never_serve_less(plan):
-    found = ramps.ramp_test(plan, replace(full(plan, LOAD), concurrency=1))
+    found = ramp_test.ramp_test(plan, replace(full(plan, LOAD), concurrency=1))
     rates = [value.mid for value in found.data["Requests/s served"]]
     assert all(b > 0.97 * a for a, b in pairwise(rates))
     assert 1 < found.ceiling.mid <= 2 * (plan.args.max_num_seqs or 0)
@@ -128,7 +130,7 @@ def test_more_in_flight_never_serve_less(plan):
 
 def test_a_smaller_pool_never_preempts_less(plan):
     """As long as it keeps up: a pool that does not is full all the time, and lets fewer in."""
-    pools = tails.by_pool(plan, LOAD)
+    pools = tail_latency.by_pool(plan, LOAD)
     served = pools[[value.mid >= 95 for value in pools["Served (%)"]]]
     preempted = served["Preemptions (per 100)"].to_numpy()
     assert preempted[0] == 0 < preempted[-1] and all(np.diff(preempted) >= 0)
@@ -155,7 +157,7 @@ def test_bursts_wait_longer_than_poisson_arrivals_and_those_longer_than_an_even_
 
 
 def test_a_surge_comes_in_the_second_third():
-    arrival = ramps.surge(LOAD.at(50.0), 3.0, 300.0).trace.arrival
+    arrival = ramp_test.surge(LOAD.at(50.0), 3.0, 300.0).trace.arrival
     counts = np.histogram(arrival, [0, 100, 200, 300])[0]
     assert counts == pytest.approx([5000, 15000, 5000], abs=5 * 15000**0.5)
 
@@ -163,7 +165,7 @@ def test_a_surge_comes_in_the_second_third():
 def test_gauges_count_who_is_there(plan):
     """Little's law: requests in flight, over time, are as many as arrive while one stays."""
     seconds = 600.0
-    told, gauges = ramps.crowd(plan, replace(LOAD, burstiness=1.0), seconds)
+    told, gauges = ramp_test.crowd(plan, replace(LOAD, burstiness=1.0), seconds)
     inside = (gauges.running + gauges.waiting)[gauges["Seconds"] < seconds].mean()
     run = once(plan, replace(LOAD, burstiness=1.0), round(LOAD.rate * seconds))
     assert inside == pytest.approx(LOAD.rate * run.e2e.mean(), rel=0.1)
@@ -182,10 +184,10 @@ def test_a_pipeline_with_steps_under_way_is_not_idle():
 def test_a_replay_says_where_the_closed_form_is_too_kind(plan, tail):
     steady = evaluate(plan, LOAD).performance
     assert steady is not None
-    assert tails.verdict(CHAT.service_level, tail, steady).startswith("Replayed, the deployment meets")
+    assert tail_latency.verdict(CHAT.service_level, tail, steady).startswith("Replayed, the deployment meets")
     broken = [replace(target, seconds=1e-3) for target in CHAT.service_level]
-    assert "does not meet" in tails.verdict(broken, tail, steady)
+    assert "does not meet" in tail_latency.verdict(broken, tail, steady)
     limit = next(target for target in CHAT.service_level if target.name == "p99 TTFT")
     kinder = replace(steady, ttft={name: value * 0.5 for name, value in steady.ttft.items()})
-    said = tails.verdict([replace(limit, seconds=tail.at("ttft", "p99").mid * 0.99)], tail, kinder)
+    said = tail_latency.verdict([replace(limit, seconds=tail.at("ttft", "p99").mid * 0.99)], tail, kinder)
     assert said.endswith("by which the plan was chosen, says that it does: plan for the replay.")

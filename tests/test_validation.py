@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.catalog import CATALOGS
-from planner.validation import accuracy, logged_runs, residuals
+from planner.core.catalog import CATALOGS
+from planner.operations.validation.memory import accuracy, logged_runs, residuals
 
 
 def test_the_plan_agrees_with_public_logs() -> None:

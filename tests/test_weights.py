@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.deployment import ParallelLayout, Speculation, deploy_on
-from planner.models import model
-from planner.quantities import GIB
-from planner.quantization import SCHEMES
-from planner.weights import lora_bytes, partition, rank_bytes, rank_shape
+from planner.core.quantities import GIB
+from planner.facts.deployment import ParallelLayout, Speculation, deploy_on
+from planner.memory.weights import lora_bytes, partition, rank_bytes, rank_shape
+from planner.models.quantization import SCHEMES
+from planner.models.registry import model
 
 # Bytes of parameters and buffers on rank 0 that vLLM 0.33.0 creates on meta tensors: (model, tp, dp, ep) -> bytes.
 RANKS = {

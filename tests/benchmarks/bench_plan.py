@@ -7,13 +7,13 @@ import sys
 
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from planner import charts
-from planner.deployment import deploy_on
-from planner.memory import plan
-from planner.predict import evaluate
-from planner.scenario import load_scenario
-from planner.search import search
-from planner.widgets import figure
+from planner.faces.charts import base as charts
+from planner.faces.widgets import figure
+from planner.facts.deployment import deploy_on
+from planner.memory.budget import plan
+from planner.planning.prediction import evaluate
+from planner.planning.scenario import load_scenario
+from planner.planning.search import search
 
 DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100", tp=4, quantization="fp8", max_model_len=8192)
 SCENARIO = load_scenario("chat-70b")

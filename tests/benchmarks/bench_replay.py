@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from planner.deployment import deploy_on
-from planner.latency import step_model
-from planner.memory import plan
-from planner.replay import ReplayResult, engine_rules, replay, step_table
-from planner.requests import arrivals
-from planner.workload import read_trace
+from planner.facts.arrivals import arrivals
+from planner.facts.deployment import deploy_on
+from planner.facts.workload import read_trace
+from planner.latency.step_model import step_model
+from planner.memory.budget import plan
+from planner.simulator.replay import ReplayResult, engine_rules, replay, step_table
 
 DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=16384)
 RULES, TABLE = engine_rules(DEPLOYMENT, plan(DEPLOYMENT).pool), step_table(step_model(DEPLOYMENT))

@@ -1,0 +1,1 @@
+"""The ground: bytes, intervals and errors, and how catalogs are read."""

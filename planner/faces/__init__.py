@@ -1,0 +1,1 @@
+"""What people meet: the command, notebooks, charts and the report."""

@@ -1,0 +1,1 @@
+"""Altair charts, a module for each chapter."""

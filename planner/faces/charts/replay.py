@@ -1,0 +1,109 @@
+"""Charts of replayed traffic: the tail of a latency, a ramp with its ceiling, who runs and who waits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import altair as alt
+import pandas as pd
+
+from planner.core.quantities import Interval
+from planner.faces.charts.base import BAD, MUTED, PALETTE, WIDTH
+from planner.faces.charts.latency import beside
+
+PERCENTILES = {"p50": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01, "p99.9": 0.001}
+"""Marks of the axis on which a tail is drawn, by the share of values that are slower."""
+_LABELS = " : ".join(f"abs(datum.value - {share}) < 1e-6 ? '{name}'" for name, share in PERCENTILES.items()) + " : ''"
+
+
+def tails(curves: Mapping[str, pd.DataFrame], limits: Mapping[str, Sequence[tuple[str, float]]]) -> alt.TopLevelMixin:
+    """One panel per latency, each a `tails.curve`: ms against percentile, with its 80 % band.
+
+    `limits`: (percentile, ms) of the service level by latency; hollow points are the closed form's.
+    """
+    stacked = [_tail(name, data, limits.get(name, ())) for name, data in curves.items()]
+    return alt.hconcat(*stacked)
+
+
+def _tail(name: str, data: pd.DataFrame, limits: Sequence[tuple[str, float]]) -> alt.LayerChart | alt.FacetChart:
+    axis = alt.Axis(values=list(PERCENTILES.values()), labelExpr=_LABELS, labelOverlap=False)
+    scale = alt.Scale(type="log", domain=[1, 0.001], nice=False)
+    x = alt.X("slower:Q", title=f"percentile of {name}", scale=scale, axis=axis)
+    base = alt.Chart(data).encode(x=x)
+    height = alt.Y("mid:Q", title=f"{name} (ms)", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=5))
+    named = data[data["name"].notna()]
+    spots = alt.Chart(named).encode(x=x)
+    layers = [
+        base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
+        base.mark_line().encode(y=height),
+        spots.mark_point().encode(y=alt.Y("mid:Q")),
+    ]
+    if named["closed form"].notna().any():
+        hollow = spots.mark_point(filled=False, color=PALETTE[1], size=70, strokeWidth=2)
+        layers.append(hollow.encode(y=alt.Y("closed form:Q")))
+    if limits:
+        rows = [{"slower": PERCENTILES[at], "ms": ms, "from": 1.0, "text": f"{at} promised"} for at, ms in limits]
+        promised = alt.Chart(pd.DataFrame(rows)).encode(x=x, y=alt.Y("ms:Q"))
+        layers += [
+            promised.mark_rule(strokeDash=[5, 4], color=BAD).encode(x2="from"),
+            promised.mark_point(shape="triangle-down", color=BAD, size=60),
+            promised.mark_text(align="left", dx=7, color="currentColor").encode(text="text:N"),
+        ]
+    return alt.layer(*layers).properties(width=beside(2), height=150)
+
+
+def ramp(
+    data: pd.DataFrame, x: str, limits: Mapping[str, float | None], ceiling: Interval, here: float | None
+) -> alt.TopLevelMixin:
+    """One panel for each column in `limits` against the load `x`, both logarithmic, the promise dashed.
+
+    The `ceiling` stands across all of them with its interval, and so does `here`, the load of the plan.
+    """
+    scale = alt.Scale(type="log", base=2, nice=False, domain=[float(data[x].min()), float(data[x].max())])
+    across = alt.X("load:Q", title=x, scale=scale, axis=alt.Axis(values=list(data[x]), format="~g"))
+    marks = {f"ceiling {float(f'{ceiling.mid:.3g}'):,g}": (ceiling.mid, BAD)} if ceiling.mid else {}
+    marks |= {"this traffic": (here, MUTED)} if here else {}
+    panels = []
+    for number, (y, limit) in enumerate(limits.items()):
+        ends = {end: [getattr(value, end) for value in data[y]] for end in ("lo", "mid", "hi")}
+        base = alt.Chart(pd.DataFrame({"load": data[x], **ends})).encode(x=across)
+        height = alt.Y("mid:Q", title=y, scale=alt.Scale(type="log", nice=False), axis=alt.Axis(tickCount=4))
+        layers: list[alt.Chart] = []
+        if ceiling.mid:
+            band = pd.DataFrame([{"load": max(ceiling.lo, data[x].min()), "end": min(ceiling.hi, data[x].max())}])
+            layers.append(alt.Chart(band).mark_rect(opacity=0.12, color=BAD).encode(x=across, x2="end"))
+        layers += [
+            base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
+            base.mark_line().encode(y=height),
+            base.mark_point(size=35).encode(y=alt.Y("mid:Q")),
+        ]
+        if limit is not None:
+            rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=BAD)
+            layers.append(rule.encode(y=alt.Y("limit:Q")))
+        for row, (name, (load, color)) in enumerate(marks.items()):
+            spot = alt.Chart(pd.DataFrame([{"load": load, "name": name}])).encode(x=across)
+            layers.append(spot.mark_rule(color=color, strokeDash=[2, 3]))
+            if not number:
+                text = spot.mark_text(y=-6 - 13 * row, align="right", dx=-4, color="currentColor")
+                layers.append(text.encode(text="name:N"))
+        panels.append(alt.layer(*layers).properties(width=beside(2), height=95))
+    return alt.concat(*panels, columns=2)
+
+
+def crowds(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
+    """How many requests run and wait over time in one engine, a panel per case; see `tails.crowd`."""
+    columns = {"running": "running", "waiting": "waiting"}
+    rows = [
+        data.assign(case=name).melt(["Seconds", "case"], list(columns), "kind", "requests")
+        for name, data in cases.items()
+    ]
+    color = alt.Color("kind:N", title=None, scale=alt.Scale(domain=list(columns), range=PALETTE[:2]))
+    base = alt.Chart(pd.concat(rows)).encode(
+        x=alt.X("Seconds:Q", title="seconds", scale=alt.Scale(nice=False)),
+        y=alt.Y("requests:Q", title="requests", axis=alt.Axis(tickCount=4)),
+        color=color,
+    )
+    above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
+    row = alt.Row("case:N", title=None, sort=list(cases), header=above)
+    drawn = base.mark_line(strokeWidth=1.3, interpolate="step-after").properties(width=WIDTH, height=50)
+    return drawn.facet(row=row)

@@ -1,0 +1,76 @@
+"""Charts of the speculation chapter: where it pays, and what a verdict is made of."""
+
+from __future__ import annotations
+
+import altair as alt
+import pandas as pd
+
+from planner.faces.charts.base import BAD, MUTED, PALETTE
+
+
+def heat_map(surface: pd.DataFrame, line: pd.DataFrame, here: tuple[float, float] | None = None) -> alt.TopLevelMixin:
+    """Speed-up by batch and acceptance, a panel per k.
+
+    `surface`: columns k, batch, acceptance_rate, speedup. `line`: k, batch, acceptance_rate of the break-even.
+    `here`: (batch, acceptance rate) of the workload, marked.
+    """
+    panels = []
+    batches, rates = sorted(surface["batch"].unique()), sorted(surface["acceptance_rate"].unique())
+    least, most = min(surface["speedup"].min(), 0.9), max(surface["speedup"].max(), 1.1)
+    color = alt.Color(
+        "speedup",
+        title="speed-up",
+        scale=alt.Scale(domain=[least, 1, most], range=[BAD, "#f2f2f2", PALETTE[0]]),
+        legend=alt.Legend(type="symbol", symbolType="square", format=".1f", values=[0.5, 0.8, 1, 1.5, 2, 3]),
+    )
+    half = (rates[1] - rates[0]) / 2
+    for k, cells in surface.groupby("k"):
+        cells = cells.assign(
+            left=cells["batch"] / 2**0.5,
+            right=cells["batch"] * 2**0.5,
+            low=cells["acceptance_rate"] - half,
+            high=cells["acceptance_rate"] + half,
+        )
+        x = alt.X(
+            "left",
+            title="sequences decoding at once",
+            scale=alt.Scale(type="log", domain=[batches[0] / 2**0.5, batches[-1] * 2**0.5], nice=False),
+            axis=alt.Axis(values=batches[::2], format="d"),
+        )
+        y = alt.Y(
+            "low", title="acceptance rate", scale=alt.Scale(domain=[rates[0] - half, rates[-1] + half], nice=False)
+        )
+        layers = [alt.Chart(cells).mark_rect().encode(x=x, x2="right", y=y, y2="high", color=color)]
+        edge = line[(line["k"] == k) & (line["acceptance_rate"] >= rates[0] - half)]
+        layers.append(
+            alt.Chart(edge)
+            .mark_line(color="black", strokeDash=[5, 3], clip=True)
+            .encode(x="batch", y="acceptance_rate")
+        )
+        if here is not None:
+            spot = pd.DataFrame({"batch": [min(max(here[0], batches[0]), batches[-1])], "acceptance_rate": [here[1]]})
+            layers.append(
+                alt.Chart(spot)
+                .mark_point(size=110, color="black", filled=False, strokeWidth=2)
+                .encode(x="batch", y="acceptance_rate")
+            )
+        panels.append(alt.layer(*layers).properties(width=165, height=132, title=f"k = {k}"))
+    return alt.hconcat(*panels)
+
+
+def step_parts(frame: pd.DataFrame) -> alt.TopLevelMixin:
+    """Milliseconds per token by part, without and with speculation. Columns: way, part, ms per token."""
+    return (
+        alt.Chart(frame, height=alt.Step(34))
+        .mark_bar()
+        .encode(
+            x=alt.X("ms per token", title="milliseconds per token and sequence"),
+            y=alt.Y("way", title=None, sort=None),
+            color=alt.Color(
+                "part",
+                title=None,
+                sort=None,
+                scale=alt.Scale(domain=["target", "draft"], range=[PALETTE[0], MUTED]),
+            ),
+        )
+    )

@@ -1,0 +1,107 @@
+"""Charts of the validation appendix: predicted against measured, curves over concurrency, gauges over time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import altair as alt
+import pandas as pd
+
+from planner.faces.charts.base import MUTED, PALETTE, WIDTH
+from planner.faces.charts.latency import beside
+
+GAUGES = ("running", "waiting")
+
+
+def against(data: pd.DataFrame, quantities: Mapping[str, str], series: str) -> alt.TopLevelMixin:
+    """One panel per quantity, named with its unit: predicted over measured, with intervals and the diagonal.
+
+    `data` has the columns "measured ..." and "predicted ..." (intervals) of every quantity; `quantities` gives each its
+    panel's title. Both axes are logarithmic; colours are by the column `series`. What was not measured is left out.
+    """
+    panels = [
+        _against(data[data[f"measured {quantity}"].notna()], quantity, title, series)
+        for quantity, title in quantities.items()
+    ]
+    return alt.hconcat(*panels)
+
+
+def _against(data: pd.DataFrame, quantity: str, title: str, series: str) -> alt.LayerChart | alt.FacetChart:
+    drawn = _ends(data[f"predicted {quantity}"]).assign(measured=data[f"measured {quantity}"], series=data[series])
+    ends = drawn[["lo", "measured"]].min().min() * 0.9, drawn[["hi", "measured"]].max().max() * 1.1
+    scale, axis = _logarithmic(*ends)
+    base = alt.Chart(drawn).encode(
+        x=alt.X("measured:Q", title=f"measured {quantity}", scale=scale, axis=axis),
+        color=alt.Color("series:N", title=None, sort=None),
+    )
+    height = alt.Y("mid:Q", title=f"predicted {quantity}", scale=scale, axis=axis)
+    diagonal = alt.Chart(pd.DataFrame({"measured": ends, "mid": ends})).mark_line(
+        color=MUTED, strokeDash=[2, 3], strokeWidth=1
+    )
+    layers = [
+        diagonal.encode(x="measured:Q", y=height),
+        base.mark_rule(opacity=0.45, strokeWidth=1.5).encode(y=alt.Y("lo:Q"), y2="hi"),
+        base.mark_point(size=26).encode(y=alt.Y("mid:Q")),
+    ]
+    return alt.layer(*layers).properties(width=beside(2), height=205, title=title)
+
+
+def _logarithmic(least: float, most: float) -> tuple[alt.Scale, alt.Axis]:
+    """A logarithmic scale from `least` to `most`, with marks at 1, 2 and 5, or over a long way at powers of ten."""
+    steps = (1, 2, 5) if most < 100 * least else (1,)
+    decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)))
+    marks = [step * 10.0**decade for decade in decades for step in steps]
+    scale = alt.Scale(type="log", domain=[least, most], nice=False)
+    return scale, alt.Axis(values=[mark for mark in marks if least <= mark <= most], format="~s")
+
+
+def _ends(intervals: pd.Series) -> pd.DataFrame:
+    return pd.DataFrame(
+        {end: [getattr(value, end) for value in intervals] for end in ("lo", "mid", "hi")}, index=intervals.index
+    )
+
+
+def curve(points: pd.DataFrame, quantities: Iterable[str]) -> alt.TopLevelMixin:
+    """One deployment's `serving_validation.serving_points` over concurrency: the predicted band, dots as measured.
+
+    One panel for each of `quantities`, named as in `against`.
+    """
+    loads = list(points["concurrency"])
+    x = alt.X(
+        "concurrency:Q",
+        title="requests in flight",
+        scale=alt.Scale(type="log", base=2, nice=False, domain=[loads[0], loads[-1]]),
+        axis=alt.Axis(values=loads),
+    )
+    panels = []
+    for quantity in quantities:
+        drawn = _ends(points[f"predicted {quantity}"]).assign(
+            concurrency=points["concurrency"], measured=points[f"measured {quantity}"]
+        )
+        ends = drawn[["lo", "measured"]].min().min() * 0.9, drawn[["hi", "measured"]].max().max() * 1.1
+        scale, axis = _logarithmic(*ends)
+        base = alt.Chart(drawn).encode(x=x)
+        height = alt.Y("mid:Q", title=f"mean {quantity}", scale=scale, axis=axis)
+        layers = [
+            base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
+            base.mark_line().encode(y=height),
+            base.mark_point(color=PALETTE[1], size=45).encode(y=alt.Y("measured:Q")),
+        ]
+        panels.append(alt.layer(*layers).properties(width=beside(2), height=140))
+    return alt.hconcat(*panels)
+
+
+def gauges(runs: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
+    """Running and waiting requests over time, one panel per run: dots as measured, lines as replayed."""
+    color = alt.Color("gauge:N", title=None, scale=alt.Scale(domain=list(GAUGES), range=PALETTE[:2]))
+    panels = []
+    for name, data in runs.items():
+        base = alt.Chart(data).encode(x=alt.X("Seconds:Q", title="seconds", scale=alt.Scale(nice=False)), color=color)
+        replayed = alt.Y("replayed:Q", title="requests", axis=alt.Axis(tickCount=5))
+        layers = [
+            base.mark_line(strokeWidth=1.5).encode(y=replayed),
+            base.mark_point(size=14, opacity=0.7).encode(y=alt.Y("measured:Q")),
+        ]
+        panels.append(alt.layer(*layers).properties(width=WIDTH, height=95, title=name))
+    return alt.vconcat(*panels)

@@ -1,0 +1,327 @@
+"""The `planner` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner import __version__
+from planner.core.quantities import PlannerError, aligned
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 when all went well, 1 when rows of a batch failed, 2 for unusable input."""
+    options = _parser().parse_args(arguments)
+    try:
+        done = int(options.run(options) or 0)
+        sys.stdout.flush()
+        return done
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except PlannerError as error:
+        print(f"planner: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("planner: interrupted", file=sys.stderr, flush=True)
+        os._exit(130)  # does not wait for the notebooks that still run: their kernels end with this process
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="planner", description="Capacity planning for LLM serving.")
+    parser.add_argument("--version", action="version", version=f"planner {__version__}")
+    parser.set_defaults(run=lambda _: parser.print_help())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    init = commands.add_parser("init", help="write a commented scenario to start from")
+    init.add_argument("file", nargs="?", type=Path, default=Path("scenario.yaml"), metavar="FILE.yaml")
+    init.set_defaults(run=_init)
+
+    check = commands.add_parser("check", help="say what was understood of a scenario, without planning it")
+    _takes_scenario(check)
+    check.set_defaults(run=_check)
+
+    plan = commands.add_parser("plan", help="the answer to a scenario in seconds, without a PDF")
+    _takes_scenario(plan)
+    plan.add_argument("--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there")
+    plan.add_argument("--json", action="store_true", help="print plan.json instead of a dozen lines")
+    plan.set_defaults(run=_plan)
+
+    report = commands.add_parser("report", help="write the capacity report of a scenario, a PDF")
+    _takes_scenario(report)
+    report.add_argument("--out", type=Path, metavar="DIR", help="where to (default: reports/SCENARIO)")
+    report.set_defaults(run=_report)
+
+    predict = commands.add_parser("predict", help="predict a CSV of deployments, one a row")
+    predict.add_argument("rows", type=Path, metavar="ROWS.csv")
+    predict.add_argument("--out", type=Path, required=True, metavar="PREDICTIONS.csv")
+    predict.add_argument("--calibration", type=Path, metavar="FILE", help="your own, by `planner calibrate --out`")
+    predict.set_defaults(run=_predict)
+
+    explain = commands.add_parser("explain-log", help="hold a vLLM start-up log against the plan, line by line")
+    explain.add_argument("log", type=Path, metavar="FILE")
+    explain.add_argument("--scenario", metavar="SCENARIO", help="whose plan it is; the log's own arguments win over it")
+    explain.add_argument("--gpu", metavar="NAME", help="the GPU that it ran on, which few logs name")
+    explain.set_defaults(run=_explain_log)
+
+    replay = commands.add_parser("replay", help="replay requests through vLLM's scheduler, step by step")
+    replay.add_argument("case", nargs="?", type=Path, metavar="CASE.json", help="a configuration and its requests")
+    replay.add_argument("--fixed-step-time", type=float, default=1.0, metavar="SECONDS", help="of a step (default: 1)")
+    replay.add_argument("--step-log", type=Path, metavar="STEPS.csv", help="write what every step scheduled")
+    replay.add_argument("--scenario", metavar="SCENARIO", help="instead of a case: one engine of its plan, its traffic")
+    replay.add_argument("--requests", type=Path, metavar="REQUESTS.csv", help="write every request's times (scenario)")
+    replay.set_defaults(run=_replay)
+
+    calibrate = commands.add_parser("calibrate", help="fit the step costs to your own benchmarks")
+    calibrate.add_argument(
+        "results",
+        nargs="+",
+        type=Path,
+        metavar="RESULTS",
+        help="JSON of `vllm bench serve --save-result --save-detailed`, or CSV with measured_ttft_ms, measured_tpot_ms",
+    )
+    calibrate.add_argument("--scenario", metavar="SCENARIO", help="whose plan was measured (a CSV says it itself)")
+    calibrate.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="your own, for a scenario's `calibration` (default: the catalog's file)",
+    )
+    calibrate.set_defaults(run=_calibrate)
+
+    scenarios = commands.add_parser("scenarios", help="list the shipped scenarios")
+    scenarios.set_defaults(run=_scenarios)
+    for kind, run in (("models", _models), ("gpus", _gpus)):
+        listed = commands.add_parser(kind, help=f"list the {kind} of the catalog")
+        listed.add_argument("pattern", nargs="?", default="", metavar="PATTERN", help="part of a name; * is anything")
+        listed.set_defaults(run=run)
+    return parser
+
+
+def _takes_scenario(command: argparse.ArgumentParser) -> None:
+    command.add_argument("scenario", help="a YAML file, or the name of a shipped scenario")
+    command.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="FIELD=VALUE",
+        help="set a field of the scenario, such as workload.rate=12 or gpus.0.at_most=8 (may be repeated)",
+    )
+
+
+def _init(options: argparse.Namespace) -> None:
+    path = options.file
+    if path.suffix not in (".yaml", ".yml"):
+        raise PlannerError(f"a scenario is a .yaml file, got {path}")
+    template = Path(__file__).with_name("templates") / "scenario.yaml"
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(template.read_text(encoding="utf-8"))
+    except FileExistsError:
+        raise PlannerError(f"{path} exists and stays as it is; name another file") from None
+    except OSError as error:
+        raise PlannerError(f"cannot write {path}: {error.strerror or error}") from None
+    print(f"wrote {path}; next: planner check {path}")
+
+
+def _check(options: argparse.Namespace) -> None:
+    from planner.facts.prices import price_per_hour
+    from planner.models.registry import model
+    from planner.planning.scenario import load_scenario
+
+    found = load_scenario(options.scenario, _overrides(options))
+    served, workload = model(found.model), found.workload
+    cards = []
+    for candidate in found.gpus:
+        price = price_per_hour(candidate.gpu, found.prices)
+        asked = f"{price.usd:.2f} USD/h" if price else "price unknown: add it to `prices`"
+        when = f" ({price.low:.2f} to {price.high:.2f}, {price.date})" if price and price.date else ""
+        cards.append(f"up to {candidate.at_most} x {candidate.gpu}, {asked}{when}")
+    even = "" if workload.rate is None or found.offline else f", burstiness {workload.burstiness:.3g}"
+    traffic = f"{workload.rate:.4g} requests/s" if workload.rate else f"{workload.concurrency:,} users in a closed loop"
+    if workload.trace is not None:
+        traffic += f"; trace {workload.trace}"
+    elif found.offline:
+        traffic = f"{workload.requests:,} requests at once, {traffic} to be done in time"
+    formats = ", ".join(name or "as the checkpoint is" for name in found.quantizations)
+    prefix = f"{workload.prefix_hit_rate:.0%} of " + (
+        f"requests find {workload.prefix_tokens:,} prompt tokens cached" if workload.prefix_tokens
+        else "all prompt tokens are found cached"
+    )  # fmt: skip
+    lines = [
+        ("model", f"{found.model}: {served.architecture.params_total / 1e9:.2f} B parameters, context "
+                  f"{served.architecture.max_position:,}"),
+        ("formats", f"weights {formats}; KV cache {', '.join(found.kv_cache_dtypes)}"),
+        *(("GPUs", card) for card in cards),
+        ("engine", f"{found.engine.name} {found.engine.version}"
+                   + "".join(f", {name} {value}" for name, value in found.engine_args.items())),
+        ("traffic", traffic + even),
+        ("prompt", str(workload.prompt)),
+        ("output", str(workload.output)),
+        *([("prefix", prefix)] if workload.prefix_hit_rate else []),
+        *(("service level", str(target)) for target in found.service_level),
+        ("headroom", f"{found.headroom:.0%} of the capacity stays free"),
+        ("refused", f"at most {found.refused_at_most:.1%} of requests, as longer than max_model_len"),
+        *([("speculation", str(found.speculation))] if found.speculation else []),
+        *(("assumed", note) for note in found.assumptions),
+    ]  # fmt: skip
+    print(f"{found.name}: {found.question}")
+    print(aligned(lines))
+
+
+def _models(options: argparse.Namespace) -> None:
+    from planner.core.catalog import entries
+    from planner.models.registry import ModelEntry, model, names
+
+    known = names() if options.pattern else entries("models.yaml", ModelEntry)
+    rows = [("model", "parameters", "active", "context", "weights")]
+    for name in _matching(options.pattern, known, "model"):
+        served = model(name)
+        shape, stored = served.architecture, served.quantization.method
+        rows.append((
+            name, f"{shape.params_total / 1e9:.2f} B", f"{shape.params_active / 1e9:.2f} B" if shape.is_moe else "",
+            f"{shape.max_position:,}", served.dtype if stored == "none" else stored,
+        ))  # fmt: skip
+    print(aligned(rows))
+
+
+def _gpus(options: argparse.Namespace) -> None:
+    from planner.core.quantities import GB, GIB
+    from planner.facts.gpus import gpu, gpus
+    from planner.facts.prices import price_per_hour
+
+    known = {called: card.name for card in gpus() for called in (card.name, *card.aliases)}
+    names = dict.fromkeys(known[called] for called in _matching(options.pattern, known, "GPU"))
+    rows = [("GPU", "GiB", "GB/s", "USD/h", "engines, from and to version")]
+    for card in map(gpu, names):
+        price = price_per_hour(card)
+        engines = ", ".join(
+            f"{name} {first}{f'-{last}' if last else '+'}" for name, (first, last) in card.supported.items()
+        )
+        rows.append((
+            card.name, f"{card.memory / GIB:.1f}", f"{card.bandwidth / GB:,.0f}", f"{price.usd:.2f}" if price else "?",
+            engines,
+        ))  # fmt: skip
+    print(aligned(rows))
+
+
+def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
+    """Those of `names` that hold `pattern`, in which `*` is anything; `PlannerError` if there are none."""
+    from fnmatch import fnmatchcase
+
+    from planner.core.quantities import did_you_mean
+
+    names = list(names)
+    found = [name for name in names if fnmatchcase(name.casefold(), f"*{pattern.casefold()}*")]
+    if not found:
+        raise did_you_mean(pattern, names, what)
+    return found
+
+
+def _plan(options: argparse.Namespace) -> int:
+    import json
+
+    from planner.operations.answer import EXIT, answer, told, write
+    from planner.planning.scenario import load_scenario
+    from planner.planning.search import search
+
+    found = search(load_scenario(options.scenario, _overrides(options)))
+    print(json.dumps(answer(found), indent=2, allow_nan=False) if options.json else told(found))
+    if options.out:
+        names = write(found, options.out)
+        if not options.json:
+            print(f"{'Written':<10}{', '.join(names)} in {options.out}")
+    return EXIT[found.verdict]
+
+
+def _report(options: argparse.Namespace) -> None:
+    from planner.faces.report import report
+
+    print(f"report: {report(options.scenario, options.out, _overrides(options))}")
+
+
+def _overrides(options: argparse.Namespace) -> dict[str, Any]:
+    """What --set asks for, by field."""
+    return dict(map(_assignment, options.set))
+
+
+def _assignment(text: str) -> tuple[str, Any]:
+    import yaml
+
+    key, equals, value = text.partition("=")
+    if not (key and equals):
+        raise PlannerError(f"--set takes FIELD=VALUE, such as workload.rate=12, got {text!r}")
+    try:
+        return key, yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise PlannerError(f"--set {key}: {value!r:.60} is not a YAML value") from None
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from planner.operations.batch import predict_file
+
+    return predict_file(options.rows, options.out, options.calibration)
+
+
+def _explain_log(options: argparse.Namespace) -> None:
+    from planner.operations.explain_log import explain_file
+    from planner.planning.scenario import load_scenario
+    from planner.planning.search import search
+    from planner.studies.summary import subject
+
+    planned = subject(search(load_scenario(options.scenario))) if options.scenario else None
+    found = explain_file(options.log, options.gpu, planned)
+    print(found)
+    if found.fragment:
+        print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{found.fragment}")
+
+
+def _replay(options: argparse.Namespace) -> None:
+    from planner.simulator.schedule_cases import run_case
+
+    if (options.case is None) == (options.scenario is None):
+        raise PlannerError("replay takes either a CASE.json or --scenario SCENARIO")
+    if options.case is not None:
+        print(run_case(options.case, options.step_log, options.fixed_step_time))
+        return
+    from planner.planning.benchmark_run import run
+    from planner.planning.candidate import traffic
+    from planner.planning.scenario import load_scenario
+    from planner.planning.search import search
+    from planner.studies.summary import subject
+
+    scenario = load_scenario(options.scenario)
+    deployment = subject(search(scenario))
+    found = run(deployment, traffic(scenario, deployment)).mid
+    print(f"{deployment}\n{found}")
+    if options.requests is not None:
+        found.frame().to_csv(options.requests, index=False)
+
+
+def _calibrate(options: argparse.Namespace) -> None:
+    import datetime
+
+    from planner.operations.bench_results import planned, read_results
+    from planner.operations.calibration_fit import REPEATS, fit, replayed
+
+    deployment, prefix_tokens = planned(options.scenario) if options.scenario else (None, 0)
+    results = read_results(options.results, deployment, prefix_tokens)
+    fitted, today = fit(results.points, means=replayed, noise=REPEATS), f"{datetime.date.today():%Y-%m-%d}"
+    print("\n".join((*results.notes, str(fitted))))
+    if options.out is None:
+        print(f"saved: {fitted.save_shipped(today)}")
+    else:
+        fitted.save_own(options.out, today)
+        print(f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration: {options.out}")
+
+
+def _scenarios(_options: argparse.Namespace) -> None:
+    from planner.core.catalog import read_yaml
+    from planner.planning.scenario import SCENARIOS, scenarios
+
+    for name in scenarios():
+        print(f"{name:20}{read_yaml(SCENARIOS / f'{name}.yaml')['question']}")

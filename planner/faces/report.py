@@ -1,0 +1,211 @@
+"""The walk as one PDF: execute the notebooks headlessly, side by side, and typeset what they show."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+from planner import __version__
+from planner.core.quantities import PlannerError
+from planner.faces.chapter import keep
+from planner.facts.engines import Engine
+from planner.facts.prices import price_per_hour
+from planner.operations.answer import told
+from planner.operations.answer import write as written
+from planner.planning.scenario import load_scenario, scenario_path
+from planner.planning.search import Plan, search
+from planner.studies.summary import BASES, asked, lost, spare, verdict
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+NOTEBOOKS = _PACKAGE / "notebooks" if (_PACKAGE / "notebooks").is_dir() else _PACKAGE.parent / "notebooks"
+"""Where the notebooks lie: inside an installed package, or beside it in a checkout."""
+TEMPLATE = _PACKAGE / "faces" / "templates" / "report.typ"
+TEXT_WIDTH = 640
+"""Width of the page's text in a chart's pixels: a chart's type comes out a little smaller than the page's."""
+SHOWN = ["text/html", "image/svg+xml", "image/png", "text/markdown", "text/latex", "text/plain"]
+"""Outputs that reach the page, the first that a cell offers: widgets are left out for their plain HTML."""
+UNUSED = "import sys; sys.modules.setdefault('rfc3987_syntax', None)"
+"""What a kernel need not load: a grammar that jsonschema builds on import, in over a second, for a check unasked."""
+LIVE = "live"
+"""Tag of cells for the screen only: standing still, they would repeat what the page has shown."""
+WHERE = ("fits", "meets", "misses")
+"""Tags of cells for plans of one kind: something fits; it meets the service level; it fits, but misses it."""
+
+
+def walk() -> list[Path]:
+    """The notebooks of the walk, in reading order."""
+    return sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
+
+
+def chapters(plan: Plan) -> list[Path]:
+    """The notebooks that have something to say of `plan`: without a deployment there is nothing to explain."""
+    if not plan.candidates:
+        return walk()[:2]
+    idle = () if plan.chosen else ("6",) if plan.scenario.speculation else ("5", "6")
+    return [notebook for notebook in walk() if not notebook.name.startswith(idle)]
+
+
+def report(
+    name: str | Path,
+    out: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    notebooks: Sequence[Path] | None = None,
+    progress: Callable[[str], None] = print,
+) -> Path:
+    """Write the capacity report of the scenario `name` (a shipped one, or a YAML file) into the folder `out`.
+
+    `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. `plan.json` and the files
+    that start and watch the plan lie beside the PDF, whose path is returned. Raises `PlannerError` for a scenario
+    that cannot be planned and for a notebook that fails.
+    """
+    path = scenario_path(name)
+    out = (out or Path("reports") / path.stem).resolve()
+    plan = search(load_scenario(name, overrides))
+    progress(told(plan))
+    if notebooks is None:
+        notebooks = chapters(plan)
+    written(plan, out)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        work = Path(folder)
+        keep(plan, work / "plan.pickle")
+        parameters = {"scenario": str(path.resolve()), "kept": str(work / "plan.pickle")}
+        executed = _execute(notebooks, parameters, work, progress)
+        (work / "title.json").write_text(json.dumps(_title(plan)))
+        (work / "body.typ").write_text("\n\n".join(_typst(notebook, work, _left_out(plan)) for notebook in executed))
+        _compile(work, work / "report.pdf")
+        shutil.move(work / "report.pdf", out / ".report.pdf")
+    os.replace(out / ".report.pdf", out / "report.pdf")
+    return out / "report.pdf"
+
+
+def _execute(
+    notebooks: Sequence[Path], parameters: Mapping[str, str], work: Path, progress: Callable[[str], None]
+) -> list[Path]:
+    """Run `notebooks` side by side, each with the `parameters` that it knows; the executed copies, in order."""
+    import papermill
+    from traitlets.config import Config
+
+    def run(notebook: Path) -> Path:
+        known = papermill.inspect_notebook(str(notebook))
+        sockets = {} if os.name == "nt" else {"transport": "ipc", "ip": str(work / notebook.stem)}  # no port race
+        papermill.execute_notebook(
+            str(notebook),
+            str(work / notebook.name),
+            parameters={key: value for key, value in parameters.items() if key in known},
+            cwd=str(Path.cwd()),
+            progress_bar=False,
+            request_save_on_cell_execute=False,
+            extra_arguments=["--log-level=CRITICAL", f"--IPKernelApp.exec_lines={UNUSED}"],
+            config=Config({"KernelManager": sockets}),
+        )
+        return work / notebook.name
+
+    start = time.monotonic()
+    pool = ThreadPoolExecutor(min(len(notebooks), os.cpu_count() or 1, 4))
+    running = {pool.submit(run, notebook): notebook for notebook in notebooks}
+    try:
+        for done, future in enumerate(as_completed(running), 1):
+            notebook = running[future]
+            try:
+                future.result()
+            except papermill.PapermillExecutionError as error:
+                planned = error.ename == "PlannerError"
+                raise PlannerError(
+                    error.evalue if planned else f"notebook {notebook.stem} failed: {error.ename}: {error.evalue}"
+                ) from None
+            except RuntimeError as error:  # the kernel died or never answered
+                raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
+            progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s)")
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return [work / notebook.name for notebook in notebooks]
+
+
+def _title(plan: Plan) -> dict[str, Any]:
+    """What stands on the title page."""
+    scenario, engine = plan.scenario, plan.scenario.engine
+    facts = {
+        "Model": scenario.model,
+        "Traffic": asked(scenario).partition("; ")[2],
+        "Service level": ", ".join(str(target) for target in scenario.service_level) or "all done in time",
+        "Headroom": f"{scenario.headroom:.0%} of the capacity stays free"
+        + " in the busiest hour" * (not scenario.offline),
+        **({"Taken for granted": " ".join(scenario.assumptions)} if scenario.assumptions else {}),
+        "GPUs considered": ", ".join(
+            f"{candidate.gpu.name} (at most {candidate.at_most})" for candidate in scenario.gpus
+        ),
+        "Engine": f"{engine.name} {engine.version}" + (f" ({engine.note})" if engine.note else ""),
+        **({"Calibrated on": _measured(engine)} if engine.calibration else {}),
+        "Date": f"{datetime.date.today():%-d %B %Y}",
+        "Planned with": f"Headroom {__version__}",
+    }
+    best = plan.best
+    found = best.prediction.performance if best else None
+    answer = {"question": scenario.question, "verdict": verdict(plan)}
+    answer["spare"] = " ".join([spare(plan), lost(plan)[1]]) if plan.chosen else ""
+    if best and found:
+        facts["Figures"] = f"80 % intervals, {found.how}; step costs {BASES[found.basis]}"
+        if price := price_per_hour(best.deployment.gpu, scenario.prices):
+            facts["Price"] = str(price)
+    return {"name": scenario.name, **answer, "facts": list(facts.items())}
+
+
+def _measured(engine: Engine) -> str:
+    """The owner's own runs that the engine's step costs rest on."""
+    return ", ".join(f"{own.points} runs on {name} ({own.date})" for name, own in engine.calibration.items())
+
+
+def _left_out(plan: Plan) -> list[str]:
+    """The tags of cells that say nothing of `plan`."""
+    said = {"fits": bool(plan.candidates), "meets": bool(plan.chosen), "misses": not plan.chosen}
+    return [LIVE, *(tag for tag in WHERE if not said[tag])]
+
+
+def _typst(notebook: Path, work: Path, left_out: Sequence[str] = (LIVE,)) -> str:
+    """What an executed notebook shows, as Typst; its charts become PDF files in `work`, with their type embedded."""
+    import pypandoc
+    import vl_convert
+    from nbconvert import HTMLExporter
+    from traitlets.config import Config
+
+    def placed(match: re.Match[str]) -> str:
+        file = f"{notebook.stem}-{match.start()}.pdf"
+        (work / file).write_bytes(vl_convert.svg_to_pdf(match[0]))
+        share = min(100, round(float(match[1]) / TEXT_WIDTH * 100))
+        return f'<img src="{file}" width="{share}%">'
+
+    exporter = HTMLExporter(
+        template_name="basic",
+        exclude_input=True,
+        exclude_output_prompt=True,
+        exclude_anchor_links=True,
+        config=Config(
+            {
+                "NbConvertBase": {"display_data_priority": SHOWN},
+                "TagRemovePreprocessor": {"enabled": True, "remove_cell_tags": list(left_out)},
+            }
+        ),
+    )
+    html, _ = exporter.from_filename(str(notebook))
+    html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', placed, html, flags=re.DOTALL)
+    dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
+    typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=["--wrap=none"]))
+    typst = re.sub(r"(?m)^(\w.{,200})\n\n(?=#quote|#figure)", r"#block(sticky: true)[\1]\n\n", typst)
+    return typst.replace("align(center)[#table(", "align(left)[#table(").replace("\n- ☐ ", "\n/ ☐: ")
+
+
+def _compile(work: Path, pdf: Path) -> None:
+    """Typeset `work` with the fonts that Typst brings along, so that the PDF is the same everywhere."""
+    import typst
+
+    shutil.copy(TEMPLATE, work)
+    typst.compile(str(work / TEMPLATE.name), output=str(pdf), ignore_system_fonts=True)

@@ -1,0 +1,169 @@
+"""What a notebook shows: figures, tables, notes, and controls that redraw them.
+
+One output serves both faces: JupyterLab shows the controls, and whatever cannot (papermill, print, a page on the web)
+shows the same content for the starting values.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
+from html import escape as html_escape
+from typing import Any
+
+import altair as alt
+import ipywidgets
+import pandas as pd
+
+from planner.core.quantities import Interval, PlannerError
+from planner.faces.charts.base import svg
+
+_DIGITS = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+")
+_SMALL = 'style="font-size: 0.9em; opacity: 0.75; margin: 0.4em 0"'
+
+
+def escape(plain: object) -> str:
+    """Text as HTML; a dollar stands in an element of its own, or two of them would enclose a formula."""
+    return html_escape(str(plain)).replace("$", "<span>$</span>")
+
+
+class Shown:
+    """A piece of content; `html` is all of it."""
+
+    def __init__(self, html: str) -> None:
+        self.html = html
+
+    def __repr__(self) -> str:
+        return "shown as HTML"  # no address in it: lessons compare their outputs
+
+    def _repr_html_(self) -> str:
+        return self.html
+
+
+def figure(chart: alt.TopLevelMixin, caption: str) -> Shown:
+    """A chart, drawn as SVG, with its caption; the report numbers it."""
+    return Shown(
+        f'<figure style="margin: 0.5em 0">{svg(chart)}<figcaption {_SMALL}>{escape(caption)}</figcaption></figure>'
+    )
+
+
+def table(frame: pd.DataFrame, caption: str = "") -> Shown:
+    """A table: numbers to the right at three significant digits, column names with their units as they are."""
+    if frame.index.name or not isinstance(frame.index, pd.RangeIndex):
+        frame = frame.reset_index(names=frame.index.name or "")
+    head, body = "", [""] * len(frame)
+    for name in frame.columns:
+        column = list(frame[name])
+        align = "right" if all(_numeric(value) or _DIGITS.fullmatch(str(value)) for value in column) else "left"
+        style = f"text-align: {align}; padding: 0.3em 0.6em"
+        head += f'<th style="{style}">{escape(str(name))}</th>'
+        for row, value in enumerate(column):
+            body[row] += f'<td style="{style}">{_breakable(escape(text(value)))}</td>'
+    rows = "".join(f"<tr>{cells}</tr>" for cells in body)
+    top = f'<caption style="caption-side: bottom; text-align: left; opacity: 0.75">{escape(caption)}</caption>' * bool(
+        caption
+    )
+    return Shown(f"<table>{top}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
+
+
+def _breakable(html: str) -> str:
+    """HTML whose text may go on in another line after a slash."""
+    return re.sub(r"(?<!<)/", "/<wbr>", html)
+
+
+def note(message: object) -> Shown:
+    """A sentence or two, or a result that prints as such, set apart from the rest."""
+    style = "border-left: 3px solid #3b7dd8; background: #3b7dd81a; padding: 0.5em 0.9em; margin: 0.6em 0"
+    return Shown(f'<blockquote style="{style}"><p style="margin: 0">{escape(message)}</p></blockquote>')
+
+
+def code(script: str, language: str = "bash") -> Shown:
+    """A script, to be copied as it is."""
+    return Shown(f'<pre><code class="language-{language}">{escape(script.strip())}</code></pre>')
+
+
+def text(value: object) -> str:
+    """A value as people read it: three significant digits, thousands marked, an interval as "mid (lo to hi)"."""
+    if isinstance(value, Interval):
+        same = value.lo == value.hi
+        return text(value.mid) if same else f"{text(value.mid)} ({text(value.lo)} to {text(value.hi)})"
+    if value is None or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
+        return "\N{EN DASH}"
+    if isinstance(value, (bool, str)) or not _numeric(value):
+        return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+    number = float(value)  # type: ignore[arg-type]
+    return f"{number:,.0f}" if abs(number) >= 1000 or number == round(number) else f"{number:.3g}"
+
+
+def _numeric(value: object) -> bool:
+    return (
+        value is None
+        or isinstance(value, Interval)
+        or (hasattr(value, "__float__") and not isinstance(value, (bool, str)))
+    )
+
+
+def slider(low: float, high: float, value: float, step: float | None = None, label: str = "") -> ipywidgets.Widget:
+    """A number between `low` and `high`; whole numbers when all three are."""
+    whole = all(isinstance(number, int) for number in (low, high, value))
+    kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
+    step = step or (1 if whole else (high - low) / 50)
+    return kind(
+        value=min(max(value, low), high),
+        min=low,
+        max=high,
+        step=step,
+        description=label,
+        readout_format="d" if whole else ".2f",
+    )
+
+
+def choice(options: Sequence[Any], value: Any = None, label: str = "") -> ipywidgets.Widget:
+    """One of `options`; the first unless `value` says which."""
+    return ipywidgets.Dropdown(options=options, value=options[0] if value is None else value, description=label)
+
+
+def line(value: str = "", label: str = "", hint: str = "") -> ipywidgets.Widget:
+    """A line of text, taken in with Enter; `hint` stands in it while it is empty."""
+    return ipywidgets.Text(value=value, description=label, placeholder=hint, continuous_update=False)
+
+
+class Explore(ipywidgets.VBox):
+    """Controls above what they draw; its plain-HTML form is the drawing at the starting values."""
+
+    def __init__(self, draw: Callable[..., Any], controls: dict[str, ipywidgets.Widget]) -> None:
+        for name, control in controls.items():
+            control.description = control.description or name
+            control.style.description_width = "190px"
+            control.layout.width = "500px"
+            control.observe(self._redraw, names="value")
+        self._draw, self._controls = draw, controls
+        self._screen = ipywidgets.HTML(self._html())
+        said = [f"{name.description} {text(name.value)}" for name in controls.values() if name.value != ""]
+        drawn = f" Drawn for {escape(', '.join(said))}." if said else ""
+        self._still = re.sub(r"(</(fig)?caption>)", lambda end: drawn + end[0], self._screen.value, count=1)
+        layout = ipywidgets.Layout(flex_flow="row wrap")
+        super().__init__([ipywidgets.Box(list(controls.values()), layout=layout), self._screen])
+
+    def _html(self) -> str:
+        try:
+            shown = self._draw(**{name: control.value for name, control in self._controls.items()})
+        except PlannerError as error:
+            shown = note(str(error))
+        parts: Iterable[Any] = shown if isinstance(shown, (tuple, list)) else [shown]
+        return "".join(part._repr_html_() for part in parts)
+
+    def _redraw(self, _change: object) -> None:
+        self._screen.value = self._html()
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": self._still}
+
+
+def explore(draw: Callable[..., Any], **controls: ipywidgets.Widget) -> Explore:
+    """Show `draw(**values)` under its controls and redraw it in place whenever one of them moves.
+
+    `draw` returns a figure, table or note, or several; its `PlannerError` is shown as a note instead.
+    """
+    return Explore(draw, controls)

@@ -1,0 +1,1 @@
+"""What else exists: GPUs, prices, engines and their versions, traffic, deployments."""

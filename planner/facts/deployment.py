@@ -1,0 +1,131 @@
+"""A model on GPUs: the parallel layout, the engine and its arguments, and what else lives on the cards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from planner.core.quantities import PlannerError, did_you_mean
+from planner.facts import engines, gpus
+from planner.facts.engines import Engine, EngineArgs
+from planner.facts.gpus import Gpu
+from planner.models import registry
+from planner.models.registry import Model
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """How many GPUs share a model, and in which way; `ep` > 1 spreads whole experts over tp x dp ranks."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    dcp: int = 1  # decode-context parallel ranks within tp
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**20:
+                raise PlannerError(f"layout, field {field.name}: expected a whole number from 1, got {value!r}")
+        if self.ep not in (1, self.tp * self.dp):
+            raise PlannerError(f"ep {self.ep}: expert parallelism spans tp x dp = {self.tp * self.dp} ranks, or is 1")
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """GPUs of one serving endpoint."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.gpus_per_replica * self.replicas
+
+    def __str__(self) -> str:
+        parts = [f"TP{self.tp}"] + [f"{name.upper()}{size}" for name in ("pp", "dp", "ep", "dcp")
+                                    if (size := getattr(self, name)) > 1]  # fmt: skip
+        return " x ".join(parts) + (f" x {self.replicas} replicas" if self.replicas > 1 else "")
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """Speculative decoding: k = `num_speculative_tokens`, each accepted with `acceptance_rate` a after the one before.
+
+    A step then yields 1 + a + ... + a^k tokens on average, the bonus token included: engines' mean acceptance length.
+    """
+
+    method: str  # mtp, eagle, eagle3, draft_model, ngram, ...
+    num_speculative_tokens: int
+    acceptance_rate: float = 0.7
+    draft: Model | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_speculative_tokens, int) or not 1 <= self.num_speculative_tokens <= 64:
+            raise PlannerError(f"num_speculative_tokens: expected 1 to 64, got {self.num_speculative_tokens!r}")
+        if not 0 <= self.acceptance_rate <= 1:
+            raise PlannerError(f"acceptance_rate: expected 0 to 1, got {self.acceptance_rate!r}")
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Everything that decides what a replica needs and does; made by `deploy_on`."""
+
+    model: Model
+    gpu: Gpu
+    layout: ParallelLayout
+    engine: Engine
+    args: EngineArgs  # resolved: every default filled in
+    speculation: Speculation | None
+    gpus_per_node: int
+    link_bandwidth: float  # bytes/s per direction per GPU inside a node
+    gpu_total: int  # bytes per GPU as the driver reports
+    gpu_free: int | None = None  # bytes free at start, if less than total for reasons unknown
+    other_tenants: int = 0  # bytes per GPU that others hold
+    memory_calibration: tuple[tuple[str, float], ...] = ()  # bytes to add to terms of the memory plan, from a log
+
+    @property
+    def engines(self) -> int:
+        """Schedulers that share the traffic: data-parallel ranks of all replicas."""
+        return self.layout.replicas * self.layout.dp
+
+    def with_args(self, **args: Any) -> Deployment:
+        """The same with other engine arguments."""
+        return replace(self, args=replace(self.args, **args))
+
+    def with_replicas(self, replicas: int) -> Deployment:
+        """The same in so many copies."""
+        return replace(self, layout=replace(self.layout, replicas=replicas))
+
+    def __str__(self) -> str:
+        engine = f"{self.engine.name} {self.engine.version}"
+        return f"{self.model.name} on {self.layout.gpus} x {self.gpu.name}, {self.layout}, {engine}"
+
+
+def deploy_on(
+    model: str | Model, gpu: str | Gpu, *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, dcp: int = 1,
+    replicas: int = 1, engine: str | Engine = "vllm", engine_version: str | None = None,
+    speculation: Speculation | None = None, interconnect: str | None = None, gpus_per_node: int | None = None,
+    gpu_total: int | None = None, gpu_free: int | None = None, other_tenants: int = 0,
+    memory_calibration: Mapping[str, float] | None = None, quantization: str | None = None,
+    dtype: str | None = None, **engine_args: Any,
+) -> Deployment:  # fmt: skip
+    """A deployment from names or objects; `engine_args` are `EngineArgs` fields, None or absent: the engine's default.
+
+    Raises `PlannerError` for unknown names and for what the engine itself would refuse at start.
+    """
+    card = gpus.gpu(gpu) if isinstance(gpu, str) else gpu
+    served = registry.model(model, quantization=quantization, dtype=dtype) if isinstance(model, str) else model
+    known = {field.name for field in fields(EngineArgs)}
+    for name in engine_args:
+        if name not in known:
+            raise did_you_mean(name, known, "engine argument")
+    started = engine if isinstance(engine, Engine) else engines.engine(engine, engine_version)
+    layout = ParallelLayout(tp, pp, dp, ep, dcp, replicas)
+    args = engines.resolve(EngineArgs(**engine_args), started, card, served)
+    link = gpus.interconnect(card, interconnect) if interconnect else card.link_bandwidth
+    return Deployment(
+        served, card, layout, started, args, speculation, gpus_per_node or card.gpus_per_node, link,
+        gpu_total or card.memory, gpu_free, other_tenants, tuple(sorted((memory_calibration or {}).items())),
+    )  # fmt: skip

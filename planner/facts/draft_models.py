@@ -1,0 +1,86 @@
+"""What drafts tokens for speculative decoding: a model of its own, a layer beside the target, or a mere look-up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Literal
+
+from planner.core.catalog import Entry, entries
+from planner.core.quantities import PlannerError, did_you_mean
+from planner.facts.deployment import Deployment, Speculation
+from planner.models.architecture import Architecture, Attention, Experts, Layer, Mlp
+from planner.models.registry import Model, model
+
+
+class Method(Entry):
+    """One entry of `catalogs/speculation.yaml`, whose head explains every field."""
+
+    draft: Literal["model", "layer", "mtp", "heads", "none"]
+    passes: Literal["each", "one"]
+    head_vocab: int | None = None
+    host_us: float = 0.0
+    source: str
+    date: object
+
+
+_SPELLINGS = {
+    "nextn": "mtp", "eagle_3": "eagle3", "mlp_speculator": "medusa", "prompt_lookup": "ngram", "draft": "draft_model",
+}  # fmt: skip
+"""Other beginnings of a method's name, and the catalog's name of its kind."""
+
+
+@cache
+def methods() -> dict[str, Method]:
+    """All known methods by the engine's name."""
+    return entries("speculation.yaml", Method)
+
+
+def method(name: str) -> Method:
+    """The method that an engine calls `name`; "EAGLE-2", "ngram_gpu" and "deepseek_mtp" count as their kind."""
+    folded = name.casefold().replace("-", "_")
+    kinds = (*methods(), *_SPELLINGS)
+    kind = next((kind for kind in sorted(kinds, key=len, reverse=True) if folded.startswith(kind)), folded)
+    kind = "mtp" if folded.endswith("mtp") else _SPELLINGS.get(kind, kind)
+    if kind not in methods():
+        raise did_you_mean(name, methods(), "speculative method")
+    return methods()[kind]
+
+
+@cache
+def draft_of(target: Model, speculation: Speculation) -> Model | None:
+    """The model that drafts: the scenario's own, or what the method puts beside the target; None for look-ups."""
+    how, architecture = method(speculation.method), target.architecture
+    if how.draft == "none" or speculation.draft is not None:
+        return speculation.draft
+    if how.draft == "model":
+        raise PlannerError("method draft_model needs the draft model's name")
+    name = f"{target.name} {speculation.method}"
+    if how.draft == "mtp":
+        layers = architecture.mtp[:1] or architecture.layers[-1:]
+        return replace(target, name=name, architecture=replace(architecture, layers=layers, mtp=(), towers=()))
+    return replace(model(_layer_config(architecture, how)), name=name, dtype=target.dtype)
+
+
+def _layer_config(architecture: Architecture, how: Method) -> dict[str, object]:
+    """config.json of a dense one-layer draft as wide as the target, with an MLP like those its tokens pass through."""
+    mlps = [layer.mlp for layer in architecture.layers]
+    dense = [mlp.intermediate for mlp in mlps if isinstance(mlp, Mlp)]
+    sparse = [mlp.active * mlp.intermediate + mlp.shared_intermediate for mlp in mlps if isinstance(mlp, Experts)]
+    mixer = next((m for m in architecture.mixers if isinstance(m, Attention)), None)
+    heads = mixer.heads if mixer else max(1, architecture.hidden // 128)
+    return {
+        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": architecture.hidden,
+        "intermediate_size": max(dense or sparse or [4 * architecture.hidden]), "num_attention_heads": heads,
+        "num_key_value_heads": mixer.kv_heads if mixer else heads, "head_dim": mixer.head_dim if mixer else 128,
+        "vocab_size": min(how.head_vocab or architecture.vocab, architecture.vocab),
+        "max_position_embeddings": architecture.max_position,
+    }  # fmt: skip
+
+
+def draft_layers(deployment: Deployment) -> tuple[Layer, ...]:
+    """The draft's layers, which keep a cache beside the target's; heads and look-ups keep none."""
+    if (speculation := deployment.speculation) is None or method(speculation.method).draft == "heads":
+        return ()
+    draft = draft_of(deployment.model, speculation)
+    return draft.architecture.layers if draft else ()

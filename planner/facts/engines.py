@@ -1,0 +1,295 @@
+"""Serving engines by version: what each is known to do, its arguments, and how it fills in what the user left out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveInt
+
+from planner.core.catalog import Entry, check, entries
+from planner.core.quantities import GIB, PlannerError, did_you_mean
+from planner.facts.gpus import Gpu
+
+if TYPE_CHECKING:
+    from planner.facts.coefficients import Calibration
+    from planner.models.registry import Model
+
+_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+"""Short forms that people write for dtypes."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of `--max-lora-rank` (vLLM 0.20.2 and 0.33.0)."""
+
+
+class Tier(Entry):
+    """Default batch limits of some GPUs."""
+
+    memory_gib: NonNegativeFloat
+    named: tuple[str, ...] = ()
+    not_named: tuple[str, ...] = ()
+    max_num_batched_tokens: PositiveInt
+    max_num_seqs: PositiveInt
+    gpu_memory_utilization: float | None = Field(default=None, gt=0, le=1)
+
+
+class Capture(Entry):
+    """Which batch sizes get a CUDA graph."""
+
+    max: PositiveInt
+    max_cc10: PositiveInt
+    coarse_from: PositiveInt
+    by_seqs: bool
+
+
+class Facts(Entry):
+    """Everything known of one engine version; the head of `catalogs/engines.yaml` explains every field."""
+
+    upto: str
+    gpu_memory_utilization: float = Field(gt=0, le=1)
+    memory_budget: Literal["total", "static", "free"]
+    limits: tuple[Tier, ...]
+    block_size: PositiveInt
+    cudagraph_memory: Literal["outside", "estimated"]
+    kv_tokens: Literal["blocks", "concurrency"]
+    window_batches: Literal["one", "concurrent"]
+    null_block_reserved: bool
+    fp8_block_experts_whole: bool
+    prefix_caching: bool
+    prefix_caching_hybrid: bool
+    chunked_prefill: bool
+    async_scheduling: bool
+    capture: Capture
+    kv_cache_dtypes: tuple[str, ...]
+    metrics: dict[str, str | None]
+
+
+class EngineEntry(Entry):
+    """What one version changed."""
+
+    source: str
+    date: str
+    facts: dict[str, Any]
+
+
+class DynamoEntry(Entry):
+    """An entry of `catalogs/dynamo.yaml`: release of NVIDIA Dynamo -> the engine's version in it."""
+
+    shipped: dict[str, str]
+    source: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """An engine at a version, and the facts of the nearest earlier version that the catalog knows."""
+
+    name: str
+    version: str
+    facts_version: str
+    facts: Mapping[str, Any]
+    calibration: Mapping[str, Calibration] = field(default_factory=dict)  # an owner's, by GPU; wins over the catalog's
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.version))
+
+    @property
+    def release(self) -> tuple[int, int, int]:
+        """The version as numbers, for comparing; a nightly build counts as the newest known version."""
+        return release(self.version if self.version[0].isdigit() else self.facts_version)
+
+    @property
+    def note(self) -> str:
+        """Which version's facts stand in for this one's; empty when they are its own."""
+        if self.version[0].isdigit() and self.release == release(self.facts_version):
+            return ""
+        return f"{self.name} {self.version} is planned with the facts of {self.facts_version}"
+
+
+def release(version: str) -> tuple[int, int, int]:
+    """(major, minor, patch) of a version such as "v0.19.0", "0.15.2rc1.dev93" or "0.20.2+cu130", else `PlannerError`.
+
+    What follows the numbers (rc, dev, post, local part) is not compared: a candidate counts as its release.
+    """
+    match = re.fullmatch(r"v?(\d+)\.(\d+)(?:\.(\d+))?(?:[.-]?[a-z][\w.+-]*|\+[\w.]+)?", version.strip().lower())
+    if not match:
+        raise PlannerError(f"engine_version {version!r} is not a version; write it like 0.20.2")
+    return int(match[1]), int(match[2]), int(match[3] or 0)
+
+
+@cache
+def _catalog() -> dict[str, dict[str, dict[str, Any]]]:
+    """Engine name -> version -> all its facts, versions in ascending order."""
+    known: dict[str, dict[str, dict[str, Any]]] = {}
+    for title, entry in entries("engines.yaml", EngineEntry).items():
+        name, _, version = title.partition(" ")
+        versions = known.setdefault(name, {})
+        facts = dict(next(reversed(versions.values()), {}))
+        for key, fact in entry.facts.items():
+            facts[key] = {**facts.get(key, {}), **fact} if isinstance(fact, dict) else fact
+        versions[version] = check(Facts, facts, f"engines.yaml, entry {title}").model_dump()
+    return known
+
+
+def _folded(name: str) -> str:
+    name = re.sub(r"[\s_-]", "", name.casefold())
+    return {"tensorrtllm": "trtllm", "textgenerationinference": "tgi"}.get(name, name)
+
+
+def engine(name: str = "vllm", version: str | None = None) -> Engine:
+    """The engine at `version` (None: the newest known); `PlannerError` for an unknown engine or version."""
+    name = _folded(name)
+    if name not in _catalog():
+        raise did_you_mean(name, _catalog(), "engine")
+    versions = _catalog()[name]
+    first, newest = next(iter(versions)), next(reversed(versions))
+    upto = versions[newest]["upto"]
+    version = (version or upto).strip().removeprefix("v")
+    if version.startswith("nightly"):
+        return Engine(name, version, newest, versions[newest])
+    wanted = release(version)
+    if wanted < release(first) or wanted[:2] > release(upto)[:2]:
+        raise PlannerError(f"engine_version {version} of {name} is not known; accepted: {first} to {upto}")
+    facts_version = max((known for known in versions if release(known) <= wanted), key=release)
+    return Engine(name, version, facts_version, versions[facts_version])
+
+
+def behind_dynamo(name: str, version: str) -> str:
+    """The version of the engine that Dynamo `version` ships, where tables mean that; else `version` as it is."""
+    known = entries("dynamo.yaml", DynamoEntry).get(_folded(name))
+    if known is None or not version[:1].isdigit():
+        return version
+    wanted, first, last = release(version), *(release(edge) for edge in (min(known.shipped), max(known.shipped)))
+    if not first <= wanted <= (*last[:2], 99):
+        return version
+    return known.shipped[max((found for found in known.shipped if release(found) <= wanted), key=release)]
+
+
+def unsupported(gpu: Gpu, engine: Engine) -> str | None:
+    """Why `engine` does not run on `gpu`, by the catalog; None if it does."""
+    if engine.name not in gpu.supported:
+        return f"{engine.name} does not support {gpu.name}; supported there: {', '.join(gpu.supported)}"
+    first, last = gpu.supported[engine.name]
+    if engine.release < release(first):
+        return f"{engine.name} supports {gpu.name} from {first} on, not yet in {engine.version}"
+    if last is not None and engine.release[:2] > release(last)[:2]:
+        return f"{engine.name} supports {gpu.name} up to {last}, no longer in {engine.version}"
+    return None
+
+
+@dataclass(frozen=True)
+class EngineArgs:
+    """The engine's own argument names; None means its default for this version, GPU and model."""
+
+    gpu_memory_utilization: float | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    block_size: int | None = None
+    kv_cache_dtype: str | None = None
+    dtype: str | None = None
+    enforce_eager: bool | None = None
+    enable_prefix_caching: bool | None = None
+    enable_chunked_prefill: bool | None = None
+    async_scheduling: bool | None = None
+    max_loras: int | None = None  # 0 once resolved: no LoRA
+    max_lora_rank: int | None = None
+    long_prefill_token_threshold: int | None = None
+    scheduling_policy: str | None = None
+
+
+def resolve(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
+    """Fill in every field as `engine` does at start; `PlannerError` where it would refuse to start.
+
+    `block_size` stays as given: backends and hybrid models change its default (see `memory.kv_cache`).
+    Order: vLLM 0.20.2 engine/arg_utils.py:2339, 0.33.0 engine/arg_utils.py:3151.
+    """
+    facts, shape = engine.facts, model.architecture
+    tier = _tier(engine, gpu)
+    length = args.max_model_len or shape.max_position
+    chunked = facts["chunked_prefill"] if args.enable_chunked_prefill is None else args.enable_chunked_prefill
+    tokens, seqs = args.max_num_batched_tokens, args.max_num_seqs
+    if tokens is None:
+        tokens = tier["max_num_batched_tokens"]
+        if engine.name == "vllm":
+            tokens = min(tokens if chunked else max(tokens, length), (seqs or tier["max_num_seqs"]) * length)
+    dtype = model.dtype
+    if dtype == "bfloat16" and "bf16" not in gpu.flops:
+        dtype = "float16"
+    defaults = EngineArgs(
+        gpu_memory_utilization=tier["gpu_memory_utilization"] or facts["gpu_memory_utilization"],
+        max_model_len=length,
+        max_num_seqs=min(tier["max_num_seqs"], tokens),
+        max_num_batched_tokens=tokens,
+        dtype=dtype,
+        enforce_eager=False,
+        enable_prefix_caching=facts["prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"],
+        enable_chunked_prefill=chunked,
+        async_scheduling=facts["async_scheduling"],
+        max_loras=0,
+        max_lora_rank=16,
+        long_prefill_token_threshold=0,
+        scheduling_policy="fcfs",
+    )
+    given = {field.name: value for field in fields(args) if (value := getattr(args, field.name)) is not None}
+    given |= {name: _SPELLINGS.get(given[name], given[name]) for name in ("dtype", "kv_cache_dtype") if name in given}
+    filled = replace(defaults, **given)
+    if (reason := _refusal(filled, engine, gpu, model)) is not None:
+        raise PlannerError(reason)
+    return filled
+
+
+def _tier(engine: Engine, gpu: Gpu) -> Mapping[str, Any]:
+    """The version's default limits on this GPU: by total memory and by parts of the device name, as the engine does."""
+
+    def fits(tier: Mapping[str, Any]) -> bool:
+        named, not_named = (any(part in gpu.name.lower() for part in tier[key]) for key in ("named", "not_named"))
+        return gpu.memory >= tier["memory_gib"] * GIB and (named or not tier["named"]) and not not_named
+
+    return next(filter(fits, engine.facts["limits"]))
+
+
+def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | None:
+    """Why the engine would not start with these arguments (vLLM config/scheduler.py, cache.py, model.py); else None."""
+    length, tokens, seqs = args.max_model_len or 0, args.max_num_batched_tokens or 0, args.max_num_seqs or 0
+    accepted = engine.facts["kv_cache_dtypes"]
+    longest = model.architecture.max_position
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            return f"{name} is {value}; it must be at least 1"
+    if (args.long_prefill_token_threshold or 0) < 0:
+        return f"long_prefill_token_threshold is {args.long_prefill_token_threshold}; it must be 0 (off) or more"
+    if not 0 < (args.gpu_memory_utilization or 0) <= 1:
+        return f"gpu_memory_utilization is {args.gpu_memory_utilization}; it must be above 0 and at most 1"
+    if length > longest:
+        return f"max_model_len {length} is more than the {longest} tokens that {model.name} was made for"
+    if tokens < seqs and engine.name == "vllm":
+        return f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})"
+    if tokens < length and engine.name == "vllm" and not args.enable_chunked_prefill:
+        return f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}) without chunked prefill"
+    if accepted and args.kv_cache_dtype not in (None, *accepted):
+        return f"kv_cache_dtype {args.kv_cache_dtype!r} is none of {', '.join(accepted)}"
+    if args.dtype == "bfloat16" and "bf16" not in gpu.flops:
+        return f"dtype bfloat16 does not run on {gpu.name}; use float16"
+    if args.max_loras and args.max_lora_rank not in LORA_RANKS:
+        return f"max_lora_rank {args.max_lora_rank} is none of {', '.join(map(str, LORA_RANKS))}"
+    if args.scheduling_policy not in ("fcfs", "priority"):
+        return f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority"
+    return None
+
+
+def cudagraph_sizes(engine: Engine, args: EngineArgs, gpu: Gpu, k: int = 0) -> tuple[int, ...]:
+    """Batch sizes (tokens) that get a CUDA graph, with `k` speculative tokens; none with `enforce_eager`.
+
+    `args` resolved. vLLM 0.20.2 config/vllm.py:1423, 0.33.0 config/vllm.py:2398.
+    """
+    capture = engine.facts["capture"]
+    most = capture["max_cc10" if int(gpu.compute_capability or 0) == 10 else "max"]
+    if capture["by_seqs"]:
+        most = min(most, 2 * (args.max_num_seqs or 0) * (1 + k))
+    most = 0 if args.enforce_eager else min(most, args.max_num_batched_tokens or 0)
+    coarse = capture["coarse_from"]
+    sizes = (1, 2, 4, *range(8, coarse, 8), *range(coarse, most + 1, 16))
+    return tuple(size for size in sizes if size <= most)

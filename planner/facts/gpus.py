@@ -1,0 +1,171 @@
+"""GPUs and the links between them, from `catalogs/gpus.yaml` and `catalogs/links.yaml`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Literal
+
+from pydantic import PositiveFloat, PositiveInt
+
+from planner.core.catalog import Entry, entries
+from planner.core.quantities import GB, GIB, PlannerError, did_you_mean
+
+Dtype = Literal["fp32", "fp16", "bf16", "int8", "fp8", "fp4"]
+
+
+class _Chip(Entry):
+    vendor: Literal["nvidia", "amd", "intel"]
+    architecture: str
+    compute_capability: float | None = None
+    power_w: PositiveFloat
+
+
+class _Memory(Entry):
+    gib: PositiveFloat
+    basis: Literal["reported", "estimated"]
+    marketed_gb: PositiveFloat
+    gbs: PositiveFloat
+    source: str
+
+
+class _Links(Entry):
+    node: str
+    bridge: str | None = None
+    pcie: str
+    internode_gbs: PositiveFloat
+    gpus_per_node: PositiveInt
+
+
+class GpuEntry(Entry):
+    """One GPU as people write it; the head of `catalogs/gpus.yaml` explains every field."""
+
+    aliases: tuple[str, ...] = ()
+    chip: _Chip
+    memory: _Memory
+    tflops: dict[Dtype, PositiveFloat]
+    links: _Links
+    supported: dict[str, tuple[str, str | None]]
+    source: str
+    date: str
+
+
+class LinkEntry(Entry):
+    """One kind of link: what a GPU sends over it, GB/s per direction."""
+
+    gbs: PositiveFloat
+    source: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU's published peaks, and its memory as the driver reports it."""
+
+    name: str
+    aliases: tuple[str, ...]
+    vendor: str
+    architecture: str
+    compute_capability: float | None
+    memory: int  # bytes
+    memory_basis: str  # "reported" by somebody's driver, or "estimated" from siblings
+    marketed_gb: float
+    bandwidth: float  # bytes/s
+    flops: Mapping[str, float] = field(hash=False)  # dense FLOP/s by dtype; one that the matrix units lack is absent
+    link: str
+    link_bandwidth: float  # bytes/s per direction per GPU inside the node
+    bridge: str | None  # the NVLink bridge that this PCIe card can take
+    pcie_bandwidth: float  # bytes/s per direction
+    internode_bandwidth: float  # bytes/s per direction per GPU
+    gpus_per_node: int
+    power: float  # W
+    supported: Mapping[str, tuple[str, str | None]] = field(hash=False)  # engine -> first version, last or None
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.memory / GIB:.1f} GiB, {self.bandwidth / GB:,.0f} GB/s)"
+
+
+def fold(name: str) -> str:
+    """`name` without what people write differently: case, separators, vendor and memory words, notes in brackets."""
+    name = re.sub(r"\(.*?\)|nvidia|geforce|tesla|amd|instinct|intel|virtualized|hbm\d+e?|gddr\d", "", name.casefold())
+    return re.sub(r"[\s_-]+", "", re.sub(r"sxm\d", "sxm", name))
+
+
+@cache
+def links() -> Mapping[str, float]:
+    """Every named link -> bytes/s per direction per GPU."""
+    return {name: entry.gbs * GB for name, entry in entries("links.yaml", LinkEntry).items()}
+
+
+def _gpu(name: str, entry: GpuEntry) -> Gpu:
+    for place in ("node", "pcie", "bridge"):
+        link = getattr(entry.links, place)
+        if link is not None and link not in links():
+            raise PlannerError(f"gpus.yaml, entry {name}, field links.{place}: {did_you_mean(link, links(), 'link')}")
+    chip, memory, wires = entry.chip, entry.memory, entry.links
+    return Gpu(
+        name=name,
+        aliases=entry.aliases,
+        **chip.model_dump(exclude={"power_w"}),
+        memory=round(memory.gib * GIB),
+        memory_basis=memory.basis,
+        marketed_gb=memory.marketed_gb,
+        bandwidth=memory.gbs * GB,
+        flops={dtype: tera * 1e12 for dtype, tera in entry.tflops.items()},
+        link=wires.node,
+        link_bandwidth=links()[wires.node],
+        bridge=wires.bridge,
+        pcie_bandwidth=links()[wires.pcie],
+        internode_bandwidth=wires.internode_gbs * GB,
+        gpus_per_node=wires.gpus_per_node,
+        power=chip.power_w,
+        supported=entry.supported,
+    )
+
+
+@cache
+def _catalog() -> tuple[tuple[Gpu, ...], Mapping[str, Gpu]]:
+    """The GPUs in the catalog's order, and by folded name."""
+    found = tuple(_gpu(name, entry) for name, entry in entries("gpus.yaml", GpuEntry).items())
+    names: dict[str, Gpu] = {}
+    called = [(alias, known) for known in found for alias in (known.name, *known.aliases)]
+    for alias, known in called:
+        if (other := names.setdefault(fold(alias), known)) is not known:
+            raise PlannerError(f"gpus.yaml, entry {known.name}, field aliases: {alias} already names {other.name}")
+    for alias, known in called:
+        names.setdefault(f"{fold(alias)}{known.marketed_gb:g}gb", known)
+    return found, names
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """Every GPU of the catalog."""
+    return _catalog()[0]
+
+
+def gpu(name: str) -> Gpu:
+    """The GPU called `name` or known by it (see `aliases` in the catalog); `PlannerError` with the nearest if none."""
+    found, names = _catalog()
+    if fold(name) not in names:
+        raise did_you_mean(name, {alias for known in found for alias in (known.name, *known.aliases)}, "GPU")
+    return names[fold(name)]
+
+
+def interconnect(gpu: Gpu, name: str) -> float:
+    """Bytes/s per direction that `gpu` gets inside a node from the named link.
+
+    "nvlink", "nvswitch", "infinity-fabric" and "pcie" mean the card's own. `PlannerError` for a link that it lacks.
+    """
+    wanted = name.casefold().replace("_", "-").replace(" ", "-")
+    if wanted in links():
+        return links()[wanted]
+    if wanted == "pcie":
+        return gpu.pcie_bandwidth
+    family = {"nvlink": "nvlink", "nvswitch": "nvlink", "infinity-fabric": "infinity-fabric"}.get(wanted)
+    if family is None:
+        raise did_you_mean(name, (*links(), "nvlink", "nvswitch", "infinity-fabric", "pcie"), "interconnect")
+    own = next((link for link in (gpu.link, gpu.bridge) if link and link.startswith(family)), None)
+    if own is None:
+        raise PlannerError(f"{gpu.name} has no {name}; its GPUs talk over {gpu.link}")
+    return links()[own]

@@ -1,0 +1,254 @@
+"""Traces of requests: CSV or JSON lines of a time, prompt tokens and output tokens, under the names that are common."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+import numpy as np
+
+from planner.core.quantities import PlannerError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+"""Columns of the Azure LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset)."""
+PLAIN = ("arrival", "prompt_tokens", "output_tokens")
+"""Columns of a plain trace: seconds, tokens, tokens."""
+MOONCAKE = ("timestamp", "input_length", "output_length")
+"""Fields of Mooncake's JSON lines (github.com/kvcache-ai/Mooncake, FAST25-release): ms, tokens, tokens.
+
+RAGPulse (github.com/flashserve/RAGPulse) has the same fields, but seconds, and `hash_ids` that are an object.
+"""
+BLOCK = 512
+"""Tokens behind one of Mooncake's `hash_ids`."""
+_UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TOKENS = "(tokens?(count|len|length|num)?|len|length)"
+_NAMES = {
+    "time": re.compile(
+        r"((request)?(arrival|arrived|start|started|submit|submitted|send|sent|created|received)(time(stamp)?|ts|at)?"
+        r"|(request)?timestamp|time|ts|datetime)s??(in)?"
+        r"((?P<ns>ns|nanos(econds)?)|(?P<us>us|micros(econds)?)|(?P<ms>ms|msecs?|millis(econds?)?)|(?P<s>s|secs?|seconds?))?"
+    ),
+    "prompt tokens": re.compile(rf"(n|num)?((prompt|input|context|prefill){_TOKENS}|requesttokens?)|isl"),
+    "output tokens": re.compile(
+        rf"(n|num)?((output|generated|generation|gen|completion|decode){_TOKENS}|responsetokens?)|osl"
+    ),
+}
+"""How a field may be called, folded to small letters and digits: Azure's names, BurstGPT's, Vidur's, OpenAI's, ..."""
+_ACCEPTED = (
+    f"accepted are {','.join(AZURE)} or {','.join(PLAIN)} and the like (arrival_time_ms, arrived_at; input_tokens, "
+    f"prompt_len, num_prefill_tokens; completion_tokens, output_len, num_decode_tokens), as CSV or as JSON lines"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests as they came: `arrival` [n] s from the first, `prompt` and `output` [n] tokens, maybe block hashes."""
+
+    path: Path
+    arrival: np.ndarray
+    prompt: np.ndarray
+    output: np.ndarray
+    hash_ids: tuple[tuple[int, ...], ...] | None = None  # per request, one id per `BLOCK` tokens of its prompt
+    left_out: int = 0  # requests of the file that got no output token: failed, or broken off
+
+    @property
+    def rate(self) -> float:
+        """Requests per second over the trace."""
+        return (len(self.arrival) - 1) / max(float(self.arrival[-1]), 1e-9)
+
+    @property
+    def burstiness(self) -> float:
+        """Shape of the gamma that spreads the gaps as much: 1 / CV^2 (1 = Poisson, less = burstier).
+
+        Where most arrivals share a time stamp the clock was coarse: mean / variance of the arrivals per tick instead.
+        """
+        gaps = np.diff(self.arrival)
+        if np.count_nonzero(gaps) * 2 < len(gaps):
+            ticks = np.unique(self.arrival, return_counts=True)[1]
+            return float(ticks.mean() / max(ticks.var(), 1e-9))
+        return float(gaps.mean() ** 2 / max(gaps.var(), 1e-12))
+
+    @cached_property
+    def prefix_hit_rate(self) -> float:
+        """Share of prompt tokens whose block an earlier request already had: a cache that forgets nothing."""
+        seen: set[int] = set()
+        hits = 0
+        for blocks, tokens in zip(self.hash_ids or (), self.prompt, strict=False):
+            known = next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
+            hits += min(BLOCK * known, int(tokens))
+            seen.update(blocks)
+        return hits / float(self.prompt.sum())
+
+    def __str__(self) -> str:
+        length = f"{len(self.arrival):,} requests in {self.arrival[-1] / 60:,.1f} minutes"
+        return f"{self.path.name}: {length}" + (f", {self.left_out:,} without output left out" if self.left_out else "")
+
+
+def read_trace(path: str | Path) -> Trace:
+    """The trace in `path`: CSV (comma, semicolon or tab) or JSON lines, maybe gzipped, known by its first line.
+
+    Times are seconds from any start, ms, us or ns where the field's name or the size of an epoch says so, or ISO dates.
+    Requests without an output token are left out. Raises `PlannerError` naming line and field for what is missing, not
+    a number, negative, without a prompt or unsorted, and for fields whose meaning is unclear.
+    """
+    path = Path(path)
+    try:
+        with _open(path) as file:
+            head = file.readline().strip()
+        return (_json_lines if head.startswith("{") else _csv)(path, head)
+    except (OSError, ValueError, EOFError, zlib.error) as error:
+        raise PlannerError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _open(path: Path) -> TextIO:
+    """The text of `path`, unpacked where it is gzipped."""
+    with path.open("rb") as file:
+        packed = file.read(2) == b"\x1f\x8b"
+    if packed:
+        return io.TextIOWrapper(gzip.GzipFile(path), encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
+
+
+def _csv(path: Path, head: str) -> Trace:
+    import pandas as pd
+
+    names, separator = max(
+        (([name.strip() for name in next(csv.reader([head], delimiter=sep), [])], sep) for sep in ",;\t"),
+        key=lambda found: len(found[0]),
+    )
+    fields = _fields(names, f"{path.name}, line 1")
+    if tuple(map(str.casefold, fields)) == MOONCAKE:
+        raise PlannerError(
+            f"{path.name}, line 1: Mooncake's times are ms, most other files' are seconds: call the column "
+            f"timestamp_ms or timestamp_s instead of {fields[0]}"
+        )
+    columns = {name: names.index(name) for name in fields}
+    try:
+        with _open(path) as file:
+            frame = pd.read_csv(
+                file, sep=separator, skip_blank_lines=False, dtype=str, index_col=False, usecols=[*columns.values()]
+            )
+    except ValueError as error:
+        raise PlannerError(f"{path.name} is not a CSV: {' '.join(str(error).split())}") from None
+    frame.columns = pd.Index(sorted(columns, key=lambda name: columns[name]))
+    while len(frame) and frame.iloc[-1].isna().all():
+        frame = frame.iloc[:-1]
+    if separator == ";":  # where it parts columns, the comma is a decimal point
+        frame = frame.apply(lambda column: column.str.replace(",", "."))
+    return _trace(path, fields, frame, np.arange(2, len(frame) + 2), 1.0)
+
+
+def _json_lines(path: Path, head: str) -> Trace:
+    import pandas as pd
+
+    fields: tuple[str, ...] = ()
+    cells: list[list[object]] = []
+    lines: list[int] = []
+    hashes: list[object] = []
+    with _open(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                request = json.loads(line)
+            except ValueError:
+                raise PlannerError(f"{path.name}, line {number}: not a JSON object: {line.strip()[:60]!r}") from None
+            if isinstance(request, dict):
+                fields = fields or _fields(list(request), f"{path.name}, line {number}")
+            if not isinstance(request, dict) or any(name not in request for name in fields):
+                raise PlannerError(f"{path.name}, line {number}: needs the fields {', '.join(fields)}")
+            cells.append([value if type(value := request[name]) in (int, float, str) else None for name in fields])
+            lines.append(number)
+            hashes.append(request.get("hash_ids") or ())
+    frame = pd.DataFrame(cells, columns=list(fields), dtype=object)
+    mooncake = fields == MOONCAKE and not any(isinstance(ids, dict) for ids in hashes)
+    known = tuple(tuple(ids) if isinstance(ids, list) else () for ids in hashes)
+    hash_ids = known if mooncake and any(known) else None
+    return _trace(path, fields, frame, np.array(lines), 1e-3 if mooncake else 1.0, hash_ids)
+
+
+def _fields(names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Which of `names` are the time, the prompt tokens and the output tokens; `PlannerError` where that is unclear."""
+    folded = [name.casefold() for name in names]
+    for kind in (AZURE, PLAIN, MOONCAKE):
+        if set(map(str.casefold, kind)) <= set(folded):
+            return tuple(names[folded.index(name.casefold())] for name in kind)
+    found = []
+    for what, pattern in _NAMES.items():
+        called = [name for name in names if pattern.fullmatch(_fold(name))]
+        if len(called) != 1:
+            problem = f"{' or '.join(called)} for the {what}" if called else f"nothing for the {what}"
+            raise PlannerError(f"{where}: found {problem} in {','.join(names)[:80]!r}; {_ACCEPTED}")
+        found += called
+    return tuple(found)
+
+
+def _fold(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.casefold().replace("\N{MICRO SIGN}", "u"))
+
+
+def _trace(
+    path: Path, fields: Sequence[str], cells: pd.DataFrame, lines: np.ndarray, unit: float,
+    hash_ids: tuple[tuple[int, ...], ...] | None = None,
+) -> Trace:  # fmt: skip
+    """A `Trace` of the columns `fields` of `cells`, which stand in `lines` of the file; a bad cell is the error.
+
+    `unit`: seconds in one unit of time, where neither the field's name nor the size of the figures tell.
+    """
+    import pandas as pd
+
+    time, prompt, output = (pd.to_numeric(cells[name], errors="coerce").to_numpy(dtype=float) for name in fields)
+    if np.count_nonzero(np.isnan(time)) * 2 > len(time):
+        stamps = pd.to_datetime(cells[fields[0]], format="ISO8601", errors="coerce", utc=True)
+        time = (stamps - stamps.min()).dt.total_seconds().to_numpy()
+    elif len(time):
+        time = time * _unit(fields[0], float(np.nanmin(time)), unit)
+    kept = np.flatnonzero(output != 0)
+    left_out = len(output) - len(kept)
+    time, prompt, output, lines = time[kept], prompt[kept], output[kept], lines[kept]
+    if len(time) < 2:
+        without = f" ({left_out} more have no output token)" if left_out else ""
+        raise PlannerError(f"{path.name} has {len(time)} requests{without}; a trace needs at least two")
+    for field, bad, problem in (
+        (fields[0], ~np.isfinite(time), "is not a time"),
+        (fields[1], ~np.isfinite(prompt), "is not a number"),
+        (fields[2], ~np.isfinite(output), "is not a number"),
+        (fields[0], time < 0, "must not be negative"),
+        (fields[0], np.diff(time, prepend=time[:1]) < 0, "comes before the line above; sort the trace by time"),
+        (fields[1], prompt < 1, "must be at least one token"),
+        (fields[2], output < 1, "must be at least one token"),
+        (fields[1], prompt >= 2**31, "is more than any model takes"),
+        (fields[2], output >= 2**31, "is more than any model gives"),
+        (fields[1], prompt % 1 != 0, "is not a whole number of tokens"),
+        (fields[2], output % 1 != 0, "is not a whole number of tokens"),
+    ):
+        if bad.any():
+            row = int(np.argmax(bad))
+            raise PlannerError(
+                f"{path.name}, line {lines[row]}, field {field}: {cells[field].iloc[kept[row]]} {problem}"
+            )
+    if time[-1] <= time[0]:
+        raise PlannerError(f"{path.name}: all requests arrive at the same time, so it has no rate")
+    hashes = None if hash_ids is None else tuple(hash_ids[row] for row in kept)
+    return Trace(path.resolve(), time - time[0], prompt.astype(np.int64), output.astype(np.int64), hashes, left_out)
+
+
+def _unit(field: str, first: float, unit: float) -> float:
+    """Seconds in one unit of the field: as its name says, or the size of an epoch (1.7e9 s since 1970), or `unit`."""
+    named = _NAMES["time"].fullmatch(_fold(field))
+    for name, seconds in _UNITS.items():
+        if named and named[name]:
+            return seconds
+    return next((seconds for seconds in _UNITS.values() if 1e9 < first * seconds < 1e10), unit)

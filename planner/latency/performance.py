@@ -1,0 +1,126 @@
+"""What a deployment does: latencies and rates as intervals, of one case and of many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from planner.core.quantities import Interval
+
+LATENCIES = ("ttft", "tpot", "itl", "e2e")
+"""What is told of a request's time."""
+POINTS = ("mean", "p50", "p95", "p99")
+"""Where a latency's distribution is told."""
+WIDER = np.array([1.0, 1.0, 1.25, 1.5])
+"""By `POINTS`, in standard deviations of the mean's: tails are less certain."""
+Z99 = 2.3263
+"""Standard normal quantile at 0.99: requests in flight spread about like a Poisson count."""
+FP8_KV = (
+    "latency counts on an FP8 KV cache, as the measured recipes of this GPU had; set kv_cache_dtype to plan another"
+)
+
+
+@dataclass(frozen=True)
+class Performance:
+    """Latencies in seconds and rates per second of a whole deployment, as 80 % intervals."""
+
+    ttft: Mapping[str, Interval]  # by `POINTS`
+    tpot: Mapping[str, Interval]
+    itl: Mapping[str, Interval]  # between streamed outputs: with speculation several tokens each
+    e2e: Mapping[str, Interval]
+    output_tps: Interval
+    total_tps: Interval
+    request_tps: Interval
+    decode_batch: float  # sequences decoding in one engine, mean
+    kv_usage: float  # of the pool, mean
+    queue: float  # seconds that a request waits before it is scheduled, p99
+    preemptions: float  # per request
+    saturated: bool  # the offered rate is more than it can serve
+    limit: str  # what caps it: "compute", "kv", "max_num_seqs" or "load"
+    basis: str
+    warnings: tuple[str, ...] = ()
+    kv_usage_p99: float = 0.0
+    capacity: Interval | None = None  # requests/s that it serves at most; None: not replayed
+    requests: int = 0  # that were replayed for these figures; 0: the closed form's
+
+    @property
+    def source(self) -> str:
+        """Where the figures come from, as a table's cell."""
+        return "replayed" if self.requests else "closed form"
+
+    @property
+    def how(self) -> str:
+        """Where the figures come from, in a few words."""
+        return f"replayed, {self.requests:,} requests an engine" if self.requests else "in closed form"
+
+    def __str__(self) -> str:
+        def ms(values: Mapping[str, Interval]) -> str:
+            return f"mean {values['mean'] * 1e3:.1f} ms, p99 {values['p99'] * 1e3:.1f} ms"
+
+        shown = {name: getattr(self, name) for name in ("ttft", "itl", "tpot")}
+        said = "; ".join(
+            f"{name.upper()} {ms(times)}" for name, times in shown.items() if not math.isnan(times["mean"].mid)
+        )
+        return f"{said}; {self.output_tps:.0f} output tokens/s ({self.basis}; limit: {self.limit})"
+
+
+@dataclass(frozen=True)
+class Performances:
+    """The performance of many cases, as arrays; `[k]` is that of one."""
+
+    ttft: np.ndarray  # [cases, points] s, middles by `POINTS`
+    tpot: np.ndarray
+    itl: np.ndarray
+    e2e: np.ndarray
+    sigmas: np.ndarray  # [cases, 4 latencies, points] standard deviations of the logarithms
+    request_tps: np.ndarray  # [cases] as all others
+    request_sigma: np.ndarray
+    output_tokens: np.ndarray  # of a request, mean
+    prompt_tokens: np.ndarray
+    decode_batch: np.ndarray
+    kv_usage: np.ndarray
+    queue: np.ndarray
+    saturated: np.ndarray
+    limit: np.ndarray
+    basis: np.ndarray
+    fp8_kv: np.ndarray  # counts on an FP8 KV cache that nobody asked for
+
+    @classmethod
+    def joined(cls, parts: Sequence[Performances]) -> Performances:
+        """All cases of `parts`, in order."""
+        if len(parts) == 1:
+            return parts[0]
+        return cls(*(np.concatenate([getattr(part, each.name) for part in parts]) for each in fields(cls)))
+
+    def __len__(self) -> int:
+        return len(self.request_tps)
+
+    def __iter__(self) -> Iterator[Performance]:
+        return (self[k] for k in range(len(self)))
+
+    def __getitem__(self, k: int) -> Performance:
+        times: dict[str, Any] = {
+            name: dict(zip(POINTS, map(Interval.factor, getattr(self, name)[k].tolist(), sigma), strict=True))
+            for name, sigma in zip(("ttft", "tpot", "itl", "e2e"), self.sigmas[k].tolist(), strict=True)
+        }
+        served = Interval.factor(float(self.request_tps[k]), float(self.request_sigma[k]))
+        outputs = float(self.output_tokens[k])
+        return Performance(
+            **times,
+            output_tps=served * outputs,
+            total_tps=served * (outputs + float(self.prompt_tokens[k])),
+            request_tps=served,
+            decode_batch=float(self.decode_batch[k]),
+            kv_usage=float(self.kv_usage[k]),
+            kv_usage_p99=min(float(self.kv_usage[k] * (1 + Z99 / math.sqrt(max(self.decode_batch[k], 1.0)))), 1.0),
+            queue=float(self.queue[k]),
+            preemptions=0.0,
+            saturated=bool(self.saturated[k]),
+            limit=str(self.limit[k]),
+            basis=str(self.basis[k]),
+            warnings=(FP8_KV,) if self.fp8_kv[k] else (),
+        )

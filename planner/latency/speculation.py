@@ -1,0 +1,218 @@
+"""Speculative decoding: tokens per step from acceptance, what drafting and verifying cost, where it stops paying.
+
+A step drafts k tokens and verifies them with one pass of the target over k + 1 tokens per sequence. With each drafted
+token accepted with probability a after the last, a step yields (1 - a^(k+1)) / (1 - a) tokens (Leviathan et al.,
+arXiv 2211.17192, eq. 1). At small batch the pass is bound by reading weights, so k more tokens are nearly free; at
+large batch they cost compute, and a mixture of experts reads more experts for them at any batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.core.quantities import GIB, Interval, PlannerError
+from planner.facts.deployment import Deployment
+from planner.facts.draft_models import draft_of, method
+from planner.latency.calibration import calibration_of
+from planner.latency.step_model import StepModel, step_model
+from planner.memory.budget import MemoryPlan, plan
+from planner.memory.weights import draft_bytes
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+STEP_S = 0.8e-3
+"""What a speculative step adds whatever it drafts: rejection sampling, rolling back, preparing inputs twice.
+
+Fitted with `PASS_S` to the batch-1 rows of Llama-3.1-8B: vLLM issue 20780 (H100 class), SpecForge's bundle (H200).
+"""
+PASS_S = 0.16e-3
+"""Launching one draft pass and sampling from it."""
+SIGMA = 0.10
+"""Standard deviation of ln(measured / predicted) of a speed-up (the target's own step cost cancels in it)."""
+
+
+def expected_tokens(acceptance_rate: float, k: int) -> float:
+    """Tokens that a step yields on average, its bonus token included: 1 (nothing accepted) to k + 1."""
+    if not 0 <= acceptance_rate <= 1 or k < 0:
+        raise PlannerError(f"acceptance_rate must lie in 0 to 1 and k be 0 or more, got {acceptance_rate:g} and {k}")
+    return float(sum(acceptance_rate**i for i in range(k + 1)))
+
+
+def acceptance_from_length(tokens_per_step: float, k: int) -> float:
+    """The acceptance rate at which a step of k drafts yields `tokens_per_step` (an engine's mean acceptance length)."""
+    if not 1 <= tokens_per_step <= k + 1:
+        raise PlannerError(f"a step of {k} drafts yields 1 to {k + 1} tokens, got {tokens_per_step:g}")
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, k) < tokens_per_step else (low, middle)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """What speculation does to decoding at one batch."""
+
+    batch: float
+    tokens_per_step: float
+    plain_s: float  # a step without speculation: one token per sequence
+    verify_s: float  # the target over k + 1 tokens per sequence
+    draft_s: float  # k drafts
+    draft_bytes: float  # per GPU
+    sequences_lost: int | None  # that the draft's weights and cache push out of the KV pool; None: not asked
+
+    @property
+    def speedup(self) -> Interval:
+        """TPOT without / TPOT with."""
+        return Interval.factor(self.tokens_per_step * self.plain_s / (self.verify_s + self.draft_s), SIGMA)
+
+    @property
+    def verdict(self) -> str:
+        """`pays` or `does not pay` when the whole interval says so, else `may pay`."""
+        return "pays" if self.speedup.lo > 1 else "does not pay" if self.speedup.hi < 1 else "may pay"
+
+    def frame(self) -> pd.DataFrame:
+        """One row, the speed-up as an `Interval`."""
+        import pandas as pd
+
+        times = {f"{name} ms": getattr(self, f"{name}_s") * 1e3 for name in ("plain", "verify", "draft")}
+        row = {"batch": self.batch, "tokens per step": self.tokens_per_step, **times, "speed-up": self.speedup}
+        memory = {"draft GiB per GPU": self.draft_bytes / GIB, "sequences lost": self.sequences_lost}
+        return pd.DataFrame([{**row, **memory, "verdict": self.verdict}])
+
+    def __str__(self) -> str:
+        plain, verify, draft = (f"{1e3 * seconds:.1f}" for seconds in (self.plain_s, self.verify_s, self.draft_s))
+        return (
+            f"{self.verdict}: {self.speedup:.2f} x at batch {self.batch:g} ({self.tokens_per_step:.2f} tokens a step; "
+            f"{verify} ms to verify and {draft} ms to draft instead of {plain} ms)"
+        )
+
+
+@lru_cache(maxsize=4096)
+def _steps(deployment: Deployment) -> tuple[StepModel, StepModel, StepModel]:
+    """Step costs of the target alone, of the target verifying drafts, and of drafting and verifying.
+
+    The host pays once per sequence, the device per token; attention reads a sequence's KV once for all its tokens.
+    """
+    assert deployment.speculation is not None
+    how, k = method(deployment.speculation.method), deployment.speculation.num_speculative_tokens
+    drafter = draft_of(deployment.model, deployment.speculation)
+    plain = step_model(alone := replace(deployment, speculation=None))
+    known = calibration_of(deployment.model, deployment.gpu, deployment.engine).coefficients
+    seats = len(plain.rows_s) - 1
+    wide = replace(alone, args=replace(alone.args, max_num_seqs=seats * (k + 1)))
+    target = step_model(wide, replace(known, row_s=0.0), queries=k + 1)
+    verifying = replace(target, sequences_s=plain.rows_s - target.rows_s[: seats + 1], drafts=k)
+    sequences = np.arange(seats + 1.0)
+    added = verifying.sequences_s + STEP_S + sequences * how.host_us * 1e-6
+    sigma = math.hypot(plain.sigma_tpot, SIGMA)
+    if drafter is None:
+        return plain, verifying, replace(verifying, sequences_s=added, sigma_tpot=sigma)
+    draft = step_model(replace(wide, model=drafter), replace(known, step_s=0.0, row_s=0.0))
+    if how.draft == "heads":
+        return plain, verifying, replace(verifying, sequences_s=added + k * draft.rows(sequences), sigma_tpot=sigma)
+    passes = k if how.passes == "each" else 1  # the first reads all tokens of the step, prompts too
+    added = added + passes * (draft.fixed_s + PASS_S) + draft.rows(sequences * (k / passes))
+    added = added + (passes - 1) * (draft.tokens(sequences) + draft.rows(sequences))
+    drafting = replace(
+        verifying,
+        parts={**verifying.parts, "drafting": draft.grid_s},
+        sequences_s=added,
+        decode_context_s=verifying.decode_context_s + passes * draft.decode_context_s,
+        decode_windows=verifying.decode_windows + tuple((w, passes * s) for w, s in draft.decode_windows),
+        prefill_pair_s=verifying.prefill_pair_s + draft.prefill_pair_s,
+        prefill_windows=verifying.prefill_windows + draft.prefill_windows,
+        prefill_step_s=verifying.prefill_step_s + draft.prefill_step_s,
+        state_s=verifying.state_s + passes * draft.state_s,
+        sigma_tpot=sigma,
+    )
+    return plain, verifying, drafting
+
+
+def _normal(deployment: Deployment) -> Deployment:
+    """One replica of `deployment` without its acceptance rate: no step's cost depends on either."""
+    assert deployment.speculation is not None
+    return replace(deployment.with_replicas(1), speculation=replace(deployment.speculation, acceptance_rate=0.0))
+
+
+def step_of(deployment: Deployment) -> StepModel:
+    """The step cost of `deployment`, its speculation included: what the replay and the steady state count with."""
+    return _step_once(deployment.with_replicas(1))
+
+
+@lru_cache(maxsize=1024)
+def _step_once(deployment: Deployment) -> StepModel:
+    if (speculation := deployment.speculation) is None:
+        return step_model(deployment)
+    tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
+    reached = (speculation.acceptance_rate**i for i in range(speculation.num_speculative_tokens + 1))
+    variance = sum((2 * i + 1) * chance for i, chance in enumerate(reached)) - tokens**2
+    return replace(_steps(_normal(deployment))[2], tokens_per_step=tokens, tokens_variance=variance)
+
+
+def _seconds(deployment: Deployment, batch: np.ndarray | float, context: float) -> tuple[np.ndarray, ...]:
+    """Seconds of a plain step of `batch` sequences, of one that verifies, and of one that drafts and verifies."""
+    engine, largest = _normal(deployment), float(np.max(batch))
+    if largest > (engine.args.max_num_seqs or 256):  # judged as if so many might run
+        engine = replace(engine, args=replace(engine.args, max_num_seqs=1 << math.ceil(math.log2(largest))))
+    return tuple(step.decode_step(np.maximum(batch / step.stages, 1.0), context) for step in _steps(engine))
+
+
+def speculate(deployment: Deployment, batch: float, context: float, memory: MemoryPlan | None = None) -> Speedup:
+    """The effect of `deployment.speculation` on `batch` decoding sequences of `context` tokens in one engine.
+
+    With the memory plan of the deployment without speculation, counts the sequences that the draft costs.
+    """
+    if (speculation := deployment.speculation) is None:
+        raise PlannerError("the deployment has no speculation to judge: give method and num_speculative_tokens")
+    lost = None
+    if memory is not None:
+        lost = memory.pool.sequences(round(context)) - plan(deployment).pool.sequences(round(context))
+    plain, verify, whole = map(float, _seconds(deployment, batch, context))
+    tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
+    taken = draft_bytes(deployment.model, speculation, deployment.layout)
+    return Speedup(batch, tokens, plain, verify, whole - verify, taken, lost)
+
+
+def break_even_acceptance(deployment: Deployment, batch: float, context: float) -> float | None:
+    """The acceptance rate above which speculation pays at this batch; None when no rate does."""
+    found = speculate(deployment, batch, context)
+    needed = (found.verify_s + found.draft_s) / found.plain_s
+    k = deployment.speculation.num_speculative_tokens if deployment.speculation else 0
+    return acceptance_from_length(max(needed, 1.0), k) if needed <= k + 1 else None
+
+
+def break_even_batch(deployment: Deployment, context: float, largest: int | None = None) -> int:
+    """The largest batch up to `largest` (default: max_num_seqs) at which speculation still pays; 0 when none does.
+
+    It need not pay at every smaller one: a few drafted tokens wake experts that a larger batch reads anyway.
+    """
+    if (speculation := deployment.speculation) is None:
+        return 0
+    batches = np.arange(1, (largest or deployment.args.max_num_seqs or 256) + 1)
+    plain, _, whole = _seconds(deployment, batches, context)
+    tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
+    return int(batches[tokens * plain >= whole].max(initial=0))
+
+
+def surface(
+    deployment: Deployment, batches: Sequence[float], rates: Sequence[float], ks: Sequence[int], context: float
+) -> pd.DataFrame:
+    """Speed-up for every combination: columns k, batch, acceptance_rate, speedup."""
+    import pandas as pd
+
+    rows = []
+    for k in ks:
+        changed = deployment.speculation and replace(deployment.speculation, num_speculative_tokens=k)
+        for batch in batches:
+            found = speculate(replace(deployment, speculation=changed), batch, context)
+            at = {rate: replace(found, tokens_per_step=expected_tokens(rate, k)) for rate in rates}
+            rows += [(k, batch, rate, one.speedup.mid) for rate, one in at.items()]
+    return pd.DataFrame(rows, columns=["k", "batch", "acceptance_rate", "speedup"])

@@ -1,0 +1,237 @@
+"""What one engine step costs: a roofline per part, priced with a dozen calibrated coefficients.
+
+`latency.step_work` counts what a step has to move and compute, `step_model` prices it for a GPU and engine.
+Roofline: Williams et al. 2009; a kernel's time is a norm of its memory and its compute time, so that both matter near
+the ridge. A mixture of E experts of which k serve a token reads E (1 - (1 - k/E)^T) experts for T tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+
+from planner.facts.coefficients import Coefficients
+from planner.facts.deployment import Deployment
+from planner.latency.calibration import Basis, calibration_of
+from planner.latency.step_work import Matmul, kv_dtype, work
+from planner.memory.kv_cache import kv_width
+from planner.parallelism.layouts import collectives
+
+PINGPONG = 0.35
+"""Share of the host's step and row time that asynchronous scheduling leaves in the GPU's way."""
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """Seconds of one step, by part."""
+
+    parts: Mapping[str, float]
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name} {value * 1e3:.2f}" for name, value in self.parts.items() if value > 0)
+        return f"{self.seconds * 1e3:.2f} ms ({inside})"
+
+
+@dataclass(frozen=True)
+class StepModel:
+    """What one step costs on one engine (one data-parallel rank), as numbers that a replay can use.
+
+    A step with prompt chunks and decoding sequences takes tokens_s[all its tokens] + rows_s[its sequences] + fixed_s
+    + decode_context_s x (context tokens of decoding sequences) + prefill_pair_s x (query, key) pairs, the windows'
+    shares of both, + state_s x sequences, and prefill_step_s if it holds prompt tokens. With `stages` > 1 that is the
+    time through all pipeline stages, and as many steps are under way at once. With speculation (see
+    `latency.speculation.step_of`) a decoding sequence has 1 + `drafts` tokens and rows, and sequences_s[sequences] is
+    added.
+    """
+
+    grid: np.ndarray  # token counts at which `parts` were priced
+    parts: Mapping[str, np.ndarray]  # seconds at each of them
+    max_tokens: int
+    rows_s: np.ndarray  # [max_num_seqs + 1]
+    decode_context_s: float
+    decode_windows: tuple[tuple[int, float], ...]  # (window, s per context token inside it)
+    prefill_pair_s: float
+    prefill_windows: tuple[tuple[int, float], ...]
+    state_s: float
+    fixed_s: float
+    prefill_step_s: float
+    request_s: float
+    prompt_token_s: float
+    stages: int
+    kv_stretch: float  # blocks that performance counts on against the memory plan's (see `latency.step_work.kv_dtype`)
+    basis: Basis
+    sigma_tpot: float
+    sigma_ttft: float
+    sequences_s: np.ndarray = field(default_factory=lambda: np.zeros(1))  # [max_num_seqs + 1] drafting for so many
+    drafts: int = 0  # tokens that each decoding sequence verifies beside its own
+    tokens_per_step: float = 1.0  # that a decoding sequence yields
+    tokens_variance: float = 0.0  # of their number
+
+    @cached_property
+    def grid_s(self) -> np.ndarray:
+        """Seconds of the token-dependent parts at each grid point, never falling."""
+        return np.maximum.accumulate(sum(self.parts.values()))
+
+    @cached_property
+    def tokens_s(self) -> np.ndarray:
+        """[max_num_batched_tokens + 1] seconds of a step that schedules so many tokens."""
+        return np.interp(np.arange(self.max_tokens + 1), self.grid, self.grid_s)
+
+    def tokens(self, count: np.ndarray | float) -> np.ndarray:
+        """`tokens_s` at real-valued counts."""
+        return np.interp(count, self.grid, self.grid_s)
+
+    def rows(self, count: np.ndarray | float) -> np.ndarray:
+        """`rows_s` at real-valued counts."""
+        return np.interp(count, np.arange(len(self.rows_s)), self.rows_s)
+
+    def sequences(self, count: np.ndarray | float) -> np.ndarray:
+        """`sequences_s` at real-valued counts."""
+        return np.interp(count, np.arange(len(self.sequences_s)), self.sequences_s)
+
+    def decode_attention(self, context: np.ndarray | float) -> np.ndarray:
+        """Seconds that one decoding sequence of this context adds to a step."""
+        windows = sum(s * np.minimum(context, window) for window, s in self.decode_windows)
+        return self.decode_context_s * np.asarray(context, float) + windows + self.state_s
+
+    def decode_step(self, sequences: np.ndarray | float, context: np.ndarray | float) -> np.ndarray:
+        """Seconds in which each of `sequences` has a decode step: of several steps if one can't hold all tokens."""
+        sequences = np.asarray(sequences, float)
+        turns = np.maximum(sequences * (1 + self.drafts) / self.max_tokens, 1.0)
+        one = sequences / turns
+        tokens = one * (1 + self.drafts)
+        shared = self.fixed_s + self.tokens(tokens) + self.rows(tokens) + self.sequences(one)
+        return turns * (shared + one * self.decode_attention(context))
+
+    def prefill_attention(self, tokens: np.ndarray | float, context: np.ndarray | float = 0.0) -> np.ndarray:
+        """Seconds of attention for a prompt chunk of `tokens` after `context` cached ones."""
+        total = self.prefill_pair_s * pairs(tokens, context) + self.state_s
+        return total + sum(s * pairs(tokens, context, window) for window, s in self.prefill_windows)
+
+    def scaled(self, factor: float) -> StepModel:
+        """The same step at `factor` times the cost."""
+        times = (
+            "rows_s", "sequences_s", "decode_context_s", "prefill_pair_s", "state_s", "fixed_s", "prefill_step_s",
+            "request_s", "prompt_token_s",
+        )  # fmt: skip
+        scaled: dict[str, Any] = {name: getattr(self, name) * factor for name in times}
+        for name in ("decode_windows", "prefill_windows"):
+            scaled[name] = tuple((window, seconds * factor) for window, seconds in getattr(self, name))
+        return replace(self, parts={name: seconds * factor for name, seconds in self.parts.items()}, **scaled)
+
+    def step_seconds(self, chunks: Sequence[tuple[int, int]], contexts: Sequence[int]) -> StepCost:
+        """Cost of a step of prompt `chunks` (tokens, context before) and decoding sequences with these `contexts`."""
+        decoding = len(contexts) * (1 + self.drafts)
+        count = sum(tokens for tokens, _ in chunks) + decoding
+        cost = {name: float(np.interp(count, self.grid, part)) for name, part in self.parts.items()}
+        cost["prefill attention"] = float(sum(self.prefill_attention(*chunk) for chunk in chunks))
+        cost["decode attention"] = (
+            float(self.decode_attention(np.asarray(contexts, float)).sum()) if len(contexts) else 0.0
+        )
+        cost["head and sampling"] = float(self.rows(len(chunks) + decoding))
+        cost["per sequence"] = float(self.sequences(len(chunks) + len(contexts)))
+        cost["host"] = self.fixed_s + (self.prefill_step_s if chunks else 0.0)
+        return StepCost(cost)
+
+
+def pairs(tokens: np.ndarray | float, context: np.ndarray | float = 0.0, window: int | None = None) -> np.ndarray:
+    """(query, key) pairs of a causal chunk after `context` tokens, each query seeing at most `window` keys."""
+    n, c = np.asarray(tokens, float), np.asarray(context, float)
+    full = n * c + n * (n + 1) / 2
+    if window is None:
+        return full
+    growing = np.clip(window - c, 0, n)  # queries that still see everything
+    return growing * c + growing * (growing + 1) / 2 + (n - growing) * window
+
+
+@cache
+def _grid(limit: int) -> np.ndarray:
+    """Token counts from 0 to `limit`, dense where the roofline bends."""
+    steps = np.unique(np.round(np.geomspace(1, max(limit, 2), 56)))
+    return np.unique(np.concatenate([[0.0], steps, [float(limit)]]))
+
+
+def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Coefficients) -> np.ndarray:
+    """Seconds of a group of linears for these token counts."""
+    gpu = deployment.gpu
+    rate = gpu.flops[m.dtype] * {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
+    bandwidth = gpu.bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
+    touched = np.ones_like(tokens)
+    if m.experts:
+        touched = 1 - (1 - m.active / m.experts) ** ((tokens * deployment.layout.dp) ** c.expert_spread)
+        bandwidth, rate = bandwidth * c.expert_memory, rate * c.expert_gemm
+    read, compute, latency = (
+        m.bytes * touched / bandwidth,
+        tokens * m.flops / rate,
+        m.kernels * c.kernel_s * (tokens > 0),
+    )
+    return _norm(read, compute, latency)
+
+
+def _norm(*times: np.ndarray) -> np.ndarray:
+    """Their 4-norm: GEMMs at the ridge take 15-20 % more than either bound (AIConfigurator's GEMM tables)."""
+    squares = np.square(np.stack(times))
+    return np.sqrt(np.sqrt((squares * squares).sum(axis=0)))
+
+
+def step_model(deployment: Deployment, coefficients: Coefficients | None = None, queries: int = 1) -> StepModel:
+    """The step cost of `deployment`, calibrated as well as anyone measured; `coefficients` replaces the catalog's.
+
+    `queries` is how many tokens of a decoding sequence attend to its cache, which is read once for all of them.
+    """
+    gpu, args, w = deployment.gpu, deployment.args, work(deployment)
+    known = calibration_of(deployment.model, gpu, deployment.engine)
+    c = coefficients or known.coefficients
+    tokens = _grid(args.max_num_batched_tokens or 2048)
+    parts: dict[str, np.ndarray] = {
+        "dense linears": sum(
+            (_matmul_seconds(m, tokens, deployment, c) for m in w.matmuls if not m.experts), np.zeros(len(tokens))
+        ),
+        "experts": sum(
+            (_matmul_seconds(m, tokens, deployment, c) for m in w.matmuls if m.experts), np.zeros(len(tokens))
+        ),
+        "collectives": sum((part.seconds for part in collectives(deployment, tokens, c)), np.zeros(len(tokens))),
+        "activations": tokens * w.token_bytes * c.token_passes / gpu.bandwidth,
+        "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
+    }
+    launches = (w.kernels + sum(m.kernels for m in w.matmuls)) * c.launch_s
+    host = PINGPONG if args.async_scheduling else 1.0
+    rows = np.arange((args.max_num_seqs or 256) + 1, dtype=float)
+    sampling = rows * w.vocab * 4 * SAMPLING_PASSES / gpu.bandwidth
+    rate = gpu.bandwidth * c.kv
+    peak = gpu.flops["bf16" if "bf16" in gpu.flops else "fp16"] * c.attention
+    multiplied = {k.window: max(k.decode_flops, queries * k.query_flops) / peak for k in w.contexts}
+    decode = {k.window: ((k.bytes / rate) ** 2 + multiplied[k.window] ** 2) ** 0.5 for k in w.contexts}
+    prefill = {k.window: k.prefill_flops / peak for k in w.contexts}
+    return StepModel(
+        grid=tokens,
+        parts=parts,
+        max_tokens=args.max_num_batched_tokens or 2048,
+        rows_s=_matmul_seconds(w.head, rows, deployment, c) + sampling + rows * c.row_s * host,
+        decode_context_s=decode.get(None, 0.0),
+        decode_windows=tuple((window, s) for window, s in decode.items() if window),
+        prefill_pair_s=prefill.get(None, 0.0),
+        prefill_windows=tuple((window, s) for window, s in prefill.items() if window),
+        state_s=w.state_bytes / rate,
+        fixed_s=c.step_s * host + (launches if args.enforce_eager else 0.0),
+        prefill_step_s=0.0 if args.enforce_eager else launches,
+        request_s=c.request_s,
+        prompt_token_s=c.prompt_token_s,
+        stages=deployment.layout.pp,
+        kv_stretch=kv_width(deployment.args.kv_cache_dtype or "auto") / kv_width(kv_dtype(deployment)),
+        basis=known.basis,
+        sigma_tpot=known.sigma_tpot,
+        sigma_ttft=known.sigma_ttft,
+    )
+
+
+SAMPLING_PASSES = 4
+"""fp32 passes over the logits of one row in a greedy or plain-temperature sampler: cast, scale, softmax, draw."""

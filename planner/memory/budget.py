@@ -1,0 +1,302 @@
+"""The memory plan: what an engine does with a GPU's bytes at start-up, term by term, and whether it starts at all.
+
+vLLM 0.20.2 v1/worker/gpu_worker.py:332, 0.33.0 v1/worker/gpu_worker.py:641: requested = ceil(total x utilization);
+what weights, activation peak, non-torch memory (and, from 0.20.2 on, the CUDA-graph estimate) leave is the KV pool.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Literal, get_args
+
+from planner.core.quantities import GIB, Interval, PlannerError
+from planner.facts.deployment import Deployment
+from planner.facts.engines import Engine
+from planner.memory import runtime_overhead
+from planner.memory.kv_cache import KvLayout, KvPool, kv_layout
+from planner.memory.weights import rank_bytes
+from planner.models.quantization import named
+from planner.parallelism.layouts import refuse
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Status = Literal["ok", "at_risk", "does_not_fit"]
+Term = Literal["weights", "activation", "non_torch", "cudagraph"]
+TERMS: tuple[Term, ...] = get_args(Term)
+"""What takes memory beside the KV cache, in the order in which the engine subtracts it; a calibration shifts these."""
+LABELS = {"weights": "weights", "activation": "activation", "non_torch": "non-torch", "cudagraph": "CUDA graphs"}
+WEIGHTS_SIGMA = 0.004
+"""Relative spread of logged weights around the checkpoint's arithmetic (loader padding, repacked quantized formats)."""
+BOOT_SPREAD = 0.05
+"""By how much a term differs between identical boots (first, uncached compile), where a log calibrates it."""
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Bytes per GPU on the rank that decides the pool. Parts of the budget sum to `requested` to the byte."""
+
+    deployment: Deployment
+    total: int
+    requested: int
+    weights: Interval
+    activation: Interval
+    non_torch: Interval
+    cudagraph: Interval
+    in_budget: tuple[str, ...]  # terms that `requested` must hold beside the KV cache; the others live outside
+    context: Interval
+    kv_available: Interval
+    layout: KvLayout
+    pool: KvPool
+    max_concurrency: Interval
+    status: Status
+    reason: str
+    warnings: tuple[str, ...]
+
+    @property
+    def other_tenants(self) -> int:
+        """Bytes that other processes hold on this GPU."""
+        return self.deployment.other_tenants
+
+    @property
+    def headroom(self) -> int:
+        """Bytes outside the budget: driver context, other tenants, and terms that the engine doesn't budget."""
+        return self.total - self.requested
+
+    @property
+    def rounding(self) -> int:
+        """Bytes of the KV cache that whole blocks, and the poorest stage's count of them, leave unused."""
+        return max(0, round(self.kv_available.mid) - self.pool.num_blocks * self.pool.bytes_per_block)
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes by name, summing to `total`; a negative KV cache is what the budget lacks."""
+        inside = {LABELS[term]: round(getattr(self, term).mid) for term in self.in_budget}
+        others = {LABELS[term]: round(getattr(self, term).mid) for term in TERMS if term not in self.in_budget}
+        rest, outside = self.headroom, {}
+        for name, size in {
+            "driver context": round(self.context.mid),
+            "other tenants": self.other_tenants,
+            **others,
+        }.items():
+            outside[name] = min(rest, size)
+            rest -= outside[name]
+        return {**inside, "KV cache": self.requested - sum(inside.values()), **outside, "headroom": rest}
+
+    def sequences_that_fit(self, tokens: int) -> int:
+        """Sequences of `tokens` of context that decode at once without preemption, at most max_num_seqs."""
+        return min(self.pool.sequences(tokens), self.deployment.args.max_num_seqs or self.pool.num_blocks)
+
+    @cached_property
+    def remedy(self) -> str:
+        """The smallest change that would make it fit; empty when it fits."""
+        return "" if self.status == "ok" else _remedy(self)
+
+    def frame(self) -> pd.DataFrame:
+        """One row per term: GiB with its 80 % interval."""
+        import pandas as pd
+
+        rows: dict[str, Interval] = {"requested": Interval.exactly(self.requested)}
+        rows |= {term: getattr(self, term) for term in TERMS}
+        rows["kv_available"] = self.kv_available
+        return pd.DataFrame({name: (i / GIB).__dict__ for name, i in rows.items()}).T.rename(
+            columns={"lo": "lo_gib", "mid": "gib", "hi": "hi_gib"}
+        )
+
+    @property
+    def starts(self) -> bool:
+        """The engine would start: everything fits, and the pool holds one request of max_model_len."""
+        return self.status != "does_not_fit" and self.pool.max_concurrency_x >= 1
+
+    def __str__(self) -> str:
+        lines = [f"{self.deployment}: {self.status}"]
+        lines += [f"  {name:<15}{size / GIB:8.2f} GiB" for name, size in self.parts.items()]
+        lines.append(f"  {self.pool.num_blocks} blocks, {self.pool.kv_tokens} tokens, {self.max_concurrency:.2f}x")
+        return "\n".join(lines + [text for text in (self.reason, self.remedy) if text])
+
+
+def plan(deployment: Deployment) -> MemoryPlan:
+    """The start-up accounting of `deployment` on its fullest pipeline stage, its `memory_calibration` added."""
+    engine, args = deployment.engine, deployment.args
+    share = args.gpu_memory_utilization or 0
+    requested = math.ceil(deployment.gpu_total * share)
+    shifts = dict(deployment.memory_calibration)
+    if unknown := set(shifts) - set(TERMS):
+        raise PlannerError(f"memory calibration: unknown term {', '.join(sorted(unknown))}; known: {', '.join(TERMS)}")
+    in_budget = _in_budget(engine)
+    layout, context = kv_layout(deployment), runtime_overhead.context(deployment)
+    estimate = runtime_overhead.cudagraph_estimate(deployment)
+    graphs = estimate if "cudagraph" in in_budget else runtime_overhead.cudagraph_actual(deployment, estimate)
+    stages = []
+    weights = rank_bytes(deployment)
+    for stage, size in enumerate(weights):
+        terms = {
+            "weights": Interval.factor(size, WEIGHTS_SIGMA),
+            "activation": runtime_overhead.activation(deployment, last_stage=stage == len(weights) - 1),
+            "non_torch": runtime_overhead.non_torch(deployment),
+            "cudagraph": graphs,
+        }
+        terms = {name: _shifted(term, shifts.get(name)) for name, term in terms.items()}
+        used = sum((terms[name] for name in in_budget), Interval.exactly(0))
+        if engine.facts["memory_budget"] == "free":  # a share of what is free once everything else is there
+            free = -used - context + (deployment.gpu_total - deployment.other_tenants)
+            stages.append((terms, free.map(lambda size: round(share * size)), round(used.mid)))
+        else:
+            stages.append((terms, -used + requested, round(used.mid)))
+    pools = [layout.pool([getattr(kv, end) for _, kv, _ in stages]) for end in ("lo", "mid", "hi")]
+    tight = min(range(len(stages)), key=lambda i: stages[i][1].mid / layout.stage_bytes_per_block[i])
+    terms, available, budgeted = stages[tight]
+    found = MemoryPlan(
+        deployment, deployment.gpu_total, budgeted + round(available.mid), **terms, in_budget=in_budget,
+        context=context, kv_available=available, layout=layout, pool=pools[1], status="ok", reason="", warnings=(),
+        max_concurrency=Interval(*(pool.max_concurrency_x for pool in pools)),
+    )  # fmt: skip
+    status, reason = _judge(found, pools)
+    return replace(found, status=status, reason=reason, warnings=(reason,) if status == "at_risk" else ())
+
+
+def memory_of(deployment: Deployment) -> MemoryPlan:
+    """`plan`, worked out once for any number of replicas."""
+    return replace(_plan_once(deployment.with_replicas(1)), deployment=deployment)
+
+
+_plan_once = lru_cache(maxsize=4096)(plan)
+
+
+def _in_budget(engine: Engine) -> tuple[str, ...]:
+    """The terms that share the engine's memory fraction with the KV cache.
+
+    vLLM: all, graphs from 0.20.2 on; SGLang's static fraction: weights; TensorRT-LLM and TGI size the pool last.
+    """
+    if engine.facts["memory_budget"] == "static":
+        return ("weights",)
+    graphs = engine.facts["memory_budget"] == "free" or engine.facts["cudagraph_memory"] == "estimated"
+    return TERMS if graphs else TERMS[:3]
+
+
+def _shifted(term: Interval, shift: float | None) -> Interval:
+    """`term` with whole bytes in the middle, moved by a calibrated `shift` and then at most as wide as boots differ."""
+    mid = round(term.mid)
+    if shift is None:
+        return Interval(min(term.lo, mid), mid, max(term.hi, mid))
+    moved = max(0, round(term.mid + shift))
+    return Interval(
+        moved - min(mid - term.lo, BOOT_SPREAD * moved), moved, moved + min(term.hi - mid, BOOT_SPREAD * moved)
+    )
+
+
+def _judge(found: MemoryPlan, pools: list[KvPool]) -> tuple[Status, str]:
+    """Status and reason, in the engine's words: the start check, the pool's size, then what comes after the pool."""
+    deployment, layout, gib = found.deployment, found.layout, GIB
+    free = _free_at_start(found)
+    if free.hi < found.requested:
+        return "does_not_fit", (
+            f"Free memory on device ({free.mid / gib:.2f}/{found.total / gib:.2f} GiB) on startup is less than desired "
+            f"GPU memory utilization ({deployment.args.gpu_memory_utilization}, {found.requested / gib:.2f} GiB)"
+        )
+    reserve = 1 if deployment.engine.facts["null_block_reserved"] else 0
+    need = layout.blocks_per_request + reserve
+    if pools[0].num_blocks < need:
+        status: Status = "at_risk" if pools[2].num_blocks >= need else "does_not_fit"
+        have, want = found.kv_available.mid, need * found.pool.bytes_per_block
+        if have <= 0:
+            return status, f"No available memory for the cache blocks: the budget lacks {-have / gib:.2f} GiB"
+        return status, (
+            f"One request of max_model_len {layout.max_model_len} needs {want / gib:.2f} GiB KV cache, "
+            f"{found.kv_available / gib:.2f} GiB is available, {max(0.0, want - have) / gib:.2f} GiB is missing; "
+            f"estimated maximum model length {layout.longest(found.pool.num_blocks - reserve)}"
+        )
+    if free.lo < found.requested:
+        return "at_risk", (
+            f"{free.mid / gib:.2f} GiB may be free at start, {found.requested / gib:.2f} GiB is requested"
+        )
+    rest, wanted = _after_pool(found)
+    if rest < wanted.hi:
+        return "at_risk", (
+            f"CUDA graphs and the sampler's warm-up on {deployment.args.max_num_seqs} rows want {wanted / gib:.2f} GiB "
+            f"after the KV pool is allocated, {rest / gib:.2f} GiB remains"
+        )
+    return "ok", ""
+
+
+def _free_at_start(found: MemoryPlan) -> Interval:
+    if found.deployment.gpu_free is not None:
+        return Interval.exactly(found.deployment.gpu_free)
+    return (-found.context + (found.total - found.other_tenants)).map(lambda size: max(0.0, size))
+
+
+def _after_pool(found: MemoryPlan) -> tuple[float, Interval]:
+    """Bytes left once the pool is allocated, and what vLLM then still takes: graphs outside the budget, warm-up."""
+    deployment = found.deployment
+    free = deployment.gpu_free
+    if free is None:
+        free = found.total - deployment.other_tenants - round(runtime_overhead.base_context(deployment))
+    rest = free - found.requested + found.activation.mid
+    if deployment.engine.name != "vllm":
+        return rest, Interval.exactly(0)
+    graphs = Interval.exactly(0) if "cudagraph" in found.in_budget else found.cudagraph
+    return rest, runtime_overhead.after_pool(deployment, graphs)
+
+
+def safe_utilization(deployment: Deployment) -> float:
+    """The largest gpu_memory_utilization, in hundredths, that passes the start check and leaves room after the pool."""
+    found = plan(deployment)
+    rest, wanted = _after_pool(found)
+    most = min(_free_at_start(found).lo, found.requested + rest - wanted.hi, found.total)
+    return max(0.0, math.floor(100 * most / found.total) / 100)
+
+
+def _remedy(found: MemoryPlan) -> str:
+    """The first change, from the smallest on, after which `plan` says ok."""
+    for text, changed in _changes(found):
+        if plan(changed).status == "ok":
+            return text
+    sizes = range(math.ceil(found.total / GIB), 1024)
+    alone = replace(found.deployment, gpu_free=None)
+    index = bisect_left(sizes, True, key=lambda gib: plan(replace(alone, gpu_total=gib * GIB)).status == "ok")
+    return f"use GPUs with {sizes[index]} GiB or more" if index < len(sizes) else "use a smaller model"
+
+
+def _changes(found: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
+    """Changes that may help: engine arguments, then the KV cache's format, more GPUs, the weights' format."""
+    deployment, args, layout = found.deployment, found.deployment.args, found.deployment.layout
+    current, safe = args.gpu_memory_utilization or 0.0, safe_utilization(deployment)
+
+    def changed(**values: object) -> Deployment:
+        return replace(deployment, args=replace(args, **values))  # type: ignore[arg-type]
+
+    shares = [percent / 100 for percent in range(math.floor(100 * current) + 1, round(100 * safe) + 1)] or [safe]
+    least = bisect_left(shares, True, key=lambda share: plan(changed(gpu_memory_utilization=share)).status == "ok")
+    if (share := shares[min(least, len(shares) - 1)]) > 0:
+        yield f"set gpu_memory_utilization to {share}", changed(gpu_memory_utilization=share)
+    if deployment.gpu_free is not None or deployment.other_tenants:
+        yield "stop what else runs on the GPU", replace(deployment, gpu_free=None, other_tenants=0)
+    if (args.max_num_seqs or 0) > 256:
+        yield "set max_num_seqs to 256", changed(max_num_seqs=256)
+    for share, text in ((current, ""), (safe, f"gpu_memory_utilization to {safe} and ")):
+        if share > 0 and (length := _longest(plan(changed(gpu_memory_utilization=share)))) >= 1024:
+            yield f"set {text}max_model_len to {length}", changed(gpu_memory_utilization=share, max_model_len=length)
+    formats = deployment.engine.facts["kv_cache_dtypes"]
+    if (args.kv_cache_dtype or "auto") == "auto" and (not formats or "fp8" in formats):
+        yield "store the KV cache in FP8 (kv_cache_dtype fp8)", changed(kv_cache_dtype="fp8")
+    wider = [replace(layout, tp=tp, ep=1) for tp in (2, 4, 8) if layout.tp < tp <= deployment.gpus_per_node]
+    deeper = [replace(layout, pp=pp) for pp in (2, 4, 8) if pp > layout.pp]
+    for bigger in (*wider, *deeper, *(replace(w, pp=d.pp) for w in wider[-1:] for d in deeper)):
+        if refuse(deployment.model, bigger, deployment.gpus_per_node, deployment.engine) is None:
+            yield f"spread the model over {bigger}", replace(deployment, layout=bigger)
+    for what, scheme in (("FP8", named("fp8")), ("4 bits (AWQ)", named("awq"))):
+        if scheme.weight_bits < deployment.model.quantization.weight_bits:
+            smaller = replace(deployment.model, quantization=scheme)
+            yield f"store the weights in {what}", replace(deployment, model=smaller)
+
+
+def _longest(found: MemoryPlan) -> int:
+    """The largest max_model_len that the lower end of the KV cache holds, at most what the model was made for."""
+    reserve = 1 if found.deployment.engine.facts["null_block_reserved"] else 0
+    low = found.layout.pool([max(0.0, found.kv_available.lo)] * len(found.layout.stage_bytes_per_block))
+    longest = found.layout.longest(max(0, low.num_blocks - reserve))
+    return min(longest, found.deployment.model.architecture.max_position)

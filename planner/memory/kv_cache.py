@@ -1,0 +1,284 @@
+"""The KV pool as the engine lays it out: groups of layers that share one pool, their blocks, what a request holds.
+
+Rules read from vLLM 0.20.2 (v1/core/kv_cache_utils.py:1052-1684, platforms/interface.py:502) and 0.33.0
+(v1/core/kv_cache_planning.py:416, v1/core/kv_cache_utils.py:1061-1130).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from planner.core.quantities import PlannerError
+from planner.facts.deployment import Deployment
+from planner.facts.draft_models import draft_layers
+from planner.memory.kv_layers import Cache, Kind, count_caches, kv_width
+from planner.memory.weights import partition
+from planner.models.architecture import Architecture, LatentAttention, Layer, Recurrent
+
+KERNEL_BLOCK = 16
+"""Tokens that attention kernels want a block to be a multiple of (FlashAttention, FlashAttention-MLA)."""
+SAME_SIZE_RATIO = 1.5
+"""Layer counts of mixed kinds closer than this become groups of the largest count, else of the smallest."""
+HYBRID_POOL_FROM = (0, 10, 0)
+"""Before this release windows were stored like full attention in V1."""
+GDN_CHECKPOINT_FROM = (0, 33, 0)
+"""From here on cached gated-delta-rule states lie on chunk borders of 64 tokens and cost one page more."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers that share block tables: a request holds `blocks()` of the pool for them, whatever their number."""
+
+    kind: Kind
+    layers: int
+    block_size: int
+    window: int = 0
+    states: int = 0
+
+    def blocks(self, tokens: int, in_flight: int = 1) -> int:
+        """Blocks that a request with `tokens` of context holds while `in_flight` of them are being computed."""
+        if self.kind == "state":
+            return self.states
+        if self.kind == "window":
+            return math.ceil(min(self.window - 1 + in_flight, tokens) / self.block_size) + 1
+        if self.kind == "chunked":
+            tokens = min(self.window + in_flight, tokens)
+        return math.ceil(tokens / self.block_size)
+
+
+@dataclass(frozen=True)
+class KvLayout:
+    """How caches are cut into blocks, before the memory is known. Bytes are per GPU, one entry per pipeline stage."""
+
+    groups: tuple[Group, ...]
+    block_size: int
+    stage_bytes_per_block: tuple[int, ...]
+    used: float  # share of a block's bytes, over all groups, that some layer uses; the rest is padding
+    kv_bytes_per_token: float  # what one more token of context costs once windows are full, fullest stage
+    window_bytes_per_token: float  # what it costs in windowed layers until then
+    state_bytes_per_seq: int
+    max_model_len: int
+    in_flight: int  # tokens being computed per request at most: what the engine reserves windows for
+    dcp: int = 1
+    counts_blocks: bool = False  # the version logs blocks x block size as "GPU KV cache size"
+
+    def blocks_for(self, tokens: int, in_flight: int = 1) -> int:
+        """Blocks that one request with `tokens` of context holds, over all groups; decoding by default."""
+        local = math.ceil(tokens / self.dcp)
+        return sum(group.blocks(local, in_flight) for group in self.groups)
+
+    @cached_property
+    def blocks_per_request(self) -> int:
+        """Blocks that the engine wants for one request of `max_model_len` tokens."""
+        return self.blocks_for(self.max_model_len, self.in_flight)
+
+    def longest(self, num_blocks: int) -> int:
+        """The largest max_model_len for which `num_blocks` hold one request; 0 when none does."""
+        low, high = 0, 2**26
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.blocks_for(middle, self.in_flight) <= num_blocks else (low, middle - 1)
+        return low
+
+    def pool(self, available: Sequence[float]) -> KvPool:
+        """The pool that the `available` bytes of every stage give: the poorest stage decides for all."""
+        pages = self.stage_bytes_per_block
+        counts = [int(max(0, size) // page) for size, page in zip(available, pages, strict=True)]
+        return KvPool(self, min(counts), pages[counts.index(min(counts))])
+
+
+@dataclass(frozen=True)
+class KvPool:
+    """`num_blocks` blocks of `bytes_per_block` bytes on each GPU (one of them is the engine's null block)."""
+
+    layout: KvLayout
+    num_blocks: int
+    bytes_per_block: int
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of one block in the group with the smallest blocks."""
+        return self.layout.block_size
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """KV-cache groups; all of them draw on this pool."""
+        return self.layout.groups
+
+    @property
+    def kv_bytes_per_token(self) -> float:
+        """Bytes per GPU that one more token of a long context costs, its windows being full."""
+        return self.layout.kv_bytes_per_token
+
+    @property
+    def state_bytes_per_seq(self) -> int:
+        """Bytes per GPU of recurrent state per sequence, before it is padded to pages."""
+        return self.layout.state_bytes_per_seq
+
+    @property
+    def max_concurrency_x(self) -> float:
+        """Requests of `max_model_len` tokens that fit, as the engine logs it."""
+        return self.num_blocks / self.layout.blocks_per_request
+
+    @property
+    def kv_tokens(self) -> int:
+        """What this version logs as GPU KV cache size: blocks x block size up to 0.20.0, concurrency x length since."""
+        if self.layout.counts_blocks:
+            return self.num_blocks // len(self.groups) * self.block_size * self.layout.dcp
+        return int(self.max_concurrency_x * self.layout.max_model_len)
+
+    @property
+    def padding(self) -> float:
+        """Share of the pool that no layer uses: groups filled up to equal size, pages padded to equal bytes."""
+        return 1 - self.layout.used
+
+    def blocks_for(self, tokens: int, in_flight: int = 1) -> int:
+        """Blocks that one request with `tokens` of context holds (see `KvLayout.blocks_for`)."""
+        return self.layout.blocks_for(tokens, in_flight)
+
+    def sequences(self, tokens: int) -> int:
+        """Decoding sequences with `tokens` of context that fit at once."""
+        return max(0, self.num_blocks - 1) // max(1, self.blocks_for(tokens))
+
+
+Stages = Sequence[Mapping[Cache, int]]
+Blocks = tuple[tuple[Group, ...], list[float], float]
+"""Groups, bytes per block of every stage, and the share of those bytes that is used."""
+
+
+def cut(stages: Stages, block_size: int, states: int = 1, hybrid: bool = True) -> Blocks:
+    """Cut the caches of every pipeline stage into groups and blocks; `states`: state pages that a sequence holds.
+
+    `hybrid=False` stores windows like full attention. Raises `PlannerError` when nothing is cached.
+    """
+    total: Counter[Cache] = Counter()
+    for stage in stages:
+        total.update(stage)
+    if not total:
+        raise PlannerError("the model keeps no KV cache in any layer; only generative attention models can be planned")
+    kinds = {cache.kind for cache in total}
+    if _is_compressed(stages):
+        return _cut_compressed(stages, total)
+    if kinds == {"full"} or (not hybrid and "state" not in kinds):
+        group = Group("full", total.total(), block_size)
+        return (group,), [sum(c.token_bytes * n for c, n in stage.items()) * block_size for stage in stages], 1.0
+    return _cut_mixed(stages, total, block_size, states)
+
+
+def _cut_mixed(stages: Stages, total: Mapping[Cache, int], block_size: int, states: int) -> Blocks:
+    """Groups of equal size, short ones padded, and pages of equal bytes, small ones taking more tokens per block."""
+    page = max(max(cache.token_bytes * block_size, cache.state_bytes) for cache in total)
+    smallest, largest = min(total.values()), max(total.values())
+    size = largest if largest < SAME_SIZE_RATIO * smallest else smallest
+    split = {cache: math.ceil(n / size) for cache, n in total.items()}
+    groups, used = [], 0.0
+    for cache, n in total.items():
+        tokens = block_size * (int(page // (cache.token_bytes * block_size)) if cache.token_bytes else 1)
+        groups += [Group(cache.kind, size, tokens, cache.window, states)] * split[cache]
+        used += n * (cache.state_bytes or cache.token_bytes * tokens)
+    pages = [page * max((math.ceil(n / split[c]) for c, n in stage.items()), default=0) for stage in stages]
+    return tuple(groups), pages, used / (page * size * len(groups))
+
+
+def _cut_compressed(stages: Stages, total: Mapping[Cache, int]) -> Blocks:
+    """DeepSeek-V4: one group of all compressed caches, one or more per window, all in tuples of the former's pages."""
+    pages = sorted({cache.page for cache in total if cache.kind == "full"})
+    largest: dict[tuple[int, int], int] = {}
+    for cache, n in total.items():
+        key = (cache.block, cache.window)
+        largest[key] = max(n, largest.get(key, 0))
+    size = min(
+        range(1, max(largest.values()) + 1),
+        key=lambda d: (sum(-n % d for n in largest.values()), -d) if d >= min(largest.values()) else (math.inf, 0),
+    )
+    groups = [
+        Group("window" if window else "full", size, block, window)
+        for (block, window), n in largest.items()
+        for _ in range(math.ceil(n / size))
+    ]
+    used = sum(cache.page * n for cache, n in total.items()) / (sum(pages) * size * len(groups))
+    shares = [sum(stage.values()) / sum(total.values()) for stage in stages]
+    return tuple(groups), [sum(pages) * math.ceil(size * share) for share in shares], used
+
+
+def state_block_size(caches: Mapping[Cache, int], align: int) -> int:
+    """Attention block size of a hybrid: the smallest multiple of `align` whose page holds the largest state page."""
+    state = max(cache.state_bytes for cache in caches)
+    token = max((cache.token_bytes for cache in caches), default=0)
+    return align * math.ceil(state / (align * token)) if token and state else align
+
+
+def backend_block_size(architecture: Architecture, kv_cache_dtype: str, compute_capability: float | None) -> int:
+    """Block size that the attention backend insists on: 64 for sparse MLA and FlashMLA (FP8 on Hopper), else 16.
+
+    vLLM 0.33.0 backends: FLASHMLA 64, FLASHMLA_SPARSE 64, FlashInfer-MLA 32 (Blackwell), DeepSeek-V4 256.
+    """
+    latent = next((m for m in architecture.attentions if isinstance(m, LatentAttention)), None)
+    if latent is not None and latent.window:
+        return 256
+    if latent is None or architecture.is_hybrid:
+        return KERNEL_BLOCK
+    if latent.index_heads or (compute_capability == 9.0 and kv_width(kv_cache_dtype) < 2):
+        return 64
+    return 32 if compute_capability is not None and int(compute_capability) == 10 else KERNEL_BLOCK
+
+
+def kv_format(deployment: Deployment) -> str:
+    """The dtype of the KV cache: as asked, else what the checkpoint's scales make of "auto"."""
+    asked = deployment.args.kv_cache_dtype or "auto"
+    return asked if asked != "auto" else deployment.model.quantization.kv_cache_dtype or "auto"
+
+
+def stage_layers(deployment: Deployment) -> list[tuple[Layer, ...]]:
+    """The layers of every pipeline stage; a draft's lie on the last."""
+    layers, stages, start = deployment.model.architecture.layers, [], 0
+    for size in partition(len(layers), deployment.layout.pp):
+        stages.append(layers[start : start + size])
+        start += size
+    stages[-1] += draft_layers(deployment)
+    return stages
+
+
+def kv_layout(deployment: Deployment) -> KvLayout:
+    """How the engine lays out the KV cache of `deployment`."""
+    model, args, engine, layout = deployment.model, deployment.args, deployment.engine, deployment.layout
+    architecture, facts, speculation = model.architecture, engine.facts, deployment.speculation
+    dtype, k = kv_format(deployment), speculation.num_speculative_tokens if speculation else 0
+    stages = [count_caches(layers, layout.tp, dtype, k) for layers in stage_layers(deployment)]
+    block_size = args.block_size or facts["block_size"]
+    if engine.name == "vllm" and args.block_size is None:
+        block_size = backend_block_size(architecture, dtype, deployment.gpu.compute_capability)
+    states = 1 + k
+    if any(cache.kind == "state" for stage in stages for cache in stage):
+        cached = bool(args.enable_prefix_caching)
+        gdn = any(isinstance(mixer, Recurrent) and mixer.kind == "gdn" for mixer in architecture.mixers)
+        checkpoints = cached and gdn and engine.release >= GDN_CHECKPOINT_FROM
+        block_size = state_block_size(sum(stages, Counter()), max(block_size, 64 if checkpoints else KERNEL_BLOCK))
+        states += cached + checkpoints
+    groups, pages, used = cut(stages, block_size, states, hybrid=engine.release >= HYBRID_POOL_FROM)
+    batches = layout.pp + bool(args.async_scheduling) if facts["window_batches"] == "concurrent" else 1
+    return KvLayout(
+        groups=groups,
+        block_size=min(group.block_size for group in groups if group.kind == "full" or not _is_compressed(stages)),
+        stage_bytes_per_block=tuple(max(1, round(page)) for page in pages),
+        used=used,
+        kv_bytes_per_token=max(_token_bytes(stage, "full") for stage in stages) / layout.dcp,
+        window_bytes_per_token=max(_token_bytes(stage, "window", "chunked") for stage in stages) / layout.dcp,
+        state_bytes_per_seq=max(sum(cache.state_bytes * n for cache, n in stage.items()) for stage in stages),
+        max_model_len=args.max_model_len or architecture.max_position,
+        in_flight=batches * (args.max_num_batched_tokens or 0),
+        dcp=layout.dcp,
+        counts_blocks=facts["kv_tokens"] == "blocks",
+    )
+
+
+def _is_compressed(stages: Stages) -> bool:
+    return any(cache.page for stage in stages for cache in stage)
+
+
+def _token_bytes(stage: Mapping[Cache, int], *kinds: Kind) -> float:
+    return sum(cache.token_bytes * n for cache, n in stage.items() if cache.kind in kinds)

@@ -1,0 +1,118 @@
+"""What to set: the longest context and the largest batch that memory carries, and what more memory would buy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from statistics import NormalDist
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.core.quantities import GIB
+from planner.memory.budget import MemoryPlan, plan
+from planner.memory.kv_cache import kv_format
+from planner.memory.kv_layers import kv_width
+from planner.models.quantization import named
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from planner.facts.workload import Lengths, Workload
+
+KNOTS = 33
+"""Context lengths at which blocks are counted; between them they are interpolated."""
+_DRAWS = np.outer((0.8191725, 0.6710436, 0.5497005), np.arange(1, 1025)) % 1
+"""1,024 points that fill the unit cube evenly (Roberts' R3 sequence): a prompt, an answer, and how far it has come."""
+
+
+def longest_model_len(found: MemoryPlan) -> tuple[int, int]:
+    """The largest max_model_len that surely starts (lower end of the KV interval), and that the middle says starts.
+
+    Never above what the model was trained for.
+    """
+    limit = found.deployment.model.architecture.max_position
+    reserve = bool(found.deployment.engine.facts["null_block_reserved"])
+    blocks = (
+        math.floor(max(0.0, size) / found.pool.bytes_per_block)
+        for size in (found.kv_available.lo, found.kv_available.mid)
+    )
+    safe, likely = (min(limit, found.layout.longest(max(0, n - reserve))) for n in blocks)
+    return safe, likely
+
+
+def preemption_risk(found: MemoryPlan, workload: Workload, sequences: int) -> float:
+    """Probability that `sequences` concurrent requests outgrow the pool at a random moment, so that one is preempted.
+
+    Each has a prompt of the workload and is somewhere in its answer; long answers are met more often than short ones.
+    The blocks of all of them together are taken as normal. Sharing of cached prefixes is left out.
+    """
+    mean, spread = _blocks_held(found, workload)
+    free = found.pool.num_blocks - 1 - sequences * mean
+    return 0.5 * math.erfc(free / max(spread * math.sqrt(sequences), 1e-9) / math.sqrt(2))
+
+
+def safe_max_num_seqs(found: MemoryPlan, workload: Workload, risk: float = 0.05) -> int:
+    """The largest max_num_seqs whose preemption risk is at most `risk`; 0 when not even one request fits.
+
+    n requests hold n x mean + z x spread x sqrt(n) blocks in all but `risk` of moments: solved for sqrt(n).
+    """
+    mean, spread = _blocks_held(found, workload)
+    free, reach = max(0, found.pool.num_blocks - 1), NormalDist().inv_cdf(1 - risk) * spread
+    root = (math.sqrt(reach**2 + 4 * mean * free) - reach) / (2 * mean)
+    return math.floor(root**2 + 1e-9)
+
+
+def _blocks_held(found: MemoryPlan, workload: Workload) -> tuple[float, float]:
+    """Mean and standard deviation of the blocks that a request holds at a random moment of its decoding."""
+    contexts, knots = _contexts(workload.prompt, workload.output, found.layout.max_model_len)
+    blocks = np.interp(contexts, knots, [found.pool.blocks_for(int(context)) for context in knots])
+    return float(blocks.mean()), float(blocks.std())
+
+
+@lru_cache(maxsize=64)
+def _contexts(prompt: Lengths, output: Lengths, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Contexts of requests at random moments of their decoding, at most `most`; and some of them, ascending."""
+    prompts, outputs = prompt.values, output.values
+    begun = prompts[(_DRAWS[0] * len(prompts)).astype(int)]
+    met = outputs[np.searchsorted(np.cumsum(outputs) / outputs.sum(), _DRAWS[1])]  # by length: long ones stay longer
+    contexts = np.clip(begun + _DRAWS[2] * met, 1, most)
+    return contexts, np.unique(np.quantile(contexts, np.linspace(0, 1, KNOTS)).astype(int))
+
+
+def sequence_table(found: MemoryPlan, workload: Workload) -> pd.DataFrame:
+    """One row per length (p50, p95, max_model_len): how many sequences fit, and the preemption risk of so many."""
+    import pandas as pd
+
+    rows = [
+        ("p50", workload.total_quantile(0.5)),
+        ("p95", workload.total_quantile(0.95)),
+        ("max_model_len", found.layout.max_model_len),
+    ]
+    fits = [
+        (name, round(tokens), found.pool.sequences(min(round(tokens), found.layout.max_model_len)))
+        for name, tokens in rows
+    ]
+    risks = (preemption_risk(found, workload, n) if n else 1.0 for _, _, n in fits)
+    columns = ["length", "tokens", "sequences", "preemption risk"]
+    return pd.DataFrame([(*fit, risk) for fit, risk in zip(fits, risks, strict=True)], columns=columns)
+
+
+def gains(found: MemoryPlan, tokens: int) -> pd.DataFrame:
+    """What one more GiB, an FP8 KV cache, and FP8 or 4-bit weights each buy, in sequences of `tokens` of context."""
+    import pandas as pd
+
+    deployment = found.deployment
+    gib = math.ceil(GIB / (deployment.args.gpu_memory_utilization or 1.0))
+    changes = {"one more GiB": replace(deployment, gpu_total=deployment.gpu_total + gib)}
+    if kv_width(kv_format(deployment)) > 1:
+        changes["FP8 KV cache"] = replace(deployment, args=replace(deployment.args, kv_cache_dtype="fp8"))
+    for name, scheme in (("FP8 weights", named("fp8")), ("4-bit weights (AWQ)", named("awq"))):
+        if scheme.weight_bits < deployment.model.quantization.weight_bits:
+            changes[name] = replace(deployment, model=replace(deployment.model, quantization=scheme))
+    base = found.pool.sequences(tokens)
+    plans = [(name, plan(changed)) for name, changed in changes.items()]
+    held = [(name, max(0.0, p.kv_available.mid / GIB), p.pool.sequences(tokens)) for name, p in plans]
+    rows = [(*row, row[-1] - base) for row in held]
+    return pd.DataFrame(rows, columns=["change", "KV cache (GiB)", "sequences", "more than now"])

@@ -1,0 +1,145 @@
+"""Bytes of weights as vLLM holds them: per tensor-, pipeline- and expert-parallel rank, quantized as stored.
+
+Sharding follows vLLM 0.33.0's layers: linear.py, vocab_parallel_embedding.py, fused_moe/layer.py, distributed/utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import accumulate, pairwise
+from math import ceil
+
+from planner.facts.deployment import Deployment, ParallelLayout, Speculation
+from planner.facts.draft_models import draft_of, method
+from planner.models.architecture import Layer, Weight
+from planner.models.registry import Model
+
+VOCAB_PADDING = 64
+"""vLLM pads the vocabulary to a multiple of this before it splits it (vocab_parallel_embedding.py)."""
+TABLES_ONCE = (0, 33, 0)
+"""The first known version that keeps one multimodal rotary table for Qwen3-VL and its successors (until 0.20.2 at
+least: four), and builds towers on the first pipeline stage only (models/qwen3_vl.py:1818, interfaces.py:392)."""
+
+
+def rank_shape(weight: Weight, layout: ParallelLayout) -> tuple[int, int, int]:
+    """(rows, columns, copies) of `weight` on the fullest rank."""
+    tp, rows, cols, copies = layout.tp, weight.rows, weight.cols, weight.copies
+    if weight.part == "routed_experts":
+        if layout.ep > 1:
+            return rows, cols, ceil(copies / layout.ep)
+        tp *= layout.dp
+    if weight.shard == "column":
+        rows = ceil(rows / tp)
+    elif weight.shard == "row":
+        cols = ceil(cols / tp)
+    elif weight.shard == "kv":
+        rows = rows // weight.units * max(1, weight.units // tp)
+    elif weight.shard == "vocab":
+        rows = ceil(rows / VOCAB_PADDING) * VOCAB_PADDING // tp
+    return rows, cols, copies
+
+
+def _tiled(weight: Weight, rows: int, cols: int) -> tuple[int, int]:
+    """MXFP4 experts as the Marlin and TRT-LLM kernels want them: inner size to 128, hidden to 256.
+
+    vLLM 0.33.0 fused_moe/oracle/mxfp4.py:837.
+    """
+    row_tile, col_tile = (128, 256) if weight.shard == "column" else (256, 128)
+    return ceil(rows / row_tile) * row_tile, ceil(cols / col_tile) * col_tile
+
+
+def weight_bytes(model: Model, weight: Weight, layout: ParallelLayout, prefix: str = "") -> float:
+    """Bytes of `weight` on the fullest rank, in the module `prefix`."""
+    rows, cols, copies = rank_shape(weight, layout)
+    scheme = model.quantization.scheme(weight, prefix)
+    if scheme is None:
+        return rows * cols * copies * (weight.bits // 8 if weight.bits else model.dtype_bytes)
+    if scheme.method == "mxfp4" and weight.part == "routed_experts":
+        rows, cols = _tiled(weight, rows, cols)
+    return copies * scheme.bytes(rows, cols)
+
+
+def lora_bytes(
+    weights: Iterable[Weight], layout: ParallelLayout, max_loras: int, max_lora_rank: int, targets: tuple[str, ...] = ()
+) -> int:
+    """Bytes per GPU that vLLM sets aside for adapters on `weights`: an A and a B matrix of `max_lora_rank` per slot.
+
+    Both are in 16 bit, and only the side that the weight itself splits is split (vLLM 0.33.0 lora/layers/). `targets`
+    are module names such as "q_proj"; empty means every linear layer.
+    """
+    wanted = [w for w in weights if w.linear and (not targets or w.name.split(".")[-1] in targets)]
+    shapes = (rank_shape(weight, layout) for weight in wanted)
+    return 2 * max_loras * max_lora_rank * sum((rows + cols) * copies for rows, cols, copies in shapes)
+
+
+def partition(layers: int, pp: int) -> tuple[int, ...]:
+    """Layers of each pipeline stage: the remainder goes one each to stages counted back from the last but one.
+
+    vLLM 0.33.0 distributed/utils.py:198, without VLLM_PP_LAYER_PARTITION.
+    """
+    sizes = [layers // pp] * pp
+    for extra in range(layers % pp):
+        sizes[-2 - extra if pp > 1 else -1] += 1
+    return tuple(sizes)
+
+
+def rank_bytes(deployment: Deployment) -> tuple[int, ...]:
+    """Weight bytes per GPU of every pipeline stage, with draft and adapters; the fullest stage decides what fits."""
+    model, layout, args = deployment.model, deployment.layout, deployment.args
+    stages = list(_stages(model, layout, deployment.engine.release >= TABLES_ONCE))
+    if deployment.speculation is not None:
+        stages[-1] += draft_bytes(model, deployment.speculation, layout)
+    if args.max_loras:
+        for stage, held in enumerate(_held(model, layout)):
+            weights = [weight for index in held for weight in model.architecture.layers[index].weights]
+            stages[stage] += lora_bytes(weights, layout, args.max_loras, args.max_lora_rank or 16)
+    return tuple(stages)
+
+
+def _held(model: Model, layout: ParallelLayout) -> list[range]:
+    """Indices of the layers that each pipeline stage holds."""
+    ends = accumulate(partition(len(model.architecture.layers), layout.pp), initial=0)
+    return [range(start, end) for start, end in pairwise(ends)]
+
+
+@lru_cache(maxsize=4096)
+def _stages(model: Model, layout: ParallelLayout, lean: bool) -> tuple[int, ...]:
+    """Bytes per stage; `lean` engines keep one multimodal rotary table, and towers on the first stage only."""
+    architecture = model.architecture
+    stages = []
+    for stage, held in enumerate(_held(model, layout)):
+        first, last = stage == 0, stage == layout.pp - 1
+        total = sum(_layer_bytes(model, architecture.layers[i], layout, model.prefixes[i]) for i in held)
+        for weight in architecture.ends:
+            embedding, everywhere = weight.part == "embedding", weight.part == "engine"
+            if everywhere or (first and embedding) or (last and (not embedding or architecture.tied)):
+                spare = weight.copies if lean and weight.name == "mrope_once" else 1
+                total += weight_bytes(model, weight, layout) / spare
+        if first or not lean:
+            total += sum(weight_bytes(model, weight, layout) for weight in architecture.towers)
+        stages.append(round(total))
+    return tuple(stages)
+
+
+@lru_cache(maxsize=4096)
+def _layer_bytes(model: Model, layer: Layer, layout: ParallelLayout, prefix: str) -> float:
+    return sum(weight_bytes(model, weight, layout, prefix) for weight in layer.weights)
+
+
+@lru_cache(maxsize=256)
+def draft_bytes(model: Model, speculation: Speculation, layout: ParallelLayout) -> int:
+    """Weight bytes per GPU that speculation adds to the last stage, without what the draft shares with the target.
+
+    MTP layers use the target's embedding and head; EAGLE heads its embedding, and its head unless they have a smaller
+    vocabulary of their own (vLLM 0.33.0 v1/spec_decode/llm_base_proposer.py).
+    """
+    if (draft := draft_of(model, speculation)) is None:
+        return 0
+    how, alone = method(speculation.method), ParallelLayout(tp=layout.tp)
+    if how.draft == "mtp":
+        layers = enumerate(model.architecture.mtp or draft.architecture.layers, len(model.architecture.layers))
+        return round(sum(_layer_bytes(model, layer, layout, f"mtp.layers.{index}.") for index, layer in layers))
+    shared = () if how.draft == "model" else ("embedding",) if how.head_vocab else ("embedding", "lm_head")
+    ends = sum(weight_bytes(draft, weight, alone) for weight in draft.architecture.ends if weight.part in shared)
+    return _stages(draft, alone, True)[0] - round(ends)

@@ -1,0 +1,273 @@
+"""What a model is made of: every weight's shape, and what each layer keeps per token and per sequence.
+
+The nouns only; `models.from_config` builds them from a `config.json`. Counts are elements, sizes bytes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+Shard = Literal["column", "row", "kv", "vocab", "replicated"]
+"""What tensor parallelism does with a weight: split its outputs, its inputs, its heads until one is left per rank
+(then repeat that one), its vocabulary padded to 64, or nothing."""
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor, or `copies` equal ones (experts): `rows` outputs by `cols` inputs; a vector has `cols` = 1."""
+
+    name: str  # the tail of its Hugging Face module path: exclusion lists of quantizers match on it
+    rows: int
+    cols: int = 1
+    shard: Shard = "replicated"
+    part: str = "attention"
+    copies: int = 1
+    units: int = 1  # heads or groups that "kv" keeps whole
+    linear: bool = True  # a matrix product, which a quantizer may touch
+    bits: int | None = None  # kept at this width whatever the model's dtype is
+
+    @property
+    def count(self) -> int:
+        """Elements in all copies."""
+        return self.rows * self.cols * self.copies
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Attention that caches one key and one value per KV head and token."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    v_head_dim: int
+    window: int | None = None  # tokens it looks back; None: all
+    chunked: bool = False  # `window` is a chunk that starts anew, not a sliding window
+    stores_kv: bool = True  # False: reads an earlier layer's cache
+
+    @property
+    def rope_dim(self) -> int:
+        """Dimensions that a rotary embedding may turn."""
+        return self.head_dim
+
+    @property
+    def kv_elements(self) -> int:
+        """Cached elements per token over all heads."""
+        return self.kv_heads * (self.head_dim + self.v_head_dim) if self.stores_kv else 0
+
+    def kv_bytes(self, width: float = 2) -> float:
+        """Cached bytes per token of context, `width` bytes an element."""
+        return self.kv_elements * width
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (arXiv 2405.04434): one latent and one rotary key per token, shared by all heads."""
+
+    heads: int
+    kv_lora_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    index_heads: int = 0  # a sparse-attention indexer (DeepSeek-V3.2) chooses the tokens to attend to
+    index_dim: int = 0
+    has_indexer_cache: bool = False  # False with `index_heads`: this layer reuses another layer's choice
+    window: int | None = None  # DeepSeek-V4: a sliding window of latents beside the compressed ones
+    compress: int = 1  # tokens per stored latent (DeepSeek-V4: 4 or 128; 0: none stored beside the window's)
+    stores_kv: bool = True
+
+    @property
+    def kv_elements(self) -> int:
+        """Latent elements per stored latent."""
+        return self.kv_lora_rank + self.rope_dim
+
+    @property
+    def index_bytes(self) -> float:
+        """Index key bytes per token: FP8 plus one FP32 scale per 128 elements (V3.2); bf16 per 4 tokens (V4)."""
+        if not self.has_indexer_cache:
+            return 0
+        return self.index_dim * 2 / self.compress if self.window else self.index_dim + 4 * -(-self.index_dim // 128)
+
+    def kv_bytes(self, width: float = 2) -> float:
+        """Cached bytes per token of context, `width` bytes a latent element; the window of V4 is not in it."""
+        return (self.kv_elements * width / self.compress if self.compress else 0) + self.index_bytes
+
+
+@dataclass(frozen=True)
+class Recurrent:
+    """A mixer with a constant state per sequence: state space, delta rule, linear attention, short convolution."""
+
+    kind: str  # mamba1 mamba2 gdn kda lightning short_conv compressor
+    heads: int = 1
+    conv_channels: int = 0  # split over tensor-parallel ranks
+    conv_group_channels: int = 0  # per group; groups are repeated when there are fewer than ranks
+    groups: int = 0
+    conv_kernel: int = 0
+    state_elements: int = 0
+    state_width: int = 4  # bytes an element of the recurrent state; the convolution's is in the model's dtype
+
+    def conv_elements(self, tp: int = 1) -> int:
+        """Elements of convolution state per sequence on one of `tp` ranks: kernel - 1 inputs of every channel."""
+        groups = self.groups // tp if self.groups % tp == 0 else 1
+        return (self.conv_channels // tp + groups * self.conv_group_channels) * max(0, self.conv_kernel - 1)
+
+    def state_bytes(self, tp: int = 1, width: int = 2) -> int:
+        """State bytes per sequence on one of `tp` ranks, convolution inputs at `width` bytes."""
+        share = 1 if self.kind == "compressor" else tp  # DeepSeek-V4's compressor is the same on every rank
+        return self.conv_elements(tp) * width + self.state_elements // share * self.state_width
+
+
+@dataclass(frozen=True)
+class Mlp:
+    """A dense feed-forward block: `matrices` is 3 when gated (gate, up, down), else 2."""
+
+    intermediate: int
+    matrices: int = 3
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts: `active` of `total` per token, beside shared ones that every token passes through."""
+
+    total: int
+    active: int
+    intermediate: int
+    shared_intermediate: int = 0
+    matrices: int = 3
+
+
+Mixer = Attention | LatentAttention | Recurrent
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One decoder layer; equal layers of a model are the same object."""
+
+    mixer: Mixer | None
+    mlp: Mlp | Experts | None
+    weights: tuple[Weight, ...]
+    extra_mixer: Recurrent | None = None  # beside the attention: Falcon-H1's state space, V4's compressor
+
+    @cached_property
+    def params(self) -> int:
+        """Elements of all its weights."""
+        return sum(weight.count for weight in self.weights)
+
+    @property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """Everything in it that keeps a cache or a state."""
+        return tuple(mixer for mixer in (self.mixer, self.extra_mixer) if mixer is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class Architecture:
+    """A model's layers and what lies around them; MTP layers are apart: engines load them only to speculate."""
+
+    model_type: str
+    hidden: int
+    vocab: int
+    max_position: int
+    layers: tuple[Layer, ...]
+    ends: tuple[Weight, ...]  # embedding, final norm, head (absent when tied)
+    towers: tuple[Weight, ...] = ()  # vision and audio encoders with their projectors
+    mtp: tuple[Layer, ...] = ()
+    tied: bool = False
+    warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def distinct_layers(self) -> Mapping[Layer, int]:
+        """Each different layer and how often it occurs, in order of first appearance."""
+        return Counter(self.layers)
+
+    def weights(self) -> Iterator[tuple[Weight, int]]:
+        """Every weight of the served model (MTP not among them) with the number of layers that hold it."""
+        for layer, times in self.distinct_layers.items():
+            for weight in layer.weights:
+                yield weight, times
+        for weight in (*self.ends, *self.towers):
+            yield weight, 1
+
+    @cached_property
+    def params_by_part(self) -> Counter[str]:
+        """Elements by part: embedding, attention, routed_experts, ...; `engine` is what only an engine holds."""
+        parts: Counter[str] = Counter()
+        for weight, times in self.weights():
+            parts[weight.part] += weight.count * times
+        return parts
+
+    @cached_property
+    def params_total(self) -> int:
+        """Parameters; the routers' correction biases are buffers and not in it (they are in `params_stored`)."""
+        return self.params_stored - self.params_by_part["router_bias"]
+
+    @cached_property
+    def params_stored(self) -> int:
+        """Elements of the served model's tensors in the checkpoint, tied embeddings once."""
+        return sum(self.params_by_part.values()) - self.params_by_part["engine"]
+
+    @cached_property
+    def params_active(self) -> float:
+        """Parameters that one text token passes through: without towers and the experts it isn't routed to."""
+        idle = sum(
+            times * weight.count * (1 - layer.mlp.active / layer.mlp.total)
+            for layer, times in self.distinct_layers.items()
+            if isinstance(layer.mlp, Experts)
+            for weight in layer.weights
+            if weight.part == "routed_experts"
+        )
+        return self.params_total - self.params_by_part["vision_audio"] - idle
+
+    @cached_property
+    def mixers(self) -> tuple[Mixer, ...]:
+        """The mixers of all layers, in order."""
+        return tuple(mixer for layer in self.layers for mixer in layer.mixers)
+
+    @cached_property
+    def attentions(self) -> tuple[Attention | LatentAttention, ...]:
+        """The attention mixers of all layers, in order."""
+        return tuple(mixer for mixer in self.mixers if not isinstance(mixer, Recurrent))
+
+    @cached_property
+    def heads(self) -> int:
+        """Query heads of the first attention layer; 0 without attention."""
+        return self.attentions[0].heads if self.attentions else 0
+
+    @cached_property
+    def kv_heads(self) -> int:
+        """KV heads of the first attention layer: 1 for latent attention, 0 without attention."""
+        first = self.attentions[0] if self.attentions else None
+        return first.kv_heads if isinstance(first, Attention) else len(self.attentions[:1])
+
+    @cached_property
+    def is_moe(self) -> bool:
+        """Some layer routes tokens to experts."""
+        return any(isinstance(layer.mlp, Experts) for layer in self.distinct_layers)
+
+    @cached_property
+    def is_mla(self) -> bool:
+        """Some layer caches latents."""
+        return any(isinstance(mixer, LatentAttention) for mixer in self.mixers)
+
+    @cached_property
+    def is_hybrid(self) -> bool:
+        """Some layer keeps a recurrent state."""
+        return any(isinstance(mixer, Recurrent) for mixer in self.mixers)
+
+    @cached_property
+    def kv_bytes_per_token(self) -> float:
+        """Cached bytes per token of context in bf16, over all layers that keep the whole context."""
+        whole = (mixer for mixer in self.attentions if isinstance(mixer, LatentAttention) or not mixer.window)
+        return sum(mixer.kv_bytes() for mixer in whole)
+
+    @cached_property
+    def window_bytes_per_sequence(self) -> int:
+        """Cached bytes of all windowed layers in bf16 once a sequence has filled their windows."""
+        return sum(mixer.window * mixer.kv_elements * 2 for mixer in self.attentions if mixer.window)
+
+    @cached_property
+    def state_bytes_per_sequence(self) -> int:
+        """Recurrent state per sequence over all layers, convolution inputs in bf16."""
+        return sum(mixer.state_bytes() for mixer in self.mixers if isinstance(mixer, Recurrent))

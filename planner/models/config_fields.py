@@ -1,0 +1,128 @@
+"""Read a `config.json` with care: synonyms, class defaults, types and ranges checked, every refusal a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from planner.core.quantities import PlannerError
+
+_MISSING: Any = object()
+_SYNONYMS = {
+    "hidden_size": ("n_embd", "d_model", "dim"),
+    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
+    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "num_attention_groups", "multi_query_group_num",
+                            "kv_n_heads"),
+    "intermediate_size": ("ffn_hidden_size", "n_inner", "ffn_dim"),
+    "vocab_size": ("padded_vocab_size",),
+    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_sequence_length", "model_max_length"),
+    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts"),
+    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "moe_k", "top_k_experts", "moe_topk",
+                            "moe_top_k"),
+    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
+    "moe_intermediate_size": ("expert_intermediate_size", "expert_ffn_hidden_size"),
+    "shared_expert_intermediate_size": ("moe_shared_expert_intermediate_size", "shared_intermediate_size",
+                                        "share_expert_dim"),
+    "num_nextn_predict_layers": ("mtp_num_hidden_layers",),
+    "sliding_window": ("sliding_window_size",),
+    "mamba_num_heads": ("mamba_n_heads",),
+    "mamba_head_dim": ("mamba_d_head",),
+    "ssm_state_size": ("mamba_d_state", "state_size"),
+    "n_groups": ("mamba_n_groups", "mamba_ngroups"),
+    "conv_kernel": ("mamba_d_conv",),
+    "mamba_expand": ("expand",),
+    "time_step_rank": ("mamba_dt_rank",),
+}  # fmt: skip
+
+
+class Fields:
+    """One (sub)configuration, and what its class adds where the file is silent: traits, and defaults to warn of."""
+
+    def __init__(self, config: Mapping[str, Any], traits: Mapping[str, Any], where: str = "config.json") -> None:
+        self.config, self.traits, self.where = config, traits, where
+        self.defaults: Mapping[str, Any] = traits.get("defaults", {})
+        self.warnings: list[str] = []
+
+    def changed(self, changes: Mapping[str, Any]) -> Fields:
+        """These fields with some replaced, as one layer may differ from the rest; warnings are shared."""
+        fields = Fields({**self.config, **changes}, self.traits, self.where)
+        fields.warnings = self.warnings
+        return fields
+
+    def has(self, name: str) -> bool:
+        """The file states the field, be it null."""
+        return any(key in self.config for key in (name, *_SYNONYMS.get(name, ())))
+
+    def stated(self, name: str) -> Any:
+        """The file's value under the field's name or a synonym; None when absent or null."""
+        values = (self.config.get(key) for key in (name, *_SYNONYMS.get(name, ())))
+        return next((value for value in values if value is not None), None)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The file's value, else the class's, else `default`; a class default is warned of."""
+        if (value := self.stated(name)) is not None:
+            return value
+        if name in self.defaults:
+            value = self.defaults[name]
+            self.warnings.append(f"{self.where} does not state {name}; its class default, {value}, is assumed")
+            return value
+        return self.traits.get(name, default)
+
+    def refuse(self, name: str, accepted: str, value: Any) -> PlannerError:
+        """The error for a field whose value cannot be used."""
+        return PlannerError(f"{self.where}, field {name}: expected {accepted}, got {value!r:.60}")
+
+    def whole(self, name: str, default: Any = _MISSING, least: int = 1, most: int = 2**20) -> Any:
+        """A whole number in [least, most]; without a `default` the field must be there or have a class default."""
+        value = self.get(name, default)
+        if value is _MISSING:
+            known = ", ".join((name, *_SYNONYMS.get(name, ())))
+            raise PlannerError(f"{self.where}: field {name} is missing; looked for {known}")
+        if value is default:
+            return value
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (number and least <= value <= most and value == int(value)):
+            raise self.refuse(name, f"a whole number from {least} to {most}", value)
+        return int(value)
+
+    def fraction(self, name: str, default: float, most: float = 1) -> float:
+        """A number above 0 and up to `most`."""
+        value = self.get(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
+            raise self.refuse(name, f"a number above 0 and up to {most:g}", value)
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        """True or false."""
+        value = self.get(name, default)
+        if not isinstance(value, bool):
+            raise self.refuse(name, "true or false", value)
+        return value
+
+    def text(self, name: str, default: str = "") -> str:
+        """A string."""
+        value = self.get(name, default)
+        if not isinstance(value, str):
+            raise self.refuse(name, "a string", value)
+        return value
+
+    def items(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> list[Any]:
+        """A list of `kind`, empty when the field is absent; at least `count` long when `count` is given."""
+        value = self.get(name)
+        if value is None:
+            return []
+        if isinstance(value, str) and kind is str:
+            value = list(value)
+        if not isinstance(value, list | tuple) or not all(isinstance(item, kind) for item in value):
+            raise self.refuse(name, f"a list of {getattr(kind, '__name__', 'number')}", value)
+        if count is not None and value and len(value) < count:
+            raise self.refuse(name, f"one entry for each of the {count} layers", value)
+        return list(value) if count is None else list(value[:count])
+
+    def sub(self, name: str) -> Mapping[str, Any] | None:
+        """A nested configuration, or None when absent."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise self.refuse(name, "a mapping", value)
+        return value

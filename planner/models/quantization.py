@@ -1,0 +1,320 @@
+"""How a checkpoint's weights are stored: which matrices are quantized, and to how many bytes.
+
+Formats as vLLM 0.20.2 to 0.33.0 create their parameters (model_executor/layers/quantization/).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import ceil
+from typing import Any
+
+from planner.core.quantities import PlannerError, did_you_mean
+from planner.models.architecture import Weight
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """One storage format: `bits` per element, and per group of `group` = (rows, columns) a scale and a zero point."""
+
+    method: str
+    bits: float
+    activation: str = "bf16"  # what the matrix product runs in: bf16 fp8 int8 fp4
+    group: tuple[int, int] = (0, 0)  # 0: the whole dimension
+    scale_bytes: float = 4
+    zero_bits: float = 0
+    column_bytes: float = 0  # per input: GPTQ's g_idx
+
+    def bytes(self, rows: int, cols: int) -> float:
+        """Bytes of a `rows` x `cols` matrix with its scales."""
+        groups = ceil(rows / (self.group[0] or rows)) * ceil(cols / (self.group[1] or cols))
+        return rows * cols * self.bits / 8 + groups * (self.scale_bytes + self.zero_bits / 8) + cols * self.column_bytes
+
+
+SCHEMES = {
+    "fp8": Scheme("fp8", 8, "fp8"),
+    "fp8_channel": Scheme("fp8", 8, "fp8", (1, 0)),
+    "fp8_block": Scheme("fp8_block", 8, "fp8", (128, 128)),
+    "int8": Scheme("int8", 8, "int8", (1, 0)),
+    "awq": Scheme("awq", 4, "bf16", (1, 128), 2, 4),
+    "gptq": Scheme("gptq", 4, "bf16", (1, 128), 2, 4, 4),
+    "int4": Scheme("compressed-tensors", 4, "bf16", (1, 128), 2),
+    "nvfp4": Scheme("nvfp4", 4, "fp4", (1, 16), 1),
+    "mxfp4": Scheme("mxfp4", 4, "bf16", (1, 32), 1),
+    "mxfp8": Scheme("mxfp8", 8, "fp8", (1, 32), 1),
+    "bitsandbytes": Scheme("bitsandbytes", 4, "bf16", (1, 64), 4),
+}
+"""Formats by the name that a user may give."""
+_SPELLINGS = {
+    "bf16": "none", "bfloat16": "none", "fp16": "none", "float16": "none", "none": "none", "auto": "auto",
+    "fp8_dynamic": "fp8_channel", "w8a8": "int8", "quantized.w8a8": "int8", "w8a16": "int8", "w4a16": "int4",
+    "quantized.w4a16": "int4", "fp4": "nvfp4", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "awq_int4": "awq",
+    "gptq_marlin": "gptq", "gptq_int4": "gptq", "bnb": "bitsandbytes", "nf4": "bitsandbytes",
+    "bnb_4bit": "bitsandbytes", "auto_round": "int4",
+    "deepseek_v4_fp8": "fp8_block", "fp8_per_block": "fp8_block", "fp8_per_tensor": "fp8",
+    "gpt_oss_mxfp4": "mxfp4", "compressed_tensors": "compressed_tensors", "modelopt": "modelopt", "quark": "modelopt",
+}  # fmt: skip
+_CONTAINERS = {"compressed_tensors": "fp8_channel", "modelopt": "fp8"}
+"""Names that say who wrote a checkpoint and not in which format, and the format most of theirs have."""
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """The formats of a checkpoint: the first whose pattern matches a module's path holds, unless `ignore` does."""
+
+    method: str
+    schemes: tuple[tuple[str, Scheme], ...] = ()  # (regular expression of module paths, format)
+    ignore: tuple[str, ...] = ()  # module names, globs and `re:` expressions of what stays in the model's dtype
+    kv_cache_dtype: str | None = None  # what the checkpoint asks of "auto"
+
+    @property
+    def main(self) -> Scheme | None:
+        """The format of most weights; None when nothing is quantized."""
+        return min((scheme for _, scheme in self.schemes), key=lambda scheme: scheme.bits, default=None)
+
+    @property
+    def weight_bits(self) -> float:
+        """Bits per element of the quantized matrices; 16 when there are none."""
+        return self.main.bits if self.main else 16
+
+    @property
+    def activation(self) -> str:
+        """What quantized matrix products run in: bf16, fp8, int8 or fp4."""
+        return self.main.activation if self.main else "bf16"
+
+    @cached_property
+    def _compiled(self) -> tuple[frozenset[str], re.Pattern[str], list[tuple[re.Pattern[str], Scheme]]]:
+        """Plain names to ignore, the expression of the others, and the formats by compiled pattern."""
+        plain = {pattern: not re.search(r"[*:]|mixer", pattern) for pattern in self.ignore}
+        names = {_bare(pattern) for pattern in self.ignore if plain[pattern]}
+        others = [_expression(pattern) for pattern in self.ignore if not plain[pattern]]
+        formats = [(re.compile(pattern), scheme) for pattern, scheme in self.schemes]
+        return frozenset(names), re.compile("|".join(others) or r"(?!)"), formats
+
+    @cached_property
+    def _found(self) -> dict[str, Scheme | None]:
+        return {}
+
+    def scheme(self, weight: Weight, prefix: str = "") -> Scheme | None:
+        """The format of `weight` in the module `prefix` ("layers.3."); None: the model's dtype."""
+        if not weight.linear or not self.schemes:
+            return None
+        path = (prefix + weight.name).removesuffix("_groups")  # Mamba-2's in_proj, whose groups are split apart
+        if path not in self._found:
+            names, others, formats = self._compiled
+            parts = path.split(".")
+            spans = (".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
+            ignored = any(span in names for span in spans) or others.search(path)
+            chosen = (scheme for pattern, scheme in formats if pattern.search(path))
+            self._found[path] = None if ignored else next(chosen, None)
+        return self._found[path]
+
+
+_EXCLUSIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules")
+EXPERTS = r"(?:^|\.)experts\."
+"""The routed experts, whatever block they lie in."""
+NONE = Quantization("none")
+
+
+def _read(name: str) -> tuple[list[str], str]:
+    """The words of `name` that say a format, and the format (or container) that they say together."""
+    words = re.findall(r"[\w.]+", re.sub(r"[-/]", "_", name.casefold()))
+    known = [word for word in words if word in SCHEMES or word in _SPELLINGS]
+    if not known:
+        raise did_you_mean(name, (*SCHEMES, *_SPELLINGS), "quantization")
+    return known, max((_SPELLINGS.get(word, word) for word in known), key=lambda key: key not in _CONTAINERS)
+
+
+def named(name: str, targets: tuple[tuple[str, str], ...] = ()) -> Quantization:
+    """The quantization called `name`, on all linear layers but the head, or as `targets` say: (modules, format).
+
+    A container ("compressed-tensors", "modelopt") means the format that most of its checkpoints have. Raises
+    `PlannerError` for an unknown name.
+    """
+    known, key = _read(name)
+    key = _CONTAINERS.get(key, key)
+    if key in ("none", "auto"):
+        return NONE
+    if "nvfp4" in known and "fp8" in known:
+        targets = ((r"mlp\.", "nvfp4"), ("", "fp8"))
+    parts = targets or ((EXPERTS if key == "mxfp4" else "", key),)
+    ignored = ("lm_head", "mtp*") if key == "nvfp4" else ("lm_head",)
+    return Quantization(SCHEMES[key].method, tuple((modules, SCHEMES[part]) for modules, part in parts), ignored)
+
+
+def packs(name: str) -> bool:
+    """`name` says by whom a checkpoint was written, and not in which format."""
+    return _read(name)[1] in _CONTAINERS
+
+
+def agrees(name: str, stored: Quantization) -> bool:
+    """A checkpoint in the format `stored` is what `name` asks for, so that an engine told so would load it.
+
+    FP8 is FP8 whatever its scales span, int4 any format of four-bit whole numbers, fp4 any of four-bit floats. Raises
+    `PlannerError` for an unknown name.
+    """
+    known, key = _read(name)
+    if key == "auto" or not stored.schemes:
+        return key in ("auto", "none")
+    if key in _CONTAINERS or key == "none":
+        return key != "none" and not (key == "compressed_tensors" and stored.method in ("gptq", "awq"))
+    held = {scheme.method for _, scheme in stored.schemes if scheme.bits == stored.weight_bits} | {stored.method}
+    if "nvfp4" in known and "fp8" in known:
+        return {"nvfp4", "fp8"} <= {scheme.method for _, scheme in stored.schemes}
+    any_of = {"int4": {"awq", "gptq"}, "nvfp4": {"mxfp4"} if "fp4" in known else set()}.get(key, set())
+    if stored.weight_bits == 4 and held & any_of:
+        return True
+    return SCHEMES[key].method.removesuffix("_block") in {method.removesuffix("_block") for method in held}
+
+
+def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quantization:
+    """The quantization that a `quantization_config` (or ModelOpt's `hf_quant_config.json`) describes."""
+    text = config.get("text_config")
+    found = config.get("quantization_config") or config.get("compression_config")
+    if not found and isinstance(text, Mapping):
+        found = text.get("quantization_config")
+    if not found:
+        return NONE
+    if not isinstance(found, Mapping):
+        raise PlannerError(f"{where}, field quantization_config: expected a mapping, got {found!r:.60}")
+    nested = found.get("quantization")
+    q: Mapping[str, Any] = nested if isinstance(nested, Mapping) else found
+    ignored: list[str] = []
+    for key in _EXCLUSIONS:
+        if (listed := q.get(key)) is None:
+            continue
+        if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
+            raise PlannerError(f"{where}, quantization_config.{key}: expected a list of names, got {listed!r:.50}")
+        ignored += listed
+    groups, layers = q.get("config_groups"), q.get("quantized_layers")
+    if isinstance(layers, Mapping) and str(q.get("quant_algo")).upper() == "MIXED_PRECISION" and not groups:
+        formats = _mixed(layers, f"{where}, quantization_config.quantized_layers")
+        method, head = formats[0][1].method, any("lm_head" in pattern for pattern, _ in formats)
+    elif isinstance(groups, Mapping) and groups:
+        places = {f"{where}, quantization_config.config_groups.{name}": group for name, group in groups.items()}
+        formats = tuple(_group(group, place) for place, group in places.items())
+        method, head = (
+            min(formats, key=lambda part: part[1].bits)[1].method,
+            any("lm_head" in pattern for pattern, _ in formats),
+        )
+    else:
+        scheme = _whole(q, where)
+        method, head = scheme.method, bool(q.get("lm_head"))
+        formats = ((EXPERTS if method == "mxfp4" else "", scheme),)
+        if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
+            formats = ((EXPERTS, SCHEMES["mxfp4"]), *formats)
+    return Quantization(method, formats, (*ignored, *([] if head else ["lm_head"])), "fp8" if _fp8_cache(q) else None)
+
+
+def _fp8_cache(q: Mapping[str, Any]) -> bool:
+    """The checkpoint carries FP8 scales of the KV cache, which makes "auto" mean FP8."""
+    scheme = q.get("kv_cache_scheme")
+    bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
+    return bits == 8 or "FP8" in (str(scheme).upper(), str(q.get("kv_cache_quant_algo")).upper())
+
+
+_ALGORITHMS = {
+    "fp8": SCHEMES["fp8"], "fp8_pb_wo": SCHEMES["fp8_block"], "mxfp8": SCHEMES["mxfp8"], "nvfp4": SCHEMES["nvfp4"],
+    "w4a16_nvfp4": replace(SCHEMES["nvfp4"], activation="bf16"),
+}  # fmt: skip
+"""ModelOpt's names of a layer's format."""
+
+
+def _mixed(layers: Mapping[str, Any], where: str) -> tuple[tuple[str, Scheme], ...]:
+    """The formats of a checkpoint that states one for every layer, the narrowest first."""
+    modules: dict[str, dict[str, None]] = {}
+    for name, layer in layers.items():
+        algorithm = str(layer.get("quant_algo") if isinstance(layer, Mapping) else layer).lower()
+        if algorithm not in _ALGORITHMS:
+            raise PlannerError(f"{where}.{name}: {did_you_mean(algorithm, _ALGORITHMS, 'quant_algo')}")
+        modules.setdefault(algorithm, {})[_bare(name)] = None
+    if not modules:
+        raise PlannerError(f"{where}: expected the layers and their formats, got none")
+    found = ((_union(list(names)), _ALGORITHMS[algorithm]) for algorithm, names in modules.items())
+    return tuple(sorted(found, key=lambda part: part[1].bits))
+
+
+def _whole(q: Mapping[str, Any], where: str) -> Scheme:
+    """The one format of a checkpoint without groups of formats."""
+    method = str(q.get("quant_method") or q.get("quant_algo") or "").lower()
+    algo = str(q.get("quant_algo") or "").lower()
+    block = q.get("weight_block_size")
+    sizes = isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)
+    if block is not None and not sizes:
+        raise PlannerError(f"{where}, quantization_config.weight_block_size: expected two sizes, got {block!r:.40}")
+    if method in ("fp8", "modelopt", "fbgemm_fp8", "deepseek_v4_fp8") and algo in ("", "fp8"):
+        if block is not None:
+            return Scheme("fp8_block", 8, "fp8", (block[0], block[1]))
+        return SCHEMES["fp8_channel" if method == "fbgemm_fp8" else "fp8"]
+    if algo in _ALGORITHMS or method in ("nvfp4", "mxfp8"):
+        return _ALGORITHMS[algo if algo in _ALGORITHMS else method]
+    if method in ("awq", "gptq", "auto-round", "auto_gptq"):
+        bits, group = q.get("bits", q.get("w_bit", 4)), q.get("group_size", q.get("q_group_size", 128))
+        if bits not in (2, 3, 4, 8) or not isinstance(group, int):
+            raise PlannerError(f"{where}, field quantization_config.bits: expected 2, 3, 4 or 8, got {bits!r:.40}")
+        awq = method == "awq"
+        return Scheme("awq" if awq else "gptq", bits, "bf16", (1, max(group, 0)), 2, bits, 0 if awq else 4)
+    if method == "bitsandbytes":
+        return SCHEMES["bitsandbytes"] if q.get("load_in_4bit", True) else SCHEMES["int8"]
+    if method in SCHEMES:
+        return SCHEMES[method]
+    raise PlannerError(f"{where}, field quantization_config.quant_method: {did_you_mean(method, SCHEMES, 'method')}")
+
+
+def _group(group: Any, where: str) -> tuple[str, Scheme]:
+    """One group of a compressed-tensors or ModelOpt configuration: the modules it targets and their format."""
+    weights = group.get("weights") if isinstance(group, Mapping) else None
+    if not isinstance(weights, Mapping):
+        raise PlannerError(f"{where}: expected a mapping with the field weights, got {group!r:.60}")
+    bits, floating = weights.get("num_bits", 8), weights.get("type", "int") == "float"
+    size, inputs = weights.get("group_size"), group.get("input_activations")
+    strategy = str(weights.get("strategy") or ("group" if size else "tensor"))
+    if bits not in (4, 8) or not (size is None or isinstance(size, int)):
+        raise PlannerError(f"{where}, field weights.num_bits: expected 4 or 8, got {bits!r:.40}")
+    if floating and bits == 4:
+        scheme = SCHEMES["nvfp4" if size == 16 else "mxfp4"]
+        if not inputs:
+            scheme = Scheme(scheme.method, 4, "bf16", scheme.group, scheme.scale_bytes)
+    elif bits == 8 and (floating or inputs):
+        activation = ("fp8" if floating else "int8") if inputs else "bf16"
+        shape = {"channel": (1, 0), "block": (128, 128), "group": (1, size or 0)}.get(strategy, (0, 0))
+        scheme = Scheme("fp8" if floating else "int8", 8, activation, shape, 4)
+    else:
+        symmetric = weights.get("symmetric", True)
+        scheme = Scheme("compressed-tensors", bits, "bf16", (1, max(size or 0, 0)), 2, 0 if symmetric else bits)
+    targets = group.get("targets")
+    if targets is None:  # all of them, as in ModelOpt's own groups
+        return "", scheme
+    if not isinstance(targets, list) or not all(isinstance(item, str) for item in targets):
+        raise PlannerError(f"{where}, field targets: expected a list of names, got {targets!r:.60}")
+    return ("" if "Linear" in targets else _union(targets)), scheme
+
+
+def _union(patterns: list[str]) -> str:
+    """One regular expression for module names, globs and `re:` expressions, whatever wraps the decoder's path."""
+    return "|".join(dict.fromkeys(map(_expression, patterns)))
+
+
+_DIALECTS = (
+    (r"\bshared_expert\b", "shared_experts"), (r"\b(block_sparse_moe|feed_forward)\b", "mlp"),
+    (r"\bexperts\.\d+\b", "experts"), (r"\bw1$", "gate_proj"), (r"\bw2$", "down_proj"), (r"\bw3$", "up_proj"),
+)  # fmt: skip
+"""Module names that families spell in their own way, and the spelling of the building blocks."""
+
+
+def _bare(pattern: str) -> str:
+    """A module name or glob without what wraps the decoder, in the spelling of the building blocks."""
+    bare = re.sub(r"^(model\.|language_model\.|backbone\.|\*\.)+", "", pattern)
+    for theirs, ours in _DIALECTS:
+        bare = re.sub(theirs, ours, bare)
+    return bare
+
+
+def _expression(pattern: str) -> str:
+    if pattern.startswith("re:"):
+        return f"(?:{pattern[3:]})"
+    bare = re.escape(_bare(pattern)).replace(r"\*", ".*").replace("mixer", "(?:mixer|self_attn|mlp)")
+    return rf"(?:(?:^|\.){bare}(?:$|\.))"

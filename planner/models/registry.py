@@ -1,0 +1,388 @@
+"""Models by name, path or configuration: an architecture, how its weights are stored, and what was assumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from pydantic import Field
+
+from planner.core.catalog import Entry, entries
+from planner.core.quantities import PlannerError, did_you_mean
+from planner.models import quantization as q
+from planner.models.architecture import Architecture, Layer
+from planner.models.from_config import from_config
+
+DTYPES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+"""Bytes per element of the dtypes that weights and activations may have."""
+
+
+class ModelEntry(Entry):
+    """One model as people write it; the head of `catalogs/models.yaml` explains every field."""
+
+    base: str | None = None
+    aliases: tuple[str, ...] = ()
+    variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    config: dict[str, Any] = Field(default_factory=dict)
+    source: str
+    date: str
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """Every name of the entry called `key`."""
+        return (key, *self.aliases, *self.variants)
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model as an engine would load it."""
+
+    name: str
+    architecture: Architecture
+    quantization: q.Quantization = q.NONE
+    dtype: str = "bfloat16"
+    warnings: tuple[str, ...] = ()
+    inferred: bool = False  # the name alone says what it is and how it is stored
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes per element of what isn't quantized."""
+        return DTYPES[self.dtype]
+
+    @cached_property
+    def prefixes(self) -> tuple[str, ...]:
+        """A module path for every layer, "layers.3."; layers whose weights are stored alike share the first one's."""
+        alike: dict[Any, str] = {}
+        found = []
+        for index, layer in enumerate(self.architecture.layers):
+            prefix = f"layers.{index}."
+            formats = tuple(self.quantization.scheme(weight, prefix) for weight in layer.weights)
+            found.append(alike.setdefault((layer, formats), prefix))
+        return tuple(found)
+
+    @cached_property
+    def distinct_layers(self) -> Mapping[tuple[Layer, str], int]:
+        """Layers that differ, or are stored differently, with their place in the checkpoint -> how many there are."""
+        return Counter(zip(self.architecture.layers, self.prefixes, strict=True))
+
+    def __str__(self) -> str:
+        stored = "" if self.quantization.method == "none" else f", {self.quantization.method}"
+        return f"{self.name} ({self.architecture.params_total / 1e9:.2f} B parameters{stored})"
+
+
+def models() -> tuple[str, ...]:
+    """Names of the catalog's models."""
+    return tuple(_catalog()[0])
+
+
+def names() -> tuple[str, ...]:
+    """Every name that the catalog knows: its models, their aliases and their variants."""
+    return tuple(name for key, entry in _catalog()[0].items() for name in entry.names(key))
+
+
+def model(
+    source: str | Path | Mapping[str, Any], *, quantization: str | None = None, dtype: str | None = None
+) -> Model:
+    """The model called `source`, or described by a path to a `config.json` or by its content; it keeps that name.
+
+    Names are looked up in the catalog, in the local Hub cache, as a variant of a catalog model, then on the Hub.
+    `quantization` says how the engine shall store a checkpoint of 16 bits (FP8 may become NVFP4 too); for any other it
+    names the format that the checkpoint has, or leads to a published checkpoint that has it, whose name the model then
+    bears. `dtype` overrides what the configuration says. Raises `PlannerError`, also for a `quantization`
+    that contradicts the checkpoint.
+    """
+    if isinstance(source, Mapping):
+        found = _build(source, str(source.get("_name_or_path") or source.get("model_type") or "config"))
+    elif _is_file(path := Path(source)) or _is_file(path / "config.json"):
+        found = _build(_read(path), str(source))
+    elif not str(source).isprintable():
+        raise PlannerError(
+            f"model {str(source)!r:.80} has a character that cannot be printed; no model has such a name"
+        )
+    else:
+        found = _named(str(source))
+    if quantization is not None:
+        found = _stored_as(quantization, found)
+    if not found.quantization.schemes and (said := _said(found.name)[1]) not in (None, "none"):
+        note = f"{found.name} says {said}, and its configuration states no quantization: planned in {found.dtype}"
+        found = replace(found, warnings=(*found.warnings, f"{note}; add its hf_quant_config.json, or quantization"))
+    if dtype is not None and dtype != "auto":
+        if dtype not in DTYPES:
+            raise did_you_mean(dtype, (*DTYPES, "auto"), "dtype")
+        found = replace(found, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
+    return found
+
+
+def _stored_as(wanted: str, found: Model) -> Model:
+    """`found` in the format called `wanted`: as it is, converted, or another checkpoint of it; else refused."""
+    stored = found.quantization
+    if q.agrees(wanted, stored):
+        return found
+    converted = _converted(wanted, found)
+    if not stored.schemes or (found.inferred and converted.method == stored.method):  # more than the name said
+        return replace(found, quantization=converted)
+    if found.inferred and q.packs(wanted) and stored.method in ("gptq", "awq"):  # who packed it, the name didn't say
+        return replace(found, quantization=q.named("int4"))
+    if stored.method in ("fp8", "fp8_block") and stored.weight_bits == 8 and converted.method == "nvfp4":
+        note = f"{found.name} is stored in {stored.method}; planned with all its linear layers converted to {wanted}"
+        if published := _published(wanted, found):
+            note += f" ({published} keeps some as they were)"
+        return replace(found, quantization=converted, warnings=(*found.warnings, note))
+    if published := _published(wanted, found):
+        note = f"{found.name} is stored in {stored.method}; planned as {published}, which is what {wanted} asks for"
+        return replace(_entry(published), warnings=(*found.warnings, note))
+    raise PlannerError(
+        f"{found.name} is stored in {stored.method}, so quantization {wanted} would be another checkpoint: "
+        f"name that one, or leave quantization out"
+    )
+
+
+def _converted(wanted: str, found: Model) -> q.Quantization:
+    """The format called `wanted` on what of `found` it is used for: MXFP4 on the experts, where there are some."""
+    quantization = q.named(wanted)
+    dense = quantization.method == "mxfp4" and not found.architecture.is_moe
+    return q.named(wanted, (("", "mxfp4"),)) if dense else quantization
+
+
+def _published(wanted: str, found: Model) -> str | None:
+    """The catalog's checkpoint of the same model in the format called `wanted`."""
+    bare = _said(found.name)[0]
+    same = (name for name in names() if _said(name)[0] == bare)
+    return next((name for name in same if q.agrees(wanted, _entry(name).quantization)), None)
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _build(config: Mapping[str, Any], name: str, where: str = "config.json") -> Model:
+    architecture = from_config(config, where)
+    text = config.get("text_config")
+    inner = text if isinstance(text, Mapping) else {}
+    dtype = config.get("dtype") or config.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype")
+    dtype = str(dtype or "bfloat16").removeprefix("torch.")
+    if dtype not in DTYPES or dtype == "float32":  # vLLM's dtype "auto" casts FP32 checkpoints to 16 bit
+        dtype = "bfloat16"
+    return Model(name, architecture, q.from_config(config, where), dtype, architecture.warnings)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    path = path / "config.json" if path.is_dir() else path
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise PlannerError(f"cannot read {path} as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise PlannerError(f"{path}: expected a mapping of fields, got {type(config).__name__}")
+    beside = path.parent / "hf_quant_config.json"
+    if not config.get("quantization_config") and beside.is_file() and beside != path:
+        try:
+            config["quantization_config"] = json.loads(beside.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise PlannerError(f"cannot read {beside} as JSON: {error}") from None
+    return config
+
+
+@cache
+def _catalog() -> tuple[dict[str, ModelEntry], dict[str, str]]:
+    """Entries by name, and every known name by its folded form, with and without its maker."""
+    found = entries("models.yaml", ModelEntry)
+    known = [name for key, entry in found.items() for name in entry.names(key)]
+    folded = {_squash(_fold(name)): name for name in known}
+    for name in known:
+        folded.setdefault(_squash(_fold(name.split("/")[-1])), name)
+    return found, folded
+
+
+def _fold(name: str) -> str:
+    """A name without its case, spaces, and what stands in brackets."""
+    return re.sub(r"[\s_]+", "-", re.sub(r"\(.*?\)", "", name).strip().casefold())
+
+
+def _squash(name: str) -> str:
+    """A folded name without its dashes: "llama3.1-8b" and "llama-3.1-8b" are the same."""
+    return name.replace("-", "")
+
+
+@cache
+def _entry(name: str) -> Model:
+    """The catalog's model `name`: its bases' configurations, then its entry's, then its own, one over the other."""
+    catalog, _ = _catalog()
+    if name not in catalog:
+        key = next(key for key, entry in catalog.items() if name in entry.names(key))
+        if name not in catalog[key].variants:
+            return replace(_entry(key), name=name)
+        overlay = catalog[key].variants[name]
+        return _build(_over(_config(key), overlay), name, f"models.yaml, entry {key}, variant {name}")
+    return _build(_config(name), name, f"models.yaml, entry {name}")
+
+
+def _config(key: str) -> dict[str, Any]:
+    """The configuration of the catalog's entry `key`, over those that it is based on."""
+    catalog, _ = _catalog()
+    chain = [catalog[key]]
+    while (base := chain[-1].base) is not None:
+        if base not in catalog or len(chain) > 8:
+            raise PlannerError(f"models.yaml, entry {key}, field base: {did_you_mean(base, catalog, 'model')}")
+        chain.append(catalog[base])
+    config: dict[str, Any] = {}
+    for entry in reversed(chain):
+        config = _over(config, entry.config)
+    return config
+
+
+def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """`under` with the fields of `over`, nested configurations field by field; a quantization is replaced whole."""
+    merged = dict(under)
+    for key, value in over.items():
+        below = merged.get(key)
+        if isinstance(value, Mapping) and isinstance(below, Mapping) and key != "quantization_config":
+            value = _over(below, value)
+        merged[key] = value
+    return merged
+
+
+_FORMATS = (
+    (r"mxfp8", "mxfp8"), (r"nvfp4|fp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8[-_](dynamic|static|kv)", "fp8_channel"),
+    (r"fp8", "fp8"), (r"gptq(-?marlin)?(-?int4|-?4bit)?", "gptq"), (r"awq(-?int4|-?4bit)?", "awq"),
+    (r"bnb-4bit|bnb|bitsandbytes", "bitsandbytes"), (r"quantized\.w4a16|w4a16|int4|4bit|autoround", "int4"),
+    (r"quantized\.w8a8|w8a8|int8", "int8"), (r"bf16|bfloat16|fp16", "none"),
+)  # fmt: skip
+"""How names say the format of a quantized copy, and the format."""
+_DRESS = r"^meta-|-(instruct|chat|it|hf|base|thinking|mtp|reasoning|preview|\d{4})(?=-|$)"
+"""What names add that doesn't change any shape."""
+_VERSION = r"-v\d+(\.\d+)?(?=-|$)"
+_OTHER = r"v\d|.*\b(vl|vision|omni|audio|asr|embed\w*|rerank\w*|reward|eagle\w*|medusa|dflash|dspark|draft\w*)\b"
+"""What follows a known name in the name of something else."""
+_BLOCK_FP8 = ("qwen", "zai-org", "deepseek-ai", "minimaxai", "moonshotai", "stepfun-ai", "xiaomimimo")
+"""Makers whose own FP8 releases scale blocks of 128 x 128."""
+
+
+@cache
+def _named(name: str) -> Model:
+    _, folded = _catalog()
+    if (known := folded.get(_squash(_fold(name)))) is not None:
+        found = _entry(known)
+        read = (f"{name} is read as {known}",) if name.casefold() != known.casefold() else ()
+        return found if name == known else replace(found, name=name, warnings=(*found.warnings, *read))
+    if (config := _cached(name)) is not None:
+        return _build(config, name)
+    if (variant := _variant(name)) is not None:
+        return variant
+    if (config := _download(name)) is not None:
+        return _build(config, name)
+    error = did_you_mean(name, names(), "model")
+    network = "" if _online() else ", or a network to ask the Hub for it"
+    raise PlannerError(f"{error}; the path of its config.json would do as well{network}")
+
+
+def repository(name: str) -> str:
+    """The Hub repository of the model called `name`, where the catalog knows it by more than its short name."""
+    return name if "/" in name else _catalog()[1].get(_squash(_fold(name)), name)
+
+
+@cache
+def _said(name: str) -> tuple[str, str | None]:
+    """The folded name without its maker and without what it says of the format, and that format."""
+    bare, said = _fold(name.rstrip("/").removesuffix("/config.json").removesuffix(".json")).split("/")[-1], None
+    for pattern, spelled in _FORMATS:
+        stripped = re.sub(rf"[-.]({pattern})(-v\d(?=-|$))?(?=[-.]|$)", "", bare)
+        if stripped != bare:
+            bare, said = stripped, said or spelled
+    return bare, said
+
+
+@cache
+def _undressed() -> dict[str, str]:
+    """Known names by what is left of them without what doesn't change a shape; a size may do without its version."""
+    plain: dict[str, str] = {}
+    for name in reversed(names()):
+        bare = re.sub(_DRESS, "", _fold(name).split("/")[-1])
+        plain[bare] = name
+        if re.search(r"\d[bm](-|$)", bare):
+            plain.setdefault(re.sub(_VERSION, "", bare), name)
+    return plain
+
+
+def _variant(name: str) -> Model | None:
+    """A catalog model under a dressed-up name, or a quantized copy of one: its base, with what the name says.
+
+    NVFP4 copies leave alone what NVIDIA's own do: all but the routed experts of an MoE model (Kimi-K2.6-NVFP4,
+    Qwen3.5-397B-A17B-NVFP4), the recurrent mixers of a hybrid.
+    """
+    if unknown := re.search(r"[-.](gguf|ggml|exl[23]|mlx)(?=[-.]|$)", _fold(name)):
+        raise PlannerError(f"{name}: {unknown[1]} checkpoints are not planned for; {', '.join(q.SCHEMES)} are")
+    bare, wanted = _said(name)
+    if wanted == "fp8" and _fold(name).split("/")[0] in _BLOCK_FP8:
+        wanted = "fp8_block"
+    plain, undressed = re.sub(_DRESS, "", bare), _undressed()
+    squashed = {_squash(alias): known for alias, known in undressed.items()}
+    exact = _catalog()[1].get(_squash(bare)) or squashed.get(_squash(plain))
+    begins = [alias for alias in undressed if plain.startswith(f"{alias}-") and re.search(r"\d[bm](-|$)", alias)]
+    longest = max(begins, key=len, default="")
+    if exact is None and (not longest or re.match(_OTHER, plain[len(longest) + 1 :])):
+        return None
+    known = exact or undressed[longest]
+    base = _entry(known)
+    derived = "planned as" if exact else "taken for a derivative of"
+    note, quantization = f"{name} is not in the catalog; {derived} {known}", base.quantization
+    bits = q.named(wanted).weight_bits if wanted else 0
+    if wanted is not None and not (q.agrees(wanted, quantization) and bits == quantization.weight_bits):
+        targets: tuple[tuple[str, str], ...] = ()
+        if wanted == "nvfp4" and base.architecture.is_moe:
+            targets = ((q.EXPERTS, "nvfp4"),)
+        elif wanted == "nvfp4" and base.architecture.is_hybrid:
+            targets = ((r"^(?!.*(linear_attn|mixer))", "nvfp4"),)
+        quantization = q.named(wanted, targets) if targets else _converted(wanted, base)
+        stored = "16-bit" if wanted == "none" else wanted
+        note += f" with {stored} {'experts' if base.architecture.is_moe and targets else 'weights'}"
+    warnings = (*base.warnings, note)
+    return replace(base, name=name, quantization=quantization, warnings=warnings, inferred=True)
+
+
+def _cached(name: str) -> dict[str, Any] | None:
+    """The newest `config.json` of the repository `name` in the local Hub cache."""
+    home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
+    cache_dir = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
+    found = sorted(cache_dir.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json"), key=os.path.getmtime)
+    return _read(found[-1]) if found else None
+
+
+@cache
+def _online() -> bool:
+    """The Hub answers; asked once, so that a planner without a network doesn't wait for every unknown name."""
+    from huggingface_hub import constants
+
+    try:
+        socket.create_connection((urlsplit(constants.ENDPOINT).hostname or "", 443), timeout=2).close()
+    except OSError:
+        return False
+    return not constants.HF_HUB_OFFLINE
+
+
+def _download(name: str) -> dict[str, Any] | None:
+    """`config.json` from the Hub; None without a network or repository."""
+    if name.count("/") != 1 or not _online():
+        return None
+    from huggingface_hub import hf_hub_download
+
+    try:
+        path = Path(hf_hub_download(name, "config.json", etag_timeout=3))
+    except Exception:
+        return None
+    with suppress(Exception):  # most checkpoints have none
+        hf_hub_download(name, "hf_quant_config.json", etag_timeout=3)
+    return _read(path)

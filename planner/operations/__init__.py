@@ -1,0 +1,1 @@
+"""From a plan to files, and from measurements back to the plan."""

@@ -1,0 +1,180 @@
+"""The answer to a scenario: a dozen lines for a person, `plan.json`, and the files that start and watch the plan."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from planner.core.quantities import Interval, PlannerError, aligned
+from planner.facts.prices import price_per_hour
+from planner.latency.performance import LATENCIES, POINTS, Performance
+from planner.operations.launch import FILES, documents, file_names, launch
+from planner.planning.candidate import Candidate, asked_rps, describe, free_share, held, milliseconds, run_hours
+from planner.planning.scenario import Scenario, Target
+from planner.planning.search import Plan
+
+EXIT = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
+"""What `planner plan` ends with."""
+
+
+def answer(plan: Plan) -> dict[str, Any]:
+    """`plan.json`: times in ms, null where there is none; a figure is [middle, low, high] with its 80 % interval.
+
+    Where nothing meets the service level the figures are those of the plan that comes nearest.
+    """
+    best, scenario = plan.best, plan.scenario
+    found: dict[str, Any] = {"scenario": scenario.name, "verdict": plan.verdict, "reasons": list(plan.reasons)}
+    found |= figures(scenario, best) if best else {"model": scenario.model}
+    found |= {"binding": {"constraint": plan.binding.constraint, "sentence": plan.binding.sentence}}
+    found |= {"runner_up": figures(scenario, plan.runner_up) if plan.runner_up else None}
+    found |= {"rejected": dict(Counter(rejection.bottleneck for rejection in plan.rejected))}
+    found |= {"assumptions": list(scenario.assumptions), "notes": list(plan.notes)}
+    found |= {"command": launch(plan.chosen.prediction).command if plan.chosen else None}
+    return found | {"files": file_names(plan.chosen.prediction) if plan.chosen else []}
+
+
+def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
+    """What one candidate is and does, as `plan.json` has it."""
+    deployment, prediction = candidate.deployment, candidate.prediction
+    layout, args, price = deployment.layout, deployment.args, price_per_hour(deployment.gpu, scenario.prices)
+    drafting, performance, cost = deployment.speculation, prediction.performance, prediction.cost
+    shown: dict[str, Any] = {
+        "model": scenario.model,
+        "checkpoint": deployment.model.name,
+        "quantization": deployment.model.quantization.method,
+        "kv_cache_dtype": args.kv_cache_dtype or "auto",
+        "engine": deployment.engine.name,
+        "engine_version": deployment.engine.version,
+        "gpu": deployment.gpu.name,
+        "gpus": layout.gpus,
+        "gpus_rented": layout.gpus,
+        "layout": {size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")},
+        "pools": None,
+        "engine_args": {name: value for name, value in vars(args).items() if value is not None},
+        "speculation": drafting
+        and {
+            "method": drafting.method,
+            "num_speculative_tokens": drafting.num_speculative_tokens,
+            "acceptance_rate": drafting.acceptance_rate,
+            "draft_model": drafting.draft.name if drafting.draft else None,
+        },
+        "usd_per_hour": _triple(prediction.usd),
+        "price_source": str(price) if price else None,
+        "usd_per_mtok_output": _triple(cost.usd_per_million_output_tokens if cost else None),
+        "power_w": None,
+    }
+    return shown | (_loaded(scenario, candidate, performance) if performance else {"predicted": None})
+
+
+def _loaded(scenario: Scenario, candidate: Candidate, performance: Performance) -> dict[str, Any]:
+    """The part under load."""
+    most, planned = performance.capacity, asked_rps(scenario, candidate.prediction)
+    return {
+        "predicted": {
+            **{f"{name}_ms": _latency(getattr(performance, name)) for name in LATENCIES},
+            "output_tps": _triple(performance.output_tps),
+            "request_tps": _triple(performance.request_tps),
+            "kv_usage": performance.kv_usage,
+            "kv_usage_p99": performance.kv_usage_p99,
+            "preemptions_per_request": performance.preemptions,
+            "decode_batch_mean": performance.decode_batch,
+            "requests_replayed": performance.requests,
+        },
+        "service_level": [
+            {
+                "metric": target.metric,
+                "percentile": target.percentile,
+                "limit_ms": target.seconds * 1e3,
+                "predicted_ms": _triple(getattr(performance, target.metric)[target.percentile] * 1e3),
+                "holds": not getattr(performance, target.metric)[target.percentile].mid > target.seconds,
+            }
+            for target in scenario.service_level
+        ],
+        "refused_share": candidate.prediction.refused,
+        "capacity_rps": _triple(most),
+        "planned_rps": planned,
+        "headroom": free_share(scenario, candidate.prediction),
+    }
+
+
+def _latency(values: Mapping[str, Interval]) -> dict[str, list[float] | None]:
+    return {point: _triple(values[point] * 1e3) for point in POINTS}
+
+
+def _triple(value: Interval | None) -> list[float] | None:
+    """[middle, low, high]; nothing where there is no figure."""
+    return None if value is None or math.isnan(value.mid) else [value.mid, value.lo, value.hi]
+
+
+SAID = {"holds": "holds", "at_risk": "holds, but at risk", "nothing_meets": "nothing meets the service level"}
+
+
+def told(plan: Plan) -> str:
+    """The answer in a dozen lines."""
+    scenario, best = plan.scenario, plan.best
+    lines = [("Question", scenario.question.strip()), ("Verdict", SAID[plan.verdict])]
+    if best is None or best.prediction.performance is None:
+        return aligned([*lines, ("Why", plan.binding.sentence)])
+    found, memory = best.prediction.performance, best.prediction.memory
+    lines.append(("Run" if plan.chosen else "Nearest", f"{scenario.model} on {describe(best.deployment)}"))
+    if plan.chosen:
+        lines.append(("Command", launch(best.prediction).line))
+    if cost := best.prediction.cost:
+        tokens = f"at the first price ${cost.usd_per_million_output_tokens:.2f} a million output tokens"
+        if hours := run_hours(scenario, best):
+            tokens += f", ${hours * cost.usd_per_hour:,.2f} for all of it in {hours:.3g} hours"
+        lines.append(("Cost", f"${best.prediction.usd:,.2f} an hour; {tokens}"))
+    lines += [_promise(target, found) for target in scenario.service_level]
+    if found.capacity:
+        spare = free_share(scenario, best.prediction) or 0.0
+        free = f"{spare:.0%} free" if spare >= 0 else "overloaded"
+        asked = f"at {asked_rps(scenario, best.prediction):.3g} (asked for: {scenario.headroom:.0%} free)"
+        lines.append(("Capacity", f"{found.capacity:.3g} requests/s, {free} {asked}"))
+    lines.append(("Memory", f"{memory.pool.kv_tokens:,} tokens of KV cache an engine, {found.kv_usage:.0%} in use"))
+    lines += [("Reason", reason) for reason in plan.reasons]
+    lines += [("Limited by", plan.binding.sentence)] if plan.chosen else []
+    others = {"Runner-up": plan.runner_up, "Safer": None if plan.safer is plan.runner_up else plan.safer}
+    lines += [(name, str(other)) for name, other in others.items() if other]
+    lines += [("Assumed", text) for text in scenario.assumptions]
+    lines.append(("How sure", f"80 % intervals, {found.how}; step costs: {found.basis}"))
+    return aligned(lines)
+
+
+def _promise(target: Target, found: Performance) -> tuple[str, str]:
+    """What becomes of a promise, with its name."""
+    value = getattr(found, target.metric)[target.percentile]
+    limit = milliseconds(target.seconds)
+    if math.isnan(value.mid):
+        return target.name, f"none, as answers have one token; promised {limit}"
+    state = held(target, value)
+    shown = f"{value * 1e3:,.0f} ms" if state != "broken" else milliseconds(value.mid, target.seconds)
+    return target.name, f"{shown}, promised {limit}: {state}"
+
+
+def files(plan: Plan) -> dict[str, str]:
+    """File name -> text of what goes with the plan; nothing where there is none."""
+    return documents(plan.chosen.prediction, plan.scenario.service_level) if plan.chosen else {}
+
+
+def write(plan: Plan, out: Path) -> tuple[str, ...]:
+    """Write `plan.json` and the plan's files into `out`, each whole or not at all; their names."""
+    texts = {**files(plan), "plan.json": json.dumps(answer(plan), indent=2, allow_nan=False) + "\n"}
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlannerError(f"cannot write into {out}: {error.strerror or error}") from None
+    for name, text in texts.items():
+        part = out / f".{name}.{os.getpid()}"
+        try:
+            part.write_text(text, encoding="utf-8")
+            part.replace(out / name)
+        finally:
+            part.unlink(missing_ok=True)
+    for name in set(FILES) - set(texts):  # of an earlier plan
+        (out / name).unlink(missing_ok=True)
+    return tuple(texts)

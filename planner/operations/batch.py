@@ -1,0 +1,203 @@
+"""`planner predict`: a CSV of deployments in, a CSV of predictions out, row for row."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from planner.core.quantities import GIB, Interval, PlannerError
+from planner.facts.coefficients import Calibration
+from planner.facts.deployment import Deployment
+from planner.facts.workload import Workload
+from planner.latency.calibration import calibrated_by, own_calibrations
+from planner.latency.performance import LATENCIES, POINTS
+from planner.memory.budget import memory_of
+from planner.memory.limits import longest_model_len
+from planner.operations.batch_columns import (
+    ENGINE_ARGS,
+    POOL_SIZES,
+    read_cells,
+    read_deployment,
+    read_model,
+    read_workload,
+)
+from planner.planning.disaggregated import evaluate_disaggregated
+from planner.planning.prediction import RATES, Prediction, predict
+
+if TYPE_CHECKING:
+    from planner.planning.search import Plan
+
+_LATENCIES = tuple(f"{m}_ms_{q}" for m in LATENCIES for q in POINTS)
+_SCORED = ("kv_available_gib", "max_concurrency_x", "ttft_ms_mean", "ttft_ms_p99", "tpot_ms_mean", "tpot_ms_p99",
+           "output_tps", "e2e_ms_mean", "e2e_ms_p99", "capacity_rps", "power_w_per_gpu")  # fmt: skip
+OUTPUTS = (
+    "id", "status", "error", "params_total", "params_active", "weights_gib", "activation_gib", "cudagraph_gib",
+    "non_torch_gib", "kv_available_gib", "kv_bytes_per_token", "state_bytes_per_seq", "num_gpu_blocks", "block_size",
+    "bytes_per_block", "kv_tokens", "max_concurrency_x", *_LATENCIES, "output_tps", "total_tps", "request_tps",
+    "output_tps_per_gpu", "preemptions_per_request", "kv_usage_p99", "queue_ms_p99", "decode_batch_mean",
+    "spec_speedup", "usd_per_mtok_output", "usd_per_hour", "power_w_per_gpu", "joules_per_output_token", "start_up_s",
+    "capacity_rps", *(f"{name}_{end}" for name in _SCORED for end in ("lo", "hi")), "calibration", "warnings",
+)  # fmt: skip
+"""Every output column, in order.
+
+`kv_bytes_per_token` is what one more token of a long context costs on one GPU: layers with a sliding window, whose
+cache has stopped growing by then, are left out (gemma-3-27b in BF16: 81,920 bytes; with its windowed layers 507,904,
+which is what vLLM's specs of all layers add up to and what tokens cost until the windows are full). Windows and states
+are counted in `num_gpu_blocks`, `bytes_per_block` and `max_concurrency_x`. Power, energy and start-up time are not
+predicted yet: their cells stay empty.
+"""
+
+
+def predict_file(rows_csv: str | Path, out_csv: str | Path, calibration: Path | None = None) -> int:
+    """Predict every row of `rows_csv` into `out_csv`; 0 when all were answered, 1 when some failed.
+
+    A calibration file of one's own comes before the catalog's. Raises `PlannerError` (the command's exit code 2) when a
+    file cannot be read or written, or has no usable header.
+    """
+    if Path(rows_csv).resolve() == Path(out_csv).resolve():
+        raise PlannerError(f"{rows_csv} would be overwritten by its own predictions: give --out another name")
+    source, own = Path(rows_csv), own_calibrations(calibration) if calibration else {}
+    try:
+        with source.open(newline="", encoding="utf-8-sig") as file:
+            lines = list(csv.reader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        raise PlannerError(f"cannot read {source}: {getattr(error, 'strerror', None) or error}") from None
+    header = [name.strip() for name in lines[0]] if lines else []
+    if "gpu" not in header or not {"model", "model_config"} & set(header):
+        raise PlannerError(f"{source.name}: line 1 must name the columns, among them gpu and model (or model_config)")
+    if twice := next((name for name in header if name and header.count(name) > 1), None):
+        raise PlannerError(f"{source.name}: the column {twice} occurs twice")
+    answers = [predict_row(dict(zip(header, line, strict=False)), source.parent, len(line) - len(header), own)
+               for line in lines[1:] if line]  # fmt: skip
+    try:
+        with Path(out_csv).open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, OUTPUTS, restval="")
+            writer.writeheader()
+            writer.writerows({name: _written(value) for name, value in answer.items()} for answer in answers)
+    except OSError as error:
+        raise PlannerError(f"cannot write {out_csv}: {error.strerror or error}") from None
+    return int(any(answer["status"] == "error" for answer in answers))
+
+
+def predict_row(
+    row: Mapping[str, str], folder: Path = Path(), surplus: int = 0, own: Mapping[str, Calibration] | None = None
+) -> dict[str, object]:
+    """One row of the output for one of the input; paths in it are relative to `folder`.
+
+    `own` calibrations, by GPU, come before the catalog's.
+    """
+    answer: dict[str, object] = {"id": row.get("id", "")}
+    try:
+        if surplus > 0:
+            raise PlannerError(f"the row has {surplus} more cells than the header has columns")
+        cells, notes = read_cells(row)
+        workload = read_workload(cells, folder, notes)
+        served = read_model(cells, folder)
+        pools = [pool for pool in ("prefill", "decode") if any(f"{pool}_{size}" in cells for size in POOL_SIZES)]
+        if len(pools) == 1:
+            raise PlannerError(f"only the {pools[0]} pool is given; disaggregated serving needs both pools' sizes")
+        deployments = [read_deployment(served, cells, folder, notes, pool) for pool in pools or [""]]
+        if own:
+            deployments = [replace(found, engine=calibrated_by(found.engine, own)) for found in deployments]
+        if workload is None:
+            found = Prediction(deployments[-1], None, memory_of(deployments[-1]), None, None)
+            return answer | _columns(found) | {"warnings": ";".join((*notes, *found.warnings))}
+        if "max_model_len" not in cells:
+            deployments = [that_starts(deployment, workload, notes) for deployment in deployments]
+        if pools:
+            found = evaluate_disaggregated(deployments[0], deployments[1], workload)
+        else:
+            found = predict(deployments[0], workload)
+    except PlannerError as error:
+        return {**answer, "status": "error", "error": str(error)}
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one odd row must not end the others
+        return {**answer, "status": "error", "error": f"this row cannot be planned ({type(error).__name__}: {error})"}
+    return answer | _columns(found) | {"warnings": ";".join((*notes, *found.warnings))}
+
+
+def that_starts(deployment: Deployment, workload: Workload, notes: list[str]) -> Deployment:
+    """`deployment`, with the largest max_model_len that fits where the model's own does not, but the workload does."""
+    memory = memory_of(deployment)
+    longest = longest_model_len(memory)[1]
+    if memory.pool.max_concurrency_x >= 1 or longest < workload.total_quantile(1.0):
+        return deployment
+    notes.append(f"max_model_len {deployment.args.max_model_len:,} does not fit: planned with {longest:,}")
+    return replace(deployment, args=replace(deployment.args, max_model_len=longest))
+
+
+def _columns(found: Prediction) -> dict[str, object]:
+    """The output columns of one prediction."""
+    memory, pool, architecture = found.memory, found.memory.pool, found.deployment.model.architecture
+    performance = found.performance
+    columns: dict[str, object] = {
+        "status": "ok", "params_total": architecture.params_total, "params_active": architecture.params_active,
+        **{f"{part}_gib": getattr(memory, part) / GIB for part in ("weights", "activation", "cudagraph", "non_torch")},
+        "kv_available_gib": memory.kv_available / GIB, "kv_bytes_per_token": pool.kv_bytes_per_token,
+        "state_bytes_per_seq": pool.state_bytes_per_seq, "num_gpu_blocks": pool.num_blocks,
+        "block_size": pool.block_size, "bytes_per_block": pool.bytes_per_block, "kv_tokens": pool.kv_tokens,
+        "max_concurrency_x": memory.max_concurrency, "usd_per_hour": found.usd_per_hour,
+    }  # fmt: skip
+    if performance is None:
+        if found.workload is not None or memory.status == "does_not_fit":
+            columns |= {"status": "does_not_fit", "error": ". ".join(filter(None, (memory.reason, memory.remedy)))}
+        return _with_intervals(columns)
+    for name in _LATENCIES:
+        metric, _, quantile = name.split("_")
+        columns[name] = getattr(performance, metric)[quantile] * 1e3
+    columns |= {name: getattr(performance, name) for name in RATES}
+    columns |= {
+        "output_tps_per_gpu": performance.output_tps / found.gpus, "preemptions_per_request": performance.preemptions,
+        "kv_usage_p99": performance.kv_usage_p99 or performance.kv_usage, "queue_ms_p99": performance.queue * 1e3,
+        "decode_batch_mean": performance.decode_batch, "spec_speedup": found.speedup, "calibration": performance.basis,
+        "usd_per_mtok_output": found.cost and found.cost.usd_per_million_output_tokens,
+        "capacity_rps": performance.capacity,
+    }  # fmt: skip
+    return _with_intervals(columns)
+
+
+def _with_intervals(columns: Mapping[str, object]) -> dict[str, object]:
+    """Intervals as their middles, and the scored ones' ends beside them."""
+    scored = {name: value for name in _SCORED if isinstance(value := columns.get(name), Interval)}
+    ends = {f"{name}_{end}": getattr(value, end) for name, value in scored.items() for end in ("lo", "hi")}
+    return {name: value.mid if isinstance(value, Interval) else value for name, value in columns.items()} | ends
+
+
+def _written(value: object) -> str:
+    """A cell: whole numbers in full, others to seven digits, nothing for what is unknown or unbounded."""
+    if isinstance(value, float):
+        return f"{value:.7g}" if math.isfinite(value) else ""
+    return "" if value is None else str(value)
+
+
+def rows_for(plan: Plan) -> list[dict[str, str]]:
+    """The chosen deployment of `plan` as a row for `predict_file`, which then gives the plan's own figures.
+
+    Empty when nothing was chosen. Prices are the catalog's there, not the scenario's.
+    """
+    if plan.chosen is None:
+        return []
+    deployment, workload, scenario = plan.chosen.deployment, plan.chosen.prediction.workload, plan.scenario
+    assert workload is not None
+    wanted = next(candidate for candidate in scenario.gpus if candidate.gpu == deployment.gpu)
+    layout, args, trace = deployment.layout, deployment.args, scenario.workload.trace
+    row: dict[str, object] = {
+        "id": scenario.name, "model": scenario.model, "gpu": deployment.gpu.name, "engine": deployment.engine.name,
+        "engine_version": deployment.engine.version, "interconnect": wanted.interconnect,
+        "gpus_per_node": wanted.gpus_per_node, "quantization": scenario.quantizations[plan.chosen.preference[0]],
+        **{size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")},
+        **{name: getattr(args, name) for name in ENGINE_ARGS}, "other_tenants_gib": deployment.other_tenants / GIB,
+        "request_rate": workload.rate, "concurrency": workload.concurrency, "burstiness": workload.burstiness,
+        "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
+        "num_prompts": workload.num_prompts, "trace": trace and trace.path.absolute(),
+    }  # fmt: skip
+    for name, lengths in (("isl", workload.prompt), ("osl", workload.output)):  # a trace's lengths were not asked for
+        row |= {name if what == "mean" else f"{name}_{what}": value for what, value in lengths.asked.items()}
+    given = scenario.speculation
+    if given and deployment.speculation:
+        row |= {"speculative_method": given.method, "num_speculative_tokens": given.num_speculative_tokens}
+        row |= {"acceptance_rate": given.acceptance_rate, "draft_model": given.draft_model}
+    return [{name: str(value) for name, value in row.items() if value is not None}]

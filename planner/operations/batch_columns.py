@@ -1,0 +1,236 @@
+"""A row of the batch interface as a deployment and a workload: which columns there are, and how a cell is read."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.deployment import Deployment, Speculation, deploy_on
+from planner.facts.engines import behind_dynamo, unsupported
+from planner.facts.gpus import gpu
+from planner.facts.workload import Lengths, Workload, read_trace
+from planner.memory.budget import memory_of
+from planner.models.registry import Model, model
+from planner.parallelism.layouts import refuse
+
+Cell = Any
+"""Text, a number or a truth value, as its column says."""
+
+
+def _number(cell: str, low: float, high: float = math.inf, whole: bool = False) -> float:
+    """The number in a cell; `ValueError` outside [low, high] or where a whole one is wanted."""
+    number = float(cell)
+    if not low <= number <= high or (whole and number != math.floor(number)):
+        raise ValueError
+    return number
+
+
+_FLAGS = {"true": True, "1": True, "1.0": True, "yes": True, "false": False, "0": False, "0.0": False, "no": False}
+_READ: dict[str, tuple[Callable[[str], Cell], str]] = {
+    "text": (str, "text"),
+    "flag": (lambda cell: _FLAGS[cell.casefold()], "true or false"),
+    "size": (lambda cell: int(_number(cell, 1, 2**40, whole=True)), "a whole number from 1"),
+    "count": (lambda cell: int(_number(cell, 0, 2**40, whole=True)), "a whole number from 0"),
+    "positive": (lambda cell: _number(cell, 1e-9, 1e12), "a number above 0"),
+    "rate": (lambda cell: _number(cell, 1e-9), "a number above 0, or inf"),
+    "amount": (lambda cell: _number(cell, 0, 1e12), "a number from 0"),
+    "share": (lambda cell: _number(cell, 0, 1), "a number from 0 to 1"),
+}
+"""How a cell is read, and what is accepted in words."""
+POOL_SIZES = ("workers", "tp", "dp", "ep")
+ENGINE_ARGS = {
+    "kv_cache_dtype": "text", "block_size": "size", "gpu_memory_utilization": "share", "max_model_len": "size",
+    "max_num_seqs": "size", "max_num_batched_tokens": "size", "enforce_eager": "flag", "enable_prefix_caching": "flag",
+    "enable_chunked_prefill": "flag", "max_loras": "count", "max_lora_rank": "size", "async_scheduling": "flag",
+    "long_prefill_token_threshold": "count", "scheduling_policy": "text",
+}  # fmt: skip
+INPUTS = {
+    **dict.fromkeys(("id", "model", "model_config", "gpu", "interconnect", "engine", "engine_version"), "text"),
+    **dict.fromkeys(("dtype", "quantization", "speculative_method", "draft_model", "draft_model_config"), "text"),
+    "trace": "text",
+    **dict.fromkeys(("tp", "pp", "dp", "ep", "dcp", "replicas", "gpus_per_node", "num_speculative_tokens"), "size"),
+    **dict.fromkeys((f"{pool}_{size}" for pool in ("prefill", "decode") for size in POOL_SIZES), "size"),
+    **dict.fromkeys(("concurrency", "num_prompts"), "size"), "prefix_tokens": "count", **ENGINE_ARGS,
+    **dict.fromkeys(("isl", "osl", "isl_p50", "isl_p95", "isl_max", "osl_p50", "osl_p95", "osl_max"), "positive"),
+    **dict.fromkeys(("gpu_total_gib", "gpu_free_gib", "weight_bits", "burstiness"), "positive"), "request_rate": "rate",
+    "other_tenants_gib": "amount",
+    **dict.fromkeys(("acceptance_rate", "length_range_ratio", "prefix_hit_rate"), "share"),
+}  # fmt: skip
+"""Every input column and how its cells are read. isl_p50, isl_max, osl_p50 and osl_max bend a lognormal (`Lengths`)."""
+
+
+def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Cell], list[str]]:
+    """The filled cells of known columns, read; and notes on columns that look misspelt."""
+    cells: dict[str, Cell] = {}
+    notes = []
+    for name, text in row.items():
+        if name not in INPUTS:
+            near = difflib.get_close_matches(name, INPUTS, n=1, cutoff=0.85)
+            notes += [f"column {name} is ignored, did you mean {near[0]}?"] if near else []
+        elif text.strip():
+            read, accepted = _READ[INPUTS[name]]
+            try:
+                cells[name] = read(text.strip())
+            except (ValueError, KeyError, OverflowError):
+                raise PlannerError(f"{name}: expected {accepted}, got {text.strip()!r}") from None
+    return cells, notes
+
+
+def read_model(cells: Mapping[str, Cell], folder: Path, prefix: str = "") -> Model:
+    """The model (or, with the prefix "draft_", the draft) that a row names."""
+    name, config = cells.get(f"{prefix}model"), cells.get(f"{prefix}model_config")
+    if config is not None and not (folder / str(config)).exists():
+        raise PlannerError(f"{prefix}model_config: there is no file {config} in {folder}")
+    if config is None and name is None:
+        raise PlannerError(f"{prefix}model (or {prefix}model_config) is missing")
+    source = str(folder / str(config)) if config is not None else str(name)
+    if prefix:
+        return _known(source)
+    bits, stored, dtype = cells.get("weight_bits"), cells.get("quantization"), cells.get("dtype")
+    found = _known(source, stored and str(stored), dtype and str(dtype))
+    if bits is None or bits == found.quantization.weight_bits:
+        return replace(found, name=str(name)) if name is not None else found
+    if stored is None:
+        stored = {16: "none", 8: "int8", 4: "awq"}.get(int(bits))
+        if stored is None:
+            raise PlannerError(f"weight_bits: 16, 8 or 4 are known without a quantization, got {bits:g}")
+        found = _known(source, stored, dtype and str(dtype))
+    if found.quantization.schemes and bits != found.quantization.weight_bits:
+        schemes = tuple((where, replace(scheme, bits=float(bits))) for where, scheme in found.quantization.schemes)
+        found = replace(found, quantization=replace(found.quantization, schemes=schemes))
+    return replace(found, name=str(name)) if name is not None else found
+
+
+def _known(source: str, quantization: str | None = None, dtype: str | None = None) -> Model:
+    found = _asked_once(source, quantization, dtype)
+    if isinstance(found, PlannerError):
+        raise found
+    return found
+
+
+@cache
+def _asked_once(source: str, quantization: str | None, dtype: str | None) -> Model | PlannerError:
+    """The model, or why there is none: an unknown name is looked up once, not once a row."""
+    try:
+        return model(source, quantization=quantization, dtype=dtype)
+    except PlannerError as error:
+        return error
+
+
+def read_deployment(
+    served: Model, cells: Mapping[str, Cell], folder: Path, notes: list[str], pool: str = ""
+) -> Deployment:
+    """What a row deploys: all of it, or its "prefill" or "decode" pool."""
+    if "gpu" not in cells:
+        raise PlannerError("gpu is missing")
+    sizes = {name: cells[name] for name in ("tp", "pp", "dp", "ep", "dcp", "replicas") if name in cells}
+    if pool:
+        sizes = {size: cells[f"{pool}_{size}"] for size in POOL_SIZES if f"{pool}_{size}" in cells}
+        sizes["replicas"] = sizes.pop("workers", 1)
+    sizes = _as_meant(sizes, served, cells, notes, squared=not pool)
+    speculation = None
+    if "speculative_method" in cells:
+        if "num_speculative_tokens" not in cells:
+            raise PlannerError("num_speculative_tokens is missing beside speculative_method")
+        draft = read_model(cells, folder, "draft_") if {"draft_model", "draft_model_config"} & set(cells) else None
+        rate = cells.get("acceptance_rate", 0.7)
+        speculation = Speculation(str(cells["speculative_method"]), cells["num_speculative_tokens"], rate, draft)
+    names = ("interconnect", "gpus_per_node", "engine", "engine_version")
+    named = {name: cells[name] for name in names if name in cells}
+    if pool and {"engine", "engine_version"} <= set(named):
+        meant = behind_dynamo(str(named["engine"]), str(named["engine_version"]))
+        if meant != named["engine_version"]:
+            notes.append(f"engine_version {named['engine_version']} is read as Dynamo's, which ships {meant}")
+            named["engine_version"] = meant
+    sizes_gib = {"gpu_total": "gpu_total_gib", "gpu_free": "gpu_free_gib", "other_tenants": "other_tenants_gib"}
+    memory = {name: round(cells[column] * GIB) for name, column in sizes_gib.items() if column in cells}
+    args = {name: cells[name] for name in ENGINE_ARGS if name in cells}
+    deployment = deploy_on(served, str(cells["gpu"]), speculation=speculation, **sizes, **named, **memory, **args)
+    if reason := unsupported(deployment.gpu, deployment.engine):
+        notes.append(reason)
+    if reason := refuse(served, deployment.layout, deployment.layout.gpus_per_replica, deployment.engine):
+        if deployment.engine.name == "vllm":
+            raise PlannerError(reason)
+        notes.append(f"vLLM would refuse this layout: {reason}")  # others pad heads, or attend data-parallel
+    return _with_room(deployment, pool, notes) if pool and "gpu_memory_utilization" not in cells else deployment
+
+
+ROOM, LEAST = 0.95, 0.05
+"""Share of its memory that a pool is given where the default leaves the KV cache less than `LEAST` of it: pools that
+barely hold a model run so (InferenceX's recipe for DeepSeek-R1 FP8 on four GB200: mem-fraction-static 0.95)."""
+
+
+def _with_room(deployment: Deployment, pool: str, notes: list[str]) -> Deployment:
+    """`deployment`, with more of the GPU's memory where the engine's default leaves next to nothing for the cache."""
+    usual = deployment.args.gpu_memory_utilization or ROOM
+    if usual >= ROOM or memory_of(deployment).kv_available.mid > LEAST * deployment.gpu_total:
+        return deployment
+    notes.append(f"{pool}: gpu_memory_utilization {usual:g} leaves hardly any KV cache: planned with {ROOM:g}")
+    return replace(deployment, args=replace(deployment.args, gpu_memory_utilization=ROOM))
+
+
+def _as_meant(
+    sizes: dict[str, Cell], served: Model, cells: Mapping[str, Cell], notes: list[str], squared: bool
+) -> dict[str, Cell]:
+    """Sizes that no engine could run, read as benchmark tables mean them.
+
+    InferenceX's tables give TP8 with EP8 as 64 and 64 (the same runs stand beside it as 8 and 8; `squared`, not in its
+    tables of pools), attention that is data-parallel over all GPUs of a rack as that many tp, and wide expert
+    parallelism behind data-parallel attention (SGLang's DeepEP sets it by itself) as ep 1.
+    """
+    tp, ep = sizes.get("tp", 1), sizes.get("ep", 1)
+    node = cells.get("gpus_per_node") or gpu(str(cells["gpu"])).gpus_per_node
+    side = math.isqrt(tp)
+    if squared and tp == ep == side * side and side <= node < tp:
+        notes.append(f"tp {tp} with ep {ep} is read as tp {side} with ep {side} on {side} GPUs")
+        return {**sizes, "tp": side, "ep": side}
+    wide = served.architecture.is_mla and not squared and ep == tp > max(node, 8)  # all would hold the whole KV cache
+    if served.architecture.is_moe and tp > node and (served.architecture.heads % tp or wide):
+        notes.append(f"attention cut over {tp} GPUs is read as data-parallel attention on {tp} GPUs")
+        return {**sizes, "tp": 1, "dp": tp, "ep": tp}
+    ranks = sizes.get("dp", 1) * tp
+    if ep == 1 < sizes.get("dp", 1) and ranks > 8 and served.architecture.is_moe:
+        notes.append(f"experts cut over {ranks} data-parallel ranks are read as expert parallelism")
+        return {**sizes, "ep": ranks}
+    return sizes
+
+
+def read_workload(cells: Mapping[str, Cell], folder: Path, notes: list[str]) -> Workload | None:
+    """The traffic of a row; None where it has none, and only memory can be planned."""
+    rate, concurrency, prompts = cells.get("request_rate"), cells.get("concurrency"), cells.get("num_prompts")
+    if "trace" not in cells and not {"isl", "osl"} & set(cells):
+        return None
+    if rate == math.inf:  # everything is sent at once
+        rate, concurrency, prompts = None, concurrency or prompts or 1000, prompts or 1000
+        concurrency = min(concurrency, prompts)
+    load = {"burstiness": cells.get("burstiness", 1.0), "prefix_tokens": cells.get("prefix_tokens", 0)}
+    load |= {"prefix_hit_rate": cells.get("prefix_hit_rate", 1.0 if "prefix_tokens" in cells else 0.0)}
+    if "trace" in cells:
+        base = Workload.from_trace(read_trace(folder / str(cells["trace"])), rate)
+        given = {name: value for name, value in (load | {"num_prompts": prompts}).items() if name in cells}
+        given |= {of: _lengths(cells, name) for of, name in (("prompt", "isl"), ("output", "osl")) if name in cells}
+        if concurrency and not rate:  # its lengths, with so many always in flight
+            return replace(base, rate=None, trace=None, **{"num_prompts": None, **given}, concurrency=concurrency)
+        return replace(base, concurrency=concurrency, **given)
+    if rate is None and concurrency is None:
+        notes.append("no concurrency and no request_rate: one request at a time")
+        concurrency = 1
+    lengths = {name: _lengths(cells, name) for name in ("isl", "osl")}
+    return Workload(lengths["isl"], lengths["osl"], rate=rate, concurrency=concurrency, num_prompts=prompts, **load)
+
+
+def _lengths(cells: Mapping[str, Cell], name: str) -> Lengths:
+    if name not in cells:
+        raise PlannerError(f"{name} is missing")
+    try:
+        if "length_range_ratio" in cells:
+            return Lengths.uniform(cells[name], cells["length_range_ratio"])
+        return Lengths.lognormal(cells[name], *(cells.get(f"{name}_{what}") for what in ("p95", "p50", "max")))
+    except PlannerError as error:
+        raise PlannerError(f"{name}: {error}") from None

@@ -1,0 +1,314 @@
+"""Measured runs from files: what `vllm bench serve --save-result` writes, and tables of serving points."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from planner.core.catalog import Entry, check
+from planner.core.quantities import PlannerError
+from planner.facts.arrivals import arrivals
+from planner.facts.deployment import Deployment
+from planner.facts.engines import engine
+from planner.facts.gpus import gpu
+from planner.facts.traces import Trace
+from planner.facts.workload import Lengths, Workload
+from planner.operations.batch import that_starts
+from planner.operations.batch_columns import POOL_SIZES, read_cells, read_deployment, read_model, read_workload
+from planner.operations.calibration_fit import Point
+from planner.planning.scenario import load_scenario
+from planner.planning.search import search
+from planner.studies.summary import subject
+
+MEASURED = ("measured_ttft_ms", "measured_tpot_ms")
+"""Columns beside those of the batch interface: means over a run; an empty cell was not measured."""
+INFERENCEX = {
+    "id": "id", "backend": "engine", "backend_version": "engine_version", "model_path": "model", "system": "gpu",
+    "tp_size": "tp", "pp_size": "pp", "isl": "isl", "osl": "osl", "mode": "mode",
+    "silicon_concurrency": "concurrency", "silicon_ttft_ms": MEASURED[0], "silicon_tpot_ms": MEASURED[1],
+}  # fmt: skip
+"""Column of an InferenceX table -> that of the batch interface."""
+FORMATS = {"fp8": "fp8", "fp4": "nvfp4"}
+"""InferenceX's `precision` -> `quantization`; a checkpoint that is stored in as many bits keeps its own format."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Measured runs, and what a reader should know about how they were read."""
+
+    points: tuple[Point, ...]
+    notes: tuple[str, ...]
+
+
+class BenchRun(Entry):
+    """What is read of one result of `vllm bench serve` (vllm/benchmarks/serve.py, 0.20.2 and 0.33.0)."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_id: str = ""
+    completed: PositiveInt
+    failed: NonNegativeInt = 0
+    total_input_tokens: PositiveInt
+    total_output_tokens: PositiveInt
+    request_rate: float = Field(default=math.inf, gt=0, allow_inf_nan=True)
+    burstiness: PositiveFloat = 1.0
+    max_concurrency: PositiveInt | None = None
+    ramp_up_strategy: str | None = None
+    mean_ttft_ms: PositiveFloat
+    mean_tpot_ms: NonNegativeFloat  # 0: no request had a second token
+    input_lens: tuple[NonNegativeInt, ...] = ()  # these three with --save-detailed
+    output_lens: tuple[NonNegativeInt, ...] = ()  # 0: the request failed
+    start_times: tuple[float, ...] = ()  # s, once the limit of requests in flight lets it go
+
+    def workload(self, prefix_tokens: int) -> Workload:
+        """What was sent; lengths and arrivals as they were where the result has them, else as the benchmark draws them.
+
+        The mean lengths stand for all requests where only the totals are known.
+        """
+        rate = None if math.isinf(self.request_rate) else self.request_rate
+        if self.ramp_up_strategy and len(self.start_times) < 2:
+            raise PlannerError("field ramp_up_strategy: a ramp can be replayed with its start_times (--save-detailed)")
+        trace = self._trace()
+        if trace is None:
+            sums = (self.total_input_tokens, self.total_output_tokens)
+            prompt, output = (Lengths.fixed(max(tokens / self.completed, 1)) for tokens in sums)
+        else:
+            prompt, output = Lengths.empirical(trace.prompt), Lengths.empirical(trace.output)
+            rate = trace.rate if trace.arrival[-1] else rate
+        return Workload(
+            prompt,
+            output,
+            rate=rate,
+            concurrency=self.max_concurrency or (self.completed if rate is None else None),
+            burstiness=self.burstiness,
+            prefix_tokens=prefix_tokens,
+            prefix_hit_rate=float(prefix_tokens > 0),
+            num_prompts=self.completed if trace is None else len(trace.prompt),
+            trace=trace,
+        )
+
+    def _trace(self) -> Trace | None:
+        """The requests that succeeded, in the order in which they were sent; None without the lengths of at least two.
+
+        With neither a rate nor a ramp all are there from the start, and only the limit holds them back.
+        """
+        if len(self.input_lens) != len(self.output_lens):
+            counts = f"{len(self.input_lens)} entries and output_lens {len(self.output_lens)}"
+            raise PlannerError(f"field input_lens has {counts}; they must be as many")
+        sent = np.array(self.start_times if len(self.start_times) == len(self.input_lens) else ())
+        lens = np.array([self.input_lens, self.output_lens], np.int64)
+        ran = np.flatnonzero((lens > 0).all(axis=0))
+        if len(ran) < 2:
+            return None
+        if math.isinf(self.request_rate) and not self.ramp_up_strategy:
+            arrival = np.zeros(len(ran))
+        elif len(sent):
+            ran = ran[np.argsort(sent[ran], kind="stable")]
+            arrival = sent[ran] - sent[ran[0]]
+        else:
+            arrival = arrivals(len(ran), self.request_rate, self.burstiness, np.random.default_rng(0))
+        return Trace(Path(), arrival, *lens[:, ran])
+
+
+def planned(scenario: str | Path) -> tuple[Deployment, int]:
+    """What ran the benchmarks of a scenario: one replica of its plan, and the prefix that `bench.sh` shares, tokens.
+
+    The catalog's coefficients are what a fit starts from, whatever the scenario was calibrated with before.
+    """
+    asked = load_scenario(scenario)
+    deployment = subject(search(asked))
+    layout = replace(deployment.layout, replicas=1)
+    bare = replace(deployment.engine, calibration={})
+    return replace(deployment, layout=layout, engine=bare), asked.workload.prefix_tokens
+
+
+def read_results(paths: Sequence[Path], deployment: Deployment | None = None, prefix_tokens: int = 0) -> Results:
+    """All runs in `paths`: JSON of `vllm bench serve`, or CSV in the batch interface's or InferenceX's columns.
+
+    JSON does not say what ran: that is `deployment`. Rows of a CSV do; where `deployment` is given, those of another
+    GPU or engine are left out. Raises `PlannerError` naming file, run or line, and field for what cannot be read.
+    """
+    points: list[Point] = []
+    notes: list[str] = []
+    if deployment is not None and deployment.speculation is not None:
+        raise PlannerError(
+            "the plan drafts tokens, whose acceptance would be fitted too: benchmark it without speculation"
+        )
+    for path in paths:
+        text = _text(path)
+        if path.suffix.lower() == ".csv":
+            found, said = _table(path, text, deployment)
+        elif deployment is None:
+            raise PlannerError(f"{path.name} says how a run went, not what ran: name its scenario with --scenario")
+        else:
+            found, said = _bench(path, text, deployment, prefix_tokens)
+        points += found
+        notes += said
+    if not points:
+        raise PlannerError(". ".join(("there is no run to calibrate with", *notes)))
+    return Results(tuple(points), tuple(dict.fromkeys(notes)))
+
+
+def bench_points(path: Path, deployment: Deployment, prefix_tokens: int = 0) -> list[Point]:
+    """The runs of `deployment` in a result file of `vllm bench serve`: one, a list, or one a line (--append-result)."""
+    return _bench(path, _text(path), deployment, prefix_tokens)[0]
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise PlannerError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _bench(path: Path, text: str, deployment: Deployment, prefix_tokens: int) -> tuple[list[Point], list[str]]:
+    runs, points, notes = list(_runs(path, text)), [], []
+    for number, data in enumerate(runs, 1):
+        where = path.name if len(runs) == 1 else f"{path.name}, run {number}"
+        run = check(BenchRun, data, f"{where}, as a result of vllm bench serve")
+        try:
+            workload = run.workload(prefix_tokens)
+        except PlannerError as error:
+            raise PlannerError(f"{where}, {error}") from None
+        points.append(Point(where, deployment, workload, run.mean_ttft_ms / 1e3, run.mean_tpot_ms / 1e3 or None))
+        longest, most = _longest(workload), deployment.args.max_model_len or math.inf
+        if longest > most:
+            raise PlannerError(f"{where}: a request has {longest:,.0f} tokens, over the plan's max_model_len {most:,}")
+        named, served = (name.rpartition("/")[2].casefold() for name in (run.model_id, deployment.model.name))
+        if named not in served and served not in named:
+            notes.append(f"{path.name} names the model {run.model_id}, and the plan serves {deployment.model.name}")
+        if run.failed:
+            notes.append(f"{where}: {run.failed} requests failed; the other {run.completed} count")
+    return points, notes
+
+
+def _longest(workload: Workload) -> float:
+    """Tokens of the longest request, prompt and output together."""
+    trace = workload.trace
+    return workload.prompt.mean + workload.output.mean if trace is None else float((trace.prompt + trace.output).max())
+
+
+def _runs(path: Path, text: str) -> Iterator[Any]:
+    """The objects in a JSON file: the only one, those of a list, or one a line."""
+    try:
+        data = json.loads(text)
+        yield from data if isinstance(data, list) else [data]
+        return
+    except ValueError as error:
+        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+        if len(lines) < 2:
+            raise PlannerError(f"{path.name} is not JSON: {error}") from None
+    for number, line in lines:
+        try:
+            yield json.loads(line)
+        except ValueError as error:
+            raise PlannerError(f"{path.name}, line {number} is not JSON: {error}") from None
+
+
+def _table(path: Path, text: str, wanted: Deployment | None) -> tuple[list[Point], list[str]]:
+    rows = csv.DictReader(text.splitlines(), restval="")
+    header = [name.strip() for name in rows.fieldnames or ()]
+    theirs = {"model_path", "system"} <= set(header)
+    columns = {INFERENCEX.get(name, name) if theirs else name for name in header}
+    if "gpu" not in columns or not {"model", "model_config"} & columns or not set(MEASURED) & columns:
+        raise PlannerError(
+            f"{path.name}, line 1: expected the batch interface's columns (gpu, model, ...) and {MEASURED[0]} or "
+            f"{MEASURED[1]}, or InferenceX's (system, model_path, silicon_ttft_ms, ...), got {', '.join(header)[:80]!r}"
+        )
+    points, notes, left_out = [], Counter[str](), Counter[str]()
+    of = ("", "") if wanted is None else (wanted.gpu.name, wanted.engine.name)
+    for row in rows:
+        where = f"{path.name}, line {rows.line_num}"
+        try:
+            if None in row:
+                raise PlannerError(f"the row has {len(row[None])} more cells than the header has columns")
+            filled = {name.strip(): cell.strip() for name, cell in row.items() if cell.strip()}
+            filled = _as_batch(filled) if theirs else filled
+            kind = (gpu(filled.get("gpu", "")).name, engine(filled.get("engine", "vllm")).name)
+            if wanted is None and kind != (of := of if of[0] else kind):
+                told = " and ".join(f"{card} under {name}" for card, name in (of, kind))
+                raise PlannerError(f"one GPU and engine at a time, got {told}: say with --scenario which")
+            if reason := f"of {kind[0]} under {kind[1]}" if kind != of else _unlike(filled):
+                left_out[reason] += 1
+            else:
+                points.append(_point(where, filled, path.parent, notes))
+        except PlannerError as error:
+            raise PlannerError(f"{where}: {error}") from None
+    said = [f"{path.name}: {note}" + f" ({count} rows)" * (count > 1) for note, count in notes.items()]
+    if left_out:
+        listed = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
+        said.append(f"{path.name}: rows left out: {listed}")
+    return points, said
+
+
+def _unlike(row: Mapping[str, str]) -> str:
+    """Why step costs cannot be fitted to a row, or nothing."""
+    if row.get("mode", "agg") != "agg" or any(f"prefill_{size}" in row for size in POOL_SIZES):
+        return "of disaggregated serving"
+    return "with speculative decoding, whose acceptance would be fitted too" if "speculative_method" in row else ""
+
+
+def _as_batch(row: Mapping[str, str]) -> dict[str, str]:
+    """A filled row of an InferenceX table in the batch interface's columns.
+
+    Its benchmark draws lengths uniformly between 0.8 and 1.0 of isl and osl and sends 10 prompts per unit of
+    concurrency in a closed loop, to servers without a prefix cache (InferenceX's scripts; SemiAnalysis, Apache-2.0).
+    Experts are spread over the tp GPUs where `moe_ep_size` is above 1; `attention_dp_size` counts the same GPUs again.
+    """
+    cells = {ours: row[theirs] for theirs, ours in INFERENCEX.items() if theirs in row}
+    if _whole(row.get("moe_ep_size", "1")) > 1 and "tp" in cells:
+        cells["ep"] = cells["tp"]
+    if row.get("precision") in FORMATS:
+        cells["quantization"] = FORMATS[row["precision"]]
+    if "concurrency" in cells:
+        cells["num_prompts"] = str(10 * _whole(cells["concurrency"]))
+        cells["max_num_seqs"] = str(max(256, _whole(cells["concurrency"])))
+    harness = {"length_range_ratio": "0.8", "enable_prefix_caching": "false", "gpu_memory_utilization": "0.9"}
+    return {**harness, **cells}
+
+
+def _whole(cell: str) -> int:
+    """A size as these tables write it, such as "4.0"; 0 for what is none (the cell's own reading then says so)."""
+    try:
+        return int(float(cell))
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _point(name: str, row: Mapping[str, str], folder: Path, notes: Counter[str]) -> Point:
+    """The run in a filled row of the batch interface's columns."""
+    times = [_seconds(row, column) for column in MEASURED]
+    if times == [None, None]:
+        raise PlannerError(f"{' and '.join(MEASURED)} are both empty")
+    cells, said = read_cells({column: cell for column, cell in row.items() if column not in (*MEASURED, "mode")})
+    if not {"concurrency", "request_rate", "trace"} & set(cells):
+        raise PlannerError("concurrency (or request_rate, or trace) is missing")
+    served, workload = read_model(cells, folder), read_workload(cells, folder, said)
+    if workload is None:
+        raise PlannerError("isl and osl are missing")
+    deployment = read_deployment(served, cells, folder, said)
+    if "max_model_len" not in cells:
+        deployment = that_starts(deployment, workload, said)
+    notes.update(said)
+    return Point(name, deployment, workload, *times)
+
+
+def _seconds(row: Mapping[str, str], column: str) -> float | None:
+    """A measured time, milliseconds in its cell."""
+    cell = row.get(column, "")
+    try:
+        seconds = float(cell) / 1e3 if cell else None
+    except ValueError:
+        seconds = math.nan
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise PlannerError(f"{column}: expected milliseconds above 0, got {cell!r}")
+    return seconds

@@ -1,0 +1,356 @@
+"""Fit the step cost's coefficients to measured runs, starting from what the catalog knows of that GPU and engine.
+
+A coefficient moves as far as the measurements pull it: each has a lognormal prior around the catalog's value. Residuals
+are ln(predicted / measured) of mean TPOT and TTFT under a Student-t loss (4 degrees of freedom), so that a few bad runs
+do no harm; Gauss-Newton with Levenberg's damping on the coefficients' logarithms. Predicted is what the replay of a
+run's own requests gives (`replayed`), or the steady state in closed form (`predicted`), which gives the slopes anyway.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import yaml
+
+from planner.core.quantities import Z80, Interval, PlannerError
+from planner.facts.coefficients import Calibration, Coefficients, coefficient_names
+from planner.facts.deployment import Deployment
+from planner.facts.workload import Workload
+from planner.latency.calibration import (
+    WIDTHS,
+    Calibrated,
+    calibrated,
+    calibration_of,
+    calibrations,
+    catalog_file,
+    entry_name,
+    own_calibrations,
+)
+from planner.latency.step_model import step_model
+from planner.memory.budget import memory_of
+from planner.queueing.steady_state import closed_loop, open_loop
+from planner.simulator.replay import replay_workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NOISE_TPOT, NOISE_TTFT = 0.05, 0.15
+"""Spread of ln(measured) that no model explains: repeats of a public point differ by 1-9 % (TPOT) and 4-16 % (TTFT)."""
+SPREAD = {
+    "memory": 0.05, "memory_fp4": 0.1, "expert_memory": 0.1, "kv": 0.12, "gemm_bf16": 0.1, "gemm_fp8": 0.15,
+    "gemm_fp4": 0.2, "expert_gemm": 0.2, "expert_spread": 0.05, "attention": 0.15, "link": 0.15, "allreduce_s": 0.25,
+    "kernel_s": 0.25, "token_passes": 0.25, "step_s": 0.35, "row_s": 0.35, "launch_s": 0.35, "request_s": 0.4,
+    "prompt_token_s": 0.5,
+}  # fmt: skip
+"""Prior standard deviation of each coefficient's logarithm around the catalog's value: how much GPUs differ."""
+FREEDOM = 4.0
+REPEATS = (0.08, 0.03)
+"""Spread of ln(measured) between repeats on one machine, of TTFT and TPOT: no prediction is more certain than this."""
+WORTH = 4.0
+"""How many runs the spread that was known before counts for beside the residuals of new ones."""
+WORDS = {
+    "memory": "weights are read at {} of the memory bandwidth",
+    "memory_fp4": "4-bit weights are read at {} of the memory bandwidth",
+    "expert_memory": "experts' weights are read at {} of what others reach",
+    "kv": "the KV cache is read at {} of the memory bandwidth",
+    "gemm_bf16": "BF16 matrix products reach {} of the GPU's peak",
+    "gemm_fp8": "FP8 matrix products reach {} of the GPU's peak",
+    "gemm_fp4": "FP4 matrix products reach {} of the GPU's peak",
+    "expert_gemm": "experts' matrix products reach {} of what others reach",
+    "expert_spread": "T tokens are routed as differently as T^{} independent ones",
+    "attention": "attention over prompts reaches {} of the GPU's peak",
+    "link": "large all-reduces reach {} of the links' bandwidth",
+    "allreduce_s": "a small all-reduce takes {}",
+    "kernel_s": "a small kernel takes {}",
+    "token_passes": "activations pass through memory {} times per layer",
+    "step_s": "the host takes {} per step",
+    "row_s": "the host takes {} per sequence in a step",
+    "launch_s": "launching a kernel outside a CUDA graph takes {}",
+    "request_s": "the front end takes {} per request",
+    "prompt_token_s": "the front end takes {} per prompt token",
+}
+"""What each coefficient says of a machine; {} is its value as `_amount` writes it."""
+TOLD, FAR, STRANGE = 0.03, 3.0, 0.5
+"""Worth a line: a coefficient that moved by this share of itself, a run still so many sigmas off, a median error."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured run: what ran, under which load, and its mean latencies in seconds (None: not measured)."""
+
+    name: str
+    deployment: Deployment
+    workload: Workload
+    ttft: float | None
+    tpot: float | None
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """New coefficients for one entry of a calibration catalog, and what they change.
+
+    Errors are ln(predicted / measured) of TTFT and TPOT, NaN where not measured. `held_back` is what is left of a run's
+    error when the fit does without that run (to first order), in the closed form, which intervals are put around.
+    """
+
+    entry: str
+    known: Calibrated  # what was known before
+    after: Coefficients
+    points: tuple[Point, ...]
+    errors: np.ndarray  # [points, before and after, TTFT and TPOT]
+    held_back: np.ndarray  # [points, TTFT and TPOT]
+
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
+        return self.points[0].deployment.engine.name
+
+    @property
+    def before(self) -> Coefficients:
+        """The coefficients that the fit started from."""
+        return self.known.coefficients
+
+    def sigma(self, column: int) -> float:
+        """Standard deviation of ln(measured / predicted) after the fit, of TTFT (0) or TPOT (1).
+
+        From the 80th percentile of the errors held back, so that a few bad runs don't count, and, as if it had been
+        seen in `WORTH` runs more, from the spread that was known; never below that of repeats.
+        """
+        left = np.abs(self.held_back[:, column])
+        left = left[np.isfinite(left)]
+        usual, own = WIDTHS["measured"], (self.known.sigma_tpot, self.known.sigma_ttft)
+        assumed = (own if self.known.basis == "measured" else usual)[1 - column]
+        seen = float(np.quantile(left, 0.8)) / Z80 if len(left) else 0.0
+        variance = (len(left) * seen**2 + WORTH * assumed**2) / (len(left) + WORTH)
+        return max(float(np.sqrt(variance)), REPEATS[column])
+
+    def calibration(self, date: str) -> Calibration:
+        """The catalog entry."""
+        names = [point.deployment.model.architecture.model_type for point in self.points]
+        sources = list(dict.fromkeys(point.name.partition(", ")[0] for point in self.points))
+        more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
+        asked = all(point.deployment.args.kv_cache_dtype for point in self.points)
+        return Calibration(
+            coefficients={name: float(f"{getattr(self.after, name):.3g}") for name in coefficient_names()},
+            sigma_tpot=round(self.sigma(1), 3),
+            sigma_ttft=round(self.sigma(0), 3),
+            kv_cache_dtype="auto" if asked else self.known.kv_cache_dtype,
+            models=tuple(sorted(set(names))),
+            points=len(self.points),
+            versions=tuple(sorted({point.deployment.engine.version for point in self.points})),
+            residuals="median after the fit: " + ", ".join(f"{name} {after:.1%}" for name, _, after in self._medians()),
+            engine=self.engine,
+            source=f"planner calibrate on {', '.join(sources[:3])}{more}",
+            date=date,
+        )
+
+    def save(self, catalog: Path, date: str) -> None:
+        """Put the entry at the end of the calibration file `catalog`, in the place of any before it.
+
+        Raises `PlannerError` where it cannot be written.
+        """
+        entry = self.calibration(date).model_dump(mode="json", exclude_defaults=True)
+        added = yaml.safe_dump({self.entry: entry}, sort_keys=False, width=110)
+        try:
+            text = catalog.read_text(encoding="utf-8") if catalog.exists() else ""
+            kept, skipping = [], False
+            for line in text.splitlines(keepends=True):
+                if line[:1].strip() and not line.startswith("#"):
+                    skipping = line.startswith(f"{self.entry}:")
+                if not skipping:
+                    kept.append(line)
+            head = "".join(kept).rstrip()
+            catalog.write_text(f"{head}\n\n{added}" if head else added, encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise PlannerError(f"cannot write the calibration {catalog}: {reason}; name a file with --out") from None
+        calibrations.cache_clear()
+        calibrated.cache_clear()
+
+    def save_own(self, path: Path, date: str) -> None:
+        """Put the entry into an owner's file, for a scenario's `calibration`; `PlannerError` for a file of others."""
+        other = own_calibrations(path).get(self.entry) if path.exists() else None
+        if other and other.engine not in ("", self.engine):
+            raise PlannerError(f"{path} holds {self.entry} under {other.engine}; keep {self.engine} in another file")
+        self.save(path, date)
+
+    def save_shipped(self, date: str) -> Path:
+        """Put the entry into the catalog, in the place of the one that covers these runs; the catalog's file."""
+        catalog = catalog_file(self.engine)
+        if not catalog.exists():
+            raise PlannerError(f"the catalog has no calibrations of {self.engine}; name a file of your own with --out")
+        name = entry_name(self.points[0].deployment.engine, self.entry)
+        replace(self, entry=name).save(catalog, date)
+        return catalog
+
+    def frame(self) -> pd.DataFrame:
+        """One row per run: measured milliseconds and the errors before and after, as fractions."""
+        import pandas as pd
+
+        rows = []
+        for point, errors in zip(self.points, np.expm1(self.errors), strict=True):
+            row: dict[str, object] = {"run": point.name}
+            for column, name, value in ((0, "ttft", point.ttft), (1, "tpot", point.tpot)):
+                row[f"{name}_ms"] = None if value is None else value * 1e3
+                row[f"{name}_before"], row[f"{name}_after"] = errors[0, column], errors[1, column]
+            rows.append(row)
+        return pd.DataFrame(rows)
+
+    def _medians(self) -> list[tuple[str, float, float]]:
+        """(metric, median error before, after) of what was measured."""
+        sizes, found = np.abs(np.expm1(self.errors)), []
+        for column, name in ((1, "TPOT"), (0, "TTFT")):
+            if np.isfinite(sizes[:, :, column]).any():
+                before, after = np.nanmedian(sizes[:, :, column], axis=0)
+                found.append((name, float(before), float(after)))
+        return found
+
+    def changes(self) -> list[str]:
+        """In words, the coefficients that moved by more than `TOLD`, the furthest first."""
+        lines = []
+        moved = {name: np.log(getattr(self.after, name) / getattr(self.before, name)) for name in coefficient_names()}
+        for name, change in sorted(moved.items(), key=lambda item: -abs(item[1])):
+            if abs(np.expm1(change)) > TOLD:
+                was, now = (_amount(name, getattr(c, name)) for c in (self.before, self.after))
+                lines.append(f"{WORDS.get(name, name + ': {}').format(now)}, before {was}")
+        return lines
+
+    def __str__(self) -> str:
+        models = Counter(point.deployment.model.name for point in self.points)
+        listed = ", ".join(f"{name} ({count})" if len(models) > 1 else name for name, count in models.items())
+        count = "1 run" if len(self.points) == 1 else f"{len(self.points)} runs"
+        lines = [f"{self.entry} under {self.engine}: {count} of {listed}"]
+        for name, before, after in self._medians():
+            lines.append(f"median error of mean {name}: {before:.1%} before, {after:.1%} after")
+        for column, name, was in ((1, "TPOT", self.known.sigma_tpot), (0, "TTFT", self.known.sigma_ttft)):
+            reach = f"{_reach(was)} before ({self.known.basis}), {_reach(self.sigma(column))} after (measured)"
+            lines.append(f"80 % interval of mean {name}: {reach}")
+        far = np.abs(self.errors[:, 1]) / (self.sigma(0), self.sigma(1))
+        if np.nanmax(far) > FAR:
+            run, which = divmod(int(np.nanargmax(far)), 2)
+            error = np.expm1(self.errors[run, 1, which])
+            metric, side = ("TTFT", "TPOT")[which], "high" if error > 0 else "low"
+            lines.append(f"furthest off is {self.points[run].name}: its {metric} comes out {abs(error):.0%} too {side}")
+        if any(after > STRANGE for _, _, after in self._medians()):
+            lines.append("these runs look like those of another deployment: check that it is what ran")
+        changes = self.changes()
+        lines += ["what changed:", *(f"  {line}" for line in changes)] if changes else ["no coefficient changed"]
+        return "\n".join(lines)
+
+
+def _amount(name: str, value: float) -> str:
+    """A coefficient with its unit: seconds by its name, else a share, but for the two plain numbers."""
+    if name.endswith("_s"):
+        return f"{value * 1e3:.3g} ms" if value >= 1e-4 else f"{value * 1e6:.3g} us"
+    return f"{value:.3g}" if name in ("expert_spread", "token_passes") else f"{value:.0%}"
+
+
+def _reach(sigma: float) -> str:
+    """How far an interval of this spread reaches."""
+    reach = Interval.factor(1.0, sigma)
+    return f"{reach.lo - 1:+.0%} to {reach.hi - 1:+.0%}"
+
+
+def predicted(point: Point, c: Coefficients) -> tuple[float, float]:
+    """Mean TTFT and TPOT in seconds of a run with these coefficients, in closed form."""
+    step, workload, deployment = step_model(point.deployment, c), point.workload, point.deployment
+    if not deployment.args.enable_prefix_caching:
+        workload = replace(workload, prefix_hit_rate=0.0)
+    if workload.rate is not None:
+        found = open_loop(deployment, memory_of(deployment), workload, step)
+        in_flight = workload.rate * found.e2e["mean"].mid
+        if workload.concurrency is None or (not found.saturated and in_flight <= workload.concurrency):
+            return found.ttft["mean"].mid, found.tpot["mean"].mid
+        workload = replace(workload, rate=None)  # the limit on requests in flight is what it runs at
+    found = closed_loop(deployment, memory_of(deployment), workload, step)
+    return found.ttft["mean"].mid, found.tpot["mean"].mid
+
+
+def replayed(point: Point, c: Coefficients) -> tuple[float, float]:
+    """Mean TTFT and TPOT in seconds of a run with these coefficients, its own requests replayed."""
+    deployment = point.deployment
+    found = replay_workload(deployment, memory_of(deployment).pool, step_model(deployment, c), point.workload)
+    return found.stats("ttft")["mean"], found.stats("tpot")["mean"]
+
+
+Means = Callable[[Point, Coefficients], tuple[float, float]]
+"""Mean TTFT and TPOT in seconds of a run with these coefficients."""
+
+
+def fit(
+    points: Sequence[Point], rounds: int = 12, means: Means = predicted,
+    noise: tuple[float, float] = (NOISE_TTFT, NOISE_TPOT),
+) -> Fitted:  # fmt: skip
+    """The coefficients that measured runs of one GPU and engine ask for, by what `means` predicts (or `replayed`).
+
+    `noise` is the spread of ln(measured) that no model explains, of TTFT and TPOT: `REPEATS` for one's own machine.
+    Raises `PlannerError` for runs of several GPUs or engines, and for a run that the deployment could not have done.
+    """
+    kinds = Counter((point.deployment.gpu.name, point.deployment.engine.name) for point in points)
+    if len(kinds) != 1:
+        listed = ", ".join(f"{gpu} under {name} ({count})" for (gpu, name), count in kinds.items()) or "no runs"
+        raise PlannerError(f"calibrate one GPU and engine at a time, got {listed}")
+    ((entry, _),) = kinds
+    known = calibration_of(points[0].deployment.model, points[0].deployment.gpu, points[0].deployment.engine)
+    names, before = coefficient_names(), known.coefficients
+    start, width = np.log([getattr(before, name) for name in names]), np.array([SPREAD[name] for name in names])
+    measured = np.log([[np.nan if v is None else v for v in (p.ttft, p.tpot)] for p in points])
+    use = np.isfinite(measured)
+
+    def errors(logs: np.ndarray, means: Means = means) -> np.ndarray:
+        c = replace(before, **dict(zip(names, map(float, np.exp(logs)), strict=True)))
+        return np.log([_means(means, point, c) for point in points]) - measured
+
+    def loss(found: np.ndarray, logs: np.ndarray) -> float:
+        unlikely = FREEDOM * np.log1p((found / noise) ** 2 / FREEDOM)
+        return float(np.nansum(unlikely) + (((logs - start) / width) ** 2).sum())
+
+    def linear(found: np.ndarray, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Slopes [points, 2, names] of errors in units of the noise, robustly weighted; the unit; the normal matrix."""
+        closed = errors(logs, predicted)
+        slopes = np.stack([(errors(logs + 0.03 * axis, predicted) - closed) / 0.03 for axis in np.eye(len(names))], -1)
+        unit = np.array(noise) * np.sqrt(1 + np.where(use, found / noise, 0.0) ** 2 / FREEDOM)
+        slopes = np.where(use[..., None], slopes, 0.0) / unit[..., None]
+        return slopes, unit, np.einsum("pmi,pmj->ij", slopes, slopes) + np.diag(1 / width**2)
+
+    logs, damping = start.copy(), 1e-2
+    first = found = errors(logs)
+    best = loss(found, logs)
+    for _ in range(rounds):
+        slopes, unit, normal = linear(found, logs)
+        pull = -np.einsum("pmi,pm->i", slopes, np.where(use, found, 0.0) / unit) - (logs - start) / width**2
+        while damping < 1e4:
+            trial = logs + np.clip(np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), -0.7, 0.7)
+            next_found = errors(trial)
+            if (cost := loss(next_found, trial)) < best:
+                break
+            damping *= 5
+        else:
+            break
+        gain, damping = best - cost, damping / 4
+        logs, found, best = trial, next_found, cost
+        if gain < 1e-3 * best:
+            break
+    after = replace(before, **dict(zip(names, map(float, np.exp(logs)), strict=True)))
+    slopes, unit, normal = linear(found, logs)
+    leverage = np.einsum("pmi,ij,pnj->pmn", slopes, np.linalg.inv(normal), slopes)  # of a run on its own prediction
+    alone = np.linalg.solve(np.eye(2) - leverage, (np.where(use, found, 0.0) / unit)[..., None])[..., 0] * unit
+    held_back = np.where(use, alone + errors(logs, predicted) - found, np.nan)
+    return Fitted(entry, known, after, tuple(points), np.stack([first, found], axis=1), held_back)
+
+
+def _means(means: Means, point: Point, c: Coefficients) -> tuple[float, float]:
+    """What `means` gives for a run; errors name the run."""
+    try:
+        found = means(point, c)
+    except PlannerError as error:
+        raise PlannerError(f"{point.name}: {error}") from None
+    for metric, measured, value in zip(("TTFT", "TPOT"), (point.ttft, point.tpot), found, strict=True):
+        if measured is not None and not 0 < value < np.inf:
+            raise PlannerError(f"{point.name}: a {metric} of {measured * 1e3:g} ms was measured, but it can have none")
+    return found

@@ -1,0 +1,248 @@
+"""Planned against logged: a start-up log beside the plan of its deployment, and what to carry into the next plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.core.catalog import CATALOGS
+from planner.core.quantities import GIB, Interval, PlannerError
+from planner.facts.deployment import Deployment, Speculation, deploy_on
+from planner.facts.gpus import gpu as find_gpu
+from planner.facts.gpus import gpus
+from planner.memory.budget import TERMS, MemoryPlan, Term, plan
+from planner.models.registry import Model, model
+from planner.operations.startup_log import COUNTS, StartupLog, read_log
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EXAMPLE = CATALOGS / "validation" / "granite-3.1-8b-h100.log"
+"""Lines of a public log, to see what an explanation looks like; it ran on an H100."""
+ASSUMPTIONS = {
+    "requested": "the card's total memory, or gpu_memory_utilization",
+    "weights": "how the weights are stored: the quantization, what it leaves out, a draft model, adapters",
+    "activation": "the profiling batch: max_num_batched_tokens, max_num_seqs, the vocabulary, an encoder's images",
+    "non_torch": "what libraries hold: the driver's context, NCCL's buffers, the attention backend's workspace",
+    "cudagraph": "the CUDA graphs: which batch sizes are captured, and what each takes",
+    "unexplained": "activation peak and non-torch memory, which this log does not state one by one",
+    "kv_tokens": "how the cache is laid out: kv_cache_dtype, block_size, sliding windows, max_model_len",
+}
+"""What the plan took for granted for each figure, where that proves wrong."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One line of planned against logged, in bytes (counts as they are)."""
+
+    term: str
+    planned: Interval
+    logged: float
+
+    @property
+    def off(self) -> float:
+        """Logged minus planned."""
+        return self.logged - self.planned.mid
+
+    @property
+    def inside(self) -> bool:
+        """The logged figure lies in the planned interval, or within the log's rounding of it."""
+        slack = 0.01 * (1 if self.term in COUNTS else GIB)
+        return self.planned.lo - slack <= self.logged <= self.planned.hi + slack
+
+    @property
+    def row(self) -> tuple[str, str, Interval, float, float]:
+        """Name, unit, planned, logged and logged minus planned, all three in that unit."""
+        unit, size = {"max_concurrency": ("x", 1), "num_blocks": ("blocks", 1), "kv_tokens": ("tokens", 1)}.get(
+            self.term, ("GiB", GIB)
+        )
+        places = 0 if unit in ("blocks", "tokens") else 2  # what a log states
+        return self.term, unit, self.planned / size, self.logged / size, round(self.off / size, places) + 0.0
+
+    def __str__(self) -> str:
+        name, unit, planned, logged, off = self.row
+        form = ",.0f" if unit in ("blocks", "tokens") else ",.2f"
+        verdict = "as planned" if self.inside else f"off by {off:+{form}}"
+        return f"{name:<16}{planned:{form}} {unit:<7}".ljust(58) + f"{logged:>12{form}}   {verdict}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A log beside the plan of the same deployment."""
+
+    log: StartupLog
+    plan: MemoryPlan
+    lines: tuple[Comparison, ...]
+
+    @cached_property
+    def culprit(self) -> Comparison | None:
+        """The assumption that is furthest off: a term of the budget, else the cache's layout; None when none is."""
+        wrong = [line for line in self.lines if line.term in (*TERMS, "requested", "unexplained") and not line.inside]
+        if not wrong and (layout := _layout(self.log.figures, self.plan)) and abs(layout.off) > 0.015 * layout.logged:
+            return layout
+        return max(wrong, key=lambda line: abs(line.off), default=None)
+
+    @property
+    def calibration(self) -> dict[Term, float]:
+        """Bytes to add to each term, for `deploy_on` and, in GiB, a scenario's `memory_calibration`.
+
+        What the log leaves between its total and its terms goes to the activation peak, or non-torch memory if the log
+        states the former.
+        """
+        earlier = dict(self.plan.deployment.memory_calibration)
+        shifts = {term: line.off + earlier.get(term, 0.0) for line in self.lines for term in TERMS if line.term == term}
+        rest = next((line.off for line in self.lines if line.term == "unexplained"), None)
+        if rest is not None:
+            term: Term = "non_torch" if "activation" in self.log.figures else "activation"
+            shifts[term] = rest + earlier.get(term, 0.0)
+        return shifts
+
+    @property
+    def fragment(self) -> str:
+        """The calibration as a line of a scenario file; empty where the log states no term."""
+        shifts = {term: round(size / GIB, 2) + 0.0 for term, size in self.calibration.items()}
+        if not shifts:
+            return ""
+        return f"memory_calibration: {{{', '.join(f'{t}: {gib:g}' for t, gib in shifts.items())}}}"
+
+    def frame(self) -> pd.DataFrame:
+        """One row per line: planned with its interval, logged, logged minus planned, whether the interval holds it."""
+        import pandas as pd
+
+        rows = [(*line.row, line.inside) for line in self.lines]
+        columns = ["figure", "unit", "planned", "logged", "logged - planned", "in its interval"]
+        return pd.DataFrame(rows, columns=columns)
+
+    @property
+    def verdict(self) -> str:
+        """Which assumption was off, in a sentence."""
+        if not set(TERMS) & {line.term for line in self.lines}:
+            return "The log states no term of the budget, so there is nothing to hold the plan against."
+        if self.culprit is None:
+            return "Every term lies in its interval: no assumption was off."
+        term, unit, _, _, off = self.culprit.row
+        return f"Furthest off is {term}, by {off:+,.2f} {unit}. It rests on {ASSUMPTIONS[term]}."
+
+    def __str__(self) -> str:
+        head = [str(self.plan.deployment), f"{'':<16}{'planned, 80 % interval':<42}{'logged':>12}"]
+        failed = [f"The log ends with: {self.log.failure}", f"The plan says: {self.plan.reason or self.plan.status}"]
+        return "\n".join([*head, *map(str, self.lines), *(failed if self.log.failure else []), self.verdict])
+
+
+def deployment_of(log: StartupLog, gpu: str | None = None, planned: Deployment | None = None) -> Deployment:
+    """The deployment that wrote `log`.
+
+    What the log doesn't say is as `planned` (a scenario's deployment), or else the engine's default. Raises
+    `PlannerError` where model or GPU remain unknown.
+    """
+    said = dict(log.arguments)
+    stored, speculation = said.pop("quantization", None), said.pop("speculation", None)
+    name, card = said.pop("model", None), gpu or (planned.gpu if planned else None) or said.get("gpu")
+    said.pop("gpu", None)
+    if card is None:
+        total = said.get("gpu_total", 0)
+        near = [known.name for known in gpus() if abs(known.memory - total) < 0.02 * total]
+        raise PlannerError(
+            "the log does not name its GPU: add --gpu NAME, or --scenario"
+            + f"; with {total / GIB:.2f} GiB it may be {' or '.join(near)}" * bool(near)
+        )
+    served, chip = _served(name, stored, planned), find_gpu(card) if isinstance(card, str) else card
+    if abs(said.get("gpu_total", chip.memory) - chip.memory) > 0.1 * chip.memory:
+        raise PlannerError(
+            f"the log's GPU has {said['gpu_total'] / GIB:.2f} GiB, {chip.name} has {chip.memory / GIB:.2f} GiB"
+        )
+    if said.pop("enable_expert_parallel", False):
+        said["ep"] = said.get("tp", 1) * said.get("dp", 1)
+    if said.pop("enable_lora", False):
+        said.setdefault("max_loras", 1)
+    base: dict[str, Any] = {}
+    if planned is not None:
+        layout = planned.layout
+        base = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "dcp": layout.dcp}
+        base |= {"engine": planned.engine.name, "engine_version": planned.engine.version}
+        base |= {"other_tenants": planned.other_tenants, "memory_calibration": dict(planned.memory_calibration)}
+        base |= {"gpus_per_node": planned.gpus_per_node, "speculation": planned.speculation}
+        base |= {} if log.complete else asdict(planned.args)
+    if speculation is not None:
+        method, draft, tokens = speculation
+        drafting = model(draft) if draft and draft != name else None
+        said["speculation"] = Speculation(method or "draft_model", int(tokens or 1), draft=drafting)
+    return deploy_on(served, chip, **{**base, **said})
+
+
+def _served(name: str | None, stored: str | None, planned: Deployment | None) -> Model:
+    """The model that a log names; the planned one where it names none, or a path that says nothing."""
+    if name is None and planned is None:
+        raise PlannerError("the log does not name its model: add --scenario")
+    if planned is not None and name in (None, planned.model.name):
+        return planned.model
+    try:
+        found = model(str(name))
+    except PlannerError:
+        if planned is None:
+            raise
+        return planned.model
+    if planned is not None and found.architecture.params_total != planned.model.architecture.params_total:
+        raise PlannerError(f"the log is of {name}, the scenario plans {planned.model.name}; add --gpu NAME instead")
+    return model(str(name), quantization=stored) if stored and found.quantization.method == "none" else found
+
+
+def explain(log: StartupLog, found: MemoryPlan) -> Explanation:
+    """Every figure of `log` that the plan has too, in the order in which the engine subtracts them."""
+    graphs = "cudagraph_estimate" if "cudagraph" in found.in_budget else "cudagraph_actual"
+    planned = {
+        "requested": Interval.exactly(found.requested), "weights": found.weights, "activation": found.activation,
+        "non_torch": found.non_torch, graphs: found.cudagraph, "kv_available": found.kv_available,
+        "num_blocks": Interval.exactly(found.pool.num_blocks), "kv_tokens": Interval.exactly(found.pool.kv_tokens),
+        "max_concurrency": found.max_concurrency,
+    }  # fmt: skip
+    pool = (found.kv_available.mid or 1.0, found.kv_available.lo, found.kv_available.hi)
+    for name in ("num_blocks", "kv_tokens"):
+        mid = planned[name].mid
+        planned[name] = Interval(mid * pool[1] / pool[0], mid, mid * pool[2] / pool[0])
+    lines = [
+        Comparison("cudagraph" if name == graphs else name, interval, log.figures[name])
+        for name, interval in planned.items()
+        if name in log.figures
+    ]
+    if (rest := _unexplained(log.figures, found, graphs)) is not None:
+        lines.insert([line.term for line in lines].index("kv_available"), rest)
+    return Explanation(log, found, tuple(lines))
+
+
+def _unexplained(figures: Mapping[str, float], found: MemoryPlan, graphs: str) -> Comparison | None:
+    """What the log's terms leave of its budget, against the plan of the terms that it doesn't state."""
+    if not {"weights", "kv_available"} <= set(figures) or {"activation", "non_torch"} <= set(figures):
+        return None
+    used = figures["weights"] + figures["kv_available"]
+    missing = Interval.exactly(0)
+    for name in ("activation", "non_torch", *((graphs,) if "cudagraph" in found.in_budget else ())):
+        if name in figures:
+            used += figures[name]
+        else:
+            missing = missing + getattr(found, "cudagraph" if name == graphs else name)
+    return Comparison("unexplained", missing, figures.get("requested", found.requested) - used)
+
+
+def _layout(figures: Mapping[str, float], found: MemoryPlan) -> Comparison | None:
+    """Tokens that the plan's layout makes of the logged KV cache, against the logged tokens."""
+    if not {"kv_available", "kv_tokens"} <= set(figures) or found.layout.stage_bytes_per_block[1:]:
+        return None
+    pool = found.layout.pool([figures["kv_available"]])
+    return Comparison("kv_tokens", Interval.exactly(pool.kv_tokens), figures["kv_tokens"])
+
+
+def explain_file(path: str | Path, gpu: str | None = None, planned: Deployment | None = None) -> Explanation:
+    """The log in the file `path` against the plan of what wrote it (see `deployment_of`).
+
+    Raises `PlannerError` for what can't be read or remains unknown.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
+    log = read_log(text)
+    return explain(log, plan(deployment_of(log, gpu, planned)))

@@ -1,0 +1,263 @@
+"""From plan to operation: launch command, systemd unit, verifying benchmark, alerts and checklist, all as text.
+
+What each engine calls its flags, and why each is set, stands in `templates/flags/ENGINE.j2`.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from planner.core.catalog import CATALOGS, Entry, check, read_yaml
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.deployment import Deployment
+from planner.facts.draft_models import method
+from planner.facts.engines import Engine, release
+from planner.facts.workload import DEFAULT_SECONDS, Lengths, Workload
+from planner.models.registry import model, repository
+from planner.planning.prediction import Prediction, predict
+from planner.planning.scenario import Target
+
+if TYPE_CHECKING:
+    import jinja2
+    import pandas as pd
+
+    from planner.queueing.steady_state import Performance
+
+DRAIN_S = 120
+"""Seconds that requests in flight get to finish when the server is stopped."""
+DIRECTORY = "/opt/headroom"
+"""Where the systemd unit expects `serve.sh`."""
+PROGRAMS = {
+    "vllm": ("vllm serve {model}", 8000),
+    "sglang": ("python -m sglang.launch_server --model-path {model}", 30000),
+    "trtllm": ("trtllm-serve {model}", 8000),
+    "tgi": ("text-generation-launcher --model-id {model}", 3000),
+}
+"""How each engine is started, and the port of its first replica."""
+VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
+"""The variable by which each vendor's runtime hides GPUs from a process."""
+ONLINE = ("fp8", "bitsandbytes")
+"""Quantizations that an engine applies to a 16-bit checkpoint while it loads; others need a checkpoint of their own."""
+RAMP = (0.25, 0.5, 0.75, 1.0, 1.25)
+"""Shares of the planned rate worth benchmarking: up to it, and once beyond."""
+LEAST_PROMPTS = 100
+"""Requests of a step of the benchmark, at least."""
+RANGE_RATIO = 0.5
+"""Spread of the benchmark's random lengths: uniform within this share of the mean to both sides."""
+
+
+class Options(Entry):
+    """One file of `catalogs/flags/`: the options that an engine version accepts."""
+
+    source: str
+    date: str
+    options: str
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One option of a launch command, and why it is there."""
+
+    name: str
+    value: str | None
+    reason: str
+
+    def __str__(self) -> str:
+        return self.name if self.value is None else f"{self.name} {shlex.quote(self.value)}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start one replica: program, flags with their reasons, first port."""
+
+    deployment: Deployment
+    program: str
+    port: int
+    flags: tuple[Flag, ...]
+
+    def frame(self) -> pd.DataFrame:
+        """One row per flag: flag, value, reason."""
+        import pandas as pd
+
+        rows = [(flag.name, flag.value or "", flag.reason) for flag in self.flags]
+        return pd.DataFrame(rows, columns=["flag", "value", "reason"])
+
+    @property
+    def command(self) -> list[str]:
+        """The command as its arguments."""
+        return [*shlex.split(self.program), *(part for flag in self.flags for part in (flag.name, flag.value) if part)]
+
+    @property
+    def line(self) -> str:
+        """The command in one line, as a shell reads it."""
+        return " ".join([self.program, *map(str, self.flags)])
+
+    def __str__(self) -> str:
+        return " \\\n  ".join([self.program, *map(str, self.flags)])
+
+
+@cache
+def options(engine: Engine) -> frozenset[str]:
+    """The long options of this engine version, by the nearest earlier list; empty where no list is known."""
+    lists = {path.stem.partition("-")[2]: path for path in (CATALOGS / "flags").glob(f"{engine.name}-*.yaml")}
+    known = [version for version in lists if release(version) <= engine.release]
+    if not known:
+        return frozenset()
+    path = lists[max(known, key=release)]
+    return frozenset(check(Options, read_yaml(path), path.name).options.split())
+
+
+@cache
+def _templates() -> jinja2.Environment:
+    import jinja2
+
+    files = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    made = jinja2.Environment(
+        loader=files, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+    )
+    made.filters |= {"quote": shlex.quote, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}"}
+    return made
+
+
+def _render(template: str, **values: Any) -> str:
+    return _templates().get_template(f"{template}.j2").render(**values)
+
+
+def launch(prediction: Prediction) -> Launch:
+    """The command for one replica of what was predicted; `PlannerError` if its engine lacks an option it needs."""
+    deployment, memory, workload = prediction.deployment, prediction.memory, _workload(prediction)
+    engine, args, speculation = deployment.engine, deployment.args, deployment.speculation
+    can = options(engine)
+    converted = _converted(deployment)
+    checkpoint = shlex.quote(repository(deployment.model.name))
+    if converted and converted not in ONLINE:
+        checkpoint = f'"${{MODEL:?name a checkpoint of {deployment.model.name} quantised with {converted}}}"'
+    speculative: dict[str, Any] = {}
+    if speculation:
+        speculative = {"method": speculation.method, "num_speculative_tokens": speculation.num_speculative_tokens}
+        if speculation.draft:
+            speculative["model"] = speculation.draft.name
+        elif method(speculation.method).draft in ("layer", "heads"):  # weights that the plan knows only the size of
+            speculative["model"] = f"NAME-OF-ITS-{speculation.method.upper()}-HEAD"
+    left = memory.total - memory.weights.mid - memory.activation.mid - memory.non_torch.mid
+    text = _render(
+        f"flags/{engine.name}",
+        args=args,
+        name=deployment.model.name,
+        layout=deployment.layout,
+        can=can,
+        drain_s=DRAIN_S,
+        speculative=speculative,
+        online_quantization=converted if converted in ONLINE else "",
+        total_gib=memory.total / GIB,
+        fit=memory.pool.sequences(round(workload.prompt.mean + workload.output.mean)),
+        p99_tokens=workload.total_quantile(0.99),
+        p99_prompt=math.ceil(workload.prompt.p99),
+        static_share=(memory.weights.mid + memory.kv_available.mid) / memory.total,
+        free_share=memory.kv_available.mid / left,
+    )
+    flags = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        option, _, reason = line.rpartition("  # ")
+        name, _, value = option.partition(" ")
+        if can and name not in can:
+            raise PlannerError(f"{engine.name} {engine.version} has no option {name}")
+        flags.append(Flag(name, value or None, reason))
+    program, port = PROGRAMS[engine.name]
+    return Launch(deployment, program.format(model=checkpoint), port, tuple(flags))
+
+
+def _converted(deployment: Deployment) -> str:
+    """The quantization that the plan gives to a checkpoint stored otherwise; nothing when it is served as it is."""
+    try:
+        stored = model(deployment.model.name).quantization.method
+    except PlannerError:  # a local configuration: nothing to compare with
+        return ""
+    planned = deployment.model.quantization.method
+    return planned if planned not in (stored, "none") else ""
+
+
+FILES = ("serve.sh", "headroom@.service", "bench.sh", "alerts.yml", "checklist.md")
+"""What `documents` writes; alert rules only where the catalog knows the engine's own names of metrics."""
+
+
+def file_names(prediction: Prediction) -> list[str]:
+    """The files that `documents` makes."""
+    return [name for name in FILES if prediction.deployment.engine.facts["metrics"] or name != "alerts.yml"]
+
+
+def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, str]:
+    """File name -> text: shell script, systemd template unit, benchmark, Prometheus rules, checklist (Markdown).
+
+    `prediction` is the whole deployment's at its rate (or concurrency). `bench.sh` runs shares of that on one replica,
+    and states what the plan predicts for each. Raises `PlannerError` when the deployment does not fit.
+    """
+    if prediction.performance is None:
+        raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
+    deployment = prediction.deployment
+    layout, engine = deployment.layout, deployment.engine
+    slowest = sorted(targets, key=lambda target: target.seconds)  # one limit per metric: the last and widest
+    values: dict[str, Any] = {
+        "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
+        "launch": launch(prediction),
+        "d": deployment,
+        "repository": repository(deployment.model.name),
+        "layout": layout,
+        "nodes": math.ceil(layout.gpus_per_replica / deployment.gpus_per_node),
+        "visible": VISIBLE[deployment.gpu.vendor],
+        "directory": DIRECTORY,
+        "drain_s": DRAIN_S,
+        "memory": prediction.memory,
+        "performance": prediction.performance,
+        "workload": prediction.workload,
+        "targets": targets,
+        "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
+        "ramp": (steps := ramp(prediction)),
+        "prompts": {rate: benchmark_prompts(rate) for rate in steps},
+        "range_ratio": RANGE_RATIO,
+        "metrics": engine.facts["metrics"],
+        "usd_per_hour": prediction.usd_per_hour,
+    }
+    return {name: _render(name, **values) for name in file_names(prediction)}
+
+
+def ramp(prediction: Prediction) -> dict[float, Performance]:
+    """What `bench.sh` should measure on one replica at growing shares of its traffic: requests/s -> prediction.
+
+    Each step is replayed as the script runs it, from its first request to its last.
+    """
+    layout, workload = prediction.deployment.layout, _workload(prediction)
+    served = prediction.performance.request_tps.mid if prediction.performance else 0.0
+    prompt, output = _random(workload.prompt.mean, workload.prefix_tokens), _random(workload.output.mean)
+    hits = float(workload.prefix_tokens > 0)
+    drawn = replace(workload, prompt=prompt, output=output, prefix_hit_rate=hits, trace=None)
+    found = {}
+    for share in RAMP:
+        rate = float(f"{(workload.rate or served) / layout.replicas * share:.3g}")
+        step = replace(drawn.at(rate), num_prompts=benchmark_prompts(rate))
+        found[rate] = predict(prediction.deployment.with_replicas(1), step).performance
+    return {rate: performance for rate, performance in found.items() if performance}
+
+
+def benchmark_prompts(rate: float) -> int:
+    """Requests of one step of `bench.sh`: ten minutes of arrivals, and enough for a percentile."""
+    return max(round(rate * DEFAULT_SECONDS), LEAST_PROMPTS)
+
+
+def _random(mean: float, prefix: int = 0) -> Lengths:
+    """Lengths as `--random-range-ratio` draws them: a shared prefix, and the rest uniform around its mean."""
+    rest = max(mean - prefix, 1.0)
+    low, high = (prefix + rest * (1 + side * RANGE_RATIO) for side in (-1, 1))
+    return Lengths.uniform(high, low / high)
+
+
+def _workload(prediction: Prediction) -> Workload:
+    if prediction.workload is None:
+        raise PlannerError("the prediction has no workload to deploy for")
+    return prediction.workload

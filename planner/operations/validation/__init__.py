@@ -1,0 +1,1 @@
+"""Predicted against measured: start-up logs, serving benchmarks, timed runs."""

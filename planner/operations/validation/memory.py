@@ -1,0 +1,106 @@
+"""Planned against logged: public start-up logs kept in `catalogs/validation`, each planned as it was deployed."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from pydantic import PositiveInt
+
+from planner.core.catalog import Entry, entries
+from planner.core.quantities import GIB
+from planner.facts.deployment import Deployment, deploy_on
+from planner.memory.budget import plan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Logged(Entry):
+    """What a log states; GiB on one GPU, and requests of max_model_len."""
+
+    weights: float
+    activation: float | None = None
+    non_torch: float | None = None
+    kv_available: float
+    max_concurrency: float | None = None
+
+
+class Ran(Entry):
+    """A vLLM that somebody started, and published what it did."""
+
+    model: str
+    gpu: str
+    tp: PositiveInt = 1
+    engine_version: str
+    args: dict[str, Any]
+    source: str
+    date: str
+
+    @property
+    def deployment(self) -> Deployment:
+        """What ran."""
+        return deploy_on(self.model, self.gpu, tp=self.tp, engine_version=self.engine_version, **self.args)
+
+
+class LoggedRun(Ran):
+    """One entry of `catalogs/validation/startup_logs.yaml`."""
+
+    logged: Logged
+
+
+@cache
+def logged_runs() -> dict[str, LoggedRun]:
+    """The public logs by label."""
+    return entries("validation/startup_logs.yaml", LoggedRun)
+
+
+def residuals() -> pd.DataFrame:
+    """One row per public log: planned (GiB, 80 % interval) and logged weights and KV cache, and sequences.
+
+    `error (%)` and `interval (%)` are the logged KV cache and the planned interval, both less the plan's middle, in
+    percent of the budget: requested memory, of which 1 % is what an operator could give or take.
+    """
+    import pandas as pd
+
+    rows = []
+    for name, run in logged_runs().items():
+        found, logged = plan(run.deployment), run.logged
+        budget, kv = found.requested / GIB / 100, found.kv_available / GIB
+        rows.append(
+            {
+                "log": name,
+                "GPU": found.deployment.gpu.name,
+                "planned weights (GiB)": found.weights / GIB,
+                "logged weights (GiB)": logged.weights,
+                "planned KV (GiB)": kv,
+                "logged KV (GiB)": logged.kv_available,
+                "planned sequences": found.max_concurrency,
+                "logged sequences": logged.max_concurrency,
+                "error (%)": (logged.kv_available - kv.mid) / budget,
+                "interval (%)": (kv - kv.mid) / budget,
+                "inside": kv.lo - 0.005 <= logged.kv_available <= kv.hi + 0.005,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def accuracy(found: pd.DataFrame) -> str:
+    """The mean absolute errors of `residuals` in a sentence."""
+
+    def off(planned: str, logged: str) -> float:
+        known = found[found[logged].notna()]
+        mids = known[planned].map(lambda interval: interval.mid)
+        return float(((mids - known[logged]) / known[logged]).abs().mean())
+
+    weights, pool = (
+        off("planned weights (GiB)", "logged weights (GiB)"),
+        off("planned KV (GiB)", "logged KV (GiB)"),
+    )
+    sequences = off("planned sequences", "logged sequences")
+    return (
+        f"Over these {len(found)} logs the mean absolute error is {weights:.1%} for the weights, "
+        f"{found['error (%)'].abs().mean():.1f}% of the budget for the KV cache ({pool:.1%} of its own size) and "
+        f"{sequences:.1%} for the number of full-length sequences; {found['inside'].sum()} of the {len(found)} logged "
+        f"KV caches lie in their 80 % interval."
+    )

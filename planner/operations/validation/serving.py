@@ -1,0 +1,199 @@
+"""Predicted against measured: public serving points kept in `catalogs/validation`, and what the predictions rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from planner.core.catalog import CATALOGS, Entry, entries
+from planner.core.quantities import Interval, PlannerError
+from planner.facts.deployment import Deployment, deploy_on
+from planner.facts.gpus import gpus
+from planner.facts.workload import Lengths, Workload
+from planner.latency.calibration import calibration_of, calibrations, entry_name
+from planner.latency.speculation import step_of
+from planner.planning.benchmark_run import sample
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILE = "validation/serving_points.yaml"
+METRICS = ("TPOT", "TTFT")
+FULL = 0.97
+"""Share of the KV blocks in use at which the pool, and nothing else, holds requests back: the rest is rounding."""
+
+
+class ServingCurve(Entry):
+    """One entry of the catalog: a deployment, and its mean latencies at several concurrencies."""
+
+    model: str
+    gpu: str
+    engine: str
+    engine_version: str | None = None
+    quantization: str | None = None
+    tp: PositiveInt = 1
+    ep: PositiveInt = 1
+    harness: Literal["inferencex"]
+    isl: PositiveInt
+    osl: PositiveInt
+    points: tuple[tuple[PositiveInt, PositiveFloat, PositiveFloat], ...] = Field(min_length=1)
+    source: str
+    date: str
+
+    def case(self, concurrency: int) -> tuple[Deployment, Workload]:
+        """What ran, and what was sent, at this concurrency; InferenceX's scripts, as the catalog's head tells."""
+        deployment = deploy_on(
+            self.model, self.gpu, tp=self.tp, ep=self.ep, engine=self.engine, engine_version=self.engine_version,
+            quantization=self.quantization, gpu_memory_utilization=0.9, enable_prefix_caching=False,
+            max_model_len=self.isl + self.osl + 200, max_num_seqs=max(256, concurrency),
+        )  # fmt: skip
+        prompt, output = (Lengths.uniform(tokens, 0.8) for tokens in (self.isl, self.osl))
+        return deployment, Workload(prompt, output, concurrency=concurrency, num_prompts=10 * concurrency)
+
+
+@cache
+def serving_curves() -> dict[str, ServingCurve]:
+    """The public serving points, curve by curve."""
+    return entries(FILE, ServingCurve)
+
+
+def serving_points(curves: Mapping[str, ServingCurve] | None = None) -> pd.DataFrame:
+    """One row per point of `curves` (None: the catalog's), each benchmark replayed as it was run.
+
+    For TPOT and TTFT: "measured", "predicted" (80 % interval, ms), "error" (predicted / measured - 1), "inside".
+    `PlannerError` naming the entry for a deployment that cannot have run.
+    """
+    import pandas as pd
+
+    named = [(name, curve, point) for name, curve in (curves or serving_curves()).items() for point in curve.points]
+    cases = []
+    for name, curve, (concurrency, *_) in named:
+        try:
+            cases.append(curve.case(concurrency))
+        except PlannerError as error:
+            raise PlannerError(f"{FILE}, entry {name}: {error}") from None
+    return pd.DataFrame([_row(*row, *case) for row, case in zip(named, cases, strict=True)])
+
+
+def _row(
+    name: str, curve: ServingCurve, point: tuple[int, float, float], deployment: Deployment, workload: Workload
+) -> dict[str, object]:
+    try:
+        found = sample(deployment, workload, workload.requests)
+    except PlannerError as error:
+        raise PlannerError(f"{FILE}, entry {name}: {error}") from None
+    concurrency, ttft, tpot = point
+    row: dict[str, object] = {
+        "curve": name, "model": curve.model, "GPU": deployment.gpu.name, "engine": curve.engine,
+        "concurrency": concurrency, "basis": step_of(deployment).basis, "pool full": found.mid.kv_usage(0.99) > FULL,
+    }  # fmt: skip
+    for metric, measured in zip(METRICS, (tpot, ttft), strict=True):
+        predicted = found.at(metric.lower(), "mean") * 1e3
+        row |= {
+            f"measured {metric} (ms)": measured,
+            f"predicted {metric} (ms)": predicted,
+            f"{metric} error": predicted.mid / measured - 1,
+            f"{metric} inside": predicted.lo <= measured <= predicted.hi,
+        }
+    return row
+
+
+def accuracy(points: pd.DataFrame, by: tuple[str, ...] = ()) -> pd.DataFrame:
+    """Errors and interval coverage of `serving_points` in percent, one row for each value of the columns `by`."""
+    import pandas as pd
+
+    rows = []
+    groups = points.groupby(list(by), sort=False) if by else [((), points)]
+    for values, group in groups:
+        row = {**dict(zip(by, values, strict=True)), "points": len(group)}
+        for metric in METRICS:
+            sizes = group[f"{metric} error"].abs() * 100
+            row |= {f"{metric} median (%)": sizes.median(), f"{metric} mean (%)": sizes.mean()}
+            row[f"{metric} inside (%)"] = group[f"{metric} inside"].mean() * 100
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def verdict(points: pd.DataFrame) -> str:
+    """How far off the predictions of `serving_points` are, in two sentences."""
+    (every,) = accuracy(points).to_dict("records")
+    full = points[points["pool full"]]
+    said = (
+        f"Over these {len(points)} points of {points['curve'].nunique()} curves the median error is "
+        f"{every['TPOT median (%)']:.1f}% for the mean TPOT and {every['TTFT median (%)']:.0f}% for the mean TTFT; "
+        f"{every['TPOT inside (%)']:.0f}% and {every['TTFT inside (%)']:.0f}% of the 80 % intervals hold what was "
+        f"measured."
+    )
+    if len(full):
+        (tight,) = accuracy(full).to_dict("records")
+        said += (
+            f" At {len(full)} of them the KV pool is full and requests queue for it: there the errors are "
+            f"{tight['TPOT median (%)']:.1f}% and {tight['TTFT median (%)']:.0f}%."
+        )
+    return said
+
+
+def tightest(points: pd.DataFrame, other_than: str = "") -> str:
+    """The curve of `serving_points` on which requests were measured to wait longest where the KV pool is full."""
+    others = points[points["curve"] != other_than]
+    full = others[others["pool full"]]
+    return str((full if len(full) else others).sort_values("measured TTFT (ms)")["curve"].iloc[-1])
+
+
+def nearest(deployment: Deployment, curves: Mapping[str, ServingCurve] | None = None) -> str:
+    """The curve most like `deployment`: by engine, then GPU, then model family, then as many GPUs."""
+
+    def unlike(item: tuple[str, ServingCurve]) -> tuple[bool, bool, bool, int]:
+        other = item[1].case(1)[0]
+        families = [each.model.architecture.model_type for each in (deployment, other)]
+        return (
+            other.engine.name != deployment.engine.name,
+            other.gpu.name != deployment.gpu.name,
+            families[0] != families[1],
+            abs(other.layout.gpus - deployment.layout.gpus_per_replica),
+        )
+
+    return min((curves or serving_curves()).items(), key=unlike)[0]
+
+
+def fits() -> pd.DataFrame:
+    """What the shipped coefficients were fitted to, and how far off they were on what was held back, per GPU."""
+    import pandas as pd
+
+    names, rows = {gpu.name for gpu in gpus()}, []
+    for file in sorted((CATALOGS / "calibration").glob("*.yaml"), reverse=True):
+        for name, entry in calibrations(file.stem).items():
+            if name.partition(" before ")[0] not in names:
+                continue
+            row: dict[str, object] = {"engine": file.stem, "GPU": name, "points": entry.points}
+            row["error"] = entry.residuals
+            for metric, sigma in (("TPOT", entry.sigma_tpot), ("TTFT", entry.sigma_ttft)):
+                row[f"80 % interval of {metric}"] = _reach(sigma) if sigma else None
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _reach(sigma: float) -> str:
+    reach = Interval.factor(1.0, sigma)
+    return f"{reach.lo - 1:+.0%} to {reach.hi - 1:+.0%}"
+
+
+def rests_on(deployment: Deployment) -> str:
+    """What the step costs of `deployment` rest on, and how wide its intervals are for that."""
+    gpu, engine, family = deployment.gpu.name, deployment.engine, deployment.model.architecture.model_type
+    known = calibration_of(deployment.model, deployment.gpu, engine)
+    entry = {**calibrations(engine.name), **engine.calibration}.get(entry_name(engine, gpu))
+    here, runs = f"{gpu} under {engine.name}", f"{entry.points} measured points" if entry else ""
+    basis = {
+        "measured": f"on {runs} of {here}, models of the family {family} among them ({known.note})",
+        "model-transfer": f"on {runs} of {here}, none of them of a model of the family {family}",
+        "gpu-transfer": f"on measurements of other GPUs, for there are none of {here} ({known.note})",
+        "prior": f"on what GPUs have in common, for there are no measurements of {here}",
+    }[known.basis]
+    return (
+        f"The step costs of {deployment} rest {basis}. Its 80 % intervals reach "
+        f"{_reach(known.sigma_tpot)} for the mean TPOT and {_reach(known.sigma_ttft)} for the mean TTFT."
+    )

@@ -1,0 +1,104 @@
+"""Replayed against measured, request by request: public runs under an open load kept in `catalogs/validation`.
+
+They are replayed with coefficients in which they had no part: the engine's `prior`, what fits to other GPUs have in
+common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from planner.core.catalog import entries
+from planner.facts.coefficients import Coefficients
+from planner.facts.workload import Trace, Workload
+from planner.latency.calibration import calibrations
+from planner.latency.step_model import step_model
+from planner.memory.budget import memory_of
+from planner.operations.validation.memory import Ran
+from planner.simulator.replay import ReplayResult, replay_workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FILE = "validation/timed_runs.yaml"
+SAMPLED = 0.25
+"""Seconds between samples of the replay's gauges."""
+
+
+class TimedRun(Ran):
+    """One entry of the catalog: every request of a run, and the engine's gauges over time."""
+
+    requests: tuple[tuple[NonNegativeFloat, PositiveInt, PositiveInt, PositiveFloat, PositiveFloat], ...] = Field(
+        min_length=2
+    )
+    gauges: tuple[tuple[NonNegativeFloat, NonNegativeInt, NonNegativeInt], ...] = Field(min_length=2)
+
+
+@dataclass(frozen=True, eq=False)
+class Replayed:
+    """A measured run beside its replay."""
+
+    run: TimedRun
+    replay: ReplayResult
+
+    def errors(self, metric: str) -> np.ndarray:
+        """[requests] replayed / measured - 1 of "ttft" or "e2e"."""
+        measured = np.array(self.run.requests)[:, {"ttft": 3, "e2e": 4}[metric]] / 1e3
+        return np.asarray(getattr(self.replay, metric) / measured - 1)
+
+    @property
+    def gauges(self) -> pd.DataFrame:
+        """Seconds, and running and waiting requests then, measured and replayed, one row per sample and gauge."""
+        import pandas as pd
+
+        seconds, *measured = np.array(self.run.gauges, float).T
+        told = self.replay.gauges
+        frames = []
+        for name, values in zip(("running", "waiting"), measured, strict=True):
+            replayed = np.interp(seconds, told["seconds"], told[name], right=0)  # when all is done, nobody is left
+            frames.append(pd.DataFrame({"Seconds": seconds, "gauge": name, "measured": values, "replayed": replayed}))
+        return pd.concat(frames, ignore_index=True)
+
+    def off(self, gauge: str) -> float:
+        """Mean absolute difference between replayed and measured "running" or "waiting", in requests."""
+        told = self.gauges[self.gauges["gauge"] == gauge]
+        return float((told["replayed"] - told["measured"]).abs().mean())
+
+
+@cache
+def timed_runs() -> dict[str, TimedRun]:
+    """The public runs by label."""
+    return entries(FILE, TimedRun)
+
+
+def replayed(run: TimedRun) -> Replayed:
+    """`run` with its own arrivals and lengths, through the engine's schedule, at the prior's step costs."""
+    deployment = run.deployment
+    arrival, prompt, output = np.array(run.requests)[:, :3].T
+    workload = Workload.from_trace(Trace(Path(), arrival, prompt.astype(np.int64), output.astype(np.int64)))
+    prior = Coefficients(**calibrations(deployment.engine.name)["prior"].coefficients)
+    step = step_model(deployment, prior)
+    return Replayed(run, replay_workload(deployment, memory_of(deployment).pool, step, workload, gauge_s=SAMPLED))
+
+
+def accuracy(runs: Mapping[str, Replayed]) -> pd.DataFrame:
+    """One row per run: median errors of its requests' TTFT and E2E, and how far the gauges are off."""
+    import pandas as pd
+
+    rows = []
+    for name, found in runs.items():
+        ttft, e2e = (np.median(np.abs(found.errors(metric))) * 100 for metric in ("ttft", "e2e"))
+        row = {"run": name, "requests": len(found.run.requests), "TTFT median error (%)": ttft}
+        row |= {
+            "E2E median error (%)": e2e,
+            **{f"{gauge} off by": found.off(gauge) for gauge in ("running", "waiting")},
+        }
+        rows.append(row)
+    return pd.DataFrame(rows)

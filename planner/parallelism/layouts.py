@@ -1,0 +1,154 @@
+"""How a model is cut over GPUs: which layouts an engine accepts, what they say to each other, how a pipeline idles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, log2
+
+import numpy as np
+
+from planner.facts.coefficients import Coefficients
+from planner.facts.deployment import Deployment, ParallelLayout
+from planner.facts.engines import Engine
+from planner.facts.gpus import Gpu
+from planner.models.architecture import Attention, Experts, Layer
+from planner.models.registry import Model
+
+FP8_BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One kind of message in a step: how often, how many bytes one GPU contributes each time, seconds altogether."""
+
+    name: str
+    count: int
+    bytes: np.ndarray
+    seconds: np.ndarray
+
+
+def refuse(model: Model, layout: ParallelLayout, gpus_per_node: int, engine: Engine | None = None) -> str | None:
+    """Why `engine` would not start `model` in this layout, in the sense of vLLM's own message; None if it would."""
+    architecture, tp = model.architecture, layout.tp
+    heads, kv_heads = architecture.heads, architecture.kv_heads
+    if heads % tp:
+        return f"total number of attention heads ({heads}) must be divisible by tensor parallel size ({tp})"
+    if not architecture.is_mla and kv_heads % tp and tp % kv_heads:
+        return f"{kv_heads} KV heads neither divide nor are divided by tensor parallel size {tp}"
+    if layout.pp > len(architecture.layers):
+        return f"pipeline parallel size {layout.pp} exceeds the {len(architecture.layers)} layers"
+    if tp > gpus_per_node:
+        return f"tensor parallel size {tp} would cross a node boundary ({gpus_per_node} GPUs a node)"
+    if layout.dcp > 1:
+        if tp % layout.dcp:
+            return f"tensor parallel size {tp} must be divisible by decode context parallel size {layout.dcp}"
+        if not architecture.is_mla and layout.dcp > max(tp // kv_heads, 1):
+            return f"decode context parallel size {layout.dcp} must be at most tp / KV heads = {tp // kv_heads}"
+    if layout.ep > 1:
+        if not architecture.is_moe:
+            return "expert parallelism needs a mixture-of-experts model"
+        if layout.ep not in (tp, tp * layout.dp):
+            return f"expert parallel size is tp x dp = {tp * layout.dp}, not {layout.ep}"
+    if model.quantization.method == "fp8_block":
+        for what, width, cut in _block_widths(model, layout, engine is None or engine.facts["fp8_block_experts_whole"]):
+            if width % cut or (width // cut) % FP8_BLOCK:
+                return (
+                    f"the output size of {what} / {cut} GPUs = {width / cut:g} is not divisible by "
+                    f"weight quantization block_n = {FP8_BLOCK}"
+                )
+    return None
+
+
+def _block_widths(model: Model, layout: ParallelLayout, experts: bool) -> set[tuple[str, int, int]]:
+    """Sizes that tensor parallelism cuts and that must stay whole 128-blocks: (name, size, cut over)."""
+    found: set[tuple[str, int, int]] = set()
+    for layer in model.architecture.distinct_layers:
+        for weight in layer.weights:
+            if experts and weight.part == "routed_experts" and weight.shard == "column" and layout.ep == 1:
+                found.add(("the experts' gate and up", weight.rows, layout.tp * layout.dp))
+            elif weight.part in ("dense_mlp", "shared_experts") and weight.shard == "column":
+                found.add(("gate and up", weight.rows, layout.tp))
+    return found
+
+
+def legal_layouts(
+    model: Model, gpu: Gpu, max_gpus: int, gpus_per_node: int | None = None, engine: Engine | None = None
+) -> list[ParallelLayout]:
+    """Every layout of ONE replica on at most `max_gpus`: TP inside a node (powers of two), PP, EP for MoE models."""
+    node = gpus_per_node or gpu.gpus_per_node
+    found = []
+    for tp in (2**power for power in range(int(log2(max(min(node, max_gpus), 1))) + 1)):
+        for pp in range(1, max_gpus // tp + 1):
+            for ep in {1, tp} if model.architecture.is_moe else {1}:
+                layout = ParallelLayout(tp=tp, pp=pp, ep=ep)
+                if refuse(model, layout, node, engine) is None:
+                    found.append(layout)
+    return found
+
+
+def _normalizes_across_heads(layer: Layer) -> bool:
+    """Queries and keys are normalised over all heads at once (MiniMax-M2), so ranks must add up their squares."""
+    return isinstance(layer.mixer, Attention) and any(
+        weight.name.endswith("q_norm") and weight.rows > layer.mixer.head_dim for weight in layer.weights
+    )
+
+
+def allreduce_seconds(size: np.ndarray, gpus: int, link: float, latency: float) -> np.ndarray:
+    """One all-reduce of `size` bytes: one latency, plus a ring's 2 (n - 1) / n over the link.
+
+    One- and two-shot kernels hardly slow down from 2 to 8 GPUs (AIConfigurator's communication tables, H100 and B200:
+    2.7, 3.2, 3.6 us and 4.7, 5.2, 5.8 us), and serving points show no growth at all.
+    """
+    return latency + size * (2 * (gpus - 1) / gpus) / link
+
+
+def collectives(deployment: Deployment, tokens: np.ndarray, c: Coefficients) -> tuple[Collective, ...]:
+    """The messages of one step of `tokens` tokens on one replica, with the bytes that each GPU contributes."""
+    architecture, layout, gpu = deployment.model.architecture, deployment.layout, deployment.gpu
+    size = np.asarray(tokens, float) * architecture.hidden * 2  # bf16 activations
+    nvlink = deployment.link_bandwidth >= 1.5 * gpu.pcie_bandwidth
+    inside = deployment.link_bandwidth * c.link * (1 if nvlink else PCIE_SHARE.get(min(layout.tp * layout.dp, 8), 0.35))
+    outside = gpu.internode_bandwidth * c.link
+    latency = c.allreduce_s * (1 if nvlink else PCIE_LATENCY)
+    found = []
+    if layout.tp > 1:
+        link = inside if layout.tp <= deployment.gpus_per_node else outside
+        layers = architecture.distinct_layers.items()
+        count = sum(times * ((layer.mixer is not None) + (layer.mlp is not None)) for layer, times in layers)
+        norms = sum(times * _normalizes_across_heads(layer) for layer, times in layers)
+        if norms:
+            small = np.asarray(tokens, float) * 8
+            seconds = norms * allreduce_seconds(small, layout.tp, link, latency)
+            found.append(Collective("query-key norm all-reduce", norms, small, seconds))
+        found.append(
+            Collective("TP all-reduce", count, size, count * allreduce_seconds(size, layout.tp, link, latency))
+        )
+    if layout.dp > 1 and architecture.is_moe:
+        link = inside if layout.tp * layout.dp <= deployment.gpus_per_node else outside
+        experts = [layer.mlp for layer in architecture.layers if isinstance(layer.mlp, Experts)]
+        sent, wait = float(layout.dp), 2 * latency  # gather everybody's tokens, reduce everybody's results
+        if layout.ep > 1 and deployment.engine.name != "vllm":  # vLLM's default is that too; the others send a token
+            reached = layout.dp * (1 - (1 - 1 / layout.dp) ** max(mlp.active for mlp in experts))
+            sent, wait = 0.75 * reached, EXCHANGE * latency  # to the ranks of its experts only: FP8 there, bf16 back
+        seconds = len(experts) * allreduce_seconds(size * sent, layout.dp, link, wait)
+        found.append(Collective("expert dispatch and combine", len(experts), size * sent, seconds))
+    if layout.pp > 1:
+        across = min(ceil(layout.tp * layout.pp / deployment.gpus_per_node) - 1, layout.pp - 1)
+        sends = 2 * size  # hidden states and residual
+        seconds = (layout.pp - 1) * latency + sends * (across / outside + (layout.pp - 1 - across) / inside)
+        found.append(Collective("PP send", layout.pp - 1, sends, seconds))
+    return tuple(found)
+
+
+EXCHANGE = 15.0
+"""Latency of sending tokens to their experts and back, in small all-reduces: permuting, quantizing, signalling every
+peer, waiting for the slowest. Fitted on decode pools of 8 to 32 GB200 (InferenceX; 10 and 20 fit about as well)."""
+PCIE_LATENCY = 3.0
+"""Small all-reduces through host bridges take 7-27 us, over NVLink 3-6 us (AIConfigurator, L40S and RTX PRO 6000)."""
+PCIE_SHARE = {2: 0.75, 4: 0.6, 8: 0.5}
+"""What is left of a PCIe link when this many GPUs reduce at once (AIConfigurator, RTX PRO 6000 over PCIe 5)."""
+
+
+def pipeline_bubble(pp: int, microbatches: int) -> float:
+    """Idle share of a pipeline of `pp` stages fed `microbatches` at a time: (pp - 1) / (pp - 1 + m), GPipe (2019)."""
+    return (pp - 1) / (pp - 1 + microbatches)

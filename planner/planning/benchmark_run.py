@@ -1,0 +1,378 @@
+"""A run: what the engines of a deployment are sent, how much of it is replayed, and what came of it.
+
+Traffic that goes on is replayed for long, several times over with other random arrivals; a benchmark of so many
+requests as it is, from its first burst to its last token; a trace as it came. Whatever is stated of a deployment under
+load comes from here (`performance`); the closed form (`queueing.steady_state`) ranks, draws and answers while a slider
+moves.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache, partial
+from typing import TypeVar
+
+import numpy as np
+
+from planner.core.quantities import Z80, Interval, PlannerError
+from planner.facts.deployment import Deployment
+from planner.facts.workload import Lengths, Workload
+from planner.latency.performance import LATENCIES, POINTS, WIDER, Performance
+from planner.latency.speculation import step_of
+from planner.memory.budget import memory_of
+from planner.memory.kv_cache import KvPool
+from planner.queueing.steady_state import Case, open_loops
+from planner.simulator.replay import ReplayResult, replay_workload
+
+ENOUGH = 4_000
+"""Requests of one engine, over all seeds, on which the stated percentiles rest at least."""
+LONG = 12
+"""Traffic that goes on is replayed for so many times the requests in flight."""
+BEGINNING, ENDING = 2, 1
+"""Times the requests in flight that are left out of it, while the engine fills up and runs dry."""
+MOST = 10_000
+"""Requests of one engine up to which a run is replayed whole; what a longer one adds goes at a full engine's pace."""
+SEEDS = (2, 16)
+"""Fewest and most runs with other random lengths and arrivals."""
+MOVES = 0.03
+"""More runs are added while another set of seeds would move a percentile by more than this (80 %)."""
+PLENTY = 12_000
+"""But no more than that many requests; the interval is widened by what others would still move."""
+TOKENS, FEWEST = 20_000_000, 200
+"""Output tokens of one run at most, but so many requests."""
+LONGEST = 30_000
+"""Requests of a trace that one engine is sent at most."""
+QUICK = 1_000
+"""Requests of a first look at a candidate."""
+WAVES = 4
+"""Times that every slot of a full engine is taken, to learn how many requests it serves at most."""
+ENDS = 1_500
+"""Requests of one engine at each end of the step cost."""
+C = TypeVar("C")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """The same requests at the calibrated step cost (`mid`) and at both ends of its 80 % interval; all seeds pooled."""
+
+    deployment: Deployment
+    workload: Workload
+    seeds: tuple[ReplayResult, ...]  # at the middle
+    lo: ReplayResult | None  # faster and slower steps, of the first seeds; None: nothing arrives on its own, so that
+    hi: ReplayResult | None  # every time is longer by the same factor
+    pace: float  # of the slow end: how much longer its steps take
+    sigmas: tuple[float, float]  # of the logarithms of TTFT and TPOT, as far as measurements tell
+    like: int = 1  # seeds of both ends
+
+    @cached_property
+    def mid(self) -> ReplayResult:
+        """All requests at the middle of the step cost."""
+        return ReplayResult.pooled(self.seeds)
+
+    @cached_property
+    def _same(self) -> ReplayResult:
+        """Those requests at the middle that `lo` and `hi` replay."""
+        return ReplayResult.pooled(self.seeds[: self.like])
+
+    @property
+    def requests(self) -> int:
+        """Requests that were replayed at the middle of the step cost."""
+        return len(self.mid.output)
+
+    def at(self, metric: str, point: str) -> Interval:
+        """Seconds of "ttft", "tpot", "itl", "e2e" or "queue" at one of `POINTS`; NaN where there are none.
+
+        The interval holds what slower and faster steps make of it, at least the spread of measured TTFT and TPOT (more
+        in the tails, `WIDER`), and what other random arrivals would move.
+        """
+        return self._interval(metric, lambda run: stat(run, metric, point), float(WIDER[POINTS.index(point)]))
+
+    def quantile(self, metric: str, q: float) -> Interval:
+        """Seconds that a share `q` of the values of `metric` does not exceed."""
+        wider = float(np.interp(q, (0.5, 0.95, 0.99), WIDER[1:]))
+        return self._interval(metric, lambda run: run.quantile(metric, q), wider)
+
+    def _interval(self, metric: str, read: Callable[[ReplayResult], float], wider: float) -> Interval:
+        mid = read(self.mid)
+        if not math.isfinite(mid):
+            return Interval(math.nan, math.nan, math.nan)
+        reach = math.exp(Z80 * wider * self._sigma(metric))
+        lo, hi = mid / reach, mid * reach
+        if self.lo is not None and self.hi is not None and (same := read(self._same)):
+            ends = [read(run) * share for run in (self.lo, self.hi) for share in (1, mid / same)]
+            lo, hi = min(lo, *ends), max(hi, *ends)
+        luck = self.moves(read) * mid
+        return Interval(max(mid - math.hypot(mid - lo, luck), 0.0), mid, mid + math.hypot(hi - mid, luck))
+
+    def moves(self, read: Callable[[ReplayResult], float]) -> float:
+        """By which share another set of as many seeds would move a figure, in four cases of five at most."""
+        if len(self.seeds) < 2:
+            return 0.0
+        values = np.array([value for run in self.seeds if math.isfinite(value := read(run))])
+        if len(values) < 2:
+            return 0.0
+        return float(Z80 * values.std(ddof=1) / math.sqrt(len(values)) / max(abs(values.mean()), 1e-12))
+
+    def _sigma(self, metric: str) -> float:
+        first, decoding = self.sigmas
+        if metric in ("ttft", "queue"):
+            return first
+        if metric == "e2e":
+            ttft, whole = float(self.mid.ttft.mean()), float(self.mid.e2e.mean())
+            return math.hypot(first * ttft, decoding * (whole - ttft)) / whole
+        return decoding
+
+    @cached_property
+    def keeps_up(self) -> Interval:
+        """The share of the arrivals that is served in the meantime, 0 to 1: below 1 the queue grows."""
+        mid = float(np.mean([served(run) for run in self.seeds]))
+        if self.lo is None or self.hi is None:
+            return Interval.exactly(mid)
+        ends = served(self.lo), mid, served(self.hi)
+        return Interval(min(ends), mid, max(ends))
+
+    @property
+    def preemptions(self) -> float:
+        """Preemptions per request."""
+        return float(self.mid.preemptions.mean())
+
+
+def stat(run: ReplayResult, metric: str, point: str) -> float:
+    """Seconds of one replay's `metric` at one of `POINTS`."""
+    return run.stats(metric)[point]
+
+
+def served(run: ReplayResult) -> float:
+    """Requests that ended per request that arrived, at most 1, in the last three quarters of the arrivals' time."""
+    start, end = run.sent[-1] / 4, run.sent[-1]
+    ended = run.outcome.last_token * run.second
+    arrived = np.count_nonzero(run.sent > start)
+    return min(np.count_nonzero((ended > start) & (ended <= end)) / arrived, 1.0) if arrived else 1.0
+
+
+def refused(workload: Workload, max_model_len: int) -> float:
+    """The share of requests that the engine refuses: prompts that leave no room for an output."""
+    return _shorter(workload.prompt, max_model_len)[0]
+
+
+@lru_cache(maxsize=256)
+def _shorter(prompt: Lengths, limit: int) -> tuple[float, Lengths]:
+    """(the share of prompts from `limit` tokens on, the others)."""
+    share = float(np.count_nonzero(prompt.values >= limit) / len(prompt.values))
+    return share, Lengths.empirical(prompt.values[prompt.values < limit]) if 0 < share < 1 else prompt
+
+
+def accepted(workload: Workload, max_model_len: int) -> Workload:
+    """`workload` as the engine takes it on: without the prompts that it refuses, and so at a lower rate.
+
+    Raises `PlannerError` where requests do not fit on average, as they never do where it refuses all of them.
+    """
+    mean = workload.prompt.mean + workload.output.mean
+    if mean > max_model_len:
+        raise PlannerError(f"requests of {mean:,.0f} tokens on average do not fit into max_model_len {max_model_len:,}")
+    if not (share := refused(workload, max_model_len)):
+        return workload
+    rate = workload.rate and workload.rate * (1 - share)
+    return replace(workload, prompt=_shorter(workload.prompt, max_model_len)[1], rate=rate)
+
+
+def taken_on(deployment: Deployment, workload: Workload) -> Workload:
+    """`workload` as `deployment` takes it on: without what it refuses, and without a prefix cache that is off."""
+    cached = workload if deployment.args.enable_prefix_caching else replace(workload, prefix_hit_rate=0.0)
+    return accepted(cached, deployment.args.max_model_len or 0)
+
+
+def is_finite(workload: Workload) -> bool:
+    """Whether the traffic is a run of so many requests; else it goes on, and is replayed for long enough."""
+    return workload.trace is not None or workload.rate is None or workload.num_prompts is not None
+
+
+@lru_cache(maxsize=256)
+def run(deployment: Deployment, workload: Workload, *, quick: bool = False) -> Run:
+    """`workload` on one engine of `deployment`; `quick`: a first look, at the middle of the step cost only.
+
+    Raises `PlannerError` where the deployment does not fit, and for requests that can never be scheduled.
+    """
+    step, many = step_of(deployment), requests(deployment, workload, quick=quick)
+    sigmas = step.sigma_ttft, step.sigma_tpot
+    pace = math.exp(Z80 * step.sigma_tpot)
+
+    def one(case: tuple[int, float]) -> ReplayResult:
+        seed, factor = case
+        return once(deployment, workload, many, pace=factor, seed=seed).without(*ends)
+
+    inside = 0.0 if is_finite(workload) else _in_flight(deployment, workload)
+    ends = tuple(min(math.ceil(part * inside), many // 5) for part in (BEGINNING, ENDING))
+    if quick:
+        return Run(deployment, workload, (one((0, 1.0)),), None, None, pace, sigmas)
+    fewest = 1 if is_finite(workload) else SEEDS[0]
+    most = max(min(SEEDS[1], PLENTY // many), fewest)
+    if workload.trace:  # which is what it is: other seeds are other engines
+        engines = min(deployment.engines, len(workload.trace.arrival))
+        fewest, most = min(fewest, engines), min(most, engines)
+    first = min(max(fewest, math.ceil(ENOUGH * (0.5 if is_finite(workload) else 1) / many)), most)
+    sides = [1 / pace, pace] if workload.rate is not None else []
+    like = min(math.ceil(ENDS / many), first)
+    cases = [(seed, 1.0) for seed in range(first)] + [(seed, factor) for factor in sides for seed in range(like)]
+    found = _side_by_side(one, cases)
+    lo, hi = (ReplayResult.pooled(found[first + k * like :][:like]) if sides else None for k in range(2))
+    result = Run(deployment, workload, tuple(found[:first]), lo, hi, pace, sigmas, like)
+    goes_on = not is_finite(workload) or workload.trace is not None  # else the run's own luck is part of it
+    while goes_on and len(result.seeds) < most and _restless(result):
+        more = [(seed, 1.0) for seed in range(len(result.seeds), min(len(result.seeds) + 2, most))]
+        result = replace(result, seeds=(*result.seeds, *_side_by_side(one, more)))
+    return result
+
+
+def sample(
+    deployment: Deployment, workload: Workload, requests: int, *, pool: KvPool | None = None, ends: bool = True
+) -> Run:
+    """A shorter `run` for drawing: `requests` of one engine with one seed; a closed loop has several waves at least.
+
+    Without `ends` only at the middle of the step cost. `pool` replaces the KV pool of the memory plan.
+    """
+    step = step_of(deployment)
+    many = max(requests, WAVES * math.ceil((workload.concurrency or 0) / deployment.engines))
+    pace = math.exp(Z80 * step.sigma_tpot) if ends else 1.0
+    paces = (1.0, 1 / pace, pace) if ends and workload.rate is not None else (1.0,)
+    found = _side_by_side(lambda pace: once(deployment, workload, many, pool=pool, pace=pace), paces)
+    lo, hi = found[1:] if len(found) > 1 else (None, None)
+    sigmas = (step.sigma_ttft, step.sigma_tpot) if ends else (0.0, 0.0)
+    return Run(deployment, workload, (found[0],), lo, hi, pace, sigmas)
+
+
+def once(
+    deployment: Deployment, workload: Workload, requests: int, *, pool: KvPool | None = None, pace: float = 1.0,
+    seed: int = 0, gauge_s: float = 0.0,
+) -> ReplayResult:  # fmt: skip
+    """One replay of `requests` of one engine, every step at `pace` times its cost."""
+    if pool is None:
+        memory = memory_of(deployment)
+        if not memory.starts:
+            raise PlannerError(memory.reason)
+        pool = memory.pool
+    step = step_of(deployment) if pace == 1 else step_of(deployment).scaled(pace)
+    even = not is_finite(workload)  # of traffic that goes on, what is looked at stands for what is not
+    return replay_workload(deployment, pool, step, workload, seed, gauge_s, requests, even)
+
+
+def _restless(found: Run) -> bool:
+    """Whether other seeds would move a stated percentile by more than `MOVES`."""
+    points = [(metric, point) for metric in ("ttft", "tpot", "e2e") for point in ("p95", "p99")]
+    return any(found.moves(partial(stat, metric=metric, point=point)) > MOVES for metric, point in points)
+
+
+def _side_by_side(one: Callable[[C], ReplayResult], cases: Sequence[C]) -> list[ReplayResult]:
+    """`one` of every case, on all cores: the compiled replay does not hold the interpreter's lock."""
+    with ThreadPoolExecutor(min(len(cases), os.cpu_count() or 1)) as pool:
+        return list(pool.map(one, cases))
+
+
+def requests(deployment: Deployment, workload: Workload, *, quick: bool = False) -> int:
+    """How many requests of `workload` one engine is sent in one replay; `quick`: for a first look."""
+    share = math.ceil(workload.requests / deployment.engines)
+    if workload.trace is not None:
+        return min(share, QUICK if quick else LONGEST)
+    if is_finite(workload):
+        waves = WAVES * math.ceil((workload.concurrency or 0) / deployment.engines)
+        return min(share, max(QUICK if quick else ENOUGH if share > MOST else MOST, waves))
+    wanted = QUICK if quick else min(max(math.ceil(LONG * _in_flight(deployment, workload)), QUICK), MOST)
+    return max(min(wanted, round(TOKENS / workload.output.mean)), FEWEST)
+
+
+@lru_cache(maxsize=1024)
+def _in_flight(deployment: Deployment, workload: Workload) -> float:
+    """Requests that are in one engine at once, by Little's law and the closed form."""
+    load = taken_on(deployment, workload)
+    found = open_loops([Case(deployment, memory_of(deployment), load)])[0]
+    stay = found.request_tps.mid * found.e2e["mean"].mid / deployment.engines
+    return min(stay, float(deployment.args.max_num_seqs or 1))
+
+
+def capacity(deployment: Deployment, workload: Workload) -> Interval:
+    """Requests/s that all engines serve at most: every slot is taken, and others wait. All times grow with the step's.
+
+    It depends on lengths and shared prefixes, not on when requests come.
+    """
+    lengths = replace(workload, rate=None, concurrency=1, burstiness=1.0, num_prompts=None, trace=None)
+    served = deployment.layout.replicas * _served_at_most(deployment.with_replicas(1), lengths)
+    return Interval.factor(served, step_of(deployment).sigma_tpot)
+
+
+@lru_cache(maxsize=256)
+def _served_at_most(one: Deployment, lengths: Workload) -> float:
+    """Requests/s of one replica, counted in whole waves, from when the first have mixed until the queue runs dry."""
+    pool = memory_of(one).pool
+    slots = min(one.args.max_num_seqs or 1, max(pool.sequences(max(int(lengths.context), 1)), 1))
+    waves = max(WAVES, math.ceil(QUICK / slots))
+    n = slots * max(min(waves, round(TOKENS / lengths.output.mean / slots)), 2)
+    waiting = replace(lengths, concurrency=2 * slots * one.engines)
+    found = replay_workload(one, pool, step_of(one), waiting, requests=n, even=True)
+    ended = np.sort(found.outcome.last_token) * found.second
+    wave = min(slots, len(ended) // 4)
+    first, last = max(len(ended) // 4 // wave, 1) * wave - 1, len(ended) - wave - 1
+    return one.engines * (last - first) / max(float(ended[last] - ended[first]), 1e-12)
+
+
+def performance(deployment: Deployment, workload: Workload, like: Performance, *, quick: bool = False) -> Performance:
+    """What `deployment` does under `workload`, replayed; `like` is what the closed form says, for limit and basis.
+
+    Raises `PlannerError` for requests that can never be scheduled.
+    """
+    with ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(capacity, deployment, workload)
+        found = run(deployment, workload, quick=quick)
+        most = waiting.result()
+    mid, rate = found.mid, _rate(found, most)
+    outputs = float(mid.output.mean()) if is_finite(workload) else workload.output.mean
+    prompts = float(mid.prompt.mean()) if is_finite(workload) else workload.prompt.mean
+    ttft, tpot, itl, e2e = ({point: found.at(metric, point) for point in POINTS} for metric in LATENCIES)
+    if is_finite(workload):  # the run itself may serve a little more than a crowd that waits
+        most = Interval(*(max(pair) for pair in ((most.lo, rate.lo), (most.mid, rate.mid), (most.hi, rate.hi))))
+    return replace(
+        like,
+        ttft=ttft,
+        tpot=tpot,
+        itl=itl,
+        e2e=e2e,
+        request_tps=rate,
+        output_tps=rate * outputs,
+        total_tps=rate * (outputs + prompts),
+        decode_batch=mid.decode_batch,
+        kv_usage=mid.kv_usage_mean,
+        kv_usage_p99=mid.kv_usage(0.99),
+        queue=stat(mid, "queue", "p99"),
+        preemptions=found.preemptions,
+        saturated=workload.rate is not None and _offered(deployment, workload) > most.mid,
+        capacity=most,
+        requests=found.requests,
+    )
+
+
+def _offered(deployment: Deployment, workload: Workload) -> float:
+    """Requests/s that arrive and are not refused."""
+    return (workload.rate or 0.0) * (1 - refused(workload, deployment.args.max_model_len or 0))
+
+
+def _rate(found: Run, most: Interval) -> Interval:
+    """Requests/s that all engines serve over the run; of traffic that goes on, what comes in as far as it can go out.
+
+    Ten minutes of such traffic differ by chance, as a Poisson count does.
+    """
+    deployment, workload, mid = found.deployment, found.workload, found.mid
+    if not is_finite(workload):
+        offered = _offered(deployment, workload)
+        reach = math.exp(Z80 / math.sqrt(max(workload.burstiness * workload.requests, 1.0)))
+        served = most.map(lambda rate: min(rate, offered))
+        return Interval(served.lo / reach, served.mid, served.hi * reach)
+    served_once = len(mid.output) / len(found.seeds) * deployment.engines  # of those sent, all that were not refused
+    share = 1 - refused(workload, deployment.args.max_model_len or 0)
+    more = max(workload.requests * share - served_once, 0.0)
+    duration = mid.duration / len(found.seeds) + more / most.mid
+    arriving = workload.requests / workload.rate if workload.rate else 0.0
+    paced = min(arriving / duration, 1.0)  # of the run, for which its speed is the client's
+    return Interval.factor((served_once + more) / duration, found.sigmas[1] * (1 - paced))

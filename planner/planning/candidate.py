@@ -1,0 +1,239 @@
+"""One deployment under a scenario's traffic, held against its service level."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from planner.core.quantities import Interval
+from planner.facts.deployment import Deployment
+from planner.facts.workload import Workload
+from planner.latency.performance import Performance
+from planner.planning.prediction import Prediction, evaluate_all, predict
+from planner.planning.scenario import Scenario, Target
+
+FLOOD = 1e6
+"""Requests/s that no deployment serves: what it does serve of them is all that it can."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A legal deployment with as many replicas as the traffic needs (or as the scenario allows)."""
+
+    deployment: Deployment
+    prediction: Prediction
+    misses: tuple[str, ...]  # what it does not meet at the middle of its intervals
+    risks: tuple[str, ...]  # what it does not meet at their pessimistic ends
+    constraints: tuple[str, ...]  # the names of what it misses: "p95 TPOT", "rate", "memory"
+    margin: float  # largest share of any limit that it uses, 1 = at the limit
+    share: float  # of the capacity that is planned to be used, 1 = all of it
+    preference: tuple[int, ...]  # position of its formats in the scenario's lists, speculation last
+
+    @property
+    def stated(self) -> bool:
+        """Its figures are replayed, not the closed form's."""
+        return bool(self.prediction.performance and self.prediction.performance.requests)
+
+    @property
+    def meets(self) -> bool:
+        """Every target holds at the middle of its interval."""
+        return not self.misses
+
+    @property
+    def at_risk(self) -> bool:
+        """It meets the targets, but not at the pessimistic end of every interval."""
+        return self.meets and bool(self.risks)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Price of all its GPUs; None where none is known."""
+        return self.prediction.usd_per_hour
+
+    @property
+    def cost(self) -> tuple[bool, float]:
+        """What candidates are compared by: USD per hour, or GPUs where no price is known (ranked after all others)."""
+        usd = self.usd_per_hour
+        return usd is None, self.deployment.layout.gpus if usd is None else usd
+
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What makes candidates differ for a reader: GPU and layout, however experts are spread in it."""
+        layout = self.deployment.layout
+        return self.deployment.gpu, layout.tp, layout.pp, layout.dp
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What tells it from other candidates of its search."""
+        deployment = self.deployment
+        return deployment.gpu, deployment.gpus_per_node, deployment.link_bandwidth, deployment.layout, self.preference
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(tp, pp, dp, ep) of one replica."""
+        layout = self.deployment.layout
+        return layout.tp, layout.pp, layout.dp, layout.ep
+
+    @property
+    def rank(self) -> tuple[object, ...]:
+        """Sorts candidates from best to worst by the rule of this module."""
+        return not self.meets, self.cost, self.at_risk, self.preference, self.deployment.layout.pp, self.margin
+
+    def row(self) -> dict[str, object]:
+        """The candidate in a line, with units in the names."""
+        deployment, layout, found = self.deployment, self.deployment.layout, self.prediction.performance
+        line = {"gpu": deployment.gpu.name, "gpus": layout.gpus, "layout": str(layout)}
+        line |= {"weights": deployment.model.quantization.method, "kv_cache_dtype": deployment.args.kv_cache_dtype}
+        line |= {"speculation": deployment.speculation.method if deployment.speculation else ""}
+        line |= {"usd_per_hour": self.usd_per_hour, "meets": self.meets, "at_risk": self.at_risk}
+        if found:
+            line |= {f"{m}_ms_p95": getattr(found, m)["p95"].mid * 1e3 for m in ("ttft", "tpot", "e2e")}
+            line |= {"output_tps": found.output_tps.mid, "kv_usage": found.kv_usage}
+        return line | {"max_num_seqs": deployment.args.max_num_seqs, "misses": "; ".join(self.misses)}
+
+    def __str__(self) -> str:
+        price = "no price known" if self.usd_per_hour is None else f"${self.usd_per_hour:,.2f} per hour"
+        verdict = (
+            "; ".join(self.misses) or "; ".join(f"at risk: {risk}" for risk in self.risks) or "meets the service level"
+        )
+        return f"{describe(self.deployment)}: {price}; {verdict}"
+
+
+def describe(deployment: Deployment) -> str:
+    """A deployment in a few words: GPUs, layout, formats."""
+    layout, stored = deployment.layout, deployment.model.quantization.method
+    formats = [deployment.model.dtype if stored == "none" else stored]
+    formats += [f"{deployment.args.kv_cache_dtype} KV"] if deployment.args.kv_cache_dtype not in (None, "auto") else []
+    formats += [deployment.speculation.method] if deployment.speculation else []
+    return f"{layout.gpus} x {deployment.gpu.name}, {layout}, {', '.join(formats)}"
+
+
+def judge(scenario: Scenario, deployment: Deployment, replicas: int, preference: tuple[int, ...] = ()) -> Candidate:
+    """`deployment` in `replicas` copies under the scenario's traffic, held against its service level in closed form."""
+    return judge_all(scenario, [(deployment, replicas, preference)])[0]
+
+
+def judge_all(scenario: Scenario, cases: Sequence[tuple[Deployment, int, tuple[int, ...]]]) -> list[Candidate]:
+    """`judge` of every (deployment, replicas, preference); together they take little longer than one."""
+    if not cases:
+        return []
+    loads = [
+        (copies := deployment.with_replicas(replicas), traffic(scenario, copies)) for deployment, replicas, _ in cases
+    ]
+    flooded = [(deployment, workload.at(FLOOD)) for deployment, workload in loads]
+    found = evaluate_all([*loads, *flooded], scenario.prices)
+    candidates = []
+    for usual, full, (_, _, preference) in zip(found, found[len(loads) :], cases, strict=False):
+        if usual.performance and full.performance:
+            usual = replace(usual, performance=replace(usual.performance, capacity=full.performance.request_tps))
+        candidates.append(against(scenario, usual, preference))
+    return candidates
+
+
+def replayed(scenario: Scenario, candidate: Candidate, *, quick: bool = False) -> Candidate:
+    """`candidate` as it is stated: its traffic, replayed; `quick` is a first look."""
+    found = predict(candidate.deployment, traffic(scenario, candidate.deployment), scenario.prices, quick=quick)
+    return against(scenario, found, candidate.preference)
+
+
+def traffic(scenario: Scenario, deployment: Deployment) -> Workload:
+    """The scenario's traffic; offline, a closed loop that keeps every slot of `deployment` taken."""
+    workload = scenario.workload
+    return full(deployment, workload) if scenario.offline else workload
+
+
+def full(deployment: Deployment, workload: Workload) -> Workload:
+    """`workload` as a closed loop that keeps every one of `deployment`'s max_num_seqs slots taken."""
+    slots = (deployment.args.max_num_seqs or 1) * deployment.engines
+    return replace(workload, rate=None, trace=None, concurrency=min(slots, workload.num_prompts or slots))
+
+
+def against(scenario: Scenario, prediction: Prediction, preference: tuple[int, ...] = ()) -> Candidate:
+    """A prediction held against the service level."""
+    deployment, performance = prediction.deployment, prediction.performance
+    if performance is None:
+        return Candidate(
+            deployment, prediction, (prediction.memory.reason,), (), ("memory",), math.inf, math.inf, preference
+        )
+    missed, risks, share = _load(scenario, prediction, performance)
+    margin = share
+    for target in scenario.service_level:
+        value = getattr(performance, target.metric)[target.percentile]
+        if math.isnan(value.mid):  # answers of one token have no pace
+            continue
+        margin = max(margin, value.mid / target.seconds)
+        limit = milliseconds(target.seconds)
+        if value.mid > target.seconds:
+            missed.append((target.name, f"{target.name} is {milliseconds(value.mid, target.seconds)}, above {limit}"))
+        elif value.hi > target.seconds:
+            risks.append(f"{target.name} may reach {milliseconds(value.hi, target.seconds)}, above {limit}")
+    if prediction.refused > scenario.refused_at_most:
+        said = f"{prediction.refused:.1%} of the requests are refused, above {scenario.refused_at_most:.1%}"
+        missed.append(("max_model_len", said))
+        margin = max(margin, prediction.refused / max(scenario.refused_at_most, 1e-6))
+    if prediction.memory.status == "at_risk":
+        risks.append(prediction.memory.reason)
+    constraints, misses = zip(*missed, strict=True) if missed else ((), ())
+    return Candidate(deployment, prediction, misses, tuple(risks), constraints, margin, share, preference)
+
+
+def _load(
+    scenario: Scenario, prediction: Prediction, performance: Performance
+) -> tuple[list[tuple[str, str]], list[str], float]:
+    """What the load says: misses with their names, risks, and the share that it takes of what is to be used."""
+    asked, free, planned = asked_rps(scenario, prediction), free_share(scenario, prediction), 1 - scenario.headroom
+    most = most_rps(scenario, performance)
+    assert free is not None and most is not None
+    used = 1 - free
+    share = used / planned
+    if share > 1 and scenario.offline:
+        spare = f", of which {scenario.headroom:.0%} should stay free" if used <= 1 else ""
+        return [("rate", f"it serves {most.mid:.3g} of {asked:.3g} requests/s{spare}")], [], share
+    if share > 1:
+        beyond = f"above the {planned:.0%} that are planned" if used <= 1 else "so that its queue grows"
+        times = f"{used:.3g} times" if used >= 2 else f"{used:.1%} of" if share > 1.005 else f"{used:.3%} of"
+        said = f"{asked:.3g} requests/s are {times} the {most.mid:.3g} it serves at most, {beyond}"
+        return [("capacity", said)], [], share
+    slow = asked > most.lo and scenario.workload.rate is not None
+    return [], [f"it may serve only {most.lo:.3g} of {asked:.3g} requests/s"] * slow, share
+
+
+def held(target: Target, value: Interval) -> str:
+    """Whether a promise is "kept", "at risk" or "broken" by what is predicted; answers of one token keep any pace."""
+    return "broken" if value.mid > target.seconds else "at risk" if value.hi > target.seconds else "kept"
+
+
+def asked_rps(scenario: Scenario, prediction: Prediction) -> float:
+    """Requests/s that are planned for: those that arrive and are taken, the deadline asks for, or the users send."""
+    rate, found = scenario.workload.rate, prediction.performance
+    if rate is None:
+        return found.request_tps.mid if found else math.nan
+    return rate if scenario.offline else rate * (1 - prediction.refused)
+
+
+def free_share(scenario: Scenario, prediction: Prediction) -> float | None:
+    """The share of what it can serve that the traffic leaves free; negative where it is overloaded."""
+    found = prediction.performance
+    if found is None or (most := most_rps(scenario, found)) is None:
+        return None
+    return 1 - asked_rps(scenario, prediction) / most.mid
+
+
+def most_rps(scenario: Scenario, performance: Performance) -> Interval | None:
+    """Requests/s that the traffic is held against: the capacity, and offline what the whole job is served at."""
+    return performance.request_tps if scenario.offline else performance.capacity
+
+
+def run_hours(scenario: Scenario, candidate: Candidate) -> Interval | None:
+    """Hours that work with a deadline takes; None where traffic goes on, or nothing is predicted."""
+    found, many = candidate.prediction.performance, scenario.workload.num_prompts
+    return found.request_tps.map(lambda rate: many / rate / 3600) if scenario.offline and found and many else None
+
+
+def milliseconds(seconds: float, limit: float = math.inf) -> str:
+    """A latency as a sentence has it, exact enough to tell it from a `limit` beside it."""
+    if seconds >= 10:
+        return f"{seconds:,.0f} s" if abs(seconds - limit) >= 1 else f"{seconds:,.2f} s"
+    if seconds < 1e-3:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e3:,.0f} ms" if abs(seconds - limit) >= 1e-3 else f"{seconds * 1e3:,.2f} ms"

@@ -1,0 +1,191 @@
+"""The last word on a plan: the closed form ranks thousands of candidates, the replay decides among those at the top.
+
+A closed form averages; a replay has the queues, bursts and shared steps of real schedules (`planning.benchmark_run`).
+Candidates are replayed from the cheapest on, those that the closed form puts just short of the service level among
+them. One that holds is tried with a replica less, one that fails with a replica more, each with the max_num_seqs that
+keeps its pace.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from planner.core.quantities import PlannerError
+from planner.planning.candidate import Candidate, full, judge, judge_all, replayed
+from planner.planning.deployments import SEQS_STEP
+from planner.planning.prediction import evaluate
+from planner.planning.scenario import Scenario
+
+TRIES = 60
+"""Candidates that are replayed at most."""
+AFTER = 12
+"""Candidates that are replayed at most once one holds, for a runner-up and a safer one."""
+NEAR = 1.4
+"""The closed form can be wrong by so much: up to here beyond a limit it does not rule a candidate out."""
+FULL_PACE = 2.5
+"""A full batch may be so much slower than the traffic's own."""
+CLEARLY, FULL = 1.15, 1.05
+"""A first look that is so far beyond a limit, or beyond what is to be used of the capacity, needs no second."""
+FEWER = (0.85, 0.7)
+"""Shares of max_num_seqs that are tried where a full batch is too slow."""
+FULLY = 2
+"""Of those so many are replayed in full."""
+THINNER = (0.5, 0.25, 0.1)
+"""The same where nothing promises a pace, but a TTFT or the whole answer."""
+PACES = ("tpot", "itl")
+
+
+@dataclass
+class Confirmed:
+    """What the replay says of the candidates that it was asked about."""
+
+    holding: list[Candidate] = field(default_factory=list)  # from best to worst
+    failing: list[Candidate] = field(default_factory=list)  # with what they miss
+
+    def other(self, chosen: Candidate) -> Candidate | None:
+        """The best that holds with another GPU or layout than `chosen`."""
+        return next((c for c in self.holding if c.kind != chosen.kind), None)
+
+    @property
+    def safe(self) -> Candidate | None:
+        """The best that holds at the pessimistic end too."""
+        return next((c for c in self.holding if not c.at_risk), None)
+
+    @property
+    def enough(self) -> bool:
+        """A choice, a runner-up, and a safer one where the choice is at risk."""
+        return bool(self.holding and self.other(self.holding[0]) and self.safe)
+
+
+def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
+    """Replay `candidates`, cheapest first, until the cheapest that holds, a runner-up and a safer one are known."""
+    pending: list[Candidate] = []
+    seen: set[object] = set()
+
+    def add(candidate: Candidate) -> None:
+        if candidate.identity not in seen and near(scenario, candidate):
+            seen.add(candidate.identity)
+            insort(pending, candidate, key=_order)
+
+    some = [candidate for candidate in candidates if near(scenario, candidate)]
+    fewer = [
+        (c.deployment, c.deployment.layout.replicas - 1, c.preference) for c in some if c.deployment.layout.replicas > 1
+    ]
+    for candidate in (*some, *judge_all(scenario, fewer)):
+        add(candidate)
+    found = Confirmed()
+    at_most = {wanted.gpu: wanted.at_most for wanted in scenario.gpus}
+    tries, after = TRIES, AFTER
+    while pending and tries:
+        worse = bool(found.holding) and not _may_beat(pending[0], found.holding[0])
+        if worse and (found.enough or not after):
+            break
+        tries, after = tries - 1, after - worse
+        asked = pending.pop(0)
+        tried, layout = settled(scenario, asked), asked.deployment.layout
+        if tried.meets:
+            insort(found.holding, tried, key=lambda candidate: candidate.rank)
+            add(_with(scenario, asked, -1))
+        else:
+            found.failing.append(tried)
+            if (layout.replicas + 1) * layout.gpus_per_replica <= at_most.get(tried.deployment.gpu, math.inf):
+                add(_with(scenario, asked, 1))
+    return found
+
+
+def _may_beat(candidate: Candidate, best: Candidate) -> bool:
+    """Whether the rule may put `candidate` before `best`, if it holds."""
+    return candidate.cost <= best.cost if best.at_risk else _order(candidate)[:3] <= _order(best)[:3]
+
+
+def _order(candidate: Candidate) -> tuple[object, ...]:
+    return candidate.cost, candidate.preference, candidate.deployment.layout.pp, candidate.margin
+
+
+def _with(scenario: Scenario, candidate: Candidate, more: int) -> Candidate:
+    """`candidate` with so many replicas more, in closed form; itself where none would be left."""
+    replicas = candidate.deployment.layout.replicas + more
+    if replicas < 1:
+        return candidate
+    return judge(scenario, candidate.deployment, replicas, candidate.preference)
+
+
+def near(scenario: Scenario, candidate: Candidate) -> bool:
+    """Whether the closed form leaves it open that `candidate` holds.
+
+    While queues grow its waits mean nothing, and its pace is that of a full batch: only the load counts, and the pace.
+    """
+    if candidate.margin <= NEAR or (scenario.offline and candidate.share <= NEAR):
+        return True
+    found = candidate.prediction.performance
+    if found is None or not found.saturated or candidate.share > NEAR:
+        return False
+    paces = [target for target in scenario.service_level if target.metric in PACES]
+    return all(getattr(found, t.metric)[t.percentile].mid <= FULL_PACE * t.seconds for t in paces)
+
+
+def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
+    """`candidate` replayed, with the first max_num_seqs of `_sizes` with which it holds, or the best of them."""
+    looks: list[Candidate] = []
+    for size in _sizes(scenario, candidate):
+        tried = replace(candidate, deployment=candidate.deployment.with_args(max_num_seqs=size))
+        try:
+            looks.append(replayed(scenario, tried, quick=True))
+        except PlannerError as error:
+            looks.append(replace(tried, misses=(str(error),), constraints=("memory",), margin=math.inf))
+        if looks[-1].margin <= 1 or (looks[-1].margin > NEAR and not scenario.offline):
+            break
+    looks.sort(key=lambda look: look.margin)
+    best = looks[0]
+    for look in looks[:FULLY]:
+        if look.margin > CLEARLY or look.share > FULL:
+            break
+        found = replayed(scenario, look)
+        best = found if found.meets or best is look or found.margin < best.margin else best
+        if found.meets or found.margin > FULL:  # another size will not make up for so much
+            break
+    return best
+
+
+def _sizes(scenario: Scenario, candidate: Candidate) -> Iterator[int]:
+    """Values of max_num_seqs to try: the largest that keeps the promised pace when full, and its neighbours."""
+    most = candidate.deployment.args.max_num_seqs or SEQS_STEP
+    paces = [target for target in scenario.service_level if target.metric in PACES]
+    if "max_num_seqs" in scenario.engine_args or most < 2 * SEQS_STEP or not scenario.service_level:
+        yield most
+        return
+    if scenario.offline or not paces:  # fewer in flight, or fewer that share a step
+        yield from dict.fromkeys(max(int(most * share), 1) for share in (1.0, *THINNER))
+        return
+
+    def too_slow(size: int) -> bool:
+        sized = candidate.deployment.with_args(max_num_seqs=size)
+        found = evaluate(sized, full(sized, replace(scenario.workload, num_prompts=None))).performance
+        return found is None or any(getattr(found, t.metric)[t.percentile].mid > t.seconds for t in paces)
+
+    sizes = [*range(SEQS_STEP, most, SEQS_STEP), most]
+    kept = ([0, *sizes])[bisect_left(sizes, True, key=too_slow)]
+    wanted = [kept, most] if kept else [most]
+    wanted += [max(round((kept or most) * share / SEQS_STEP), 1) * SEQS_STEP for share in FEWER]
+    yield from dict.fromkeys(wanted)
+
+
+def stated(scenario: Scenario, candidate: Candidate) -> Candidate:
+    """`candidate` replayed, unless it is already."""
+    return settled(scenario, candidate) if candidate.prediction.fits and not candidate.stated else candidate
+
+
+def _nearness(candidate: Candidate) -> tuple[object, ...]:
+    return round(candidate.margin, 3), candidate.cost
+
+
+def nearest(scenario: Scenario, candidates: Sequence[Candidate], most: int = 6) -> list[Candidate]:
+    """The `most` candidates that come nearest to the service level, replayed, nearest first; then all others."""
+    fit = sorted((c for c in candidates if c.prediction.fits), key=_nearness)
+    rest = [c for c in candidates if not c.prediction.fits]
+    shown = sorted((stated(scenario, candidate) for candidate in fit[:most]), key=_nearness)
+    shown[:1] = [replayed(scenario, candidate) for candidate in shown[:1] if math.isfinite(candidate.margin)]
+    return [*shown, *fit[most:], *rest]

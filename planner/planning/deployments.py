@@ -1,0 +1,79 @@
+"""From a scenario to a deployment: the one place where its settings become an engine's arguments."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+from planner.facts.deployment import Deployment, ParallelLayout, Speculation, deploy_on
+from planner.facts.workload import Workload
+from planner.memory.budget import MemoryPlan, memory_of, safe_utilization
+from planner.memory.limits import safe_max_num_seqs
+from planner.models.registry import Model
+from planner.planning.scenario import CandidateGpu, Scenario
+
+LENGTH_STEP = 256
+"""max_model_len is rounded up to a multiple of this."""
+SEQS_STEP = 8
+"""max_num_seqs is a multiple of this: CUDA graphs are captured at such batch sizes."""
+MAX_SEQS = 1024
+"""The largest max_num_seqs tried: vLLM's own default on its largest GPUs."""
+
+
+@lru_cache(maxsize=64)
+def context_length(workload: Workload, buffer: float, limit: int) -> int:
+    """The max_model_len to serve `workload` with: p99 of prompt + output plus `buffer`, rounded up, at most `limit`."""
+    wanted = workload.total_quantile(0.99) * (1 + buffer)
+    return min(math.ceil(wanted / LENGTH_STEP) * LENGTH_STEP, limit)
+
+
+def deployment_of(
+    scenario: Scenario, card: CandidateGpu, served: Model, layout: ParallelLayout, kv_cache_dtype: str = "auto",
+    speculation: Speculation | None = None,
+) -> Deployment:  # fmt: skip
+    """`served` on one kind of GPU as the scenario sets it up, with the limits that its traffic and memory allow.
+
+    Raises `PlannerError` for what the engine refuses.
+    """
+    length = context_length(scenario.workload, scenario.context_buffer, served.architecture.max_position)
+    args: dict[str, Any] = {"max_model_len": length, "kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}
+    deployment = deploy_on(
+        served, card.gpu, tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep, dcp=layout.dcp,
+        replicas=layout.replicas, engine=scenario.engine, speculation=speculation, interconnect=card.interconnect,
+        gpus_per_node=card.gpus_per_node, other_tenants=scenario.other_tenants,
+        memory_calibration=scenario.memory_calibration, **args,
+    )  # fmt: skip
+    return _filled(scenario, deployment)
+
+
+def _beside_others(scenario: Scenario, deployment: Deployment) -> Deployment:
+    """The engine's own gpu_memory_utilization, or what others on the GPU leave to it where that is too much."""
+    if "gpu_memory_utilization" in scenario.engine_args:
+        return deployment
+    usual, share = memory_of(deployment), deployment.args.gpu_memory_utilization or 0.0
+    safe = 0.0 if usual.status == "ok" else safe_utilization(deployment)
+    if not 0 < safe < share:
+        return deployment
+    less = deployment.with_args(gpu_memory_utilization=safe)
+    return less if _standing(memory_of(less)) > _standing(usual) else deployment
+
+
+def _standing(memory: MemoryPlan) -> tuple[bool, bool]:
+    return memory.starts, memory.status == "ok"
+
+
+def _filled(scenario: Scenario, deployment: Deployment) -> Deployment:
+    """With the max_num_seqs that its KV pool holds in 95 % of moments; memory is judged with that, not the default."""
+    tried = _beside_others(scenario, deployment)
+    if "max_num_seqs" in scenario.engine_args:
+        return tried
+    usual = seqs = deployment.args.max_num_seqs or MAX_SEQS
+    while not memory_of(tried).starts and seqs > SEQS_STEP:
+        seqs = min(256, seqs // 2)
+        tried = _beside_others(scenario, deployment.with_args(max_num_seqs=seqs))
+    if not memory_of(tried).starts:
+        return deployment
+    held = safe_max_num_seqs(memory_of(tried), scenario.workload)
+    most = MAX_SEQS if scenario.offline and seqs == usual else seqs
+    return tried.with_args(max_num_seqs=min(most, held // SEQS_STEP * SEQS_STEP or max(held, 1)))

@@ -1,0 +1,158 @@
+"""Disaggregated serving: one pool computes prompts, another decodes; a request passes through both in series.
+
+Requests are let through both pools one by one (`simulator.pools_in_series`), so what follows from the loop being
+closed over both is there by itself: the first burst in the prefill queue, the batch that decode is left with when
+prefill is the bottleneck, answers that end together because their prompts began together. TTFT is what a client behind
+NVIDIA Dynamo sees: prefill, the transfer of the KV cache, and the wait for a seat in a decode worker, which sends the
+first token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from planner.core.quantities import Interval, PlannerError
+from planner.facts.arrivals import arrivals
+from planner.facts.deployment import Deployment
+from planner.facts.workload import Workload
+from planner.latency.performance import FP8_KV, POINTS, WIDER, Performance
+from planner.latency.speculation import step_of
+from planner.latency.step_model import StepModel
+from planner.memory.budget import MemoryPlan, memory_of
+from planner.planning.prediction import Prediction, price_of
+from planner.simulator.pools_in_series import DecodePool, Passage, PrefillPool, tandem
+
+MOST = 150_000
+"""Requests that are let through; a longer run has reached its steady state long before."""
+SEED = 1
+JOINT = ("experts", "collectives")
+"""Parts of a step that data-parallel ranks do together: their cost follows the mean load, the others' the largest."""
+SIGMA_TTFT = 0.6
+"""Least standard deviation of ln(measured / predicted) mean TTFT: the queue before prefill magnifies what is wrong with
+its throughput, and recipes cap the decode batch where no table says so (InferenceX, 177 points)."""
+
+
+def evaluate_disaggregated(
+    prefill: Deployment, decode: Deployment, workload: Workload, prices: Mapping[str, float] | None = None
+) -> Prediction:
+    """Predict a `prefill` and a `decode` pool (replicas = workers) under `workload`; see `predict.evaluate`.
+
+    With a rate the loop is open, with a concurrency closed, with both an open one that holds requests back. Raises
+    `PlannerError` where requests do not fit into max_model_len, or a sequence not into the decode pool's KV cache.
+    """
+    memories = {pool: memory_of(pool) for pool in (prefill, decode)}
+    usd = [price_of(pool, prices or {}) for pool in (prefill, decode)]
+    paid = usd[0] + usd[1] if usd[0] and usd[1] else None
+    for pool, memory in memories.items():
+        if not memory.starts:
+            return Prediction(pool, workload, memory, None, paid)
+    found = Prediction(decode, workload, memories[decode], None, paid, prefill=prefill)
+    load = found.load if prefill.args.enable_prefix_caching else replace(found.load, prefix_hit_rate=0.0)
+    return replace(found, performance=Pools.of(prefill, decode, memories[decode], load).run(load))
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Both pools as numbers: what their steps cost, and what a prompt needs on its way from one to the other."""
+
+    first: PrefillPool
+    rest: DecodePool
+    prefill: StepModel
+    decode: StepModel
+    ranks: int  # data-parallel ones of a decode worker
+    held: float  # sequences that the KV pool of a decode worker holds
+    transfer_s: float  # per prompt token
+
+    @classmethod
+    def of(
+        cls, prefill: Deployment, decode: Deployment, memory: MemoryPlan, workload: Workload,
+        steps: tuple[StepModel, StepModel] | None = None,
+    ) -> Pools:  # fmt: skip
+        """Price the steps of both pools; `memory` is the decode pool's, `steps` replaces the catalog's step costs."""
+        first, rest = steps or (step_of(prefill), step_of(decode))
+        joint = np.maximum.accumulate(sum((first.parts[name] for name in JOINT), np.zeros(len(first.grid))))
+        tokens = np.arange(first.max_tokens + 1)
+        before = PrefillPool(
+            workers=prefill.layout.replicas,
+            ranks=prefill.layout.dp,
+            own_s=np.interp(tokens, first.grid, first.grid_s - joint) / first.stages,
+            joint_s=np.interp(tokens, first.grid, joint) / first.stages,
+            step_s=(first.fixed_s + first.prefill_step_s + float(first.rows(1))) / first.stages,
+        )
+        context, ranks = workload.context, decode.layout.dp
+        held = (memory.pool.num_blocks - 1) / memory.pool.blocks_for(max(int(context), 1)) * rest.kv_stretch * ranks
+        seats = int(min((decode.args.max_num_seqs or 256) * ranks, held, workload.concurrency or MOST))
+        if seats < 1:
+            raise PlannerError(
+                f"the KV pool of {memory.pool.kv_tokens:,} tokens holds no sequence of {context:,.0f} tokens"
+            )
+        step_s = rest.decode_step(np.maximum(np.arange(seats + 1) / ranks / rest.stages, 1.0), context)
+        after = DecodePool(decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)))
+        slowest = min(prefill.gpu.internode_bandwidth, decode.gpu.internode_bandwidth)  # each rank sends what it holds
+        return cls(before, after, first, rest, ranks, held, memory.pool.kv_bytes_per_token / slowest)
+
+    def run(self, workload: Workload) -> Performance:
+        """Let the workload's requests through, a whole run from the first burst on, and sum up what they saw."""
+        many = workload.concurrency or 0
+        n = min(workload.requests, max(MOST, 2 * many))
+        rng = np.random.default_rng(SEED)
+        prompt, output = workload.prompt.sample(n, rng), workload.output.sample(n, rng)
+        sent = np.zeros(n) if workload.rate is None else arrivals(n, workload.rate, workload.burstiness, rng)
+        computed = np.maximum(prompt - workload.cached_tokens, 1.0)
+        attention = self.prefill.prefill_attention(computed, workload.cached_tokens) / self.prefill.stages
+        travel = prompt * (self.transfer_s + self.prefill.prompt_token_s) + self.prefill.request_s
+        steps = np.maximum(output - 1.0, 0.0) / self.decode.tokens_per_step
+        passage = Passage(*tandem(self.first, self.rest, sent, many, computed, attention, travel, steps))
+        return self._performance(passage, travel, output, workload)
+
+    def _performance(self, run: Passage, travel: np.ndarray, output: np.ndarray, workload: Workload) -> Performance:
+        ttft, decoding, steps = run.joined - run.sent, run.ended - run.joined, self.rest.step_s
+        tpot = decoding[output > 1] / (output[output > 1] - 1) if (output > 1).any() else steps[1:2]
+        seats, last = len(steps) - 1, float(run.sent[-1])
+        # while the last is not yet sent the loop is full, or the rate as asked
+        rate = float((run.ended <= last).sum()) / last if last > 0 else len(ttft) / float(run.ended.max())
+        prefills = self.first.workers * len(ttft) / max(float(run.busy[0]), 1e-9)
+        decodes = (
+            self.rest.workers * seats / max(steps[seats] * (output.mean() - 1) / self.decode.tokens_per_step, 1e-9)
+        )
+        peak, limit = min((prefills, "compute"), (decodes, "max_num_seqs" if seats < int(self.held) else "kv"))
+        saturated = workload.rate is not None and workload.rate >= peak
+        shares = run.tokens / max(run.tokens.sum(), 1e-9)
+        batch, reached = float(shares @ np.arange(seats + 1)), np.cumsum(shares)
+        gaps = [steps[min(int(np.searchsorted(reached, q)), seats)] for q in (0.5, 0.95, 0.99)]
+        spread, first = self.decode.sigma_tpot, max(self.prefill.sigma_ttft, SIGMA_TTFT)
+        mixed = math.hypot(first * ttft.mean(), spread * decoding.mean()) / (ttft.mean() + decoding.mean())
+        served = Interval.factor(rate, spread)
+        return Performance(
+            ttft=_stats(ttft, first),
+            tpot=_stats(tpot, spread),
+            itl=_named((shares @ steps, *gaps), spread),
+            e2e=_stats(ttft + decoding, mixed),
+            output_tps=served * float(output.mean()),
+            total_tps=served * (float(output.mean()) + workload.prompt.mean),
+            request_tps=served,
+            decode_batch=batch / self.ranks,
+            kv_usage=min(batch / self.held, 1.0),
+            kv_usage_p99=min(int(np.searchsorted(reached, 0.99)) / self.held, 1.0),
+            capacity=Interval.factor(peak, spread),
+            queue=float(np.quantile(ttft - travel, 0.99)),
+            preemptions=0.0,
+            saturated=saturated,
+            limit=limit if saturated or (workload.rate is None and rate > 0.9 * peak) else "load",
+            basis=self.decode.basis,
+            warnings=(FP8_KV,) if self.decode.kv_stretch > 1 else (),
+        )
+
+
+def _stats(values: np.ndarray, sigma: float) -> dict[str, Interval]:
+    return _named((values.mean(), *np.quantile(values, (0.5, 0.95, 0.99))), sigma)
+
+
+def _named(values: Iterable[float], sigma: float) -> dict[str, Interval]:
+    """Mean, p50, p95 and p99, each with the calibration's spread; tails are less certain."""
+    sized = zip(POINTS, values, sigma * WIDER, strict=True)
+    return {name: Interval.factor(float(value), float(spread)) for name, value, spread in sized}

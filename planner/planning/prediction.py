@@ -1,0 +1,149 @@
+"""What one deployment does under one workload: the function that report, search and batch share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from planner.core.quantities import Interval
+from planner.facts.deployment import Deployment
+from planner.facts.prices import price_per_hour
+from planner.facts.workload import Workload
+from planner.latency.speculation import speculate
+from planner.memory.budget import MemoryPlan, memory_of
+from planner.planning.benchmark_run import performance, refused, taken_on
+from planner.planning.cost import Cost, cost
+from planner.queueing.steady_state import Case, Performance, closed_loops, open_loops
+
+RATES = ("output_tps", "total_tps", "request_tps")
+"""What a `Performance` counts per second over the whole deployment."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Memory, latency and cost of `deployment` under `workload`; no `performance` when it does not fit.
+
+    With a `prefill` pool, `deployment` and `memory` are those of the decode pool, the rest is of both together.
+    """
+
+    deployment: Deployment
+    workload: Workload | None  # None: only memory was asked for
+    memory: MemoryPlan
+    performance: Performance | None
+    usd: Interval | None  # per hour, of all GPUs, over the sources of their price; None where none is known
+    prefill: Deployment | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas and pools."""
+        return self.deployment.layout.gpus + (self.prefill.layout.gpus if self.prefill else 0)
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Price of all GPUs; None where none is known."""
+        return self.usd.mid if self.usd else None
+
+    @property
+    def load(self) -> Workload:
+        """The traffic as the engine takes it on: without what it refuses, and without a prefix cache that is off."""
+        assert self.workload is not None
+        return taken_on(self.deployment, self.workload)
+
+    @property
+    def refused(self) -> float:
+        """The share of requests that is refused, because their prompts leave no room for an output."""
+        return refused(self.workload, self.deployment.args.max_model_len or 0) if self.workload else 0.0
+
+    @property
+    def speedup(self) -> Interval | None:
+        """TPOT without / with speculative decoding at the decode batch that is reached; None where there is none."""
+        if self.deployment.speculation is None or self.performance is None or not self.workload:
+            return None
+        batch = max(self.performance.decode_batch, 1.0)
+        return speculate(self.deployment, batch, self.workload.context).speedup
+
+    @property
+    def fits(self) -> bool:
+        """The engine would start."""
+        return self.performance is not None
+
+    @property
+    def cost(self) -> Cost | None:
+        """Running cost, where a price is known and the deployment fits."""
+        if self.performance is None or self.usd_per_hour is None:
+            return None
+        return cost(self.usd_per_hour / self.gpus, self.gpus, self.performance.output_tps, self.performance.request_tps)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What a reader should know before trusting the figures."""
+        notes = (*self.deployment.model.warnings, self.deployment.engine.note, *self.memory.warnings)
+        notes += self.performance.warnings if self.performance else ()
+        if self.refused:
+            notes += (f"{self.refused:.2%} of the requests are refused: their prompts do not fit into max_model_len",)
+        if self.performance and self.performance.saturated:
+            notes += (f"overloaded: it serves {self.performance.request_tps.mid:.3g} requests/s of the rate asked",)
+        return tuple(dict.fromkeys(note for note in notes if note))
+
+    def __str__(self) -> str:
+        what = str(self.performance) if self.performance else self.memory.reason
+        return f"{self.deployment}: {what}"
+
+
+def predict(
+    deployment: Deployment, workload: Workload, prices: Mapping[str, float] | None = None, *, quick: bool = False
+) -> Prediction:
+    """What is stated of `deployment` under `workload`: its traffic, replayed (`planning.benchmark_run`).
+
+    With a rate the loop is open; with a concurrency closed; with both, arrivals wait while so many are in flight.
+    `prices` (USD per GPU hour by name) win over the catalog's. `quick` is a first look without intervals of its own.
+    Raises `PlannerError` for what the engine would refuse.
+    """
+    found = evaluate(deployment, workload, prices)
+    if found.performance is None:
+        return found
+    return replace(found, performance=performance(deployment, workload, found.performance, quick=quick))
+
+
+def evaluate(deployment: Deployment, workload: Workload, prices: Mapping[str, float] | None = None) -> Prediction:
+    """`predict` in closed form, in about a millisecond: for ranking, sweeps and sliders."""
+    return evaluate_all([(deployment, workload)], prices)[0]
+
+
+def evaluate_all(
+    cases: Iterable[tuple[Deployment, Workload]], prices: Mapping[str, float] | None = None
+) -> list[Prediction]:
+    """`evaluate` of every case, all worked out at once, so that more points cost little more."""
+    found = [_asked(deployment, workload, prices or {}) for deployment, workload in cases]
+    loads = {k: Case(one.deployment, one.memory, one.load) for k, one in enumerate(found) if one.memory.starts}
+    for k, steady in zip(loads, _perform(list(loads.values())), strict=True):
+        found[k] = replace(found[k], performance=steady)
+    return found
+
+
+def _asked(deployment: Deployment, workload: Workload, prices: Mapping[str, float]) -> Prediction:
+    """What is known before any load: memory and price."""
+    return Prediction(deployment, workload, memory_of(deployment), None, price_of(deployment, prices))
+
+
+def price_of(deployment: Deployment, prices: Mapping[str, float]) -> Interval | None:
+    """USD per hour of all its GPUs, from the cheapest to the dearest source; None where no price is known."""
+    price = price_per_hour(deployment.gpu, prices)
+    return Interval(price.low, price.usd, price.high) * deployment.layout.gpus if price else None
+
+
+def _perform(cases: Sequence[Case]) -> list[Performance]:
+    """Open loops where there is a rate, closed ones where there is none or it would hold more than the concurrency."""
+    found: dict[int, Performance] = {}
+    if paced := [k for k, case in enumerate(cases) if case.workload.rate is not None]:
+        found |= zip(paced, open_loops([cases[k] for k in paced]), strict=True)
+    if closed := [k for k, case in enumerate(cases) if k not in found or _overruns(case.workload, found[k])]:
+        limited = [replace(cases[k], workload=replace(cases[k].workload, rate=None)) for k in closed]
+        found |= zip(closed, closed_loops(limited), strict=True)
+    return [found[k] for k in range(len(cases))]
+
+
+def _overruns(workload: Workload, performance: Performance) -> bool:
+    """Whether an open loop would hold more requests in flight than the workload allows."""
+    in_flight = (workload.rate or 0.0) * performance.e2e["mean"].mid
+    return workload.concurrency is not None and (performance.saturated or in_flight > workload.concurrency)

@@ -1,0 +1,442 @@
+"""A capacity question as its owner writes it down: one YAML file, checked on load."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import BeforeValidator, Field, create_model
+from pydantic_core import PydanticCustomError
+
+from planner.core.catalog import CATALOGS, Entry, check, read_yaml
+from planner.core.quantities import GIB, PlannerError, did_you_mean
+from planner.facts.deployment import Speculation
+from planner.facts.engines import Engine, EngineArgs, engine, resolve
+from planner.facts.gpus import Gpu, gpu, interconnect
+from planner.facts.workload import Lengths, Side, Workload, read_trace
+from planner.latency.calibration import calibrated_by, own_calibrations
+from planner.memory.budget import Term
+from planner.models.registry import Model, model
+from planner.planning.framework import Traits
+
+MOST_GPUS = 16_384
+"""Of one kind that a scenario may ask about."""
+SCENARIOS = CATALOGS / "scenarios"
+Setting = int | float | bool | str
+Metric = Literal["ttft", "itl", "tpot", "e2e"]
+Percentile = Literal["mean", "p50", "p95", "p99"]
+
+
+def _no_flag(value: Any) -> Any:
+    """A number as it came; true and false are none, though Python counts them."""
+    if isinstance(value, bool):
+        raise PydanticCustomError("number", "Input should be a number")
+    return value
+
+
+def _listed(value: Any) -> Any:
+    """One item without its list is a list of one."""
+    return (value,) if isinstance(value, str | dict) else value
+
+
+def _described(value: Any) -> Any:
+    """Lengths as they came; a bare number says neither what is meant nor how lengths spread."""
+    if isinstance(value, int | float | str):
+        raise PydanticCustomError("lengths", "Input should be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}")
+    return value
+
+
+Positive = Annotated[float, BeforeValidator(_no_flag), Field(gt=0, le=1e12)]
+Amount = Annotated[float, BeforeValidator(_no_flag), Field(ge=0, le=1e6)]
+Part = Annotated[float, BeforeValidator(_no_flag), Field(ge=0, lt=1)]
+Size = Annotated[int, BeforeValidator(_no_flag), Field(gt=0, le=10**12)]
+Count = Annotated[int, BeforeValidator(_no_flag), Field(ge=0, le=10**12)]
+Names = Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)]
+
+
+class LengthsEntry(Entry):
+    """Tokens per request: a mean, spread as `p50`, `p95` or a comparable trace say; or `exactly` so many."""
+
+    mean: Positive | None = None
+    exactly: Positive | None = None
+    p50: Positive | None = None
+    p95: Positive | None = None
+    max: Positive | None = None
+
+
+class PrefixEntry(Entry):
+    """The shared beginning of the prompts."""
+
+    tokens: Count = 0
+    hit_rate: Amount = 1.0
+
+
+class WorkloadEntry(Entry):
+    """Traffic: lengths or a trace; a rate, users in a closed loop, or requests to finish within some hours."""
+
+    prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
+    output_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
+    trace: str | None = None
+    rate: Positive | None = None
+    concurrency: Size | None = None
+    burstiness: Positive | None = None
+    requests: Size | None = None
+    within_hours: Positive | None = None
+    shared_prefix: PrefixEntry | None = None
+
+
+class CandidateEntry(Entry):
+    """One kind of GPU that may be used."""
+
+    gpu: str
+    at_most: Annotated[int, BeforeValidator(_no_flag), Field(gt=0, le=MOST_GPUS)]
+    gpus_per_node: Size | None = None
+    interconnect: str | None = None
+
+
+class SpeculationEntry(Entry):
+    """Speculative decoding to judge; candidates use it where it is `allowed`."""
+
+    method: str
+    num_speculative_tokens: Size
+    acceptance_rate: Amount
+    draft_model: str | None = None
+    allowed: bool = True
+
+    def load(self) -> Speculation:
+        """As a deployment wants it."""
+        draft = model(self.draft_model) if self.draft_model else None
+        return Speculation(self.method, self.num_speculative_tokens, self.acceptance_rate, draft)
+
+    def __str__(self) -> str:
+        return f"{self.method}, k = {self.num_speculative_tokens}, acceptance rate {self.acceptance_rate:.2f}"
+
+
+class ScenarioEntry(Entry):
+    """A scenario file; `catalogs/scenarios/chat-70b.yaml` explains every field."""
+
+    question: str
+    model: str
+    quantization: Names = ("checkpoint",)
+    kv_cache_dtype: Names = ("auto",)
+    gpus: Annotated[tuple[CandidateEntry, ...], BeforeValidator(_listed)]
+    engine: str = "vllm"
+    engine_version: str | None = None
+    engine_args: dict[str, Setting] = Field(default_factory=dict)
+    workload: WorkloadEntry
+    service_level: dict[Metric, dict[Percentile, Positive]] = Field(default_factory=dict)
+    headroom: Part = 0.2
+    refused_at_most: Part = 0.01
+    context_buffer: Amount = 0.1
+    prices: dict[str, Positive] = Field(default_factory=dict)
+    other_tenants_gib: Amount = 0.0
+    memory_calibration: dict[Term, Annotated[float, BeforeValidator(_no_flag), Field(ge=-1e4, le=1e4)]] = Field(
+        default_factory=dict
+    )
+    calibration: str | None = None
+    speculation: SpeculationEntry | None = None
+    traits: dict[str, bool] = Field(default_factory=dict)
+
+
+_FIELDS: dict[str, Any] = {name: (kind, None) for name, kind in get_type_hints(EngineArgs).items()}
+_EngineArgs = create_model("_EngineArgs", __base__=Entry, **_FIELDS)
+
+
+@dataclass(frozen=True)
+class CandidateGpu:
+    """A GPU that may be used, how many of it at most, and how they are wired (None: as the catalog says)."""
+
+    gpu: Gpu
+    at_most: int
+    gpus_per_node: int | None = None
+    interconnect: str | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """One promise of the service level: `metric` at `percentile` takes at most `seconds`."""
+
+    metric: Metric
+    percentile: Percentile
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """ "p95 TPOT"."""
+        return f"{self.percentile} {self.metric.upper()}"
+
+    def __str__(self) -> str:
+        return f"{self.name} of at most {self.seconds * 1e3:,.0f} ms"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is asked: a model, the hardware to choose from, the traffic and the service level.
+
+    `workload` is an open loop (`rate`; a trace's own arrivals where it has one), or a closed loop: `concurrency` users,
+    of whom each sends a request as soon as the one before is answered, and then no rate is given. Where `offline`, all
+    requests are there at once, and `workload.rate` is the pace that the deadline asks for.
+    """
+
+    name: str
+    question: str
+    model: str
+    quantizations: tuple[str | None, ...]  # None: as the checkpoint is
+    kv_cache_dtypes: tuple[str, ...]
+    gpus: tuple[CandidateGpu, ...]
+    engine: Engine
+    workload: Workload
+    service_level: tuple[Target, ...]
+    offline: bool = False
+    engine_args: Mapping[str, Setting] = field(default_factory=dict)
+    headroom: float = 0.2  # share of the capacity (requests/s) that stays free in the busiest hour
+    refused_at_most: float = 0.01  # share of requests that may be refused, being longer than max_model_len
+    context_buffer: float = 0.1
+    prices: Mapping[str, float] = field(default_factory=dict)
+    other_tenants: int = 0  # bytes on each GPU
+    memory_calibration: Mapping[str, float] = field(default_factory=dict)  # bytes to add to terms of every plan
+    speculation: SpeculationEntry | None = None
+    traits: Traits = field(default_factory=Traits)
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What the file leaves open and the plan takes for granted, in sentences for its reader."""
+        return (*model(self.model).warnings, *self.workload.assumptions)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.model} on {' or '.join(c.gpu.name for c in self.gpus)}; {self.workload}"
+
+
+def scenarios() -> tuple[str, ...]:
+    """Names of the shipped scenarios."""
+    return tuple(sorted(path.stem for path in SCENARIOS.glob("*.yaml")))
+
+
+def scenario_path(name: str | Path) -> Path:
+    """The file of the shipped scenario `name`, or `name` itself where it is a YAML file's path."""
+    if Path(name).suffix in (".yaml", ".yml"):
+        return Path(name)
+    if str(name) not in scenarios():
+        raise did_you_mean(str(name), scenarios(), "scenario")
+    return SCENARIOS / f"{name}.yaml"
+
+
+def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Scenario:
+    """The shipped scenario `name`, or the one in the YAML file `name`; `PlannerError` for whatever is wrong in it.
+
+    `overrides` sets fields by dotted name, items of a list by number: {"workload.rate": 12, "gpus.0.at_most": 8}.
+    """
+    path = scenario_path(name)
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise PlannerError(f"{path.name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
+    return scenario(overridden(data, overrides or {}, path.name), path.stem, path.parent)
+
+
+def overridden(data: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """A copy of the fields `data` of the file `where`, with those set that `overrides` names."""
+    found = copy.deepcopy(dict(data))
+    for key, value in overrides.items():
+        place: Any = found
+        *parents, last = key.split(".")
+        for parent in parents:
+            if isinstance(place, dict):
+                place[parent] = {} if place.get(parent) is None else place[parent]
+            place = place[_step(place, parent, key, where)]
+        place[_step(place, last, key, where)] = value
+    return found
+
+
+def _step(place: Any, name: str, key: str, where: str) -> Any:
+    """What `place` calls its part `name`: a field, or the number of an item."""
+    if isinstance(place, dict):
+        return name
+    if isinstance(place, list):
+        if name.isdecimal() and int(name) < len(place):
+            return int(name)
+        raise PlannerError(f"cannot set {key}: {where} has {len(place)} items there, numbered from 0, not {name}")
+    raise PlannerError(f"cannot set {key}: {where} has {place!r:.40} there, which has no field {name}")
+
+
+def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Scenario:
+    """A scenario from the fields of a file called `name`.
+
+    Fields without a value count as left out. Trace and calibration are looked for from `folder`, then from the working
+    directory.
+    """
+    if not isinstance(data, Mapping):
+        raise PlannerError(f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
+    entry = check(ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name)
+    try:
+        engine_args = _typed(entry.engine_args)
+        longest = engine_args.get("max_model_len") or model(entry.model).architecture.max_position
+        found = Scenario(
+            name=name,
+            question=entry.question,
+            model=entry.model,
+            quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
+            kv_cache_dtypes=entry.kv_cache_dtype,
+            gpus=tuple(CandidateGpu(gpu(g.gpu), g.at_most, g.gpus_per_node, g.interconnect) for g in entry.gpus),
+            engine=_engine(entry, folder),
+            workload=_workload(entry.workload, float(longest), folder),
+            service_level=tuple(
+                Target(metric, percentile, limit / 1e3)
+                for metric, limits in entry.service_level.items()
+                for percentile, limit in limits.items()
+            ),
+            offline=entry.workload.requests is not None,
+            engine_args=engine_args,
+            headroom=entry.headroom,
+            refused_at_most=entry.refused_at_most,
+            context_buffer=entry.context_buffer,
+            prices={gpu(key).name: usd for key, usd in entry.prices.items()},
+            other_tenants=round(entry.other_tenants_gib * GIB),
+            memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
+            speculation=entry.speculation,
+            traits=Traits(**_known(entry.traits, Traits.__dataclass_fields__, "trait")),
+        )
+        _possible(found)
+    except PlannerError as error:
+        raise PlannerError(f"{name}: {error}") from None
+    return found
+
+
+def _engine(entry: ScenarioEntry, folder: Path) -> Engine:
+    """The engine, with the step costs that the owner measured."""
+    found = engine(entry.engine, entry.engine_version)
+    if entry.calibration is None:
+        return found
+    own = own_calibrations(_beside(folder, entry.calibration))
+    found = calibrated_by(found, own)
+    if not found.calibration:
+        engines = ", ".join(sorted({calibration.engine for calibration in own.values()}))
+        raise PlannerError(
+            f"calibration: {entry.calibration} was measured under {engines or 'nothing'}, not {found.name}"
+        )
+    return found
+
+
+def _beside(folder: Path, file: str) -> Path:
+    """The path of a file that a scenario in `folder` names: beside it, or else from the working directory."""
+    return Path(file) if not (folder / file).is_file() and Path(file).is_file() else folder / file
+
+
+def _known(given: Mapping[str, Any], known: Mapping[str, object], what: str) -> Mapping[str, Any]:
+    """What was given, if all its names are known."""
+    for key in given:
+        if key not in known:
+            raise did_you_mean(key, known, what)
+    return given
+
+
+def _refusal(args: EngineArgs, engine: Engine, card: Gpu, served: Model) -> PlannerError | None:
+    """What the engine has against these arguments on this GPU."""
+    try:
+        resolve(args, engine, card, served)
+    except PlannerError as error:
+        return error
+    return None
+
+
+def _typed(given: Mapping[str, Setting]) -> Mapping[str, Setting]:
+    """Engine arguments with the types that the engine gives them."""
+    known = _known(given, EngineArgs.__dataclass_fields__, "engine argument")
+    for name, value in known.items():
+        if isinstance(value, bool) and "bool" not in str(_FIELDS[name][0]):
+            raise PlannerError(f"engine_args, field {name}: Input should not be true or false, got {value}")
+    return check(_EngineArgs, known, "engine_args").model_dump(exclude_none=True)
+
+
+def _workload(entry: WorkloadEntry, longest: float, folder: Path) -> Workload:
+    """The traffic of a scenario file; its own figures win over the trace's.
+
+    Lengths of which only the mean is known are spread so that prompt and output fit into `longest` tokens.
+    """
+    rate = entry.rate
+    if (entry.requests is None) != (entry.within_hours is None):
+        raise PlannerError("workload: requests and within_hours go together")
+    if entry.concurrency is not None:
+        for name in ("rate", "requests", "trace", "burstiness"):
+            if getattr(entry, name) is not None:
+                raise PlannerError(
+                    f"workload: with a concurrency a request comes when another is answered: leave out {name}, or give "
+                    "rate instead of concurrency"
+                )
+    if entry.requests and entry.within_hours:
+        if rate is not None:
+            raise PlannerError("workload: give a rate, or requests within_hours, not both")
+        rate = entry.requests / (entry.within_hours * 3600)
+    base = Workload.from_trace(read_trace(_beside(folder, entry.trace)), rate) if entry.trace is not None else None
+    if base is None and rate is None and entry.concurrency is None:
+        raise PlannerError(
+            "workload: needs a rate (requests per second), a concurrency (users who each wait for their answer), a "
+            "trace, or requests with within_hours"
+        )
+    measured = (base.prompt, base.output) if base else (None, None)
+    prompt, output = map(_mean, (entry.prompt_tokens, entry.output_tokens), measured)
+    prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
+    return Workload(
+        prompt=_lengths(entry.prompt_tokens, "prompt", longest - output, measured[0]),
+        output=_lengths(entry.output_tokens, "output", longest - prompt, measured[1]),
+        rate=base.rate if base else rate,
+        concurrency=entry.concurrency,
+        burstiness=entry.burstiness or (base.burstiness if base else 1.0),
+        prefix_tokens=prefix.tokens,
+        prefix_hit_rate=prefix.hit_rate,
+        num_prompts=entry.requests,
+        trace=base.trace if base else None,
+    )
+
+
+def _mean(entry: LengthsEntry | None, measured: Lengths | None) -> float:
+    """Mean tokens, as far as they are known."""
+    given = entry and (entry.exactly or entry.mean)
+    return given or (measured.mean if measured else 0.0)
+
+
+def _lengths(entry: LengthsEntry | None, side: Side, longest: float, measured: Lengths | None) -> Lengths:
+    """The lengths asked for, or else those measured; with a mean alone, spread as in a comparable public trace."""
+    field = f"{side}_tokens"
+    if entry is None:
+        if measured is None:
+            raise PlannerError(f"workload: needs {field} (mean, and p50 or p95) or a trace")
+        return measured
+    given = entry.model_dump(exclude_none=True)
+    try:
+        if entry.exactly is not None:
+            if len(given) > 1:
+                raise PlannerError(
+                    f"exactly says that all lengths are alike: leave out {', '.join({*given} - {'exactly'})}"
+                )
+            return Lengths.fixed(entry.exactly)
+        if entry.mean is None:
+            raise PlannerError("needs the mean (best with p50 and p95), or exactly for lengths that are all alike")
+        if entry.p50 is not None or entry.p95 is not None:
+            return Lengths.lognormal(entry.mean, entry.p95, entry.p50, entry.max)
+        if entry.max is not None and entry.max < entry.mean:
+            raise PlannerError(f"max must not be below the mean, got {entry.max:g} and {entry.mean:g}")
+        return Lengths.typical(entry.mean, side, min(entry.max or longest, longest))
+    except PlannerError as error:
+        raise PlannerError(f"workload, {field}: {error}") from None
+
+
+def _possible(scenario: Scenario) -> None:
+    """Raise `PlannerError` for what is well-formed but cannot be meant."""
+    if not scenario.gpus:
+        raise PlannerError("gpus: name at least one candidate GPU")
+    if not scenario.service_level and not scenario.offline:
+        raise PlannerError("service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)")
+    served = [model(scenario.model, quantization=quantization) for quantization in scenario.quantizations or (None,)]
+    if scenario.speculation:
+        scenario.speculation.load()
+    for kv_cache_dtype in scenario.kv_cache_dtypes:
+        args = EngineArgs(**{"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args})  # type: ignore[arg-type]
+        refusals = [_refusal(args, scenario.engine, candidate.gpu, served[0]) for candidate in scenario.gpus]
+        if all(refusals):
+            raise refusals[0]  # type: ignore[misc]
+    for candidate in scenario.gpus:
+        if candidate.interconnect:
+            interconnect(candidate.gpu, candidate.interconnect)

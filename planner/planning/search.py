@@ -1,0 +1,261 @@
+"""Which deployment to choose: every legal candidate, evaluated; the cheapest that meets the service level.
+
+Candidates are ranked in closed form; those at the top are replayed (`planning.confirmation`), and one that fails there
+counts as missing its target. The rule, in this order: it meets every target at the middle of its interval; it costs
+least per hour (GPUs, where no price is known); it meets them at the pessimistic end too; it changes the model least
+(formats in the scenario's order, no speculation); it has the fewest pipeline stages, then the largest margin.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+from planner.core.quantities import PlannerError
+from planner.facts.deployment import Deployment, ParallelLayout
+from planner.facts.engines import unsupported
+from planner.facts.prices import price_per_hour
+from planner.memory.budget import memory_of
+from planner.models.registry import model
+from planner.parallelism.layouts import legal_layouts
+from planner.planning.candidate import Candidate, describe, judge, judge_all
+from planner.planning.confirmation import confirm, nearest, stated
+from planner.planning.deployments import deployment_of
+from planner.planning.scenario import CandidateGpu, Scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """A layout that was not evaluated, and why; `bottleneck` is "memory", "engine" or "cost"."""
+
+    what: str
+    gpu: str
+    gpus: int  # of one replica
+    reason: str
+    bottleneck: str
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What keeps anything cheaper from doing: a target such as "p95 TPOT", "rate", "memory", or "one GPU"."""
+
+    constraint: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer to a scenario."""
+
+    scenario: Scenario
+    chosen: Candidate | None
+    runner_up: Candidate | None  # the best with another GPU or layout
+    safer: Candidate | None  # the cheapest that holds at the pessimistic end, where the chosen one is at risk
+    binding: Binding
+    candidates: tuple[Candidate, ...]  # from best to worst
+    rejected: tuple[Rejection, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def best(self) -> Candidate | None:
+        """The chosen candidate, else the one that comes nearest to the service level; None where nothing fits."""
+        return next(iter(self.candidates), None)
+
+    @property
+    def verdict(self) -> Literal["holds", "at_risk", "nothing_meets"]:
+        """Whether the plan keeps every promise, at the pessimistic end of every interval too."""
+        return "nothing_meets" if self.chosen is None else "at_risk" if self.chosen.at_risk else "holds"
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is at risk, or what the nearest plan misses."""
+        if self.chosen:
+            return self.chosen.risks
+        return self.best.misses if self.best else (self.binding.sentence,)
+
+    def frame(self) -> pd.DataFrame:
+        """One row per candidate, from best to worst."""
+        import pandas as pd
+
+        return pd.DataFrame([candidate.row() for candidate in self.candidates])
+
+    def __str__(self) -> str:
+        if self.chosen is None:
+            return f"{self.scenario.name}: nothing meets the service level. {self.binding}"
+        after = f" Next best: {self.runner_up}." if self.runner_up else ""
+        return f"{self.scenario.name}: {self.chosen}. {self.binding}{after}"
+
+
+def search(scenario: Scenario) -> Plan:
+    """Evaluate every legal candidate of `scenario` and choose by the rule above.
+
+    Replicas over several nodes are looked at where nothing smaller holds, or one of them would cost no more.
+    """
+    candidates, rejected = _evaluated(scenario, lambda card, layout: layout.gpus <= _node(card))
+    found = confirm(scenario, candidates)
+
+    def wide(card: CandidateGpu, layout: ParallelLayout) -> bool:
+        price = price_per_hour(card.gpu, scenario.prices)
+        best = found.holding[0].usd_per_hour if found.holding else None
+        dearer = price is not None and best is not None and price.usd * layout.gpus > best
+        return layout.gpus > _node(card) and not dearer
+
+    more, refused = _evaluated(scenario, wide)
+    rejected += refused
+    if more:
+        candidates += more
+        found = confirm(scenario, candidates)
+    looked_at = {c.identity for c in (*found.holding, *found.failing)}
+    rest = [c for c in candidates if c.identity not in looked_at]
+    ordered = [] if found.holding else nearest(scenario, [*found.failing, *rest])
+    found.holding += sorted((c for c in ordered if c.meets and c.stated), key=lambda candidate: candidate.rank)
+    if not found.holding:
+        return Plan(scenario, None, None, None, _nothing(ordered, rejected), tuple(ordered), tuple(rejected), ())
+    chosen = found.holding[0]
+    runner_up, safer = found.other(chosen), found.safe if chosen.at_risk else None
+    after = sorted((*found.failing, *rest), key=lambda candidate: candidate.rank)
+    ordered = [*found.holding, *after]
+    binding = _binding(scenario, chosen, ordered, rejected)
+    notes = _notes(chosen, ordered)
+    return Plan(scenario, chosen, runner_up, safer, binding, tuple(ordered), tuple(rejected), notes)
+
+
+def _node(card: CandidateGpu) -> int:
+    return card.gpus_per_node or card.gpu.gpus_per_node
+
+
+Wanted = Callable[[CandidateGpu, ParallelLayout], bool]
+
+
+def _evaluated(scenario: Scenario, wanted: Wanted) -> tuple[list[Candidate], list[Rejection]]:
+    """Every legal candidate with a layout that is `wanted`, in closed form, and what is none."""
+    options, rejected = [], []
+    for option in _options(scenario, wanted):
+        if isinstance(option, Rejection):
+            rejected.append(option)
+        elif not (memory := memory_of(option.deployment)).starts:
+            what = describe(option.deployment)
+            rejected.append(Rejection(what, option.deployment.gpu.name, option.gpus, memory.reason, "memory"))
+        else:
+            options.append(option)
+    return _sized(scenario, options), rejected
+
+
+@dataclass(frozen=True)
+class _Option:
+    """One replica of a legal deployment, before its replicas are counted."""
+
+    deployment: Deployment
+    at_most: int  # GPUs
+    preference: tuple[int, ...]
+
+    @property
+    def gpus(self) -> int:
+        return self.deployment.layout.gpus_per_replica
+
+
+def _options(scenario: Scenario, wanted: Wanted) -> Iterator[_Option | Rejection]:
+    """Every combination of GPU, formats, speculation and layout that the scenario allows and the engine accepts."""
+    given = scenario.speculation
+    speculations = [None, given.load()] if given and given.allowed else [None]
+    for asked, (q, quantization) in product(scenario.gpus, enumerate(scenario.quantizations)):
+        card, served = asked.gpu, model(scenario.model, quantization=quantization)
+        if reason := unsupported(card, scenario.engine):
+            if q == 0 and wanted(asked, ParallelLayout()):
+                yield Rejection(f"{scenario.engine.name} {scenario.engine.version}", card.name, 1, reason, "engine")
+            continue
+        layouts = legal_layouts(served, card, asked.at_most, asked.gpus_per_node, scenario.engine)
+        kinds = product(
+            [layout for layout in layouts if wanted(asked, layout)],
+            enumerate(scenario.kv_cache_dtypes),
+            enumerate(speculations),
+        )
+        for layout, (k, kv_cache_dtype), (s, speculation) in kinds:
+            try:
+                deployment = deployment_of(scenario, asked, served, layout, kv_cache_dtype, speculation)
+            except PlannerError as error:
+                yield Rejection(
+                    f"{layout}, {quantization or 'checkpoint'}", card.name, layout.gpus, str(error), "engine"
+                )
+            else:
+                yield _Option(deployment, asked.at_most, (q, k, s))
+
+
+def _sized(scenario: Scenario, options: list[_Option]) -> list[Candidate]:
+    """Each option with the fewest replicas that meet the service level, or with all there may be where none do.
+
+    All options are halved at once, so that every round is one evaluation of many.
+    """
+
+    def tried(replicas: dict[int, int]) -> dict[int, Candidate]:
+        cases = [(options[k].deployment, count, options[k].preference) for k, count in replicas.items()]
+        return dict(zip(replicas, judge_all(scenario, cases), strict=True))
+
+    low = dict.fromkeys(range(len(options)), 0)
+    high = {k: option.at_most // option.gpus for k, option in enumerate(options)}
+    best = tried(high)
+    while middle := {k: (low[k] + high[k]) // 2 for k in best if best[k].meets and high[k] - low[k] > 1}:
+        for k, found in tried(middle).items():
+            if found.meets:
+                high[k], best[k] = middle[k], found
+            else:
+                low[k] = middle[k]
+    return [best[k] for k in range(len(options))]
+
+
+def _binding(scenario: Scenario, chosen: Candidate, candidates: list[Candidate], rejected: list[Rejection]) -> Binding:
+    """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
+    cheaper = []
+    for candidate in candidates:
+        replicas = candidate.deployment.layout.replicas
+        unpriced, each = candidate.cost[0], candidate.cost[1] / replicas
+        affordable = min(math.ceil(chosen.cost[1] / each - 1e-9) - 1, replicas)
+        if unpriced == chosen.cost[0] and affordable > 0:
+            same = affordable == replicas and not candidate.meets
+            cheaper.append(candidate if same else judge(scenario, candidate.deployment, affordable))
+    cheaper = [candidate for candidate in cheaper if not candidate.meets]
+    if cheaper:
+        looked_at = [stated(scenario, candidate) for candidate in sorted(cheaper, key=_margin)[:2]]
+        cheaper = sorted((candidate for candidate in looked_at if not candidate.meets), key=_margin)
+    if cheaper:
+        near = cheaper[0]
+        return Binding(
+            near.constraints[0],
+            f"Of all that costs less, {describe(near.deployment)} comes nearest, but {'; '.join(near.misses)}.",
+        )
+    small = [r for r in rejected if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.gpus]
+    if small:
+        largest = max(small, key=lambda rejection: rejection.gpus)
+        return Binding("memory", f"Less does not hold the model, such as {largest.what}: {largest.reason}.")
+    return Binding("one GPU", f"Nothing smaller exists; it uses {chosen.margin:.0%} of the tightest limit.")
+
+
+def _margin(candidate: Candidate) -> float:
+    return candidate.margin
+
+
+def _nothing(candidates: list[Candidate], rejected: list[Rejection]) -> Binding:
+    """Why no candidate does, nearest first."""
+    if candidates:
+        near = candidates[0]
+        return Binding(near.constraints[0], f"The nearest, {describe(near.deployment)}: {'; '.join(near.misses)}.")
+    if not rejected:
+        return Binding("engine", "The engine accepts no layout of this model on these GPUs.")
+    last = max(rejected, key=lambda rejection: rejection.gpus)
+    return Binding(last.bottleneck, f"It fits nowhere: {last.what} on {last.gpu}: {last.reason}")
+
+
+def _notes(chosen: Candidate, candidates: list[Candidate]) -> tuple[str, ...]:
+    """What a reader should know about how the choice was made."""
+    unpriced = sorted({c.deployment.gpu.name for c in candidates if c.usd_per_hour is None})
+    notes = [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"] if unpriced else []
+    return (*notes, *chosen.prediction.warnings)

@@ -1,0 +1,191 @@
+"""What would change the answer: the same search with one thing different."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from planner.core.quantities import PlannerError
+from planner.facts.engines import unsupported
+from planner.facts.gpus import gpu
+from planner.facts.prices import price_per_hour
+from planner.memory.budget import memory_of
+from planner.models.registry import model
+from planner.parallelism.layouts import legal_layouts
+from planner.planning.candidate import Candidate, judge_all
+from planner.planning.confirmation import near
+from planner.planning.deployments import deployment_of
+from planner.planning.scenario import CandidateGpu, Scenario
+from planner.planning.search import Plan, search
+
+OTHER_GPUS = ("L40S", "A100-SXM-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X", "RTX-PRO-6000-Server")
+"""GPUs that are asked about where the scenario doesn't name them: what clouds offer most."""
+MANY = 64
+"""GPUs that are asked about, at least, where nothing fits on those allowed."""
+TOGETHER = 2
+"""Of the other GPUs so many are searched: those that serve most for their money, in closed form."""
+CROWDED = 0.5
+"""Use of the KV pool (p99) above which a smaller KV cache could change the answer."""
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The plan after one change."""
+
+    change: str
+    plan: Plan
+
+    @property
+    def answer(self) -> str:
+        """The chosen deployment after the change, with its price, or that there is none."""
+        return str(self.plan.chosen) if self.plan.chosen else "nothing meets the service level"
+
+    def __str__(self) -> str:
+        return f"{self.change}: {self.answer}"
+
+
+def what_if(plan: Plan) -> tuple[WhatIf, ...]:
+    """Every change of `changes` with what it leads to; where nothing met the service level, only those that help."""
+    found = []
+    for change, scenario in changes(plan):
+        try:
+            found.append(WhatIf(change, search(scenario)))
+        except PlannerError:  # such as a format that this model cannot take
+            continue
+    return tuple(item for item in found if plan.chosen or item.plan.chosen)
+
+
+def changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
+    """(what is different, the scenario with it), for the changes that could matter to `plan`.
+
+    Where there is an answer, what can only make it cheaper is asked for no more money than it costs.
+    """
+    yield from _less(plan) if plan.chosen else _more(plan)
+
+
+def _less(plan: Plan) -> Iterator[tuple[str, Scenario]]:
+    """What would move the answer: its traffic, its limits, its formats, another GPU."""
+    scenario, chosen = plan.scenario, plan.chosen
+    assert chosen is not None
+    replicas, first = chosen.deployment.layout.replicas, scenario.quantizations
+    cheaper = affordable(scenario, chosen, 1.0)
+    yield "twice the traffic", affordable(_busier(scenario, 2.0), chosen, 2 + 1 / replicas)
+    if chosen.deployment.layout.gpus > 1:
+        if replicas == 1:  # else it takes about half of them
+            yield "half the traffic", _busier(cheaper, 0.5)
+        if scenario.service_level:
+            yield "every limit twice as long", _slower(cheaper, 2.0)
+    if "fp8" not in scenario.quantizations:
+        yield "FP8 weights allowed", replace(cheaper, quantizations=(*first, "fp8"))
+    elif None in first and chosen.preference[0] != first.index(None):
+        yield "only the checkpoint's own weights", replace(scenario, quantizations=(None,))
+    found = chosen.prediction.performance
+    if "fp8" not in scenario.kv_cache_dtypes and found and found.kv_usage_p99 > CROWDED:
+        yield "FP8 KV cache allowed", replace(cheaper, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8"))
+    if scenario.speculation and not scenario.speculation.allowed:
+        yield "speculative decoding allowed", _drafting(cheaper)
+    most = max(MANY, *(candidate.at_most for candidate in scenario.gpus))
+    if other := _promising(affordable(_elsewhere(scenario, most), chosen, 1.0)):
+        yield f"{_named(other)} instead, for no more money", other
+
+
+def _more(plan: Plan) -> Iterator[tuple[str, Scenario]]:
+    """What might help a scenario that nothing meets."""
+    scenario = plan.scenario
+    more = tuple(replace(candidate, at_most=max(MANY, 4 * candidate.at_most)) for candidate in scenario.gpus)
+    tried = [(f"up to {more[0].at_most} GPUs", replace(scenario, gpus=more))]
+    tight = {**scenario.engine_args, "max_model_len": int(scenario.workload.total_quantile(0.95))}
+    if plan.best is None:
+        tried += [("no room above the p95 of prompt + output", replace(scenario, engine_args=tight))]
+    else:
+        tried += [("half the traffic", _busier(scenario, 0.5))]
+    if scenario.service_level and plan.best:
+        tried += [("every limit twice as long", _slower(scenario, 2.0))]
+    for name, said in (("fp8", "FP8 weights allowed"), ("awq", "4-bit weights (AWQ) allowed")):
+        if name not in scenario.quantizations:
+            tried += [(said, replace(scenario, quantizations=(*scenario.quantizations, name)))]
+    if "fp8" not in scenario.kv_cache_dtypes:
+        tried += [("FP8 KV cache allowed", replace(scenario, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8")))]
+    if scenario.speculation and not scenario.speculation.allowed:
+        tried += [("speculative decoding allowed", _drafting(scenario))]
+    yield from ((said, changed) for said, changed in tried if _promising(changed))
+    most = max(MANY, *(candidate.at_most for candidate in scenario.gpus))
+    if other := _promising(_elsewhere(scenario, most)):
+        yield f"{_named(other)} instead", other
+
+
+def _busier(scenario: Scenario, factor: float) -> Scenario:
+    """With `factor` times the traffic."""
+    workload = scenario.workload
+    if workload.rate is None:
+        return replace(
+            scenario, workload=replace(workload, concurrency=max(round((workload.concurrency or 1) * factor), 1))
+        )
+    return replace(scenario, workload=workload.at(workload.rate * factor))
+
+
+def _slower(scenario: Scenario, factor: float) -> Scenario:
+    """With `factor` times each limit."""
+    level = tuple(replace(target, seconds=target.seconds * factor) for target in scenario.service_level)
+    return replace(scenario, service_level=level)
+
+
+def _drafting(scenario: Scenario) -> Scenario:
+    assert scenario.speculation is not None
+    return replace(scenario, speculation=scenario.speculation.model_copy(update={"allowed": True}))
+
+
+def _elsewhere(scenario: Scenario, most: int) -> Scenario:
+    """On the GPUs that it does not name."""
+    known = [candidate.gpu for candidate in scenario.gpus]
+    others = [gpu(name) for name in OTHER_GPUS]
+    return replace(scenario, gpus=tuple(CandidateGpu(card, most) for card in others if card not in known))
+
+
+def _named(scenario: Scenario) -> str:
+    return " or ".join(candidate.gpu.name for candidate in scenario.gpus)
+
+
+def affordable(scenario: Scenario, chosen: Candidate, times: float) -> Scenario:
+    """`scenario` with no more GPUs of a kind than `times` the price of `chosen` buys (without prices: its GPUs)."""
+    cards = []
+    for card in scenario.gpus:
+        price = price_per_hour(card.gpu, scenario.prices)
+        usd, gpus = chosen.usd_per_hour, chosen.deployment.layout.gpus
+        most = int(times * (usd / price.usd if usd and price else gpus) + 1e-6)
+        cards += [replace(card, at_most=min(card.at_most, most))] if most else []
+    return replace(scenario, gpus=tuple(cards))
+
+
+def _promising(scenario: Scenario) -> Scenario | None:
+    """`scenario` with the GPUs on which the closed form gives it hope, best served for the money; None where none."""
+    worth = {}
+    for card in scenario.gpus:
+        hopeful = [candidate for candidate in _closed(scenario, card) if near(scenario, candidate)]
+        served = [(c.prediction.performance, c.cost) for c in hopeful]
+        rates = [(not cost[0], found.capacity.mid / cost[1]) for found, cost in served if found and found.capacity]
+        if rates:
+            worth[card] = max(rates)
+    best = sorted(worth, key=lambda card: worth[card], reverse=True)[:TOGETHER]
+    return replace(scenario, gpus=tuple(best)) if best else None
+
+
+def _closed(scenario: Scenario, card: CandidateGpu) -> list[Candidate]:
+    """As many replicas as may be of every layout in up to two nodes, in closed form."""
+    if unsupported(card.gpu, scenario.engine):
+        return []
+    cases = []
+    most = min(card.at_most, 2 * (card.gpus_per_node or card.gpu.gpus_per_node))
+    for quantization in scenario.quantizations:
+        try:
+            served = model(scenario.model, quantization=quantization)
+        except PlannerError:  # a format that this model cannot take
+            continue
+        for layout in legal_layouts(served, card.gpu, most, card.gpus_per_node, scenario.engine):
+            try:
+                deployment = deployment_of(scenario, card, served, layout, scenario.kv_cache_dtypes[-1])
+            except PlannerError:
+                continue
+            if memory_of(deployment).starts:
+                cases.append((deployment, card.at_most // layout.gpus, ()))
+    return judge_all(scenario, cases)

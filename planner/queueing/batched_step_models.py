@@ -1,0 +1,136 @@
+"""The step costs of many cases as one, so that formulas written for one are evaluated for all of them at once.
+
+Arrays have three axes: cases, sequences decoding (or whatever else is varied), slices of a distribution of lengths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from planner.latency.step_model import StepModel
+
+NUMBERS = tuple(each.name for each in fields(StepModel) if each.type in ("int", "float"))
+"""What a step cost holds beside its tables."""
+
+
+def column(values: Any) -> np.ndarray:
+    """[cases, 1, 1] of one number per case."""
+    return np.asarray(values, float)[:, None, None]
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Functions given at every whole number from 0 on: straight between them, constant after the last one."""
+
+    values: np.ndarray  # of all functions, one after the other
+    first: np.ndarray  # [cases, 1, 1] where those of each case begin
+    last: np.ndarray  # [cases, 1, 1] and up to which number they go
+
+    @classmethod
+    def of(cls, functions: Sequence[np.ndarray], case: np.ndarray) -> Levels:
+        """Each function's values, and [cases] the number of the function that each case has."""
+        sizes = np.array([len(values) for values in functions])
+        first = np.cumsum(sizes) - sizes
+        return cls(np.concatenate(functions), first[case][:, None, None], sizes[case][:, None, None] - 1)
+
+    def __call__(self, count: np.ndarray | float) -> np.ndarray:
+        """The function of every case at its counts, [cases, ...]."""
+        if not self.last.any():
+            return self.values.take(self.first)
+        at = np.minimum(count, self.last)
+        whole = at.astype(np.intp)
+        low = self.values.take(self.first + whole)
+        return low + (at - whole) * (self.values.take(self.first + np.minimum(whole + 1, self.last)) - low)
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Functions given at some whole numbers from 0 on: straight between them, constant after the last one."""
+
+    lines: np.ndarray  # for each set of knots, one after the other: the number of the line above 0, 1, 2, ...
+    heights: np.ndarray  # for each function likewise: what its lines would be at 0, and their slopes
+    slopes: np.ndarray
+    last: np.ndarray  # [cases, 1, 1] last knot, and where the numbers of lines and the lines of each case begin
+    start: np.ndarray
+    first: np.ndarray
+
+    @classmethod
+    def of(cls, functions: Sequence[tuple[np.ndarray, np.ndarray]], case: np.ndarray) -> Lines:
+        """Each function's knots and values, and [cases] the number of the function that each case has."""
+        grids = {id(knots): knots for knots, _ in functions}
+        kind = np.array([list(grids).index(id(knots)) for knots, _ in functions])
+        lines = [_lines(knots.tobytes()) for knots in grids.values()]
+        sizes, ends = (np.array([len(each) for each in of]) for of in (lines, grids.values()))
+        knots = np.concatenate([knots for knots, _ in functions])
+        values = np.concatenate([values for _, values in functions])
+        first, final = np.cumsum(ends[kind]) - ends[kind], np.cumsum(ends[kind]) - 1
+        slopes = np.append(np.diff(values) / np.where(np.diff(knots) > 0, np.diff(knots), 1.0), 0.0)
+        slopes[final] = 0.0
+        start, last = (np.cumsum(sizes) - sizes)[kind], sizes[kind] - 1
+        own = (values_of[case][:, None, None] for values_of in (last, start, first))
+        return cls(np.concatenate(lines), values - slopes * knots, slopes, *own)
+
+    def __call__(self, count: np.ndarray | float) -> np.ndarray:
+        """The function of every case at its counts, [cases, ...]."""
+        at = np.minimum(count, self.last)
+        line = self.lines.take(self.start + at.astype(np.intp))
+        line += self.first
+        at *= self.slopes.take(line)
+        at += self.heights.take(line)
+        return at
+
+
+@lru_cache(maxsize=64)
+def _lines(knots: bytes) -> np.ndarray:
+    """[last knot + 1] the number of the last knot up to each whole number."""
+    grid = np.frombuffer(knots)
+    return np.searchsorted(grid, np.arange(grid[-1] + 1), side="right") - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepModels(StepModel):
+    """Step costs as one: every number is [cases, 1, 1], and what is asked of it has three axes too."""
+
+    of_tokens: Lines = field(repr=False)
+    of_rows: Levels = field(repr=False)
+    of_sequences: Levels = field(repr=False)
+
+    def tokens(self, count: np.ndarray | float) -> np.ndarray:
+        return self.of_tokens(count)
+
+    def rows(self, count: np.ndarray | float) -> np.ndarray:
+        return self.of_rows(count)
+
+    def sequences(self, count: np.ndarray | float) -> np.ndarray:
+        return self.of_sequences(count)
+
+
+def stack(steps: Sequence[StepModel]) -> StepModels:
+    """The step cost of every case, [cases], as one."""
+    distinct = {id(step): step for step in steps}
+    place = {name: k for k, name in enumerate(distinct)}
+    case, each = np.array([place[id(step)] for step in steps]), list(distinct.values())
+    numbers = np.array([attrgetter(*NUMBERS)(step) for step in each], float)[case]
+    tables: dict[str, Any] = {
+        "of_tokens": Lines.of([(step.grid, step.grid_s) for step in each], case),
+        "of_rows": Levels.of([step.rows_s for step in each], case),
+        "of_sequences": Levels.of([step.sequences_s for step in each], case),
+        "decode_windows": _windows([step.decode_windows for step in each], case),
+        "prefill_windows": _windows([step.prefill_windows for step in each], case),
+    }
+    tables |= {name: column(numbers[:, k]) for k, name in enumerate(NUMBERS)}
+    return StepModels(grid=np.empty(0), parts={}, rows_s=np.empty(0), basis="prior", **tables)
+
+
+def _windows(windows: Sequence[tuple[tuple[int, float], ...]], case: np.ndarray) -> tuple[tuple[Any, Any], ...]:
+    """(window, seconds) pairs of every case; those with fewer of them have some that cost nothing."""
+    most = max(map(len, windows))
+    filled = np.array([(*each, *[(1.0, 0.0)] * (most - len(each))) for each in windows])
+    filled = filled.reshape(len(windows), most, 2)[case]
+    return tuple((column(filled[:, k, 0]), column(filled[:, k, 1])) for k in range(most))

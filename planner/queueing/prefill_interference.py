@@ -1,0 +1,265 @@
+"""What prompts do to an engine: the steps that they ride on, bursts of them, and what does not fit into a step.
+
+Arrays have three axes, [cases, what is varied, slices of a distribution of lengths]; see `queueing.steady_state`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+
+from planner.facts.workload import Workload
+from planner.latency.step_model import StepModel
+from planner.queueing.batched_step_models import column
+
+EDGES = np.append(np.linspace(0, 0.9, 13), [0.94, 0.96, 0.985, 0.995, 1.0])
+"""Slices of a distribution over which it is integrated: finer in the tail, around the 95th and 99th percentiles."""
+SHARES = np.diff(EDGES)
+QUANTILES = (EDGES[1:] + EDGES[:-1]) / 2
+NORMAL = np.array([NormalDist().inv_cdf(float(q)) for q in QUANTILES])
+LATE = (0.50, 0.95, 0.99)
+"""Percentiles of `latency.performance.POINTS`."""
+NOTHING = np.zeros_like(SHARES)
+PAIRS = np.outer(SHARES, SHARES).ravel()
+"""Shares of the slices of two independent distributions, one added to the other."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Workloads as the mean lengths of `SHARES` of their requests."""
+
+    prompts: np.ndarray  # tokens to compute, [cases, 1, slices]
+    outputs: np.ndarray  # the same, streamed: a step of speculative decoding streams several tokens as one
+    tokens: np.ndarray  # mean output tokens, [cases, 1, 1] as the rest
+    cached: np.ndarray  # prompt tokens found in the prefix cache, [cases, 1, slices]
+    context: np.ndarray  # mean tokens that a decoding sequence attends to
+    jitter: np.ndarray  # variance of the tokens that a step streams, by their mean squared
+    uneven: np.ndarray  # [cases, 1, percentiles] standard deviations from the mean of a TPOT with a mean output
+
+
+def traffic(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Traffic:
+    """The traffic of every case; what several have in common is worked out once."""
+    kinds = [
+        (
+            id(workload.prompt),
+            id(workload.output),
+            step.tokens_per_step,
+            step.tokens_variance,
+            *((workload.cached_tokens, 0.0) if workload.prefix_tokens else (0.0, workload.prefix_hit_rate)),
+        )
+        for workload, step in zip(workloads, steps, strict=True)
+    ]
+    distinct = dict(zip(kinds, workloads, strict=True))
+    prompts, tokens = (
+        np.stack([getattr(workload, side).slices(EDGES) for workload in distinct.values()])[:, None]
+        for side in ("prompt", "output")
+    )
+    tokens = np.where(tokens[..., -1:] < 1.5, 1.0, tokens)  # whole tokens: all have one
+    per_step, variance, prefix, share = (column([kind[k] for kind in distinct]) for k in (2, 3, 4, 5))
+    cached = prefix + share * prompts
+    later = tokens - 1
+    past = ((variance + per_step**2) / per_step - 1) / 2  # the last step yields more than is left (renewal theory)
+    outputs = 1 + np.clip((later + past) / per_step, np.minimum(later, 1.0), later)
+    context = mean(prompts) + mean(tokens**2) / (2 * mean(tokens))
+    spread = np.sqrt(mean(outputs) / outputs) * NORMAL[:, None]  # over few tokens a mean varies more
+    late = quantiles(spread, PAIRS, LATE)
+    found = np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, variance / per_step**2, late
+    places = {kind: k for k, kind in enumerate(distinct)}
+    place = [places[kind] for kind in kinds]
+    return Traffic(*(values[place] for values in found))
+
+
+def mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the slices."""
+    return (values @ SHARES)[..., None]
+
+
+def quantiles(values: np.ndarray, shares: np.ndarray, at: Sequence[float]) -> np.ndarray:
+    """[cases, 1, at] the smallest of a case's values, each with its share, that so much of all does not exceed."""
+    values = values.reshape(len(values), -1)
+    row = np.arange(len(values))[:, None]
+    order = np.argsort(values, axis=-1)
+    place = order + row * values.shape[1]
+    reached = shares.take(order if shares.size == values.shape[1] else place).cumsum(axis=-1)
+    found = (reached + row).ravel().searchsorted(np.array(at) * (1 - 1e-12) + row)  # one rising row after the other
+    return values.take(place.take(found))[:, None]
+
+
+def decode_s(step: StepModel, batch: np.ndarray, context: np.ndarray) -> np.ndarray:
+    """A step of `batch` decoding sequences and nothing else."""
+    return step.decode_step(np.maximum(batch, 1.0), context)
+
+
+def engine_s(step: StepModel, t: Traffic, running: np.ndarray) -> np.ndarray:
+    """What a request takes of an engine at least, s: its tokens and rows in the fullest steps, and its attention.
+
+    A token is cheapest in a full step, for it shares reading the weights with most others; all stages of a pipeline
+    work at once.
+    """
+    width, later = 1 + step.drafts, np.maximum(mean(t.outputs) - 1, 0.0)
+    most = np.minimum(step.max_tokens, running * np.maximum(t.prompts[..., -1:], width))
+    rows, seats = np.maximum(running * width, 1.0), np.maximum(running, 1.0)
+    each = (step.tokens(most) + step.fixed_s) / most * (mean(t.prompts) + later * width)
+    each = each + (1 + later * width) * step.rows(rows) / rows + later * step.sequences(seats) / seats
+    attention = mean(step.prefill_attention(t.prompts, t.cached)) + later * step.decode_attention(t.context)
+    return (each + attention) / step.stages
+
+
+def prefill_s(
+    step: StepModel, t: Traffic, beside: np.ndarray, others: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(chunks, s that they add to the steps they ride on, its share of them by tokens) of every prompt, [..., slices].
+
+    `beside` sequences decode in those steps, and in the last one there are `others` more prompts if they fit.
+    """
+    beside = beside * (1 + step.drafts)
+    budget = np.maximum(step.max_tokens - beside, 1.0)
+    chunks = np.ceil(t.prompts / budget)
+    full, size = chunks - 1, mean(t.prompts)  # chunks that take all of a step's budget
+    base, last = step.tokens(np.maximum(beside, 1.0)), t.prompts - full * budget
+    others = np.minimum(others, np.maximum(budget - last, 0.0) / size)
+    attention = step.prefill_attention(t.prompts, t.cached)
+    shared = step.tokens(last + others * size + beside) + (step.prefill_step_s - base)
+    alone = full * (step.tokens(step.max_tokens) - base + step.prefill_step_s) + attention
+    share = alone + shared * mean(last) / (mean(last) + others * size)
+    return chunks, alone + shared + others * mean(attention), share
+
+
+def first_chunk(step: StepModel, t: Traffic, beside: np.ndarray) -> np.ndarray:
+    """Share of every prompt that the first of its chunks holds, where `beside` sequences decode."""
+    if np.all(step.stages == 1):  # nobody asks
+        return np.ones_like(t.prompts)
+    return np.minimum(np.maximum(step.max_tokens - beside * (1 + step.drafts), 1.0) / t.prompts, 1.0)
+
+
+def burst_s(step: StepModel, t: Traffic, requests: np.ndarray) -> np.ndarray:
+    """When `requests` prompts that arrive together have their first tokens, [cases, 1, slices] from short to long ones.
+
+    Each step takes max_num_batched_tokens, of which one goes to each sequence that decodes already: with d of them a
+    step finishes (max_num_batched_tokens - d) / L prompts of L tokens, at its end.
+    """
+    sizes, size, width = t.prompts, mean(t.prompts), 1 + step.drafts
+    # those of the first step decode from the next one on, and of single outputs none do
+    decoding = np.maximum(requests * QUANTILES - step.max_tokens / size, 0.0) / step.stages
+    decoding = decoding * np.minimum(mean(t.outputs) - 1, 1.0)
+    # where they leave nothing, prompts take the places of those that end
+    left = step.max_tokens * size / (size + np.maximum(mean(t.outputs) - 1, 0.0) * width)
+    budget = np.maximum(step.max_tokens - decoding * width, np.maximum(left, 1.0))
+    fresh = np.minimum(budget / sizes, requests)  # prompts of a step
+    each = step.tokens(np.minimum(requests * size, step.max_tokens)) + step.fixed_s + step.prefill_step_s
+    each = each + step.rows(decoding * width + fresh) + step.sequences(decoding)
+    each = each + decoding * step.decode_attention(size + t.cached)
+    each = each + fresh * step.prefill_attention(sizes, t.cached)
+    steps = requests * SHARES * sizes / budget
+    before = steps.cumsum(axis=-1)
+    total = np.maximum(before[..., -1:], 1.0)
+    reached = before - steps / 2 + sizes / (2 * budget)
+    ends = np.minimum(np.ceil(reached - 1e-9), total)
+    done = (steps * each).cumsum(axis=-1) + (ends - before) * each
+    # the last step is not full, but costs what any does
+    plain = decode_s(step, decoding, size + t.cached)
+    done += np.where(reached > np.floor(total), (np.ceil(total) - total) * plain, 0.0)
+    done = done / step.stages + (1 - 1 / step.stages) * each  # stages of a pipeline work on as many steps
+    return np.where(total <= 1, mean(each), done)
+
+
+def spilled(arriving: np.ndarray, room: np.ndarray, t: Traffic) -> np.ndarray:
+    """Steps that a prompt waits because those before it fill the steps: `arriving` prompts in each, room for `room`.
+
+    What is left over after each step is a random walk that cannot fall below 0. Its mean for normal increments is
+    sd / (2 b) - 0.5826 sd + sd b / 4 with b = (room - arriving) / sd (Chang and Peres 1997); the exponential has the
+    same first terms and holds for large b too.
+    """
+    sd = np.sqrt(arriving * mean(t.prompts**2)) / mean(t.prompts) + 1e-9
+    b = np.maximum((room - arriving) / sd, 0.25)
+    return sd / (2 * b) * np.exp(-1.1652 * b - 0.18 * b**2) / room
+
+
+def microbatches(
+    step: StepModel, t: Traffic, running: np.ndarray, decode: np.ndarray, first: np.ndarray | float = 0.0,
+    stays: np.ndarray | float = np.inf, front: np.ndarray = NOTHING,
+) -> np.ndarray:  # fmt: skip
+    """Microbatches among which a pipeline's sequences are spread, 1 to its number of stages.
+
+    A sequence is scheduled with those whose step ends together with its own, and a new prompt joins whichever is
+    scheduled next. So a new microbatch only forms where prompts do not fit into a step, and one ends when it is empty:
+    with m sequences on average, after (e^m - 1) / m stays (busy period of M/M/inf), but after one stay if no prompts
+    reach it. In a closed loop prompts come `front` s after the ends of others. While a long step runs, the rest follow
+    it closely, a stage's time apart, and one that ends less than `front` after the one before it gets none. `first`
+    are there beside one at the start of a run of so many `stays`; outputs of one length keep them as they are. There
+    are never fewer than hold the tokens of a round.
+    """
+    if np.all(step.stages == 1):
+        return np.ones_like(running)
+    outputs, size = mean(t.outputs), mean(t.prompts)
+    budget = np.maximum(step.max_tokens - decode * (1 + step.drafts), 1.0)
+    beside = np.maximum(running / outputs, 1e-9)  # prompts of a round
+    least = np.floor(budget / size) + 1.0
+    # at least so many of a Poisson number: Chernoff's bound, and what it is too much by (Bahadur and Rao 1960)
+    crowd = np.exp(np.minimum(least - beside - least * np.log(least / beside), 0.0))
+    crowd = crowd * np.minimum(np.sqrt(least / (2 * np.pi)) / np.maximum(least - beside, 1e-9), 1.0)
+    crowd = np.where(beside < least, crowd, 1.0)
+    formed = running * mean(1.0 * (t.prompts > budget)) + outputs * np.where(least > 1, crowd, 0.0)
+    each = np.minimum(running / step.stages, 30.0) + 1e-9
+    differ = np.maximum(mean(t.outputs**2) - outputs**2, 0.0) + outputs * t.jitter
+    fed = step.stages - 1.0  # others that prompts reach
+    if np.any(front):
+        one, many = decode_s(step, decode, t.context), decode_s(step, decode / step.stages, t.context)
+        grows = np.maximum(one - many, 0.0) * step.stages / np.maximum(step.stages - 1, 1.0)
+        late = mean(front) * step.stages - (one - grows)  # a step of 1 / g of all takes one - grows + grows / g
+        enough = np.clip(np.where(late > 0, grows / np.maximum(late, 1e-12), step.stages), 1.0, step.stages) - 1
+        even = np.exp(-beside)  # rounds without a prompt leave all microbatches as far apart as they are
+        fed = even * fed + (1 - even) * enough
+    others = np.zeros_like(running)
+    for room, lasts in ((fed, np.expm1(each) / each), (step.stages - 1 - fed, 1.0)):
+        begun = np.minimum(first, room)
+        first = first - begun
+        kept = room * formed * lasts / (room + formed * lasts + 1e-30)
+        past = np.minimum(stays / (lasts + 1 / np.maximum(differ, 1e-9)), 1e9)
+        others = others + kept + (begun - kept) * -np.expm1(-past) / past
+    full = np.minimum((decode * (1 + step.drafts) + beside * size) / step.max_tokens, step.stages)
+    return np.minimum(np.maximum(1 + others, full), np.maximum(running, 1.0))
+
+
+def longest(
+    step: StepModel, prompts: np.ndarray, microbatches: np.ndarray, chunks: np.ndarray, plain: np.ndarray,
+    added: np.ndarray, room: np.ndarray, *, gathered: bool,
+) -> np.ndarray:  # fmt: skip
+    """Prompts that delay a round of a pipeline's microbatches, of the `prompts` that it holds.
+
+    All wait behind the slowest microbatch. Its prompts are the maximum of g Poisson counts of mean p / g: p when it is
+    small and p / g + 0.74 (1 - 1 / g) p^0.5 when it is large. But who arrives at random (`gathered`) during a long step
+    joins its own microbatch, the next to be scheduled, as long as there is `room`: with steps of S without prompts,
+    g - 1 gaps of a round last S / stages and one the rest. Chunks of one prompt follow each other through the stages:
+    only the first keeps the others waiting from end to end.
+    """
+    if np.all(step.stages == 1):
+        return prompts
+    even = prompts / microbatches
+    most = np.maximum(np.minimum(prompts, room), even)
+    joined = np.zeros_like(even)
+    if gathered:
+        gaps = (microbatches - 1) * plain / step.stages / (plain + added * most)
+        joined = np.clip(1 - gaps * microbatches / np.maximum(microbatches - 1, 1e-9), 0.0, 1.0) * (room >= 1)
+    alone = (1 - 1 / microbatches) / chunks * prompts
+    return np.minimum(even + alone * (joined + (1 - joined) / np.sqrt(1 + prompts / 0.55)), most)
+
+
+def takers(
+    step: StepModel, prompts: np.ndarray, microbatches: np.ndarray, plain: np.ndarray, front: np.ndarray,
+    room: np.ndarray,
+) -> np.ndarray:  # fmt: skip
+    """Microbatches that take a round's `prompts` in a closed loop.
+
+    Those behind a long step end a stage's time apart, and prompts come `front` s after the ends of others, so one of
+    those that end within that time takes what all before it released; the next long step takes the rest.
+    """
+    if np.all(step.stages == 1):
+        return microbatches
+    behind = (microbatches - 1) * plain / step.stages
+    taking = np.minimum(1 + behind / np.maximum(mean(front), 1e-9), microbatches)
+    even = np.exp(-prompts)  # rounds without a prompt leave the microbatches as far apart as they are
+    return np.where(room >= 1, even * microbatches + (1 - even) * taking, microbatches)

@@ -1,0 +1,1 @@
+"""vLLM's scheduler, replayed request by request, compiled."""

@@ -1,0 +1,263 @@
+"""vLLM's block pool and block tables, compiled: allocation, the free queue and its order, prefix caching, windows.
+
+Follows vLLM 0.20.2 (v1/core/block_pool.py, kv_cache_coordinator.py, single_type_kv_cache_manager.py) and, where
+`recent`, 0.33.0. Without prefix caching blocks are only counted, not told apart.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import njit
+
+_ONLY = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+compiled: Any = njit(error_model="numpy", **_ONLY)  # type: ignore[call-overload]
+"""For functions that only compiled code calls; they are kept on disk as part of `simulator.scheduler.simulate`."""
+inlined: Any = njit(error_model="numpy", forceinline=True, **_ONLY)  # type: ignore[call-overload]
+"""For short ones that are called in every step: a call would count a reference to every array of every tuple."""
+
+
+class Pool(NamedTuple):
+    """Free blocks as a ring through the last index, next to be taken first; cached blocks of equal content as rings."""
+
+    free: np.ndarray  # [1]
+    next: np.ndarray
+    prev: np.ndarray
+    refs: np.ndarray
+    key: np.ndarray  # content * groups + group of a cached block, else -1
+    after: np.ndarray
+    before: np.ndarray
+    cached: np.ndarray  # [contents * groups] oldest block with that key, else -1
+
+
+class Tables(NamedTuple):
+    """Block tables of the running requests, one seat each."""
+
+    blocks: np.ndarray  # [seats, groups, longest] block numbers; no seats where only their number matters
+    held: np.ndarray  # [seats, groups] length of the table
+    passed: np.ndarray  # [seats, groups] blocks at its start that left the window
+    published: np.ndarray  # [seats] full blocks whose content is known to the cache
+    capacity: np.ndarray  # [seats] tokens that fit
+    slides: np.ndarray  # [seats] computed tokens at which the next block leaves a window
+
+
+@compiled
+def new_pool(num_blocks: int, contents: int) -> Any:
+    """All blocks free but the null block 0; with `contents` = 0 only their number matters."""
+    ring = num_blocks if contents else 0
+    pool = Pool(
+        np.full(1, num_blocks - 1), np.arange(1, ring + 2), np.arange(-1, ring), np.zeros(ring + 1, np.int32),
+        np.full(ring + 1, -1), np.empty(ring + 1, np.int32), np.empty(ring + 1, np.int32),
+        np.full(contents, -1, np.int32),
+    )  # fmt: skip
+    if ring:
+        pool.next[ring], pool.prev[1] = 1, ring
+    return pool
+
+
+@compiled
+def new_tables(seats: int, groups: int, longest: int) -> Any:
+    """Empty tables; `longest` = 0 where only the number of blocks matters."""
+    sizes = np.zeros((2, seats, groups), np.int64)
+    blocks = np.empty((seats if longest else 0, groups, longest), np.int32)
+    return Tables(
+        blocks, sizes[0], sizes[1], np.zeros(seats, np.int64), np.zeros(seats, np.int64), np.zeros(seats, np.int64)
+    )
+
+
+@inlined
+def take(pool: Any) -> int:
+    """The block at the front of the free ring, its cached content forgotten."""
+    ring = pool.next.size - 1
+    block = pool.next[ring]
+    pool.next[ring] = pool.next[block]
+    pool.prev[pool.next[block]] = ring
+    pool.free[0] -= 1
+    pool.refs[block] = 1
+    key = pool.key[block]
+    if key >= 0:
+        other = pool.after[block]
+        pool.key[block] = -1
+        if other == block:
+            pool.cached[key] = -1
+        else:
+            pool.after[pool.before[block]] = other
+            pool.before[other] = pool.before[block]
+            if pool.cached[key] == block:
+                pool.cached[key] = other
+    return block
+
+
+@compiled
+def _release(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
+    """Give back blocks table[first:end], the last one first; 0.33 puts blocks without content to the front."""
+    ring = pool.next.size - 1
+    front = ring
+    for j in range(end - 1, first - 1, -1):
+        block = table[j]
+        pool.refs[block] -= 1
+        if pool.refs[block] == 0:
+            left = pool.prev[ring]
+            if recent and pool.key[block] < 0:
+                left, front = front, block
+            right = pool.next[left]
+            pool.next[left], pool.prev[right] = block, block
+            pool.prev[block], pool.next[block] = left, right
+            pool.free[0] += 1
+
+
+@inlined
+def _publish(pool: Any, block: int, key: int) -> None:
+    """Make a full block's content known, behind older blocks of equal content."""
+    pool.key[block] = key
+    oldest = pool.cached[key]
+    if oldest < 0:
+        pool.cached[key] = pool.after[block] = pool.before[block] = block
+    else:
+        newest = pool.before[oldest]
+        pool.after[newest] = pool.before[oldest] = block
+        pool.before[block], pool.after[block] = newest, oldest
+
+
+@compiled
+def longest_hit(pool: Any, content: Any, most: int, groups: Any) -> int:
+    """Blocks of the longest cached prefix, up to `most`: each group needs all of it, or the window before its end."""
+    hit, count, settled = most, len(groups), False
+    while not settled:
+        settled = True
+        for g in range(count):
+            window, size = groups[g]
+            need = hit if window == 0 else max(1, (window + size - 2) // size)
+            if window == 0:
+                run = 0
+                while run < hit and pool.cached[content[run] * count + g] >= 0:
+                    run += 1
+            elif window > 0:
+                run = end = 0
+                for j in range(hit - 1, -1, -1):
+                    if pool.cached[content[j] * count + g] < 0:
+                        run = 0
+                        continue
+                    if run == 0:
+                        end = j + 1
+                    run += 1
+                    if run >= need:
+                        break
+                run = end if run else 0
+            else:
+                continue
+            settled &= run == hit
+            hit = run
+    return hit
+
+
+@compiled
+def needed(tokens: int, window: int, size: int) -> int:
+    """Length of a group's block table that holds `tokens`."""
+    return -window if window < 0 else (tokens + size - 1) // size
+
+
+@compiled
+def slide(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
+    """Free blocks of seat `s` that no token after `settled` computed ones will look back at."""
+    tables.slides[s] = 1 << 60
+    for g in range(len(rules.groups)):
+        window, size = rules.groups[g]
+        first, end = tables.passed[s, g], min(max(0, settled - window + 1) // size, tables.held[s, g])
+        if window > 0 and end > first:
+            if len(tables.blocks):
+                _release(pool, tables.blocks[s, g], first, end, rules.recent)
+            else:
+                pool.free[0] += end - first
+            tables.passed[s, g] = end
+        if window > 0:
+            tables.slides[s] = min(tables.slides[s], (tables.passed[s, g] + 1) * size + window - 1)
+
+
+@inlined
+def missing(rules: Any, tables: Any, s: int, tokens: int) -> int:
+    """Blocks that a seat lacks to hold `tokens`."""
+    lacking = 0
+    for g in range(len(rules.groups)):
+        lacking += max(0, needed(tokens, rules.groups[g, 0], rules.groups[g, 1]) - tables.held[s, g])
+    return lacking
+
+
+@compiled
+def claim(rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, cap: Any) -> int:
+    """Free blocks that must be there to admit a request with `hit` cached ones per group.
+
+    For all of its `whole` tokens (no group counts more than `cap`), and for the `part` up to the end of this step;
+    cached blocks that nobody uses are taken from the free ones too.
+    """
+    for_all = for_part = 0
+    for g in range(len(rules.groups)):
+        window, size = rules.groups[g]
+        have = hit if window >= 0 else 0
+        idle = 0
+        for j in range(max(0, hit * size - window + 1) // size if window > 0 else 0, have):
+            idle += pool.refs[pool.cached[content[j] * len(rules.groups) + g]] == 0
+        for_all += max(0, min(needed(whole, window, size), cap[g]) - have) + idle
+        for_part += max(0, needed(part, window, size) - have) + idle
+    return max(for_all, for_part)
+
+
+@compiled
+def adopt(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) -> None:
+    """Start the tables of a seat with `hit` cached blocks per group, without those that already left the window."""
+    tables.published[s], tables.capacity[s], tables.slides[s] = hit, 0, 0
+    for g in range(len(rules.groups)):
+        window, size = rules.groups[g]
+        if hit and window >= 0:
+            tables.held[s, g] = hit
+            tables.passed[s, g] = max(0, hit * size - window + 1) // size if window > 0 else 0
+            for j in range(tables.passed[s, g], hit):
+                block = pool.cached[content[j] * len(rules.groups) + g]
+                tables.blocks[s, g, j] = block
+                if pool.refs[block] == 0:
+                    pool.next[pool.prev[block]] = pool.next[block]
+                    pool.prev[pool.next[block]] = pool.prev[block]
+                    pool.free[0] -= 1
+                pool.refs[block] += 1
+
+
+@inlined
+def fill(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> None:
+    """Give a seat the blocks that it lacks to hold `tokens`."""
+    capacity = 1 << 60
+    for g in range(len(rules.groups)):
+        window, size = rules.groups[g]
+        held = tables.held[s, g]
+        end = max(held, needed(tokens, window, size))
+        if len(tables.blocks):
+            for j in range(held, end):
+                tables.blocks[s, g, j] = take(pool)
+        else:
+            pool.free[0] -= end - held
+        tables.held[s, g] = end
+        if window >= 0:
+            capacity = min(capacity, end * size)
+    tables.capacity[s] = capacity
+
+
+@compiled
+def leave(rules: Any, pool: Any, tables: Any, s: int) -> None:
+    """Free a seat's blocks, group by group, the last block first."""
+    for g in range(len(rules.groups)):
+        if len(tables.blocks):
+            _release(pool, tables.blocks[s, g], tables.passed[s, g], tables.held[s, g], rules.recent)
+        else:
+            pool.free[0] += tables.held[s, g] - tables.passed[s, g]
+        tables.held[s, g] = tables.passed[s, g] = 0
+
+
+@compiled
+def publish(rules: Any, pool: Any, tables: Any, s: int, content: Any, tokens: int) -> None:
+    """Make a seat's full blocks among its first `tokens` known to the cache."""
+    count, full = len(rules.groups), tokens // rules.groups[0, 1]
+    for j in range(tables.published[s], full):
+        for g in range(count):
+            if rules.groups[g, 0] >= 0 and j >= tables.passed[s, g]:
+                _publish(pool, tables.blocks[s, g, j], content[j] * count + g)
+    tables.published[s] = max(full, tables.published[s])

@@ -1,0 +1,115 @@
+"""What goes into the compiled replay and what comes out: the engine's rules, the cost of a step, requests, an outcome.
+
+Named tuples of numbers and arrays, because that is what compiled code can read; `simulator.replay` makes them.
+"""
+
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+ITL_PER_DECADE = 200
+"""Bins of the inter-token latency histogram per factor of ten; the first starts at `ITL_FIRST` seconds."""
+ITL_FIRST = 1e-5
+ITL_BINS = 8 * ITL_PER_DECADE
+USAGE_BINS = 1001
+"""Bins of KV usage from 0 to 1."""
+GAUGE, STEP, ENTRY, PREEMPTED, FINISHED = range(5)
+"""Notes. GAUGE: seconds, running, waiting, used blocks, scheduled tokens. STEP: step, tokens, running, waiting, free
+blocks. The others: row of the step among steps, request; ENTRY also its tokens in that step."""
+
+
+class Rules(NamedTuple):
+    """What the engine is told, in its own argument names; tokens, blocks and requests."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_blocks: int  # including the null block
+    max_model_len: int
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    long_prefill_token_threshold: int
+    async_scheduling: bool
+    priority: bool  # policy
+    recent: bool  # as 0.33.0 does it, else as 0.20.2
+    groups: np.ndarray  # [groups, 2]: 0 = full attention, w > 0 = sliding window, -b = b blocks of state; block size
+    num_speculative_tokens: int = 0
+    acceptance_rate: float = 0.0  # chance that a drafted token is kept, given that the ones before it were
+    num_lookahead_tokens: int = 0  # slots for the drafter: k for EAGLE, MTP and draft models
+    seed: int = 0
+
+
+class StepTable(NamedTuple):
+    """Seconds of one engine step with T tokens of R sequences, the sum of
+
+    - fixed_s + tokens_s[T] + rows_s[R] + sequences_s[S] + state_s S for S sequences, of which R tokens may be sampled
+      (the last of each and drafted ones), and prefill_step_s if some of the tokens are a prompt's,
+    - decode_context_s x tokens in the cache of each decoding sequence, and for each row (window, seconds) of
+      decode_windows the same where no more than `window` tokens count,
+    - prefill_pair_s x (query, key) pairs of each prompt chunk, t (c + (t + 1) / 2) for t tokens after c, and
+      prefill_windows likewise.
+
+    A decoding sequence's cache counts once, however many drafted tokens it has. Tables shorter than T, R or S end in
+    their last entry. That is the time through all `stages` of a pipeline, in which as many steps are under way at once.
+    """
+
+    tokens_s: np.ndarray
+    rows_s: np.ndarray
+    fixed_s: float = 0.0
+    state_s: float = 0.0
+    decode_context_s: float = 0.0
+    prefill_pair_s: float = 0.0
+    prefill_step_s: float = 0.0
+    decode_windows: np.ndarray = np.empty((0, 2))
+    prefill_windows: np.ndarray = np.empty((0, 2))
+    stages: int = 1
+    sequences_s: np.ndarray = np.zeros(1)
+
+
+class Traffic(NamedTuple):
+    """[n] requests in order of arrival. `content` names full blocks: equal prefixes have equal numbers."""
+
+    arrival: np.ndarray  # [n] float64, seconds (steps when untimed), ascending
+    prompt: np.ndarray  # [n] int32
+    output: np.ndarray  # [n] int32
+    rank: np.ndarray  # [n] int64, place in the order of (priority, arrival); empty under fcfs
+    content: np.ndarray  # int32; the k-th full block of request i is content[content_start[i] + k]
+    content_start: np.ndarray  # [n] int64
+    concurrency: int = 0  # requests in flight at most: the next is sent when one ends; 0 = no limit
+    request_s: float = 0.0  # from sending until the scheduler sees the request, and per prompt token
+    prompt_token_s: float = 0.0
+
+
+class Outcome(NamedTuple):
+    """What happened. `stuck`: -1, or a request that can never be scheduled; -2: stopped before the first preemption."""
+
+    stuck: int
+    sent: np.ndarray  # [n] seconds; NaN where not reached, as in the next three
+    scheduled: np.ndarray
+    first_token: np.ndarray
+    last_token: np.ndarray
+    preemptions: np.ndarray
+    cached: np.ndarray  # [n] prompt tokens found in the prefix cache when first scheduled
+    itl: np.ndarray  # [ITL_BINS] counts
+    usage: np.ndarray  # [USAGE_BINS] busy seconds by share of blocks in use
+    totals: np.ndarray  # steps, busy s, tokens; decoding sequences summed over steps and over s; blocks free at the end
+    notes: np.ndarray  # [.., 6] what was to be noted: a kind (above) and five numbers
+
+    def noted(self, kind: int, columns: int) -> np.ndarray:
+        """[.., columns] the notes of one kind, in order."""
+        return self.notes[self.notes[:, 0] == kind, 1 : 1 + columns]
+
+
+T = TypeVar("T", Rules, StepTable, Traffic)
+_DTYPES: dict[str, type] = {
+    "prompt": np.int32, "output": np.int32, "content": np.int32,
+    "rank": np.int64, "content_start": np.int64, "groups": np.int64,
+}  # fmt: skip
+
+
+def as_compiled(part: T) -> T:
+    """The same with every field of exactly the type that `simulator.scheduler` was compiled for."""
+    values: list[Any] = []
+    for (name, kind), value in zip(part.__annotations__.items(), part, strict=True):
+        is_array = kind is np.ndarray
+        values.append(np.require(value, _DTYPES.get(name, float), ["C", "W"]) if is_array else kind(value))
+    return type(part)(*values)

@@ -1,0 +1,408 @@
+"""The replay: what happens to every request when traffic meets a deployment, by vLLM V1's own schedule.
+
+`replay` is for arrays of requests, `replay_workload` for a `Workload` on a `Deployment`, `simulator.schedule_cases`
+for step logs. The schedule is exact (`simulator.scheduler`); the clock is the step cost that the caller gives. Same
+seed, same numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.core.quantities import PlannerError
+from planner.facts.arrivals import Content, arrivals, shared_prefix
+from planner.facts.engines import engine, release
+from planner.latency.performance import LATENCIES, POINTS
+from planner.simulator.kernel_types import (
+    GAUGE,
+    ITL_FIRST,
+    ITL_PER_DECADE,
+    USAGE_BINS,
+    Outcome,
+    Rules,
+    StepTable,
+    Traffic,
+    as_compiled,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from planner.facts.deployment import Deployment
+    from planner.facts.workload import Workload
+    from planner.latency.step_model import StepModel
+    from planner.memory.kv_cache import KvPool
+
+RECENT = (0, 33, 0)
+"""From this release on the scheduler differs as `Rules.recent` says (vLLM 0.33.0, v1/core/sched/scheduler.py:699)."""
+FINE = 64
+"""Blocks of a mean prompt from which on finer ones would change a replay by less than a percent."""
+LOOKAHEAD_METHODS = ("eagle", "mtp", "draft_model", "dflash")
+"""Speculative methods whose drafter has a KV cache and so takes slots ahead; n-grams and suffixes take none."""
+
+
+def is_recent(version: str | None) -> bool:
+    """Whether vLLM `version` (None: the newest known) schedules as 0.33.0 does; `PlannerError` for an unknown one."""
+    return release(engine("vllm", version).version) >= RECENT
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayResult:
+    """What one engine did. Arrays are [n] requests in order of arrival, in seconds; `outcome` has the raw figures."""
+
+    outcome: Outcome
+    prompt: np.ndarray
+    output: np.ndarray
+    num_blocks: int
+    second: float = 1.0  # seconds of one unit of the clock
+    gaps: float = 1.0  # share of the gaps in `outcome.itl` that are these requests' own
+
+    @classmethod
+    def pooled(cls, runs: Sequence[ReplayResult]) -> ReplayResult:
+        """Several runs of one engine as if each began when the one before had ended; gauges are left out."""
+        if len(runs) == 1:
+            return runs[0]
+        ends = np.cumsum([0.0, *(run.duration / run.second for run in runs)])
+        times = ("sent", "scheduled", "first_token", "last_token")
+        moved: dict[str, Any] = {
+            name: np.concatenate([getattr(run.outcome, name) - run.outcome.sent.min() + end
+                                  for run, end in zip(runs, ends[:-1], strict=True)])
+            for name in times
+        }  # fmt: skip
+        for name in ("preemptions", "cached"):
+            moved[name] = np.concatenate([getattr(run.outcome, name) for run in runs])
+        for name in ("itl", "usage", "totals"):
+            moved[name] = np.sum([getattr(run.outcome, name) for run in runs], axis=0)
+        outcome = runs[0].outcome._replace(**moved, notes=np.empty((0, 6)))
+        prompt, output = (np.concatenate([getattr(run, name) for run in runs]) for name in ("prompt", "output"))
+        gaps = sum(run.gaps * run.outcome.itl.sum() for run in runs) / max(outcome.itl.sum(), 1)
+        return cls(outcome, prompt, output, runs[0].num_blocks, runs[0].second, gaps)
+
+    def without(self, first: int, last: int) -> ReplayResult:
+        """The same without the figures of its `first` and `last` requests; gaps and gauges keep theirs."""
+        if not first + last:
+            return self
+        own = slice(first, len(self.output) - last)
+        names = ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached")
+        outcome = self.outcome._replace(**{name: getattr(self.outcome, name)[own] for name in names})
+        gaps = self.gaps * float((self.output[own] - 1).sum() / max((self.output - 1).sum(), 1))
+        return replace(self, outcome=outcome, prompt=self.prompt[own], output=self.output[own], gaps=gaps)
+
+    @property
+    def sent(self) -> np.ndarray:
+        """When each request was sent."""
+        return self.outcome.sent * self.second
+
+    @cached_property
+    def queue(self) -> np.ndarray:
+        """From being sent to being scheduled first."""
+        return (self.outcome.scheduled - self.outcome.sent) * self.second
+
+    @cached_property
+    def ttft(self) -> np.ndarray:
+        """Time to first token, from being sent."""
+        return (self.outcome.first_token - self.outcome.sent) * self.second
+
+    @cached_property
+    def e2e(self) -> np.ndarray:
+        """From being sent to the last token."""
+        return (self.outcome.last_token - self.outcome.sent) * self.second
+
+    @cached_property
+    def tpot(self) -> np.ndarray:
+        """Time per output token after the first; requests with one token are left out, as vLLM's benchmark does."""
+        later = self.outcome.last_token - self.outcome.first_token
+        many = self.output > 1
+        return later[many] / (self.output[many] - 1) * self.second
+
+    @property
+    def preemptions(self) -> np.ndarray:
+        """How often each request was preempted."""
+        return self.outcome.preemptions
+
+    @property
+    def duration(self) -> float:
+        """From the first request sent to the last token."""
+        return float((self.outcome.last_token.max() - self.outcome.sent.min()) * self.second)
+
+    @property
+    def output_tps(self) -> float:
+        """Output tokens per second over the whole run."""
+        return float(self.output.sum(dtype=np.int64)) / self.duration
+
+    @property
+    def request_tps(self) -> float:
+        """Requests per second over the whole run."""
+        return len(self.output) / self.duration
+
+    @property
+    def decode_batch(self) -> float:
+        """Sequences decoding at once, mean over the time that steps run."""
+        return float(self.outcome.totals[4] / max(self.outcome.totals[1], 1e-300))
+
+    @property
+    def kv_usage_mean(self) -> float:
+        """Share of the KV blocks in use, mean over the time that steps run."""
+        busy = self.outcome.usage
+        return float(busy @ np.arange(USAGE_BINS) / max(busy.sum(), 1e-300) / (USAGE_BINS - 1))
+
+    def kv_usage(self, q: float) -> float:
+        """Share of the KV blocks in use that is not exceeded for a share `q` of the time that steps run."""
+        return min(_quantile(self.outcome.usage, q) / (USAGE_BINS - 1), 1.0)
+
+    @property
+    def gauges(self) -> pd.DataFrame:
+        """Samples of the engine's gauges, if asked for: seconds, running, waiting, kv_usage, scheduled_tokens."""
+        import pandas as pd
+
+        columns = ["seconds", "running", "waiting", "kv_usage", "scheduled_tokens"]
+        frame = pd.DataFrame(self.outcome.noted(GAUGE, 5), columns=columns)
+        return frame.assign(seconds=frame.seconds * self.second, kv_usage=frame.kv_usage / (self.num_blocks - 1))
+
+    def quantile(self, metric: str, q: float) -> float:
+        """Seconds that a share `q` of the values of "ttft", "tpot", "itl", "e2e" or "queue" does not exceed."""
+        if metric != "itl":
+            values = getattr(self, metric)
+            return float(np.quantile(values, q)) if len(values) else math.nan
+        least = min(1 / max(self.outcome.itl.sum(), 1), 0.5)  # one gap: the shortest is no empty bin
+        return self.second * ITL_FIRST * 10 ** (_quantile(self.outcome.itl, max(q, least)) / ITL_PER_DECADE)
+
+    def stats(self, metric: str) -> dict[str, float]:
+        """mean, p50, p95 and p99 in seconds of "ttft", "tpot", "itl", "e2e" or "queue".
+
+        ITL is the gap between streamed outputs, as vLLM's benchmark and metrics count it: a speculative step streams
+        its tokens as one output, so ITL is TPOT times the tokens per step.
+        """
+        if metric not in self._stats:
+            raise PlannerError(f"metric {metric!r} is not one of {', '.join(self._stats)}")
+        return self._stats[metric]
+
+    @cached_property
+    def _stats(self) -> dict[str, dict[str, float]]:
+        shares = 0.5, 0.95, 0.99
+        found = {}
+        for metric in (*LATENCIES, "queue"):
+            values = np.full(4, math.nan)
+            if metric == "itl" and self.outcome.itl.any():
+                gaps = (self.outcome.last_token - self.outcome.first_token).sum() * self.second
+                values[0] = gaps / (self.gaps * self.outcome.itl.sum())
+                values[1:] = [self.quantile("itl", q) for q in shares]
+            elif metric != "itl" and len(times := getattr(self, metric)):
+                values[0], values[1:] = times.mean(), np.quantile(times, shares)
+            found[metric] = dict(zip(POINTS, values.tolist(), strict=True))
+        return found
+
+    def frame(self) -> pd.DataFrame:
+        """One row per request."""
+        import pandas as pd
+
+        tpot = np.full(len(self.output), np.nan)
+        tpot[self.output > 1] = self.tpot
+        return pd.DataFrame(
+            {
+                "sent_s": self.sent, "prompt_tokens": self.prompt, "output_tokens": self.output,
+                "queue_ms": self.queue * 1e3, "ttft_ms": self.ttft * 1e3, "tpot_ms": tpot * 1e3,
+                "e2e_ms": self.e2e * 1e3, "cached_tokens": self.outcome.cached, "preemptions": self.preemptions,
+            }
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        lines = [
+            f"{len(self.output):,} requests in {self.duration:,.1f} s: {self.request_tps:,.2f} requests/s, "
+            f"{self.output_tps:,.0f} output tokens/s; {self.decode_batch:.1f} decoding at once, "
+            f"KV usage p99 {self.kv_usage(0.99):.0%}, {int(self.preemptions.sum())} preemptions",
+            "        " + "".join(f"{name:>12}" for name in ("mean ms", "p50 ms", "p95 ms", "p99 ms")),
+        ]
+        for metric in ("ttft", "tpot", "itl", "e2e", "queue"):
+            lines.append(f"{metric:8}" + "".join(f"{value * 1e3:12,.2f}" for value in self.stats(metric).values()))
+        return "\n".join(lines)
+
+
+def _quantile(counts: np.ndarray, q: float) -> float:
+    """Position, in bins, below which a share `q` of the counts lies."""
+    total = np.cumsum(counts)
+    if not total[-1]:
+        return math.nan
+    place = int(np.searchsorted(total, q * total[-1]))
+    below = total[place - 1] if place else 0.0
+    return place + float((q * total[-1] - below) / counts[place])
+
+
+def replay(
+    rules: Rules, table: StepTable, arrival: np.ndarray, prompt: np.ndarray, output: np.ndarray, *,
+    concurrency: int = 0, request_s: float = 0.0, prompt_token_s: float = 0.0, priority: np.ndarray | None = None,
+    content: Content | None = None, gauge_s: float = 0.0,
+) -> ReplayResult:  # fmt: skip
+    """Replay [n] requests: `arrival` in seconds (ascending), `prompt` and `output` in tokens.
+
+    `concurrency` > 0 holds requests back while so many are in flight (a closed loop, if all arrive at 0). `request_s`
+    and `prompt_token_s` are the front end's seconds before the scheduler sees a request. `content` (see
+    `facts.arrivals`) says which blocks are equal; without it no two prompts share a prefix. Lower `priority` is more
+    urgent. `gauge_s` > 0 samples the gauges so often.
+    Raises `PlannerError` naming the request and field for anything that cannot be replayed.
+    """
+    for name, values in {"arrival": arrival, "prompt_tokens": prompt, "output_tokens": output}.items():
+        if len(values) != len(arrival):
+            raise PlannerError(f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many")
+        least = 0 if name == "arrival" else 1
+        bad = np.flatnonzero(~((values >= least) & (values < (np.inf if name == "arrival" else 2**31))))
+        if len(bad):
+            accepted = "a time from 0" if name == "arrival" else "a number of tokens from 1"
+            raise PlannerError(f"request {bad[0] + 1}, field {name}: {values[bad[0]]:g} is not {accepted}")
+    late = np.flatnonzero(np.diff(arrival) < 0)
+    if len(late):
+        before, after = arrival[late[0]], arrival[late[0] + 1]
+        raise PlannerError(f"request {late[0] + 2}, field arrival: {after:g} comes after {before:g}; sort by arrival")
+    rank: np.ndarray = np.empty(0)
+    if rules.priority:
+        rank = np.argsort(np.argsort(np.zeros(len(arrival)) if priority is None else priority, kind="stable"))
+    ids, start = content or (np.empty(0), np.empty(0))
+    traffic = Traffic(arrival, prompt, output, rank, ids, start, concurrency, request_s, prompt_token_s)
+    return run(rules, table, traffic, gauge_s=gauge_s)
+
+
+def run(
+    rules: Rules, table: StepTable, traffic: Traffic, *, names: Sequence[str] | None = None, where: str = "",
+    timed: bool = True, log: bool = False, gauge_s: float = 0.0,
+) -> ReplayResult:  # fmt: skip
+    """Replay `traffic`, whose arrays are sound; `names` and `where` (a file) are for errors."""
+    from planner.simulator.scheduler import simulate
+
+    def label(i: int) -> str:
+        return f"{where}{', ' * bool(where)}request {names[i] if names else i + 1}"
+
+    if not len(traffic.prompt):
+        raise PlannerError(f"{where}{': ' * bool(where)}there are no requests; at least one is needed")
+    longest = int(np.argmax(traffic.prompt))
+    if traffic.prompt[longest] >= rules.max_model_len:
+        raise PlannerError(
+            f"{label(longest)}, field prompt: {traffic.prompt[longest]:,} tokens leave no room for an output within "
+            f"max_model_len {rules.max_model_len:,}"
+        )
+    for part, seconds in table._asdict().items():
+        if not (np.isfinite(seconds).all() and np.min(seconds, initial=0) >= 0):
+            raise PlannerError(f"step cost, field {part}: it holds something else than times from 0")
+    rules, table, traffic = as_compiled(rules), as_compiled(table), as_compiled(traffic)
+    prompt, output, usable = traffic.prompt, traffic.output, rules.num_blocks - 1
+    needs = blocks_at_end(rules, prompt, output)
+    most = int(needs.argmax())
+    if needs[most] > usable:
+        raise PlannerError(
+            f"{label(most)} can never fit: its {prompt[most]:,} + {output[most]:,} tokens need {needs[most]:,} KV "
+            f"blocks and the pool has {usable:,}"
+        )
+    halt = rules.enable_prefix_caching and not len(traffic.content)
+    outcome = simulate(rules, table, traffic, timed, log, gauge_s, halt)
+    if outcome.stuck == -2:  # a preempted request may find its own blocks again: tell blocks apart
+        own = shared_prefix(prompt, output, np.zeros_like(prompt), int(rules.groups[0, 1]))
+        traffic = as_compiled(traffic._replace(content=own[0], content_start=own[1]))
+        outcome = simulate(rules, table, traffic, timed, log, gauge_s, False)
+    if outcome.stuck >= 0:
+        raise PlannerError(
+            f"{label(outcome.stuck)} can never be scheduled: its {prompt[outcome.stuck]:,} prompt tokens do not fit "
+            f"{usable:,} KV blocks of {rules.groups[0, 1]} tokens and steps of {rules.max_num_batched_tokens:,} tokens"
+        )
+    return ReplayResult(outcome, prompt, output, rules.num_blocks)
+
+
+def blocks_at_end(rules: Rules, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:
+    """[n] blocks that each request holds at least when its last token is computed."""
+    tokens = np.minimum(prompt.astype(np.int64) + output - 1, rules.max_model_len - 1)
+    blocks = np.zeros(len(prompt), np.int64)
+    for window, size in rules.groups:
+        blocks += -window if window < 0 else -(-np.minimum(tokens, window or tokens) // size)
+    return blocks
+
+
+def engine_rules(deployment: Deployment, pool: KvPool, seed: int = 0) -> Rules:
+    """The rules of one engine (one data-parallel rank) of `deployment` with the KV `pool` of its memory plan."""
+    args, speculation = deployment.args, deployment.speculation
+    groups: list[tuple[int, int]] = []
+    for group in sorted(pool.groups, key=lambda group: group.kind == "state"):
+        reach = {"full": 0, "state": -group.states}.get(group.kind, group.window)
+        groups.append((reach, group.block_size * pool.layout.dcp))
+    k = speculation.num_speculative_tokens if speculation else 0
+    ahead = k if speculation and speculation.method.lower().startswith(LOOKAHEAD_METHODS) else 0
+    assert args.max_num_seqs and args.max_num_batched_tokens and args.max_model_len  # resolved
+    return Rules(
+        args.max_num_seqs, args.max_num_batched_tokens, pool.num_blocks, args.max_model_len,
+        bool(args.enable_prefix_caching), bool(args.enable_chunked_prefill), args.long_prefill_token_threshold or 0,
+        bool(args.async_scheduling), args.scheduling_policy == "priority",
+        deployment.engine.name != "vllm" or is_recent(deployment.engine.version), np.array(groups, np.int64),
+        k, speculation.acceptance_rate if speculation else 0.0, ahead, seed,
+    )  # fmt: skip
+
+
+def _coarser(rules: Rules, prompt: float) -> Rules:
+    """The same pool in larger blocks, where a mean prompt would fill more than twice `FINE` that are told apart."""
+    factor = 2 ** max(math.floor(math.log2(prompt / (FINE * rules.groups[0, 1]))), 0)
+    if factor == 1 or (rules.groups[:, 0] < 0).any():
+        return rules
+    return rules._replace(num_blocks=(rules.num_blocks - 1) // factor + 1, groups=rules.groups * np.array([1, factor]))
+
+
+def step_table(model: StepModel) -> StepTable:
+    """A step cost as the compiled replay reads it."""
+    return StepTable(
+        np.asarray(model.tokens_s, float), np.asarray(model.rows_s, float), model.fixed_s, model.state_s,
+        model.decode_context_s, model.prefill_pair_s, model.prefill_step_s,
+        np.array(model.decode_windows, float).reshape(-1, 2), np.array(model.prefill_windows, float).reshape(-1, 2),
+        model.stages, np.asarray(model.sequences_s, float),
+    )  # fmt: skip
+
+
+def replay_workload(
+    deployment: Deployment, pool: KvPool, model: StepModel, workload: Workload, seed: int = 0, gauge_s: float = 0.0,
+    requests: int | None = None, even: bool = False,
+) -> ReplayResult:  # fmt: skip
+    """Replay one engine's share of `workload`: its own trace, or lengths and arrivals drawn with `seed`.
+
+    Requests go round the engines in turn: of a trace, engine number `seed` has every so-manieth. `requests` is how many
+    this engine is sent (None: its share of a whole run), `even` that their lengths are spread evenly, so that few of
+    them have the mean of many. Prompts that the engine refuses are left out.
+    `model` is `latency.speculation.step_of(deployment)`. Drafted tokens are accepted by chance: each with the
+    deployment's `acceptance_rate` a if those before it were, so that a step yields 1 + a + ... + a^k tokens on average.
+    """
+    engines = deployment.engines
+    share, trace, rng = workload.share(engines), workload.trace, np.random.default_rng(seed)
+    if trace is None:
+        n = requests or share.requests
+    else:
+        own = [column[seed % engines :: engines][:requests] for column in (trace.arrival, trace.prompt, trace.output)]
+        n = len(own[0])
+    if trace is not None and workload.prompt.how == workload.output.how == "empirical":
+        prompt, output = own[1:]
+    else:
+        prompt, output = share.prompt.sample(n, rng, even), share.output.sample(n, rng, even)
+    if trace is None:
+        arrival = arrivals(n, share.rate or math.inf, share.burstiness, rng)
+    else:
+        arrival = own[0] * (trace.rate / workload.rate if workload.rate else 1.0)
+    limit = deployment.args.max_model_len or 2**31
+    if not (served := prompt < limit).any():
+        raise PlannerError(f"every prompt is refused: none is shorter than max_model_len {limit:,}")
+    arrival, prompt, output = arrival[served], prompt[served], output[served]
+    if model.kv_stretch > 1:
+        pool = replace(pool, num_blocks=int(pool.num_blocks * model.kv_stretch))
+    rules = engine_rules(deployment, pool, seed)
+    if (prompt.astype(np.int64) + output).max() > rules.max_num_batched_tokens:
+        rules = rules._replace(enable_chunked_prefill=True)  # without it no engine would start for such requests
+    content, told_apart = None, rules.enable_prefix_caching and bool(share.prefix_hit_rate)
+    if told_apart or rules.groups[0, 1] == 1:  # a block a token: as many as there are tokens in the pool
+        rules = _coarser(rules, float(prompt.mean()))
+    if told_apart:
+        size = int(rules.groups[0, 1])
+        prefix = np.rint(prompt * share.prefix_hit_rate / size) * size
+        if share.prefix_tokens:
+            prefix = np.where(rng.random(len(prompt)) < share.prefix_hit_rate, share.prefix_tokens, 0)
+        content = shared_prefix(prompt, output, prefix, size)
+    return replay(
+        rules, step_table(model), arrival, prompt, output, concurrency=share.concurrency or 0, content=content,
+        request_s=model.request_s, prompt_token_s=model.prompt_token_s, gauge_s=gauge_s,
+    )  # fmt: skip

@@ -1,0 +1,171 @@
+"""Cases for the step log: a CASE.json of requests and engine arguments in, the schedule that vLLM makes of it out."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from planner.core.catalog import Entry, check
+from planner.core.quantities import PlannerError
+from planner.facts.arrivals import blocks_of
+from planner.simulator.kernel_types import ENTRY, FINISHED, PREEMPTED, STEP, Rules, StepTable, Traffic
+from planner.simulator.replay import ReplayResult, is_recent, run
+
+STEP_LOG = ("step", "scheduled_tokens", "running", "waiting", "free_blocks", "preempted", "finished", "scheduled")
+"""Columns of the step log."""
+
+Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+Step = Annotated[int, Field(ge=0, le=2**53, strict=True)]
+
+
+class FullGroup(Entry):
+    """A KV-cache group of full-attention layers."""
+
+    type: Literal["full"]
+
+
+class WindowGroup(Entry):
+    """A KV-cache group of sliding-window layers."""
+
+    type: Literal["sliding_window"]
+    window: Count
+
+
+class CaseConfig(Entry):
+    """Engine arguments of a case; `num_blocks` includes the engine's null block."""
+
+    max_num_seqs: Count
+    max_num_batched_tokens: Count
+    num_blocks: Annotated[int, Field(ge=2, le=2**26, strict=True)]
+    block_size: Count
+    max_model_len: Count
+    enable_prefix_caching: bool = False
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, strict=True)] = 0
+    policy: Literal["fcfs", "priority"] = "fcfs"
+    async_scheduling: bool = False
+    groups: tuple[Annotated[FullGroup | WindowGroup, Field(discriminator="type")], ...] = (FullGroup(type="full"),)
+    engine_version: str | None = None
+
+    def rules(self) -> Rules:
+        """The same as the replay reads it."""
+        groups = [(group.window if isinstance(group, WindowGroup) else 0, self.block_size) for group in self.groups]
+        return Rules(
+            self.max_num_seqs, self.max_num_batched_tokens, self.num_blocks, self.max_model_len,
+            self.enable_prefix_caching, self.enable_chunked_prefill, self.long_prefill_token_threshold,
+            self.async_scheduling, self.policy == "priority", is_recent(self.engine_version), np.array(groups),
+        )  # fmt: skip
+
+
+class CaseRequest(Entry):
+    """One request; `prompt` is a list of (name, tokens): equal names are equal tokens, out:ID is what ID generated."""
+
+    id: str
+    arrival_step: Step
+    output_len: Count
+    priority: int = 0
+    prompt_len: Count | None = None
+    prompt: list[tuple[str, Count]] | None = Field(default=None, min_length=1)
+
+    @property
+    def segments(self) -> list[tuple[str, int]]:
+        """The prompt as segments; one without names is like no other."""
+        return self.prompt or [(f"only:{self.id}", self.prompt_len or 0)]
+
+
+def read_case(path: Path) -> tuple[CaseConfig, list[CaseRequest]]:
+    """A CASE.json, checked: `PlannerError` names the request and the field that is wrong."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise PlannerError(f"{path.name} is not valid JSON: {error}") from None
+    if not isinstance(data, dict) or set(data) != {"config", "requests"} or not isinstance(data["requests"], list):
+        raise PlannerError(f'{path.name}: expected an object with "config" and a list of "requests"')
+    config = check(CaseConfig, data["config"], f"{path.name}, config")
+    if not config.groups:
+        raise PlannerError(f"{path.name}, config, field groups: the list is empty; leave it out for full attention")
+    requests: list[CaseRequest] = []
+    for position, fields in enumerate(data["requests"]):
+        name = fields.get("id", f"number {position}") if isinstance(fields, dict) else f"number {position}"
+        requests.append(check(CaseRequest, fields, f"{path.name}, request {name}"))
+    _check_requests(path.name, config, requests)
+    return config, requests
+
+
+def _check_requests(file: str, config: CaseConfig, requests: Sequence[CaseRequest]) -> None:
+    if not requests:
+        raise PlannerError(f"{file}: the list of requests is empty; at least one is needed")
+    ids = Counter(request.id for request in requests)
+    before = 0
+    for request in requests:
+        where = f"{file}, request {request.id}, field"
+        if ids[request.id] > 1:
+            raise PlannerError(f"{where} id: {ids[request.id]} requests have this id; ids must differ")
+        if any(character in request.id for character in ";:"):
+            raise PlannerError(f"{where} id: ';' and ':' separate ids in the step log and cannot be part of one")
+        if request.arrival_step < before:
+            raise PlannerError(f"{where} arrival_step: {request.arrival_step} comes after {before}; sort by arrival")
+        before = request.arrival_step
+        if (request.prompt is None) == (request.prompt_len is None):
+            raise PlannerError(f"{where} prompt_len: give either prompt_len or prompt")
+        for name, _ in request.prompt or []:
+            if name.startswith("out:") and name[4:] not in ids:
+                raise PlannerError(f"{where} prompt: {name} names no request of this case")
+
+
+def _traffic(config: CaseConfig, requests: Sequence[CaseRequest]) -> Traffic:
+    prompt = np.array([sum(tokens for _, tokens in request.segments) for request in requests])
+    output = np.array([request.output_len for request in requests])
+    content, start = np.empty(0, np.int32), np.empty(0, np.int64)
+    if config.enable_prefix_caching and prompt.max() < config.max_model_len:
+        room = np.clip(config.max_model_len - prompt, 0, output).tolist()
+        whole = [[*r.segments, (f"out:{r.id}", tokens)] for r, tokens in zip(requests, room, strict=True)]
+        content, start = blocks_of(whole, config.block_size)
+    arrival = np.array([request.arrival_step for request in requests], float)
+    urgency = np.argsort(np.array([request.priority for request in requests]), kind="stable")
+    rank = np.argsort(urgency) if config.policy == "priority" else np.empty(0, np.int64)
+    return Traffic(arrival, prompt, output, rank, content, start)
+
+
+def run_case(path: str | Path, step_log: str | Path | None = None, fixed_step_time: float = 1.0) -> ReplayResult:
+    """Replay the CASE.json at `path` with steps of `fixed_step_time` seconds; write its STEPS.csv to `step_log`.
+
+    Raises `PlannerError` for anything wrong with the case and for requests that can never be scheduled.
+    """
+    if not (0 < fixed_step_time < float("inf")):
+        raise PlannerError(f"fixed_step_time must be a positive number of seconds, got {fixed_step_time!r}")
+    path = Path(path)
+    config, requests = read_case(path)
+    names = [request.id for request in requests]
+    table = StepTable(np.zeros(1), np.zeros(1))
+    result = run(config.rules(), table, _traffic(config, requests), names=names, where=path.name, timed=False, log=True)
+    if step_log is not None:
+        try:
+            with Path(step_log).open("w", newline="", encoding="utf-8") as file:
+                write_steps(file, result, names)
+        except OSError as error:
+            raise PlannerError(f"cannot write {step_log}: {error.strerror or error}") from None
+    return replace(result, second=fixed_step_time)
+
+
+def write_steps(file: Any, result: ReplayResult, names: Sequence[str]) -> None:
+    """The step log as CSV, one line per step that schedules at least one token."""
+    steps = result.outcome.noted(STEP, 5).astype(np.int64).tolist()
+    cells: Mapping[int, list[list[str]]] = {kind: [[] for _ in steps] for kind in (PREEMPTED, FINISHED, ENTRY)}
+    for kind, rows in cells.items():
+        for row, request, tokens in result.outcome.noted(kind, 3).astype(np.int64).tolist():
+            rows[row].append(f"{names[request]}:{tokens}" if kind == ENTRY else names[request])
+    writer = csv.writer(file)
+    writer.writerow(STEP_LOG)
+    for row, counts in enumerate(steps):
+        writer.writerow(counts + [";".join(rows[row]) for rows in cells.values()])

@@ -1,0 +1,1 @@
+"""What each chapter of the walk looks at, as tables and sentences."""

@@ -1,0 +1,143 @@
+"""The KV equation with a plan's own numbers: what each kind of layer keeps, per token and per sequence."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from planner.core.quantities import GIB
+from planner.facts.draft_models import draft_layers
+from planner.memory.budget import MemoryPlan
+from planner.memory.kv_cache import kv_format, stage_layers
+from planner.memory.kv_layers import Cache, kv_width, mixer_caches
+from planner.models.architecture import LatentAttention, Layer, Mixer, Recurrent
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MIB = 2**20
+RECURRENT = {
+    "mamba1": "state space (Mamba)", "mamba2": "state space (Mamba-2)", "gdn": "gated delta rule",
+    "kda": "Kimi delta attention", "lightning": "linear attention", "short_conv": "short convolution",
+}  # fmt: skip
+
+
+def kv_table(found: MemoryPlan) -> pd.DataFrame:
+    """One row per kind of layer on the stage where a token costs most: what a layer keeps, and what all of them cost.
+
+    Bytes are per GPU: for every token of context, and, in windows and states, for every sequence however long.
+    """
+    import pandas as pd
+
+    rows = []
+    for mixer, layers in _kinds(found).items():
+        caches = _caches(found, mixer)
+        token = layers * sum(cache.token_bytes for cache in caches if cache.kind == "full") / found.layout.dcp
+        fixed = layers * sum(cache.window * cache.token_bytes + cache.state_bytes for cache in caches)
+        rows.append((_name(mixer), layers, _keeps(found, mixer, "\N{MULTIPLICATION SIGN}"), round(token), round(fixed)))
+    columns = ["kind of layer", "layers", "one layer keeps", "bytes per token", "bytes per sequence"]
+    return pd.DataFrame(rows, columns=columns).groupby(columns[:3:2], sort=False, as_index=False).sum()[columns]
+
+
+def kv_worked(found: MemoryPlan, tokens: int) -> str:
+    """The equation as Markdown with LaTeX, and what a sequence of `tokens` then holds of the pool."""
+    pool, layout, cut = found.pool, found.layout, found.deployment.layout
+    where = f"TP{cut.tp}" + ", on the pipeline stage where a token costs most" * (cut.pp > 1)
+    where += ", the draft's layers counted with the model's" * bool(draft_layers(found.deployment))
+    terms = [
+        rf"{layers} \times {_keeps(found, mixer, chr(92) + 'times', bare=True)}"
+        for mixer, layers in _kinds(found).items()
+        if any(cache.kind == "full" for cache in _caches(found, mixer))
+    ]
+    total = f"{pool.kv_bytes_per_token:,.0f}".replace(",", "{,}")
+    added = " + ".join(terms) if layout.dcp == 1 else rf"\left({' + '.join(terms)}\right) / {layout.dcp}"
+    said = [
+        f"On one GPU of this deployment ({where}), one more token of a long context takes"
+        if terms
+        else "No layer keeps the whole context: beyond the windows, one more token takes nothing."
+    ]
+    if terms:
+        said.append(rf"$${added} = {total} \text{{ bytes}}$$")
+    size = found.kv_available.mid / GIB
+    said.append(
+        (f"The pool has {size:.2f} GiB." if size > 0 else f"The budget lacks {-size:.2f} GiB before any pool.")
+        + f" Cut into blocks of {pool.block_size} tokens "
+        f"({pool.bytes_per_block:,} bytes) that is {pool.num_blocks:,} blocks, or **{pool.kv_tokens:,} tokens** as "
+        f"this version counts them: {found.max_concurrency:.1f} sequences of max_model_len = {layout.max_model_len:,}. "
+        f"A sequence of {tokens:,} tokens holds {pool.blocks_for(tokens):,} blocks, "
+        f"{pool.blocks_for(tokens) * pool.bytes_per_block / MIB:,.1f} MiB."
+    )
+    if (decoding := pool.sequences(layout.max_model_len)) > found.max_concurrency.mid:
+        said[-1] += (
+            f" (The engine reserves windows for {layout.in_flight:,} tokens of prompt being computed; sequences that "
+            f"decode hold less, and {decoding:,} of them fit.)"
+        )
+    if len(pool.groups) > 1:
+        said[-1] += (
+            f" The layers form {len(pool.groups)} groups that draw on one pool, each with blocks of its own"
+            + f"; filling groups and blocks up to equal size wastes {pool.padding:.1%} of it."
+            * (pool.padding >= 0.0005)
+            + "." * (pool.padding < 0.0005)
+        )
+    return "\n\n".join(said)
+
+
+def _kinds(found: MemoryPlan) -> Counter[Mixer]:
+    """Mixers of the stage where a token costs most, equal ones counted; those that read an earlier layer's too."""
+
+    def size(layers: tuple[Layer, ...]) -> tuple[float, float]:
+        caches = [cache for layer in layers for mixer in layer.mixers for cache in _caches(found, mixer)]
+        token = sum(cache.token_bytes for cache in caches if cache.kind == "full")
+        return token, sum(cache.token_bytes + cache.state_bytes for cache in caches)
+
+    mixers = (mixer for layer in max(stage_layers(found.deployment), key=size) for mixer in layer.mixers)
+    return Counter(mixer for mixer in mixers if not (isinstance(mixer, Recurrent) and mixer.kind == "compressor"))
+
+
+def _caches(found: MemoryPlan, mixer: Mixer) -> list[Cache]:
+    speculation = found.deployment.speculation
+    k = speculation.num_speculative_tokens if speculation else 0
+    return mixer_caches(mixer, found.deployment.layout.tp, kv_format(found.deployment), k)
+
+
+def _name(mixer: Mixer) -> str:
+    if isinstance(mixer, Recurrent):
+        return RECURRENT.get(mixer.kind, mixer.kind)
+    if not mixer.stores_kv:
+        return "attention on an earlier layer's cache"
+    if isinstance(mixer, LatentAttention):
+        indexed = " with an indexer" if mixer.has_indexer_cache else ""
+        compressed = f" and every {mixer.compress} tokens" if mixer.compress > 1 else ""
+        window = f", window of {mixer.window:,} tokens{compressed}" if mixer.window else ""
+        return f"latent attention (MLA){indexed}{window}"
+    if mixer.window:
+        return f"attention in chunks of {mixer.window:,}" if mixer.chunked else f"sliding window of {mixer.window:,}"
+    return "full attention"
+
+
+def _keeps(found: MemoryPlan, mixer: Mixer, times: str, bare: bool = False) -> str:
+    """What one layer keeps: heads x (key + value width) x bytes an element, a latent, or a state.
+
+    `bare` leaves words out, and what stays within a window where other caches of the layer grow.
+    """
+    caches = _caches(found, mixer)
+    if isinstance(mixer, Recurrent):
+        return f"{sum(cache.state_bytes for cache in caches) / MIB:.2f} MiB per sequence"
+    if not caches:
+        return "nothing"
+    width, full = kv_width(kv_format(found.deployment)), sum(c.token_bytes for c in caches if c.kind == "full")
+    if isinstance(mixer, LatentAttention) and mixer.window:
+        kept = f"{caches[0].token_bytes:g} bytes a token of the window" + f", {full:g} of every token" * bool(full)
+        return f"{full:g}" if bare else kept
+    if isinstance(mixer, LatentAttention):
+        size, text = mixer.kv_elements * width, f"({mixer.kv_lora_rank} + {mixer.rope_dim}) {times} {width:g}"
+    else:
+        heads = max(1, mixer.kv_heads // found.deployment.layout.tp)
+        size = heads * (mixer.head_dim + mixer.v_head_dim) * width
+        text = f"{heads} {times} ({mixer.head_dim} + {mixer.v_head_dim}) {times} {width:g}"
+    token = sum(cache.token_bytes for cache in caches)
+    if token > size:  # index keys, scales
+        text = f"({text} + {token - size:g})" if bare else f"{text} + {token - size:g}"
+    elif token < size:  # a packed latent
+        text = f"{token:g}"
+    return text if bare else f"{text} bytes a token"

@@ -1,0 +1,330 @@
+"""Every way to lay the model out over the candidate GPUs: what fits, what it serves, what it sends, what it costs.
+
+Frames have columns as people read them, units included; what is predicted stands in them as intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from planner.core.quantities import GB, GIB, PlannerError
+from planner.facts.deployment import Deployment, ParallelLayout
+from planner.facts.gpus import gpu, links
+from planner.latency.calibration import calibration_of
+from planner.latency.step_model import step_model
+from planner.parallelism.layouts import collectives, legal_layouts, pipeline_bubble, refuse
+from planner.planning.candidate import Candidate, asked_rps, describe, held, judge, most_rps
+from planner.planning.deployments import deployment_of
+from planner.planning.scenario import CandidateGpu, Scenario
+from planner.planning.search import Plan, search
+from planner.planning.what_if import OTHER_GPUS, what_if
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PRECISION = 0.02
+"""Of a capacity: the bisection stops within this power of two."""
+MANY = 16
+"""Shapes that are held against each other at most: beyond that those whose stages are a power of two."""
+MOST = 64
+"""GPUs of the last resort, where a model fits nowhere that the scenario allows."""
+SHAPES = (ParallelLayout(tp=2), ParallelLayout(tp=4), ParallelLayout(tp=8), ParallelLayout(pp=2))
+"""What is held against each other for its messages."""
+
+
+def state(candidate: Candidate) -> str:
+    """Whether it "meets" the service level, meets it only "at risk", or "misses" it."""
+    return "misses" if not candidate.meets else "at risk" if candidate.at_risk else "meets"
+
+
+def studied(plan: Plan) -> tuple[Plan, str]:
+    """`plan`; or, where nothing of it fits, the first plan with a candidate after one change, and that change."""
+    if plan.candidates:
+        return plan, ""
+    for change in what_if(plan):
+        if change.plan.candidates:
+            return change.plan, change.change
+    for name in OTHER_GPUS:
+        wider = search(replace(plan.scenario, gpus=(CandidateGpu(gpu(name), MOST),)))
+        if wider.candidates:
+            return wider, f"up to {MOST} x {name}"
+    raise PlannerError(f"{plan.scenario.name}: {plan.binding}")
+
+
+def subject(plan: Plan) -> Candidate:
+    """The chosen candidate, or the one that comes nearest to the service level."""
+    return plan.candidates[0]
+
+
+def opening(asked: Plan, plan: Plan, changed: str) -> str:
+    """What a chapter talks about: the answer to what was `asked`, or what it goes on with where there is none."""
+    if changed:
+        return f"{str(asked.binding).rstrip('.')}. To show what would do, this chapter goes on with: {changed}."
+    if plan.chosen is None:
+        return f"Nothing meets the service level. This chapter looks at the nearest: {subject(plan)}."
+    return f"The plan: {plan.chosen}."
+
+
+def ending(plan: Plan) -> str:
+    """What limits the choice, in a sentence or two."""
+    return (
+        f"{plan.binding} The next best is {describe(plan.runner_up.deployment)}."
+        if plan.runner_up
+        else str(plan.binding)
+    )
+
+
+def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
+    """`like`'s model, formats and context in another layout; `PlannerError` for what the engine refuses."""
+    model = like.deployment.model
+    if reason := refuse(model, layout, card.gpus_per_node or card.gpu.gpus_per_node, scenario.engine):
+        raise PlannerError(f"{layout} is not possible: {reason}")
+    kv_cache_dtype = like.deployment.args.kv_cache_dtype or "auto"
+    deployment = deployment_of(scenario, card, model, layout, kv_cache_dtype, like.deployment.speculation)
+    return judge(scenario, deployment, layout.replicas, like.preference)
+
+
+def layouts(plan: Plan) -> tuple[Candidate, ...]:
+    """Every legal TP x PP x replicas on every candidate GPU, in the formats of the best candidate with that GPU.
+
+    In closed form, but for those that the search has replayed.
+    """
+    found = []
+    told = {_placed(c): c for c in reversed(plan.candidates) if c.stated}
+    for card in plan.scenario.gpus:
+        like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
+        if like is None:
+            continue
+        for shape in legal_layouts(
+            like.deployment.model, card.gpu, card.at_most, card.gpus_per_node, plan.scenario.engine
+        ):
+            for replicas in range(1, card.at_most // shape.gpus_per_replica + 1):
+                layout = replace(shape, replicas=replicas)
+                known = told.get((card.gpu, layout, like.preference))
+                found.append(known or place(plan.scenario, like, card, layout))
+    return tuple(found)
+
+
+def _placed(candidate: Candidate) -> tuple[object, ...]:
+    return candidate.deployment.gpu, candidate.deployment.layout, candidate.preference
+
+
+def needed(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Of each GPU and shape the fewest replicas that meet the service level, or the most where none do."""
+    kept: dict[object, Candidate] = {}
+    for candidate in candidates:
+        key = candidate.deployment.gpu.name, candidate.shape
+        if key not in kept or not kept[key].meets:
+            kept[key] = candidate
+    return tuple(kept.values())
+
+
+def served_within(scenario: Scenario, deployment: Deployment) -> float:
+    """Requests/s of one replica that keep the service level (offline: when full), in closed form, without headroom."""
+    workload, scenario = scenario.workload, replace(scenario, headroom=0.0)
+    if scenario.offline or workload.rate is None:
+        found = judge(scenario, deployment, 1).prediction.performance
+        return found.request_tps.mid if found else 0.0
+
+    def meets(power: float) -> bool:
+        return judge(replace(scenario, workload=workload.at((workload.rate or 1.0) * 2**power)), deployment, 1).meets
+
+    low, high = -8.0, 4.0
+    if not meets(low):
+        return 0.0
+    while high - low > PRECISION:
+        middle = (low + high) / 2
+        low, high = (middle, high) if meets(middle) else (low, middle)
+    return (workload.rate or 1.0) * 2**low
+
+
+def frame(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
+    """One row per candidate: its layout, cost, each promised latency, throughput, and whether it is the chosen one."""
+    import pandas as pd
+
+    rows = []
+    for candidate in candidates:
+        layout, found = candidate.deployment.layout, candidate.prediction.performance
+        row: dict[str, Any] = {"GPU": candidate.deployment.gpu.name, "Layout": str(layout), "GPUs": layout.gpus}
+        row |= {"TP": f"TP{layout.tp}" + f" EP{layout.ep}" * (layout.ep > 1), "PP": layout.pp}
+        row |= {"Replicas": layout.replicas, "USD per hour": candidate.usd_per_hour}
+        for target in plan.scenario.service_level:
+            value = found and getattr(found, target.metric)[target.percentile] * 1e3
+            row[f"{target.name} (ms)"] = value
+        row |= {"Output tokens/s": found and found.output_tps, "Requests/s": found and found.request_tps}
+        row |= {"Service level": state(candidate) if found else "does not fit"}
+        row |= {"Figures": found and found.source}
+        row |= {"Saturated": bool(found and found.saturated)}
+        rows.append(row | {"Chosen": candidate is plan.chosen})
+    return pd.DataFrame(rows)
+
+
+def comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those that fit, on the plan's GPU and in no more than a node or its replica; of every GPU where that is one."""
+    best = subject(plan).deployment
+    most = max(best.gpus_per_node, best.layout.gpus_per_replica)
+    kept = [c for c in candidates if c.prediction.fits and c.deployment.layout.gpus_per_replica <= most]
+    own = [c for c in kept if c.deployment.gpu == best.gpu]
+    shown = own if len(own) > 1 else kept
+    if len(shown) <= MANY:
+        return shown
+    return [c for c in shown if c.deployment.layout.pp & (c.deployment.layout.pp - 1) == 0 or c is subject(plan)][:MANY]
+
+
+def replicas(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
+    """The candidates by the shape of one replica, and by GPU where there are several."""
+    several = len({candidate.deployment.gpu.name for candidate in candidates}) > 1
+    shapes = [str(replace(candidate.deployment.layout, replicas=1)) for candidate in candidates]
+    names = (f"{c.deployment.gpu.name}, " * several + shape for c, shape in zip(candidates, shapes, strict=True))
+    return dict(zip(names, candidates, strict=True))
+
+
+def replicas_of(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
+    """One row per shape of one replica: memory of its fullest GPU, sequences that fit, requests/s it can promise."""
+    import pandas as pd
+
+    length, rows = round(plan.scenario.workload.total_quantile(0.95)), []
+    for name, candidate in replicas(candidates).items():
+        layout, memory = candidate.deployment.layout, candidate.prediction.memory
+        row: dict[str, Any] = {"One replica": name, "GPUs": layout.gpus_per_replica}
+        row |= {"Weights (GiB per GPU)": memory.weights / GIB, "KV cache (GiB per GPU)": memory.kv_available / GIB}
+        row |= {f"Sequences of {length:,} tokens": memory.pool.sequences(length)}
+        served = served_within(plan.scenario, candidate.deployment)
+        rows.append(
+            row | {"Requests/s": served or None, "Requests/s per GPU": served / layout.gpus_per_replica or None}
+        )
+    return pd.DataFrame(rows)
+
+
+def replicas_caption(plan: Plan) -> str:
+    """What the table of `replicas_of` shows."""
+    full = (
+        "with every slot taken" if plan.scenario.offline else "while every promise holds at the middle of its interval"
+    )
+    return (
+        f"One replica of each of these layouts. Requests/s: what it serves {full}, in closed form (none: at no rate)."
+    )
+
+
+def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
+    """What the service level (offline: the deadline) asks for, and what the candidate is predicted to do."""
+    import pandas as pd
+
+    found, rows = candidate.prediction.performance, []
+    for target in scenario.service_level if found else ():
+        value = getattr(found, target.metric)[target.percentile]
+        state = held(target, value)
+        rows.append((f"{target.name} (ms)", value * 1e3, target.seconds * 1e3, value / target.seconds * 100, state))
+    if found and (most := most_rps(scenario, found)) and scenario.workload.rate:
+        asked, free = asked_rps(scenario, candidate.prediction), 1 - scenario.headroom
+        state = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"
+        share = most.map(lambda rate: asked / rate / free * 100)
+        rows.append((f"Requests/s with {scenario.headroom:.0%} free", most * free, asked, share, state))
+    return pd.DataFrame(rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"])
+
+
+def shortlist(plan: Plan, candidates: Iterable[Candidate], most: int = 12) -> pd.DataFrame:
+    """The best `most` that fit, from best to worst (the nearest first where none meets the service level)."""
+    fit = [candidate for candidate in candidates if candidate.prediction.fits]
+    fit.sort(key=lambda candidate: candidate.rank if plan.chosen else (candidate.margin,))
+    data = frame(plan, fit[:most])
+    data["USD per hour"] = [usd if usd is None else f"{usd:,.2f}" for usd in data["USD per hour"]]
+    hidden = ["GPUs", "TP", "PP", "Replicas", "Saturated", "Chosen"]
+    hidden += ["Requests/s"] * bool(plan.scenario.service_level) + ["GPU"] * (data["GPU"].nunique() == 1)
+    return data.drop(columns=hidden)
+
+
+def drawn(data: pd.DataFrame, column: str) -> bool:
+    """Whether `column` of a `frame` has enough layouts that keep up for a front to be seen."""
+    held = data[data[column].notna() & ~data["Saturated"]]
+    return len(set(held["USD per hour"].where(held["USD per hour"].notna(), held["GPUs"]))) > 2
+
+
+def front(data: pd.DataFrame, cost: str, value: str, more_is_better: bool = False) -> list[bool]:
+    """For each row whether none costs as little and has as good a middle of `value`: the Pareto front."""
+    sign = -1 if more_is_better else 1
+    points = [(usd, sign * interval.mid) for usd, interval in zip(data[cost], data[value], strict=True)]
+    best, kept = float("inf"), set()
+    for usd, figure in sorted(set(points)):
+        if figure < best:
+            best = figure
+            kept.add((usd, figure))
+    return [point in kept for point in points]
+
+
+def messages(deployment: Deployment, batch: int, context: float) -> pd.DataFrame:
+    """What TP 2, 4 and 8 and two stages would send, over every link that they might have to use.
+
+    In a decode step of `batch` sequences with `context` tokens each, and in a step of as many prompt tokens as fit.
+    """
+    import pandas as pd
+
+    card, tokens, rows = deployment.gpu, deployment.args.max_num_batched_tokens or 2048, []
+    own = card.link if deployment.link_bandwidth == card.link_bandwidth else "as wired"
+    inside = {own: deployment.link_bandwidth}
+    fast = deployment.link_bandwidth > card.pcie_bandwidth
+    inside |= {"PCIe": card.pcie_bandwidth} if fast else {"nvlink4, if it had it": links()["nvlink4"]}
+    wires = [(f"{name} ({speed / GB:g} GB/s)", speed, 8) for name, speed in inside.items()]
+    wires.append((f"between nodes ({card.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1))
+    steps = {"decode": ([], [round(context)] * batch), "prompt": ([(tokens, 0)], [])}
+    c = calibration_of(deployment.model, card, deployment.engine).coefficients
+    shapes = [shape for shape in SHAPES if refuse(deployment.model, shape, 8, deployment.engine) is None]
+    for shape, (wire, bandwidth, node), (step, load) in product(shapes, wires, steps.items()):
+        laid = replace(deployment, layout=shape, link_bandwidth=bandwidth, gpus_per_node=node)
+        parts, cost = collectives(laid, np.array([1.0]), c), step_model(laid).step_seconds(*load)
+        talk = cost.parts["collectives"]
+        row: dict[str, Any] = {"Layout": str(shape).removeprefix("TP1 x "), "Link": wire, "Step": step}
+        row |= {"Messages": sum(part.count for part in parts), "Step (ms)": cost.seconds * 1e3}
+        row["KiB per token and GPU"] = sum(part.count * float(part.bytes[0]) for part in parts) / 1024
+        rows.append(row | {"Messages (ms)": talk * 1e3, "Share of the step (%)": talk / cost.seconds * 100})
+    return pd.DataFrame(rows)
+
+
+def bubbles(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.DataFrame:
+    """Idle share of pipelines of these `sizes`, by the micro-batches that follow one another."""
+    import pandas as pd
+
+    rows = [(f"PP{pp}", m, pipeline_bubble(pp, m) * 100) for pp in sizes for m in range(1, most + 1)]
+    return pd.DataFrame(rows, columns=["Pipeline", "Micro-batches in a row", "Idle (% of GPU time)"])
+
+
+def rules(deployment: Deployment) -> str:
+    """Which tensor-parallel sizes the engine accepts for this model in one node, and why not the others."""
+    architecture, node = deployment.model.architecture, deployment.gpus_per_node
+    sizes = {tp: refuse(deployment.model, ParallelLayout(tp=tp), node, deployment.engine) for tp in range(1, 17)}
+    powers = [str(tp) for tp, reason in sizes.items() if reason is None and tp & (tp - 1) == 0]
+    refused = next((f" TP {tp} is refused: {reason}." for tp, reason in sizes.items() if reason), "")
+    return (
+        f"{deployment.model.name} has {architecture.heads} attention heads and {architecture.kv_heads} KV heads in "
+        f"{len(architecture.layers)} layers; a node holds {node} {deployment.gpu.name}. "
+        f"Tried are the powers of two that suit both: TP {', '.join(powers)}.{refused}"
+    )
+
+
+def why(sends: pd.DataFrame) -> str:
+    """Why tensor parallelism stays inside a node and stages may cross it, with the numbers of a `messages` frame."""
+    tensor = [name for name in dict.fromkeys(sends["Layout"]) if name.startswith("TP")]
+    if not tensor:
+        return "The engine can cut this model's layers over no number of GPUs: only stages and replicas are left."
+    name, near, far = tensor[:2][-1], sends["Link"].iloc[0], sends["Link"].iloc[-1]
+
+    def spent(layout: str, link: str) -> str:
+        decode, prompt = sends[(sends["Layout"] == layout) & (sends["Link"] == link)].to_dict("records")
+        return (
+            f"{decode['Messages (ms)']:,.2f} ms of a decode step ({decode['Share of the step (%)']:.0f} %) and "
+            f"{prompt['Messages (ms)']:,.0f} ms of a prompt step ({prompt['Share of the step (%)']:.0f} %)"
+        )
+
+    first = sends.drop_duplicates("Layout").set_index("Layout")
+    each, once = (float(first["KiB per token and GPU"][layout]) for layout in (name, "PP2"))
+    return (
+        f"Under **{name}** every GPU adds its share to {first['Messages'][name]} all-reduces per step, {each:,.0f} KiB "
+        f"for each token, and waits each time until the slowest has. A **pipeline stage** hands on {once:,.0f} KiB for "
+        f"each token, once: {each / once:.0f} times less. Over {near}, {name} spends {spent(name, near)} on messages; "
+        f"{far} it would be at least {spent(name, far)}. A stage in another node costs {spent('PP2', far)}."
+    )

@@ -1,0 +1,158 @@
+"""What the VRAM chapter asks of the memory plan: terms, sweeps over one argument, weight formats, and advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from planner.core.catalog import Entry, entries
+from planner.core.quantities import GIB, Interval, PlannerError
+from planner.facts.deployment import Deployment
+from planner.facts.workload import Workload
+from planner.latency.step_model import step_model
+from planner.memory.budget import MemoryPlan, plan, safe_utilization
+from planner.memory.limits import longest_model_len, safe_max_num_seqs
+from planner.memory.weights import rank_bytes
+from planner.models.registry import model
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BATCH = 32
+"""Sequences of a decode step by which weight formats are compared."""
+
+
+class Format(Entry):
+    """One entry of `catalogs/formats.yaml`."""
+
+    title: str
+    checkpoint: str
+    quality: str
+    source: str
+    date: str
+
+
+@cache
+def formats() -> dict[str, Format]:
+    """The weight formats with their published quality loss."""
+    return entries("formats.yaml", Format)
+
+
+def terms(found: MemoryPlan) -> pd.DataFrame:
+    """One row per term of the budget: GiB with its interval, and whether `gpu_memory_utilization` has to hold it."""
+    import pandas as pd
+
+    names = {
+        "weights": "weights",
+        "activation": "activation peak",
+        "non_torch": "non-torch",
+        "cudagraph": "CUDA graphs",
+    }
+    rows = [(label, getattr(found, term) / GIB, term in found.in_budget) for term, label in names.items()]
+    rows = [("budget", Interval.exactly(found.requested / GIB), True), *rows]
+    rows += [("KV cache", found.kv_available / GIB, True), ("driver context", found.context / GIB, False)]
+    rows += [("other tenants", Interval.exactly(found.other_tenants / GIB), False)]
+    return pd.DataFrame(rows, columns=["term", "GiB", "inside the budget"])
+
+
+def utilization_sweep(deployment: Deployment) -> pd.DataFrame:
+    """KV cache (GiB, 80 % interval) and status over `gpu_memory_utilization`."""
+    import pandas as pd
+
+    shares = [percent / 100 for percent in range(50, 100, 2)]
+    plans = [(share, plan(deployment.with_args(gpu_memory_utilization=share))) for share in shares]
+    rows = [(share, _floored(found.kv_available), found.status, found.reason) for share, found in plans]
+    return pd.DataFrame(rows, columns=["gpu_memory_utilization", "KV cache (GiB)", "status", "reason"])
+
+
+def length_sweep(deployment: Deployment) -> pd.DataFrame:
+    """Full-length sequences that fit (80 % interval) over `max_model_len`."""
+    import pandas as pd
+
+    lengths = [2**power for power in range(10, 31) if 2**power <= deployment.model.architecture.max_position]
+    plans = [(length, plan(deployment.with_args(max_model_len=length))) for length in lengths]
+    rows = [(length, found.max_concurrency, found.status) for length, found in plans]
+    return pd.DataFrame(rows, columns=["max_model_len (tokens)", "sequences of that length", "status"])
+
+
+def _floored(size: Interval) -> Interval:
+    return size.map(lambda value: max(value, 0.0) / GIB)
+
+
+def format_plans(deployment: Deployment) -> Iterator[tuple[Format, Deployment]]:
+    """The deployment's model in every weight format that makes it smaller than its checkpoint."""
+    base = model(deployment.model.name)
+    for name, entry in formats().items():
+        if name == "mxfp4" and not base.architecture.is_moe:  # what engines store in it are experts
+            continue
+        try:
+            stored = base if name == "checkpoint" else model(deployment.model.name, quantization=name)
+        except PlannerError:
+            continue
+        candidate = replace(deployment, model=stored)
+        if name == "checkpoint" or max(rank_bytes(candidate)) < max(rank_bytes(replace(deployment, model=base))):
+            yield entry, candidate
+
+
+def format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
+    """Per weight format: weights, KV cache, sequences of `tokens` that fit, a decode step, quality, checkpoint."""
+    import pandas as pd
+
+    rows = []
+    for entry, stored in format_plans(deployment):
+        found = plan(stored)
+        step = step_model(stored).step_seconds([], [tokens] * BATCH).seconds * 1e3
+        size, fits = found.weights.map(lambda value: value / GIB), found.status != "does_not_fit"
+        rows.append(
+            (entry.title, size, _floored(found.kv_available), found.pool.sequences(tokens) if fits else 0,
+             step, entry.quality, entry.checkpoint, entry.source)
+        )  # fmt: skip
+    columns = ["format", "weights (GiB)", "KV cache (GiB)", "sequences", f"decode step of {BATCH} (ms)"]
+    return pd.DataFrame(rows, columns=[*columns, "published quality", "checkpoint", "source"])
+
+
+def tenants_sweep(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.DataFrame:
+    """What other processes on the GPU leave: the largest safe utilization, and the KV cache with it."""
+    import pandas as pd
+
+    rows = []
+    for gib in tenants_gib:
+        shared = replace(deployment, other_tenants=round(gib * GIB))
+        safe = safe_utilization(shared)
+        found = plan(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else None
+        kept = _floored(found.kv_available) if found else Interval.exactly(0)
+        rows.append((gib, safe, kept, found.status if found else "does_not_fit"))
+    return pd.DataFrame(rows, columns=["other tenants (GiB)", "gpu_memory_utilization", "KV cache (GiB)", "status"])
+
+
+def recommended(found: MemoryPlan, workload: Workload, buffer: float) -> str:
+    """max_model_len and max_num_seqs of the plan, and where they come from; the way out where it does not fit."""
+    if found.status == "does_not_fit":
+        return f"There is nothing to recommend before it fits: {found.remedy}."
+    args, p99 = found.deployment.args, workload.total_quantile(0.99)
+    seqs, held = args.max_num_seqs or 0, safe_max_num_seqs(found, workload)
+    fewer = "; a smaller full batch keeps the promised pace" if seqs <= held - 8 else ""
+    return (
+        f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is {p99:,.0f} tokens, plus "
+        f"{buffer:.0%}. max_num_seqs {seqs:,}, as the pool holds {held:,} with a preemption risk of at most 5 %{fewer}."
+    )
+
+
+def judged(found: MemoryPlan) -> str:
+    """What the engine would say of it, and the way out; nothing where it fits."""
+    if found.status == "ok":
+        return ""
+    verdict = "It may die after start-up." if found.status == "at_risk" else "It does not start."
+    return f"{verdict} {found.reason}. Way out: {found.remedy}."
+
+
+def startable(found: MemoryPlan) -> str:
+    """The max_model_len that starts, surely and probably."""
+    safe, likely = longest_model_len(found)
+    if safe == found.deployment.model.architecture.max_position:
+        return f"All {safe:,} tokens that the model was made for surely start."
+    if likely == 0:
+        return "No length starts."
+    return f"Up to {safe:,} tokens surely start, up to {likely:,} probably."

@@ -1,0 +1,163 @@
+"""More traffic than planned: a ramp to find what a deployment serves at most, bursts, and a surge, all replayed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from planner.core.quantities import Z80, Interval, PlannerError
+from planner.facts.arrivals import ramp
+from planner.facts.deployment import Deployment
+from planner.facts.traces import Trace
+from planner.facts.workload import Workload
+from planner.latency.speculation import step_of
+from planner.planning.benchmark_run import Run, once, served, stat
+from planner.planning.scenario import Scenario, Target
+from planner.simulator.replay import ReplayResult
+from planner.studies.layout_study import served_within
+from planner.studies.tail_latency import KEEPS_UP, SWEEP, figures
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OCTAVE = 0.1
+"""The bisection for a ceiling stops within this power of two."""
+CROWD = 300
+"""Requests of a run whose gauges are drawn."""
+SAMPLES = 120
+"""Samples of the gauges over that run."""
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A deployment under one load after the other, and the most of it that it serves as promised."""
+
+    data: pd.DataFrame  # a row per load: the load, "Requests/s served", then `figures`
+    load: str  # the first column: "Requests/s offered" or "Requests in flight"
+    ceiling: Interval  # 0 where even the smallest load is too much
+    why: str  # what breaks beyond it
+
+    def __str__(self) -> str:
+        unit = self.load.lower().removesuffix(" offered")
+        if not self.ceiling.mid:
+            return f"Even {self.data[self.load].iloc[0]:g} {unit} are too much: {self.why}."
+        shown = f"{self.ceiling:,.0f}" if self.ceiling.mid >= 100 else f"{self.ceiling:.3g}"
+        return f"The ceiling is {shown} {unit}: beyond it {self.why}."
+
+
+def ramp_test(deployment: Deployment, workload: Workload, service_level: Sequence[Target] = ()) -> Ramp:
+    """1, 2, 4, 8, ... requests/s over all replicas until it no longer keeps up; without a rate, so many in flight.
+
+    The ceiling is the last rate, to a few percent, that is served and meets every target; in flight, the first number
+    whose throughput more of them hardly raise.
+    """
+    step = step_of(deployment)
+    slower = math.exp(Z80 * step.sigma_tpot)
+    paces = 1 / slower, 1.0, slower
+
+    @cache
+    def run(power: float, pace: float) -> ReplayResult:
+        return once(deployment, _loaded(workload, 2.0**power), SWEEP, pace=pace)
+
+    def broken(power: float, pace: float) -> str:
+        return _breaks(run(power, pace), service_level)
+
+    def around(power: float) -> Run:
+        fast, slow = (run(power, pace) if workload.rate else None for pace in (1 / slower, slower))
+        sigmas = step.sigma_ttft, step.sigma_tpot
+        return Run(deployment, _loaded(workload, 2.0**power), (run(power, 1.0),), fast, slow, slower, sigmas)
+
+    if workload.rate is None:
+        return _in_flight(deployment, around)
+    power = math.floor(math.log2(workload.rate)) - 2
+    loads = [power]
+    while served(run(loads[-1], 1.0)) >= KEEPS_UP and len(loads) < 12:
+        loads.append(loads[-1] + 1)
+    found = [_bisect(loads, partial(broken, pace=pace)) for pace in paces]
+    data = _ramped("Requests/s offered", ((2.0**n, around(n), around(n).keeps_up * 2.0**n) for n in loads))
+    return Ramp(data, "Requests/s offered", Interval(*sorted(held for held, _ in found)), found[1][1])
+
+
+def _loaded(workload: Workload, load: float) -> Workload:
+    """`workload` at so many requests/s, or in flight where it has no rate."""
+    return workload.at(load) if workload.rate else replace(workload, concurrency=round(load))
+
+
+def _breaks(run: ReplayResult, service_level: Iterable[Target]) -> str:
+    """What one replay does not keep: a target, or the rate; nothing where it keeps all."""
+    for target in service_level:
+        if stat(run, target.metric, target.percentile) > target.seconds:
+            return f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
+    return "" if served(run) >= KEEPS_UP else "requests arrive faster than they are served"
+
+
+def _bisect(loads: Sequence[float], breaks: Callable[[float], str]) -> tuple[float, str]:
+    """The largest load between the powers of two in `loads` that breaks nothing (0: none), and what breaks beyond."""
+    high = next((load for load in loads if breaks(load)), loads[-1] + 1)
+    if high == loads[0]:
+        return 0.0, breaks(high)
+    low = high - 1.0
+    while high - low > OCTAVE:
+        middle = (low + high) / 2
+        low, high = (low, middle) if breaks(middle) else (middle, high)
+    return 2.0**low, breaks(high)
+
+
+def _in_flight(deployment: Deployment, around: Callable[[float], Run]) -> Ramp:
+    """`ramp_test` of a closed loop, up to as many in flight as may run, rounded up to a power of two."""
+    engines = deployment.engines
+    least, most = math.ceil(math.log2(engines)), math.ceil(math.log2(engines * (deployment.args.max_num_seqs or 1)))
+    loads = range(least, most + 1)
+    rates = {n: around(n).mid.request_tps * engines for n in loads}
+    end = next(2.0**n for n in loads if rates[n] >= KEEPS_UP * rates[most])
+    sigma = step_of(deployment).sigma_tpot
+    data = _ramped("Requests in flight", ((2.0**n, around(n), Interval.factor(rates[n], sigma)) for n in loads))
+    return Ramp(data, "Requests in flight", Interval.exactly(end), "more of them hardly raise the throughput")
+
+
+def _ramped(load: str, cases: Iterable[tuple[float, Run, Interval]]) -> pd.DataFrame:
+    import pandas as pd
+
+    return pd.DataFrame([{load: at, "Requests/s served": through, **figures(found)} for at, found, through in cases])
+
+
+def stated(scenario: Scenario, deployment: Deployment, ramp: Ramp) -> str:
+    """What the closed form says of the ceiling of a ramp test."""
+    if scenario.offline or not ramp.ceiling.mid:
+        return ""
+    replicas = deployment.layout.replicas
+    closed = replicas * served_within(scenario, deployment.with_replicas(1))
+    return f"The closed form puts it at {closed:.3g}, {closed / ramp.ceiling.mid - 1:+.0%}."
+
+
+def surge(workload: Workload, factor: float, seconds: float, seed: int = 0) -> Workload:
+    """`workload` for so many `seconds`, Poisson, with `factor` times its rate in the second of three equal parts."""
+    rng, rate = np.random.default_rng(seed), workload.rate or 0.0
+    arrival = ramp((rate, factor * rate, rate), seconds / 3, rng)
+    if len(arrival) < 2:
+        raise PlannerError(f"{seconds:g} s at {rate:g} requests/s are too short for a surge: nobody comes")
+    prompt, output = workload.prompt.sample(len(arrival), rng), workload.output.sample(len(arrival), rng)
+    trace = Trace(Path(), arrival, prompt, output)
+    return replace(workload, rate=trace.rate, trace=trace, num_prompts=None)
+
+
+def crowd(deployment: Deployment, workload: Workload, seconds: float) -> tuple[str, pd.DataFrame]:
+    """One engine for so many `seconds`: its tail in a few words, and the requests that run and wait over time."""
+    share = math.ceil((workload.rate or 0) * seconds / deployment.engines)
+    run = once(deployment, workload, max(share, 2), gauge_s=seconds / SAMPLES)
+    gauges = run.gauges.rename(columns={"seconds": "Seconds"})
+    told = f"p99 TTFT {stat(run, 'ttft', 'p99') * 1e3:,.0f} ms, p99 ITL {stat(run, 'itl', 'p99') * 1e3:,.0f} ms"
+    again = int(run.preemptions.sum())
+    return told + f", {again} preemptions" * (again > 0), gauges[gauges["Seconds"] <= 1.5 * seconds]
+
+
+def while_of(deployment: Deployment, workload: Workload) -> float:
+    """Seconds in which one engine gets `CROWD` requests, to the nearest half minute."""
+    engines = deployment.engines
+    return max(round(CROWD * engines / (workload.rate or 1.0) / 30), 1) * 30.0

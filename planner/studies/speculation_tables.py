@@ -1,0 +1,86 @@
+"""What the speculation chapter shows: which draft to consider, where it breaks even, what each way to draft takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.deployment import Deployment, Speculation
+from planner.facts.draft_models import methods
+from planner.latency.speculation import Speedup, break_even_acceptance, speculate
+from planner.memory.budget import MemoryPlan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EXAMPLE = Speculation("eagle3", 3, 0.62)
+"""Considered where a scenario names nothing: what chat-70b cites for an EAGLE-3 head."""
+
+
+def considered(deployment: Deployment, speculation: Speculation | None) -> Deployment:
+    """`deployment` with its own speculation, else the scenario's, else `EXAMPLE`."""
+    return replace(deployment, speculation=deployment.speculation or speculation or EXAMPLE)
+
+
+def possible(deployment: Deployment) -> tuple[str, ...]:
+    """Methods that need nothing but the target: no model of their own to name, no layers that it doesn't have."""
+    missing = {"model"} if deployment.model.architecture.mtp else {"model", "mtp"}
+    return tuple(name for name, how in methods().items() if how.draft not in missing)
+
+
+def break_even_line(
+    deployment: Deployment, batches: Sequence[float], ks: Sequence[int], context: float
+) -> pd.DataFrame:
+    """The acceptance rate at which speculation breaks even, for each k and batch at which there is one."""
+    import pandas as pd
+
+    rows = []
+    for k in ks:
+        drafting = deployment.speculation and replace(deployment.speculation, num_speculative_tokens=k)
+        changed = replace(deployment, speculation=drafting)
+        rows += [(k, batch, break_even_acceptance(changed, batch, context)) for batch in batches]
+    return pd.DataFrame(rows, columns=["k", "batch", "acceptance_rate"]).dropna()
+
+
+def step_parts(found: Speedup) -> pd.DataFrame:
+    """Milliseconds per token and sequence by part, without and with speculation: columns way, part, ms per token."""
+    import pandas as pd
+
+    per = 1e3 / found.tokens_per_step
+    rows = [
+        ("without", "target", found.plain_s * 1e3),
+        ("with", "target", found.verify_s * per),
+        ("with", "draft", found.draft_s * per),
+    ]
+    return pd.DataFrame(rows, columns=["way", "part", "ms per token"])
+
+
+def draft_table(deployment: Deployment, memory: MemoryPlan, batch: float, context: float) -> pd.DataFrame:
+    """One row per way to draft: GiB per GPU, sequences that it costs, speed-up at `batch`."""
+    import pandas as pd
+
+    rows = []
+    for name in dict.fromkeys((deployment.speculation.method if deployment.speculation else "", *possible(deployment))):
+        drafting = deployment.speculation and replace(deployment.speculation, method=name)
+        try:
+            found = speculate(replace(deployment, speculation=drafting), batch, context, memory)
+        except PlannerError:  # such as MTP on a model without such layers
+            continue
+        rows.append((name, found.draft_bytes / GIB, found.sequences_lost, found.speedup, found.verdict))
+    columns = ["method", "draft (GiB per GPU)", "sequences it costs", "speed-up at the same acceptance", "verdict"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def turning(deployment: Deployment, batch: int, acceptance: float | None) -> str:
+    """Up to which batch (0: none) speculation pays, and from which acceptance (None: none) at the batch that is run."""
+    most = deployment.args.max_num_seqs or 0
+    if not batch:
+        said = "At this acceptance it never pays."
+    elif batch >= most:
+        said = f"At this acceptance it pays with all {most:,} slots (max_num_seqs) taken."
+    else:
+        said = f"At this acceptance it pays up to {batch:,} sequences at once; max_num_seqs is {most:,}."
+    needed = f"pays from {acceptance:.0%} acceptance on" if acceptance is not None else "pays at no acceptance"
+    return f"{said} At this batch it {needed}."

@@ -1,0 +1,453 @@
+"""The answer in words and tables: what the summary of a report says about a plan."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from planner.core.quantities import GIB, Interval
+from planner.facts.deployment import Deployment, ParallelLayout
+from planner.facts.prices import price_per_hour
+from planner.models.registry import model
+from planner.parallelism.layouts import legal_layouts
+from planner.planning.candidate import Candidate, asked_rps, describe, free_share, milliseconds, replayed, run_hours
+from planner.planning.cost import HOURS_PER_MONTH
+from planner.planning.deployments import deployment_of
+from planner.planning.scenario import Scenario
+from planner.planning.search import Plan
+from planner.planning.what_if import WhatIf
+from planner.queueing.steady_state import Performance
+from planner.studies.layout_study import state
+from planner.studies.ramp_test import ramp_test
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BASES = {
+    "measured": "measured on this GPU with models of this family",
+    "model-transfer": "measured on this GPU, but with models of other families",
+    "gpu-transfer": "measured on other GPUs only, and carried over",
+    "prior": "not measured: they are what GPUs have in common",
+}
+"""What a step cost rests on, by `Performance.basis`."""
+DOUBT = {"measured": 0.3, "model-transfer": 1.2, "gpu-transfer": 1.6, "prior": 2.0}
+"""How much of a risk that is, beside an expected miss of a promise (3)."""
+
+
+def subject(plan: Plan) -> Deployment:
+    """The deployment to talk about: the chosen one, else the nearest, else the widest layout there is."""
+    if plan.best:
+        return plan.best.deployment
+    scenario, card = plan.scenario, plan.scenario.gpus[0]
+    served = model(scenario.model, quantization=scenario.quantizations[-1])
+    layouts = legal_layouts(served, card.gpu, card.at_most, card.gpus_per_node, scenario.engine) or [ParallelLayout()]
+    return deployment_of(scenario, card, served, max(layouts, key=lambda layout: (layout.gpus, layout.tp)))
+
+
+def verdict(plan: Plan) -> str:
+    """The answer in a few sentences: what to rent, whether it keeps the promises, and how much of it stays free."""
+    chosen, best = plan.chosen, plan.best
+    if chosen is None:
+        if best is None:
+            return f"Nothing that was allowed meets the service level. {str(plan.binding).rstrip('.')}."
+        near = (
+            f"The nearest is {describe(best.deployment)}{_priced(plan.scenario, best)}, but {'; '.join(best.misses)}."
+        )
+        return f"Nothing that was allowed meets the service level. {near}"
+    answer = f"Run {describe(chosen.deployment)}{_priced(plan.scenario, chosen)}."
+    free = free_share(plan.scenario, chosen.prediction)
+    spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
+    kept = "is done in time" if plan.scenario.offline else "keeps every promise"
+    if not chosen.at_risk:
+        return f"{answer} It {kept}, at the pessimistic end of every interval too.{spare}"
+    safer = (
+        f" Safe even there: {describe(plan.safer.deployment)}{_priced(plan.scenario, plan.safer)}."
+        if plan.safer
+        else ""
+    )
+    return f"{answer} It {kept}, but at the pessimistic end {'; '.join(chosen.risks)}.{spare}{safer}"
+
+
+def _priced(scenario: Scenario, candidate: Candidate) -> str:
+    usd, hours = candidate.usd_per_hour, run_hours(scenario, candidate)
+    if usd is None:
+        return ""
+    whole = f"${usd * hours.mid:,.0f} for all of it" if hours else f"${usd * HOURS_PER_MONTH:,.0f} a month"
+    return f" for ${usd:,.2f} an hour, {whole}"
+
+
+def asked(scenario: Scenario) -> str:
+    """Model and traffic in a line: offline as so much work by a deadline."""
+    traffic, many = str(scenario.workload), scenario.workload.num_prompts
+    if scenario.offline and many and scenario.workload.rate:
+        hours = many / scenario.workload.rate / 3600
+        traffic = f"{many:,} requests within {hours:.3g} hours; {traffic.partition('; ')[2]}"
+    return f"{scenario.model}; {traffic}"
+
+
+def limits(plan: Plan) -> str:
+    """What keeps anything cheaper from doing, and why it is this and not the runner-up."""
+    return f"{plan.binding} {why(plan)}".strip() if plan.chosen else str(plan.binding)
+
+
+def why(plan: Plan) -> str:
+    """Why the chosen one and not the runner-up, by the rule of the search."""
+    chosen, other = plan.chosen, plan.runner_up
+    if chosen is None:
+        return ""
+    if other is None:
+        return "No other layout or GPU meets the service level."
+    name = f"The runner-up is {describe(other.deployment)}"
+    margins = f"this plan takes {chosen.margin:.0%} of its tightest limit, the runner-up {other.margin:.0%}"
+    usd, more = chosen.usd_per_hour, other.usd_per_hour
+    if usd is not None and more is not None and more > usd * 1.001:
+        return f"{name}, ${more:,.2f} an hour, {more / usd - 1:.0%} more; {margins}."
+    cheap = "at the same price" if usd is not None and more is not None else "with as many GPUs or more"
+    reasons = {
+        "at the pessimistic end it does not hold": other.at_risk and not chosen.at_risk,
+        "it changes the model's formats more": other.preference > chosen.preference,
+        "it has more pipeline stages": other.deployment.layout.pp > chosen.deployment.layout.pp,
+    }
+    reason = next((text for text, holds in reasons.items() if holds), "it leaves less room")
+    return f"{name}, {cheap}. It comes second because {reason}: {margins}."
+
+
+def machines(deployment: Deployment) -> tuple[int, int]:
+    """Machines that a deployment takes, a replica never over more of them than it must; and GPUs in each."""
+    layout, node = deployment.layout, deployment.gpus_per_node
+    each = layout.gpus_per_replica
+    if each > node:
+        return layout.replicas * math.ceil(each / node), node
+    return math.ceil(layout.replicas / (node // each)), node
+
+
+def rent(plan: Plan) -> pd.DataFrame:
+    """What to rent for the best candidate, for how much, and where the price is from."""
+    import pandas as pd
+
+    best = plan.best
+    assert best is not None
+    deployment, found = best.deployment, best.prediction.performance
+    (count, node), gpus, card = machines(deployment), deployment.layout.gpus, deployment.gpu.name
+    idle = count * node - gpus
+    whole = f"{count} of {node} GPUs" if node > 1 else f"{count}"
+    rows: list[tuple[str, object]] = [
+        ("GPUs", f"{gpus} x {card}"),
+        ("machines", f"{whole}, {idle} of {count * node} GPUs not needed" if idle else whole),
+        (
+            "set up as",
+            f"{describe(deployment).partition(', ')[2]}, {deployment.engine.name} {deployment.engine.version}",
+        ),
+    ]
+    price, usd = price_per_hour(deployment.gpu, plan.scenario.prices), best.prediction.usd
+    if price and usd:
+        hours = run_hours(plan.scenario, best)
+        whole_cost = ("cost of all the work (USD)", hours * usd.mid) if hours else None
+        rows += [("cost per hour (USD)", usd), whole_cost or ("cost per month (USD)", usd * HOURS_PER_MONTH)]
+        if idle and deployment.layout.gpus_per_replica > 1:  # single GPUs are let singly
+            rows += [("cost per hour where only whole machines are let (USD)", usd * (count * node / gpus))]
+        if cost := best.prediction.cost:
+            rows += [("cost per million output tokens, at the first price (USD)", cost.usd_per_million_output_tokens)]
+        rows += [("price of a GPU", str(price))]
+    else:
+        rows += [("price", f"none is known for {card}: set prices in the scenario")]
+    if found:
+        rows += [("output (tokens/s)", found.output_tps), ("requests served (requests/s)", found.request_tps)]
+        rows += [("figures", f"80 % intervals, {found.how}")]
+    return pd.DataFrame([(name, _cell(value)) for name, value in rows], columns=["what", "value"])
+
+
+def _cell(value: object) -> object:
+    return value if not isinstance(value, Interval) else f"{value:,.2f}" if value.mid < 100 else f"{value:,.0f}"
+
+
+def spare(plan: Plan) -> str:
+    """How much traffic it serves at most, what is free of that, and by how much the traffic may grow."""
+    scenario, best = plan.scenario, plan.best
+    found = best.prediction.performance if best else None
+    if best is None or found is None or found.capacity is None:
+        return ""
+    wanted, free = asked_rps(scenario, best.prediction), free_share(scenario, best.prediction) or 0.0
+    if hours := run_hours(scenario, best):
+        many = scenario.workload.num_prompts or 0
+        done = f"It is done with {many:,} requests in {hours:.3g} hours, of {many / wanted / 3600:.3g} that there are. "
+        grow = (1 - scenario.headroom) * found.request_tps.mid / wanted - 1
+        return done + _room(free, scenario.headroom) + _growth("work", grow, found.request_tps / wanted + -1.0)
+    if scenario.workload.rate is None:
+        users = f"{scenario.workload.concurrency:,} users send {wanted:.3g} requests/s; "
+        return f"{users}it serves {found.capacity:.3g} at most. {_room(free, scenario.headroom)}".strip()
+    said = f"It serves {found.capacity:.3g} requests/s at most, and {wanted:.3g} are planned. "
+    if free < 0:
+        return f"{said}It is overloaded: queues grow until requests are turned away."
+    grow = (1 - scenario.headroom) * found.capacity.mid / wanted - 1
+    return said + _room(free, scenario.headroom) + _growth("traffic", grow, found.capacity / wanted + -1.0)
+
+
+def _room(free: float, headroom: float) -> str:
+    return f"So {max(free, 0.0):.0%} stay free, where {headroom:.0%} are asked for. "
+
+
+def _growth(what: str, grow: float, over: Interval) -> str:
+    if grow < 0:
+        return f"There is no room for more {what}."
+    low = f" ({_more(over.lo)} at the pessimistic end)" if over.lo > 0 else ""
+    end = "it is late" if what == "work" else "it is overloaded"
+    return f"The {what} may grow {_more(grow)} until that is used up, and {_more(over.mid)}{low} until {end}."
+
+
+def _more(share: float) -> str:
+    return f"by {share:.0%}" if share < 2 else f"to {1 + share:.3g} times"
+
+
+def ceiling(plan: Plan) -> str:
+    """How much traffic keeps every promise, replayed; the same ramp as in the chapter on batching."""
+    best = plan.best
+    if best is None or plan.scenario.workload.rate is None or plan.scenario.offline or not best.prediction.fits:
+        return ""
+    ramp = ramp_test(best.deployment, plan.scenario.workload, plan.scenario.service_level)
+    if not ramp.ceiling.mid:
+        return f"No rate keeps every promise: {ramp.why} even in an idle engine."
+    return f"Every promise is kept up to {ramp.ceiling:.3g} requests/s; beyond that, {ramp.why}."
+
+
+def lost(plan: Plan) -> tuple[Candidate | None, str]:
+    """What the best does under the same traffic while one replica is away, replayed, and that in a sentence."""
+    best = plan.best
+    if best is None:
+        return None, ""
+    replicas = best.deployment.layout.replicas
+    if replicas == 1:
+        twice = f"; a second costs ${best.usd_per_hour:,.2f} an hour more" if best.usd_per_hour else ""
+        return None, f"There is only one replica: while it restarts, nothing is served{twice}."
+    fewer = replayed(
+        replace(plan.scenario, headroom=0.0), replace(best, deployment=best.deployment.with_replicas(replicas - 1))
+    )
+    left = f"While one of {replicas} replicas is away, the same traffic on the other {replicas - 1}"
+    if fewer.meets:
+        risk = f", though at the pessimistic end {'; '.join(fewer.risks)}" if fewer.risks else ""
+        return fewer, f"{left} still keeps every promise{risk} (replayed)."
+    return fewer, f"{left} does not keep every promise (replayed): {'; '.join(fewer.misses)}."
+
+
+def risks(plan: Plan, most: int = 3) -> pd.DataFrame:
+    """The largest risks of the plan, each with what to measure first, from the largest on."""
+    import pandas as pd
+
+    found = sorted(_risks(plan), key=lambda risk: -risk[0])[:most]
+    return pd.DataFrame([row[1:] for row in found], columns=["risk", "how large", "measure first"])
+
+
+def _risks(plan: Plan) -> Iterator[tuple[float, str, str, str]]:
+    """(weight, risk, how large, what to measure): a miss that is to be expected weighs 3."""
+    best, scenario = plan.best, plan.scenario
+    if best is None or best.prediction.performance is None:
+        return
+    found, workload, deployment = best.prediction.performance, scenario.workload, best.deployment
+    if plan.reasons:
+        kind = "a promise at the edge" if plan.chosen else "a promise that is not kept"
+        yield (
+            3,
+            kind,
+            "; ".join(plan.reasons),
+            "bench.sh on one replica at its share of the traffic: the same percentile",
+        )
+    told = (getattr(found, target.metric)[target.percentile] for target in scenario.service_level)
+    width = max((value.hi / value.mid - 1 for value in told if value.mid > 0), default=0.0)
+    wide = f"up to {width:+.0%} on a promised latency" if width else f"{found.request_tps:.3g} requests/s"
+    yield (
+        DOUBT[found.basis] + width / 2, "the step costs are estimates", f"{BASES[found.basis]}; {wide}",
+        "bench.sh on one replica, then planner calibrate on its results",
+    )  # fmt: skip
+    if deployment.speculation:
+        drafting = deployment.speculation
+        yield (
+            1.8, "the acceptance of drafted tokens is assumed", f"{drafting.method}, {drafting.acceptance_rate:.0%}",
+            "the engine's acceptance metrics under your own prompts",
+        )  # fmt: skip
+    if workload.prefix_hit_rate:
+        cached = workload.cached_tokens / workload.prompt.mean
+        yield (
+            2 * cached, "reuse of prefixes is assumed", f"{cached:.0%} of all prompt tokens are found in the cache",
+            "the engine's prefix-cache hit rate after an hour of traffic",
+        )  # fmt: skip
+    if workload.assumptions:
+        yield (
+            1.5,
+            "only mean lengths are known",
+            workload.assumptions[0],
+            "lengths of an hour of requests, as a trace",
+        )
+    elif workload.trace is None:
+        spread = workload.total_quantile(0.99) / max(workload.total_quantile(0.5), 1.0)
+        yield (
+            0.6, "traffic is described, not recorded", f"p99 of prompt + output is {spread:.1f} times the median",
+            "your own texts, as a trace" if scenario.offline else "the busiest hour of your own log, as a trace",
+        )  # fmt: skip
+    usd = best.prediction.usd
+    if usd and usd.hi > 1.05 * usd.mid:
+        yield (
+            math.log(usd.hi / usd.mid), "the price", f"${usd.lo:,.2f} to ${usd.hi:,.2f} an hour by who lets the GPUs",
+            "a quotation for the term and region that you need",
+        )  # fmt: skip
+    if deployment.layout.replicas == 1:
+        yield 0.9, "one replica", "a restart or a lost GPU stops the service", "the time from start to the first answer"
+
+
+def latencies(candidate: Candidate) -> pd.DataFrame:
+    """TTFT, ITL, TPOT and E2E in ms, each as mean, p50, p95 and p99 with its 80 % interval."""
+    import pandas as pd
+
+    found = candidate.prediction.performance
+    columns = ("mean", "p50", "p95", "p99")
+    rows = [
+        [metric.upper(), *(getattr(found, metric)[at] * 1e3 for at in columns)]
+        for metric in (("ttft", "tpot", "itl", "e2e") if found else ())
+    ]
+    return pd.DataFrame(rows, columns=["", *(f"{at} (ms)" for at in columns)])
+
+
+def figures(candidate: Candidate) -> pd.DataFrame:
+    """What the candidate takes, holds and serves, with units and, where predicted, 80 % intervals."""
+    import pandas as pd
+
+    memory, found, layout = candidate.prediction.memory, candidate.prediction.performance, candidate.deployment.layout
+    rows: list[tuple[str, object, str]] = [
+        ("GPUs", layout.gpus, ""),
+        ("weights on one GPU", memory.weights / GIB, "GiB"),
+        ("KV cache on one GPU", memory.kv_available / GIB, "GiB"),
+        ("full-length sequences that fit in one replica", memory.max_concurrency, ""),
+    ]
+    if found:
+        rows += [
+            ("output throughput", found.output_tps, "tokens/s"),
+            ("requests served", found.request_tps, "requests/s"),
+            ("sequences decoding in one engine", found.decode_batch, ""),
+            ("KV pool in use", found.kv_usage * 100, "%"),
+            ("KV pool in use, p99", found.kv_usage_p99 * 100, "%"),
+            ("preemptions", found.preemptions * 100, "per 100 requests"),
+        ]
+        if found.capacity:
+            rows.append(("capacity", found.capacity, "requests/s"))
+    return pd.DataFrame(rows, columns=["figure", "value", "unit"])
+
+
+def _usd(amount: float | None) -> str | None:
+    return None if amount is None else f"{amount:,.2f}"
+
+
+def alternatives(plan: Plan, most: int = 10) -> pd.DataFrame:
+    """The best candidates, a row each, from best to worst; the nearest first where none meets the service level.
+
+    "figures" says whether a row was replayed or is the closed form's.
+    """
+    import pandas as pd
+
+    rows = []
+    for candidate in plan.candidates[:most]:
+        found = candidate.prediction.performance
+        row: dict[str, object] = {
+            "deployment": describe(candidate.deployment),
+            "USD per hour": _usd(candidate.usd_per_hour),
+        }
+        for target in plan.scenario.service_level:
+            value = getattr(found, target.metric)[target.percentile] if found else None
+            row[f"{target.name} (ms)"] = value and value * 1e3
+        if plan.scenario.offline:
+            row["requests/s"] = found and found.request_tps
+        row |= {"service level": state(candidate)} if plan.chosen else {"what is missing": distance(plan, candidate)}
+        rows.append(row | {"figures": found and found.source})
+    return pd.DataFrame(rows)
+
+
+def distance(plan: Plan, candidate: Candidate) -> str:
+    """How far a candidate is from each promise that it misses."""
+    found, parts, named = candidate.prediction.performance, [], set()
+    for target in plan.scenario.service_level if found else ():
+        value = getattr(found, target.metric)[target.percentile].mid
+        if value > target.seconds and target.name in candidate.constraints:
+            over = value / target.seconds
+            far = f"{over - 1:.0%} over" if over < 3 else f"{over:,.0f} times its limit"
+            parts.append(f"{target.name} {milliseconds(value - target.seconds)} too long ({far})")
+            named.add(target.name)
+    rest = [miss for name, miss in zip(candidate.constraints, candidate.misses, strict=True) if name not in named]
+    return "; ".join([*rest, *parts]) or "nothing"
+
+
+def passing(plan: Plan) -> pd.DataFrame:
+    """Where nothing meets the service level: which limits, and which rate, the nearest plan would keep."""
+    import pandas as pd
+
+    best, rows = plan.best, []
+    found = best.prediction.performance if best else None
+    if best is None or found is None:
+        return pd.DataFrame(columns=["change", "from", "to", "to be safe"])
+    for target in plan.scenario.service_level:
+        value = getattr(found, target.metric)[target.percentile]
+        if target.name in best.constraints and not found.saturated:
+            limits = milliseconds(target.seconds), milliseconds(value.mid), milliseconds(value.hi)
+            rows.append((f"a limit for {target.name} of", *limits))
+    rate, headroom = plan.scenario.workload.rate, 1 - plan.scenario.headroom
+    if plan.scenario.offline and rate:
+        served = found.request_tps * headroom
+        rows.append(("requests/s asked of it", f"{rate:.3g}", f"{served.mid:.3g}", f"{served.lo:.3g}"))
+    elif rate and found.capacity:
+        held = ramp_test(best.deployment, plan.scenario.workload, plan.scenario.service_level).ceiling
+        mid, low = min(held.mid, found.capacity.mid * headroom), min(held.lo, found.capacity.lo * headroom)
+        shown = (f"{mid:.3g}", f"{low:.3g}") if mid else ("none would do", "none would do")
+        rows.append(("a rate (requests/s) of", f"{rate:.3g}", *shown))
+    return pd.DataFrame(rows, columns=["change", "from", "to", "to be safe"])
+
+
+def rejections(plan: Plan, most: int = 12) -> pd.DataFrame:
+    """What could not be evaluated, and why, the largest first."""
+    import pandas as pd
+
+    told = dict.fromkeys((r.what, r.gpu, r.reason) for r in sorted(plan.rejected, key=lambda each: -each.gpus))
+    return pd.DataFrame(list(told)[:most], columns=["layout", "GPU", "why not"])
+
+
+def counts(plan: Plan) -> str:
+    """How much was looked at."""
+    why = Counter(rejection.bottleneck for rejection in plan.rejected)
+    out = ", ".join(f"{number} for {bottleneck}" for bottleneck, number in why.most_common())
+    meeting = sum(candidate.meets for candidate in plan.candidates)
+    closer = sum(candidate.stated for candidate in plan.candidates)
+    return (
+        f"Deployments evaluated in closed form: {len(plan.candidates)}; replayed: {closer} of them; meeting the "
+        f"service level: {meeting or 'none'}" + (f"; ruled out before: {len(plan.rejected)} ({out})." if why else ".")
+    )
+
+
+def changes(plan: Plan, found: tuple[WhatIf, ...]) -> pd.DataFrame:
+    """Each change with the plan that follows, replayed, and its cost beside today's."""
+    import pandas as pd
+
+    today = plan.chosen.usd_per_hour if plan.chosen else None
+    rows = []
+    for item in found:
+        best = item.plan.chosen
+        usd = best.usd_per_hour if best else None
+        against = f"{(usd / today - 1) * 100:+.0f}" if usd is not None and today else None
+        same = plan.chosen and best and describe(best.deployment) == describe(plan.chosen.deployment)
+        rows.append(
+            (
+                item.change,
+                "none" if best is None else "the same" if same else describe(best.deployment),
+                _usd(usd),
+                against,
+                state(best) if best else "misses",
+            )
+        )
+    columns = ["change", "plan", "USD per hour", "cost change (%)", "service level"]
+    return pd.DataFrame(rows, columns=columns).drop(columns=[] if today else "cost change (%)")
+
+
+def ramp_table(predicted: Mapping[float, Performance]) -> pd.DataFrame:
+    """One row per step of a benchmark ramp on one replica: request rate, p99 TTFT and ITL, output throughput."""
+    import pandas as pd
+
+    rows = [(f"{rate:.3g}", p.ttft["p99"] * 1e3, p.itl["p99"] * 1e3, p.output_tps) for rate, p in predicted.items()]
+    return pd.DataFrame(rows, columns=["requests/s", "TTFT p99 (ms)", "ITL p99 (ms)", "output tokens/s"])
