@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument("rows", type=Path, metavar="ROWS.csv")
     predict.add_argument("--out", type=Path, required=True, metavar="PREDICTIONS.csv")
     predict.add_argument("--calibration", type=Path, metavar="FILE", help="your own, by `planner calibrate --out`")
+    predict.add_argument("--resume", action="store_true", help="keep the answers of a run that was interrupted")
     predict.set_defaults(run=_predict)
 
     explain = commands.add_parser("explain-log", help="hold a vLLM start-up log against the plan, line by line")
@@ -264,7 +265,12 @@ def _assignment(text: str) -> tuple[str, Any]:
 def _predict(options: argparse.Namespace) -> int:
     from planner.operations.batch import predict_file
 
-    return predict_file(options.rows, options.out, options.calibration)
+    def progress(done: int, rows: int) -> None:
+        end = "\n" if done == rows else ""
+        print(f"\r{done:,} of {rows:,} rows", end=end, file=sys.stderr, flush=True)
+
+    shown = progress if sys.stderr.isatty() else None
+    return predict_file(options.rows, options.out, options.calibration, resume=options.resume, progress=shown)
 
 
 def _explain_log(options: argparse.Namespace) -> None:

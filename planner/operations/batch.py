@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,35 +53,67 @@ predicted yet: their cells stay empty.
 """
 
 
-def predict_file(rows_csv: str | Path, out_csv: str | Path, calibration: Path | None = None) -> int:
+def predict_file(
+    rows_csv: str | Path, out_csv: str | Path, calibration: Path | None = None, *, resume: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:  # fmt: skip
     """Predict every row of `rows_csv` into `out_csv`; 0 when all were answered, 1 when some failed.
 
-    A calibration file of one's own comes before the catalog's. Raises `PlannerError` (the command's exit code 2) when a
-    file cannot be read or written, or has no usable header.
+    Answers are appended to OUT.partial as they are found, which becomes OUT at the end; with `resume` those that an
+    earlier run left there are kept. `progress` is told how many of how many rows are answered. A calibration file of
+    one's own comes before the catalog's. Raises `PlannerError` (the command's exit code 2) when a file cannot be read
+    or written, has no usable header, or a partial one answers other rows.
     """
-    if Path(rows_csv).resolve() == Path(out_csv).resolve():
+    source, out = Path(rows_csv), Path(out_csv)
+    partial = out.with_name(f"{out.name}.partial")
+    if source.resolve() in (out.resolve(), partial.resolve()):
         raise PlannerError(f"{rows_csv} would be overwritten by its own predictions: give --out another name")
-    source, own = Path(rows_csv), own_calibrations(calibration) if calibration else {}
-    try:
-        with source.open(newline="", encoding="utf-8-sig") as file:
-            lines = list(csv.reader(file))
-    except (OSError, ValueError, csv.Error) as error:
-        raise PlannerError(f"cannot read {source}: {getattr(error, 'strerror', None) or error}") from None
-    header = [name.strip() for name in lines[0]] if lines else []
+    own = own_calibrations(calibration) if calibration else {}
+    header, *lines = [line for line in _read_csv(source) if line] or [[]]
+    header = [name.strip() for name in header]
     if "gpu" not in header or not {"model", "model_config"} & set(header):
         raise PlannerError(f"{source.name}: line 1 must name the columns, among them gpu and model (or model_config)")
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise PlannerError(f"{source.name}: the column {twice} occurs twice")
-    answers = [predict_row(dict(zip(header, line, strict=False)), source.parent, len(line) - len(header), own)
-               for line in lines[1:] if line]  # fmt: skip
+    rows = [dict(zip(header, line, strict=False)) for line in lines]
+    kept = _kept(partial, rows) if resume and partial.exists() else []
+    failed = any(answer["status"] == "error" for answer in kept)
     try:
-        with Path(out_csv).open("w", newline="", encoding="utf-8") as file:
+        with partial.open("a" if kept else "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, OUTPUTS, restval="")
-            writer.writeheader()
-            writer.writerows({name: _written(value) for name, value in answer.items()} for answer in answers)
+            if not kept:
+                writer.writeheader()
+            for k in range(len(kept), len(rows)):
+                answer = predict_row(rows[k], source.parent, len(lines[k]) - len(header), own)
+                failed |= answer["status"] == "error"
+                writer.writerow({name: _written(value) for name, value in answer.items()})
+                file.flush()
+                if progress:
+                    progress(k + 1, len(rows))
+        partial.replace(out)
     except OSError as error:
-        raise PlannerError(f"cannot write {out_csv}: {error.strerror or error}") from None
-    return int(any(answer["status"] == "error" for answer in answers))
+        raise PlannerError(f"cannot write {out}: {error.strerror or error}") from None
+    return int(failed)
+
+
+def _read_csv(path: Path) -> list[list[str]]:
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return list(csv.reader(file))
+    except (OSError, ValueError, csv.Error) as error:
+        raise PlannerError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _kept(partial: Path, rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """The answers that an interrupted run left; a line that was being written when it ended is cut off."""
+    whole = partial.read_bytes().rfind(b"\n") + 1
+    os.truncate(partial, whole)
+    header, *lines = _read_csv(partial) or [[]]
+    kept = [dict(zip(OUTPUTS, line, strict=False)) for line in lines]
+    ids = [row.get("id", "") for row in rows[: len(kept)]]
+    if kept and (header != list(OUTPUTS) or ids != [answer["id"] for answer in kept]):
+        raise PlannerError(f"{partial} does not answer these rows: move it away, or run without --resume")
+    return kept
 
 
 def predict_row(
@@ -114,7 +147,7 @@ def predict_row(
             found = predict(deployments[0], workload)
     except PlannerError as error:
         return {**answer, "status": "error", "error": str(error)}
-    except (ArithmeticError, LookupError, TypeError, ValueError) as error:  # one odd row must not end the others
+    except Exception as error:  # one odd row must not end the others
         return {**answer, "status": "error", "error": f"this row cannot be planned ({type(error).__name__}: {error})"}
     return answer | _columns(found) | {"warnings": ";".join((*notes, *found.warnings))}
 
