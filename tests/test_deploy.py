@@ -15,7 +15,7 @@ from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import engine
 from planner.facts.workload import Lengths, Workload
 from planner.memory.budget import plan
-from planner.operations import launch
+from planner.operations import launch as deploy
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Target
 
@@ -46,11 +46,11 @@ def deployment(version: str = "0.20.2", engine_name: str = "vllm", **changes: ob
 
 
 def documents(served: Deployment) -> dict[str, str]:
-    return launch.documents(evaluate(served, WORKLOAD, {served.gpu.name: 4.0}), TARGETS)
+    return deploy.documents(evaluate(served, WORKLOAD, {served.gpu.name: 4.0}), TARGETS)
 
 
-def command(served: Deployment) -> launch.Launch:
-    return launch.launch(evaluate(served, WORKLOAD))
+def command(served: Deployment) -> deploy.Launch:
+    return deploy.launch(evaluate(served, WORKLOAD))
 
 
 VARIANTS = [
@@ -66,7 +66,7 @@ VARIANTS = [
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_every_flag_is_an_option_of_that_version_with_a_reason(version: str, changes: dict) -> None:
     launch = command(deployment(version, **changes))
-    known = launch.options(launch.deployment.engine)
+    known = deploy.options(launch.deployment.engine)
     assert {flag.name for flag in launch.flags} <= known
     assert all(len(flag.reason) > 10 for flag in launch.flags)
     # what argparse does: an exact option wins over any it is a prefix of, and no flag is given twice
@@ -84,7 +84,7 @@ def test_flags_that_guides_still_name_are_gone() -> None:
         "--task",
     }
     for version in ("0.20.2", "0.33.0"):
-        assert not gone & launch.options(engine("vllm", version))
+        assert not gone & deploy.options(engine("vllm", version))
 
 
 def test_switching_a_default_off_is_spelled_as_the_version_spells_it() -> None:
@@ -169,8 +169,8 @@ def test_alerts_of_an_older_engine_use_the_names_it_had() -> None:
 
 def test_the_benchmark_states_what_to_compare_with() -> None:
     prediction = evaluate(deployment(), WORKLOAD)
-    text = launch.documents(prediction, TARGETS)["bench.sh"]
-    for performance in launch.ramp(prediction).values():
+    text = deploy.documents(prediction, TARGETS)["bench.sh"]
+    for performance in deploy.ramp(prediction).values():
         assert f"{performance.ttft['p99'].mid * 1e3:.0f} (" in text
         assert f"{performance.itl['p99'].mid * 1e3:.0f} (" in text
     assert "--goodput tpot:50 ttft:800 e2el:20000" in text
@@ -179,7 +179,7 @@ def test_the_benchmark_states_what_to_compare_with() -> None:
 
 def test_an_overloaded_step_of_the_ramp_says_so() -> None:
     heavy = evaluate(deployment(), WORKLOAD.at(500.0))
-    assert "overloaded" in launch.documents(heavy, TARGETS)["bench.sh"]
+    assert "overloaded" in deploy.documents(heavy, TARGETS)["bench.sh"]
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_other_engines_get_their_own_command(name: str, version: str | None, wor
 
 
 def test_a_version_without_the_option_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "options", lambda _: frozenset({"--tensor-parallel-size"}))
+    monkeypatch.setattr(deploy, "options", lambda _: frozenset({"--tensor-parallel-size"}))
     with pytest.raises(PlannerError, match=r"vllm 0\.20\.2 has no option --served-model-name"):
         command(deployment())
 
@@ -230,4 +230,4 @@ def test_no_alert_expects_an_offline_queue_to_be_short() -> None:
     served = deployment()
     offline = evaluate(served, replace(WORKLOAD, rate=None, concurrency=64, num_prompts=1000))
     assert "RequestsQueue" in documents(served)["alerts.yml"]
-    assert "RequestsQueue" not in launch.documents(offline, ())["alerts.yml"]
+    assert "RequestsQueue" not in deploy.documents(offline, ())["alerts.yml"]
