@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -139,11 +139,8 @@ def _capacity(cases: Sequence[Case], t: Traffic, step: StepModel) -> tuple[np.nd
 def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     """A first burst and the waves of requests that replace it.
 
-    A request that is sent when another ends waits for whole steps: those that start before it reaches the scheduler,
-    and with asynchronous scheduling one more, which was scheduled before. Its own step holds other prompts too. Each of
-    N requests passes through n steps (and adds A to one of them), so a step has (N - 1) / n other prompts and lasts
-    C = P + A (N - 1) C / (A + n C), which is quadratic in C; if more prompts come than fit, all wait for their turn.
-    Outputs of one length end together, and so do their successors begin; different ones scatter from wave to wave.
+    Between its first token and its last a request lives among the others as `_interleaved` says. Outputs of one
+    length end together, and so do their successors begin; different ones scatter from wave to wave.
     """
     asked = column([case.workload.concurrency for case in cases])
     prompts = column([case.workload.requests for case in cases])
@@ -154,8 +151,90 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     most, held, limit = _capacity(cases, t, step)
     ahead = _ahead(cases)
     running, outputs = np.minimum(present, most), mean(t.outputs)
-    waves = prompts / concurrency
-    front, size = step.request_s + step.prompt_token_s * t.prompts, mean(t.prompts)
+    waves, front = prompts / concurrency, step.request_s + step.prompt_token_s * t.prompts
+    others, later = np.maximum(running - 1, 0.0), outputs - 1
+    m = _interleaved(step, t, running, front, waves, ahead)
+    per_token, tpot, own, added, room, period = m.per_token, m.tpot, m.own, m.added, m.room, m.period
+    together = np.minimum(np.maximum(room / step.stages, 1.0), running)
+    # if their lengths differ one prompt comes first, and starts alone
+    single = 1.0 * ((t.prompts[..., -1:] > t.prompts[..., :1]) & (running > 1))
+    lone = (prefill_s(step, t, np.zeros(1), np.zeros(1))[1] + decode_s(step, np.ones(1), t.context))[..., :1]
+    burst = burst_s(step, t, running - single)
+    start = np.where(single, front[..., :1] + lone + ahead * decode_s(step, np.ones(1), t.context), mean(front))
+    burst += start
+    counted = waves >= WAVES
+    counted = counted / counted.sum(axis=1, keepdims=True)  # the share of all waves that each one is
+    # later prompts come as the outputs end: those of one step together, until different lengths (wave k: sqrt(12 k)
+    # standard deviations apart) have scattered them
+    differ = np.maximum(mean(t.outputs**2) - outputs**2, 0.0) + outputs * t.jitter
+    apart = np.sqrt(12 * WAVES * differ) * tpot
+    apart_from = single * (together >= running)  # the one that comes first
+    bunch = burst_s(step, t, np.maximum(together - apart_from, 1.0))[..., -1:]
+    lockstep = np.maximum(1 - apart / bunch, 0)
+    shared = np.minimum(np.maximum(bunch - per_token, 0) / together, added)  # a prompt's part of a step of several
+    # nobody of the own bunch decodes yet: only the others' prompts come between, spread over all outputs
+    tight = per_token + np.maximum(running - together, 0) * shared / (outputs * step.stages)
+    steps = np.ceil(front / per_token) + ahead
+    # while one of single outputs is computed, the next of all others arrive
+    start = np.where((single > 0) & (outputs < 1.5), np.maximum(front, lone), start)
+    bunched, delay = _bunched(step, t, running, together, front, start, bunch, per_token, steps)
+    tight = tight + delay / np.maximum(later, 1.0)
+    # a wave that is not scattered over the whole of a stay yet has more prompts in its steps
+    window = np.minimum(np.hypot(burst[..., -1:], apart), period)
+    arriving = others / window * tpot
+    waits = np.maximum(spilled(arriving, room, t), (running / room - window / tpot) / 2) * tpot
+    denser = np.minimum(arriving, room) - np.minimum(others / period * tpot, room)
+    waits = waits + denser * added * (1 + steps.mean(axis=-1, keepdims=True))
+    waits = np.maximum(waits, m.spill)
+    share = _over(lockstep, counted)
+    scattered = _over((1 - lockstep) * waits, counted)
+    tpot = tpot - share * np.maximum(tpot - tight, 0.0) * (1 - 0.5 / waves)
+    bunched = np.where(m.backlog > 0, np.maximum(own + m.backlog, bunched), bunched)
+    later_ttft = share * bunched + (1 - share) * own + scattered
+    opening = ((running - single) * mean(burst) + single * (lone + front[..., :1])) / running
+    ttft = (1 - 1 / waves) * mean(later_ttft) + opening / waves  # of those that need not wait for a slot
+    short = np.maximum(running * engine_s(step, t, running) - ttft - later * tpot, 0.0)  # no engine exceeds its GPUs
+    stay = ttft + short + later * tpot
+    rate, queue = running / stay, np.maximum(present / running - 1, 0.0) * stay
+    later_ttft, burst = later_ttft + short + queue, burst + short + queue * QUANTILES
+    ttft = ttft + short + queue * (1 - 0.5 / waves)
+    ttfts = np.concatenate([later_ttft, burst, lone + front[..., :1]], axis=-1)
+    parts = [(1 - 1 / waves) * SHARES, SHARES / waves * (1 - single / running), single / running / waves]
+    shares = np.concatenate(parts, axis=-1)
+    return State(
+        step, t, per_token, added, tpot, m.decode, rate, engines, held, queue,
+        np.zeros(engines.shape, bool), np.where(present > most, limit, "load"), ttft, ttfts, shares,
+        np.zeros(engines.shape), m.groups,
+    )  # fmt: skip
+
+
+class _Interleaved(NamedTuple):
+    """How requests live side by side in a closed loop, [cases, 1, slices or 1]; times in s."""
+
+    groups: np.ndarray  # microbatches that the decoding sequences form
+    per_token: np.ndarray  # a step that only decodes
+    decode: np.ndarray  # sequences that decode in a step, of all microbatches
+    tpot: np.ndarray  # C: a mean step, prompts among it
+    added: np.ndarray  # A: what a prompt adds to its steps
+    room: np.ndarray  # prompts that fit into the steps of a round
+    own: np.ndarray  # TTFT of each slice of prompts, its wait for the scheduler included
+    period: np.ndarray  # a whole stay, until the same seat sends its next request
+    spill: np.ndarray  # of it, waiting because prompts come that do not fit
+    backlog: np.ndarray  # the same where they never fit, so that all take turns
+
+
+def _interleaved(
+    step: StepModel, t: Traffic, running: np.ndarray, front: np.ndarray, waves: np.ndarray, ahead: np.ndarray
+) -> _Interleaved:
+    """The mean step of a closed loop with `running` requests N in flight, and what becomes of a request in it.
+
+    A request that is sent when another ends waits for whole steps: those that start before it reaches the scheduler,
+    and with asynchronous scheduling one more, which was scheduled before. Its own step holds other prompts too. Each of
+    N requests passes through n steps (and adds A to one of them), so a step has (N - 1) / n other prompts and lasts
+    C = P + A (N - 1) C / (A + n C), P the step that only decodes: quadratic in C. If more prompts come than fit, all
+    wait for their turn. N, n and P depend on C in turn; three rounds settle them.
+    """
+    outputs, size = mean(t.outputs), mean(t.prompts)
     others, later = np.maximum(running - 1, 0.0), outputs - 1
     least = np.minimum(running, 1.0)
     # that fit into steps beside the prompts that take their places
@@ -190,57 +269,7 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
         period = period + spill
         passed = np.maximum((period - alone) / tpot, 1.0)
         decode = np.maximum(np.minimum(running * later * tpot / period, fit), least)
-    together = np.minimum(np.maximum(room / step.stages, 1.0), running)
-    # if their lengths differ one prompt comes first, and starts alone
-    single = 1.0 * ((t.prompts[..., -1:] > t.prompts[..., :1]) & (running > 1))
-    lone = (prefill_s(step, t, np.zeros(1), np.zeros(1))[1] + decode_s(step, np.ones(1), t.context))[..., :1]
-    burst = burst_s(step, t, running - single)
-    start = np.where(single, front[..., :1] + lone + ahead * decode_s(step, np.ones(1), t.context), mean(front))
-    burst += start
-    counted = waves >= WAVES
-    counted = counted / counted.sum(axis=1, keepdims=True)  # the share of all waves that each one is
-    # later prompts come as the outputs end: those of one step together, until different lengths (wave k: sqrt(12 k)
-    # standard deviations apart) have scattered them
-    differ = np.maximum(mean(t.outputs**2) - outputs**2, 0.0) + outputs * t.jitter
-    apart = np.sqrt(12 * WAVES * differ) * tpot
-    apart_from = single * (together >= running)  # the one that comes first
-    bunch = burst_s(step, t, np.maximum(together - apart_from, 1.0))[..., -1:]
-    lockstep = np.maximum(1 - apart / bunch, 0)
-    shared = np.minimum(np.maximum(bunch - per_token, 0) / together, added)  # a prompt's part of a step of several
-    # nobody of the own bunch decodes yet: only the others' prompts come between, spread over all outputs
-    tight = per_token + np.maximum(running - together, 0) * shared / (outputs * step.stages)
-    steps = np.ceil(front / per_token) + ahead
-    # while one of single outputs is computed, the next of all others arrive
-    start = np.where((single > 0) & (outputs < 1.5), np.maximum(front, lone), start)
-    bunched, delay = _bunched(step, t, running, together, front, start, bunch, per_token, steps)
-    tight = tight + delay / np.maximum(later, 1.0)
-    # a wave that is not scattered over the whole of a stay yet has more prompts in its steps
-    window = np.minimum(np.hypot(burst[..., -1:], apart), period)
-    arriving = others / window * tpot
-    waits = np.maximum(spilled(arriving, room, t), (running / room - window / tpot) / 2) * tpot
-    denser = np.minimum(arriving, room) - np.minimum(others / period * tpot, room)
-    waits = waits + denser * added * (1 + steps.mean(axis=-1, keepdims=True))
-    waits = np.maximum(waits, spill)
-    share = _over(lockstep, counted)
-    scattered = _over((1 - lockstep) * waits, counted)
-    tpot = tpot - share * np.maximum(tpot - tight, 0.0) * (1 - 0.5 / waves)
-    bunched = np.where(backlog > 0, np.maximum(own + backlog, bunched), bunched)
-    later_ttft = share * bunched + (1 - share) * own + scattered
-    opening = ((running - single) * mean(burst) + single * (lone + front[..., :1])) / running
-    ttft = (1 - 1 / waves) * mean(later_ttft) + opening / waves  # of those that need not wait for a slot
-    short = np.maximum(running * engine_s(step, t, running) - ttft - later * tpot, 0.0)  # no engine exceeds its GPUs
-    stay = ttft + short + later * tpot
-    rate, queue = running / stay, np.maximum(present / running - 1, 0.0) * stay
-    later_ttft, burst = later_ttft + short + queue, burst + short + queue * QUANTILES
-    ttft = ttft + short + queue * (1 - 0.5 / waves)
-    ttfts = np.concatenate([later_ttft, burst, lone + front[..., :1]], axis=-1)
-    parts = [(1 - 1 / waves) * SHARES, SHARES / waves * (1 - single / running), single / running / waves]
-    shares = np.concatenate(parts, axis=-1)
-    return State(
-        step, t, per_token, added, tpot, decode, rate, engines, held, queue,
-        np.zeros(engines.shape, bool), np.where(present > most, limit, "load"), ttft, ttfts, shares,
-        np.zeros(engines.shape), groups,
-    )  # fmt: skip
+    return _Interleaved(groups, per_token, decode, tpot, added, room, own, period, spill, backlog)
 
 
 def _bunched(
