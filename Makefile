@@ -13,7 +13,7 @@ lab: .venv/ready
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
 test: .venv/ready-dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 # After a change in the physics: the lessons' committed outputs anew, to be read before they are committed.
 lessons: .venv/ready-dev
