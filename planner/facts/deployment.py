@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.core.quantities import PlannerError, did_you_mean
 from planner.facts import engines, gpus
-from planner.facts.engines import Engine, EngineArgs
+from planner.facts.engines import Engine, EngineArgs, ResolvedArgs
 from planner.facts.gpus import Gpu
 from planner.models import registry
 from planner.models.registry import Model
@@ -76,7 +76,7 @@ class Deployment:
     gpu: Gpu
     layout: ParallelLayout
     engine: Engine
-    args: EngineArgs  # resolved: every default filled in
+    args: ResolvedArgs
     speculation: Speculation | None
     gpus_per_node: int
     link_bandwidth: float  # bytes/s per direction per GPU inside a node

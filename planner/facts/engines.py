@@ -194,13 +194,34 @@ class EngineArgs:
     enable_prefix_caching: bool | None = None
     enable_chunked_prefill: bool | None = None
     async_scheduling: bool | None = None
-    max_loras: int | None = None  # 0 once resolved: no LoRA
+    max_loras: int | None = None
     max_lora_rank: int | None = None
     long_prefill_token_threshold: int | None = None
     scheduling_policy: str | None = None
 
 
-def resolve(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
+@dataclass(frozen=True)
+class ResolvedArgs:
+    """`EngineArgs` as an engine has started with: nothing is left open but what backends decide for themselves."""
+
+    gpu_memory_utilization: float
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int | None
+    kv_cache_dtype: str | None
+    dtype: str
+    enforce_eager: bool
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    async_scheduling: bool
+    max_loras: int  # 0: no LoRA
+    max_lora_rank: int
+    long_prefill_token_threshold: int  # 0: none
+    scheduling_policy: str
+
+
+def resolve(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> ResolvedArgs:
     """Fill in every field as `engine` does at start; `PlannerError` where it would refuse to start.
 
     `block_size` stays as given: backends and hybrid models change its default (see `memory.kv_cache`).
@@ -218,11 +239,13 @@ def resolve(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> EngineA
     dtype = model.dtype
     if dtype == "bfloat16" and "bf16" not in gpu.flops:
         dtype = "float16"
-    defaults = EngineArgs(
+    defaults = ResolvedArgs(
         gpu_memory_utilization=tier["gpu_memory_utilization"] or facts["gpu_memory_utilization"],
         max_model_len=length,
         max_num_seqs=min(tier["max_num_seqs"], tokens),
         max_num_batched_tokens=tokens,
+        block_size=None,
+        kv_cache_dtype=None,
         dtype=dtype,
         enforce_eager=False,
         enable_prefix_caching=facts["prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"],
@@ -251,17 +274,17 @@ def _tier(engine: Engine, gpu: Gpu) -> Mapping[str, Any]:
     return next(filter(fits, engine.facts["limits"]))
 
 
-def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | None:
+def _refusal(args: ResolvedArgs, engine: Engine, gpu: Gpu, model: Model) -> str | None:
     """Why the engine would not start with these arguments (vLLM config/scheduler.py, cache.py, model.py); else None."""
-    length, tokens, seqs = args.max_model_len or 0, args.max_num_batched_tokens or 0, args.max_num_seqs or 0
+    length, tokens, seqs = args.max_model_len, args.max_num_batched_tokens, args.max_num_seqs
     accepted = engine.facts["kv_cache_dtypes"]
     longest = model.architecture.max_position
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         if (value := getattr(args, name)) is not None and value < 1:
             return f"{name} is {value}; it must be at least 1"
-    if (args.long_prefill_token_threshold or 0) < 0:
+    if args.long_prefill_token_threshold < 0:
         return f"long_prefill_token_threshold is {args.long_prefill_token_threshold}; it must be 0 (off) or more"
-    if not 0 < (args.gpu_memory_utilization or 0) <= 1:
+    if not 0 < args.gpu_memory_utilization <= 1:
         return f"gpu_memory_utilization is {args.gpu_memory_utilization}; it must be above 0 and at most 1"
     if length > longest:
         return f"max_model_len {length} is more than the {longest} tokens that {model.name} was made for"
@@ -280,16 +303,16 @@ def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | 
     return None
 
 
-def cudagraph_sizes(engine: Engine, args: EngineArgs, gpu: Gpu, k: int = 0) -> tuple[int, ...]:
+def cudagraph_sizes(engine: Engine, args: ResolvedArgs, gpu: Gpu, k: int = 0) -> tuple[int, ...]:
     """Batch sizes (tokens) that get a CUDA graph, with `k` speculative tokens; none with `enforce_eager`.
 
-    `args` resolved. vLLM 0.20.2 config/vllm.py:1423, 0.33.0 config/vllm.py:2398.
+    vLLM 0.20.2 config/vllm.py:1423, 0.33.0 config/vllm.py:2398.
     """
     capture = engine.facts["capture"]
     most = capture["max_cc10" if int(gpu.compute_capability or 0) == 10 else "max"]
     if capture["by_seqs"]:
-        most = min(most, 2 * (args.max_num_seqs or 0) * (1 + k))
-    most = 0 if args.enforce_eager else min(most, args.max_num_batched_tokens or 0)
+        most = min(most, 2 * args.max_num_seqs * (1 + k))
+    most = 0 if args.enforce_eager else min(most, args.max_num_batched_tokens)
     coarse = capture["coarse_from"]
     sizes = (1, 2, 4, *range(8, coarse, 8), *range(coarse, most + 1, 16))
     return tuple(size for size in sizes if size <= most)

@@ -160,7 +160,7 @@ def _step_once(deployment: Deployment) -> StepModel:
 def _seconds(deployment: Deployment, batch: np.ndarray | float, context: float) -> tuple[np.ndarray, ...]:
     """Seconds of a plain step of `batch` sequences, of one that verifies, and of one that drafts and verifies."""
     engine, largest = _normal(deployment), float(np.max(batch))
-    if largest > (engine.args.max_num_seqs or 256):  # judged as if so many might run
+    if largest > engine.args.max_num_seqs:  # judged as if so many might run
         engine = replace(engine, args=replace(engine.args, max_num_seqs=1 << math.ceil(math.log2(largest))))
     return tuple(step.decode_step(np.maximum(batch / step.stages, 1.0), context) for step in _steps(engine))
 
@@ -196,7 +196,7 @@ def break_even_batch(deployment: Deployment, context: float, largest: int | None
     """
     if (speculation := deployment.speculation) is None:
         return 0
-    batches = np.arange(1, (largest or deployment.args.max_num_seqs or 256) + 1)
+    batches = np.arange(1, (largest or deployment.args.max_num_seqs) + 1)
     plain, _, whole = _seconds(deployment, batches, context)
     tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
     return int(batches[tokens * plain >= whole].max(initial=0))

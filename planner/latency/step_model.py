@@ -190,7 +190,7 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
     gpu, args, w = deployment.gpu, deployment.args, work(deployment)
     known = calibration_of(deployment.model, gpu, deployment.engine)
     c = coefficients or known.coefficients
-    tokens = _grid(args.max_num_batched_tokens or 2048)
+    tokens = _grid(args.max_num_batched_tokens)
     parts: dict[str, np.ndarray] = {
         "dense linears": sum(
             (_matmul_seconds(m, tokens, deployment, c) for m in w.matmuls if not m.experts), np.zeros(len(tokens))
@@ -204,7 +204,7 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
     }
     launches = (w.kernels + sum(m.kernels for m in w.matmuls)) * c.launch_s
     host = PINGPONG if args.async_scheduling else 1.0
-    rows = np.arange((args.max_num_seqs or 256) + 1, dtype=float)
+    rows = np.arange(args.max_num_seqs + 1, dtype=float)
     sampling = rows * w.vocab * 4 * SAMPLING_PASSES / gpu.bandwidth
     rate = gpu.bandwidth * c.kv
     peak = gpu.flops["bf16" if "bf16" in gpu.flops else "fp16"] * c.attention
@@ -214,7 +214,7 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
     return StepModel(
         grid=tokens,
         parts=parts,
-        max_tokens=args.max_num_batched_tokens or 2048,
+        max_tokens=args.max_num_batched_tokens,
         rows_s=_matmul_seconds(w.head, rows, deployment, c) + sampling + rows * c.row_s * host,
         decode_context_s=decode.get(None, 0.0),
         decode_windows=tuple((window, s) for window, s in decode.items() if window),

@@ -122,7 +122,7 @@ class MemoryPlan:
 def plan(deployment: Deployment) -> MemoryPlan:
     """The start-up accounting of `deployment` on its fullest pipeline stage, its `memory_calibration` added."""
     engine, args = deployment.engine, deployment.args
-    share = args.gpu_memory_utilization or 0
+    share = args.gpu_memory_utilization
     requested = math.ceil(deployment.gpu_total * share)
     shifts = dict(deployment.memory_calibration)
     if unknown := set(shifts) - set(TERMS):
@@ -264,7 +264,7 @@ def _remedy(found: MemoryPlan) -> str:
 def _changes(found: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
     """Changes that may help: engine arguments, then the KV cache's format, more GPUs, the weights' format."""
     deployment, args, layout = found.deployment, found.deployment.args, found.deployment.layout
-    current, safe = args.gpu_memory_utilization or 0.0, safe_utilization(deployment)
+    current, safe = args.gpu_memory_utilization, safe_utilization(deployment)
 
     def changed(**values: object) -> Deployment:
         return replace(deployment, args=replace(args, **values))  # type: ignore[arg-type]
@@ -275,7 +275,7 @@ def _changes(found: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
         yield f"set gpu_memory_utilization to {share}", changed(gpu_memory_utilization=share)
     if deployment.gpu_free is not None or deployment.other_tenants:
         yield "stop what else runs on the GPU", replace(deployment, gpu_free=None, other_tenants=0)
-    if (args.max_num_seqs or 0) > 256:
+    if args.max_num_seqs > 256:
         yield "set max_num_seqs to 256", changed(max_num_seqs=256)
     for share, text in ((current, ""), (safe, f"gpu_memory_utilization to {safe} and ")):
         if share > 0 and (length := _longest(plan(changed(gpu_memory_utilization=share)))) >= 1024:

@@ -254,13 +254,13 @@ def kv_layout(deployment: Deployment) -> KvLayout:
         block_size = backend_block_size(architecture, dtype, deployment.gpu.compute_capability)
     states = 1 + k
     if any(cache.kind == "state" for stage in stages for cache in stage):
-        cached = bool(args.enable_prefix_caching)
+        cached = args.enable_prefix_caching
         gdn = any(isinstance(mixer, Recurrent) and mixer.kind == "gdn" for mixer in architecture.mixers)
         checkpoints = cached and gdn and engine.release >= GDN_CHECKPOINT_FROM
         block_size = state_block_size(sum(stages, Counter()), max(block_size, 64 if checkpoints else KERNEL_BLOCK))
         states += cached + checkpoints
     groups, pages, used = cut(stages, block_size, states, hybrid=engine.release >= HYBRID_POOL_FROM)
-    batches = layout.pp + bool(args.async_scheduling) if facts["window_batches"] == "concurrent" else 1
+    batches = layout.pp + args.async_scheduling if facts["window_batches"] == "concurrent" else 1
     return KvLayout(
         groups=groups,
         block_size=min(group.block_size for group in groups if group.kind == "full" or not _is_compressed(stages)),
@@ -270,7 +270,7 @@ def kv_layout(deployment: Deployment) -> KvLayout:
         window_bytes_per_token=max(_token_bytes(stage, "window", "chunked") for stage in stages) / layout.dcp,
         state_bytes_per_seq=max(sum(cache.state_bytes * n for cache, n in stage.items()) for stage in stages),
         max_model_len=args.max_model_len or architecture.max_position,
-        in_flight=batches * (args.max_num_batched_tokens or 0),
+        in_flight=batches * args.max_num_batched_tokens,
         dcp=layout.dcp,
         counts_blocks=facts["kv_tokens"] == "blocks",
     )

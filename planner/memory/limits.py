@@ -104,7 +104,7 @@ def gains(found: MemoryPlan, tokens: int) -> pd.DataFrame:
     import pandas as pd
 
     deployment = found.deployment
-    gib = math.ceil(GIB / (deployment.args.gpu_memory_utilization or 1.0))
+    gib = math.ceil(GIB / deployment.args.gpu_memory_utilization)
     changes = {"one more GiB": replace(deployment, gpu_total=deployment.gpu_total + gib)}
     if kv_width(kv_format(deployment)) > 1:
         changes["FP8 KV cache"] = replace(deployment, args=replace(deployment.args, kv_cache_dtype="fp8"))

@@ -97,7 +97,7 @@ def _inner(architecture: Architecture, deployment: Deployment) -> tuple[float, f
 
 def _vision(deployment: Deployment) -> tuple[float, float, float]:
     """Bytes that an encoder's profiling batch leaves behind; elements of its inner layers, and of its patch states."""
-    architecture, tokens = deployment.model.architecture, deployment.args.max_num_batched_tokens or 0
+    architecture, tokens = deployment.model.architecture, deployment.args.max_num_batched_tokens
     blocks = [weight for weight in architecture.towers if weight.copies > 1 and weight.cols > 1]
     if not blocks:
         return 0.0, 0.0, 0.0
@@ -120,8 +120,8 @@ def activation(deployment: Deployment, last_stage: bool = True) -> Interval:
     vLLM 0.20.2 v1/worker/gpu_model_runner.py profile_run.
     """
     args, architecture = deployment.args, deployment.model.architecture
-    tokens = args.max_num_batched_tokens or 0
-    rows = min(args.max_num_seqs or 0, tokens)
+    tokens = args.max_num_batched_tokens
+    rows = min(args.max_num_seqs, tokens)
     hidden = 2.0 * tokens * architecture.hidden
     dense, experts = _inner(architecture, deployment)
     left, inner, patches = _vision(deployment)
@@ -178,9 +178,9 @@ def cudagraph_estimate(deployment: Deployment) -> Interval:
         return Interval.exactly(0)
     architecture = deployment.model.architecture
     if architecture.model_type == "gpt_oss" and sizes[-1] == 512:  # vLLM captures up to 1024 for it (0.19.0 logs)
-        most = min(1024, deployment.args.max_num_batched_tokens or 0, 2 * (deployment.args.max_num_seqs or 0))
+        most = min(1024, deployment.args.max_num_batched_tokens, 2 * deployment.args.max_num_seqs)
         sizes = (*sizes, *range(528, most + 1, 16))
-    decode = sum(size <= (deployment.args.max_num_seqs or 0) * (1 + k) for size in sizes)
+    decode = sum(size <= deployment.args.max_num_seqs * (1 + k) for size in sizes)
     first = _of(deployment, "graph-first-mib").times(MIB)
     if deployment.gpu.compute_capability == 9.0 and _release(deployment) >= (0, 11, 0):
         splits = Interval.exactly(_split_bytes(architecture, deployment.layout.tp, sizes[-1]))
@@ -200,7 +200,7 @@ def _split_bytes(architecture: Architecture, tp: int, batch: int) -> int:
 
 def after_pool(deployment: Deployment, graphs: Interval) -> Interval:
     """Bytes wanted once the pool is allocated: graph capture, then the sampler's warm-up on max_num_seqs rows."""
-    rows = min(deployment.args.max_num_seqs or 0, deployment.args.max_num_batched_tokens or 0)
+    rows = min(deployment.args.max_num_seqs, deployment.args.max_num_batched_tokens)
     return graphs + _of(deployment, "warmup-bytes").times(float(rows * deployment.model.architecture.vocab))
 
 

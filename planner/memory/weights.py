@@ -93,7 +93,7 @@ def rank_bytes(deployment: Deployment) -> tuple[int, ...]:
     if args.max_loras:
         for stage, held in enumerate(_held(model, layout)):
             weights = [weight for index in held for weight in model.architecture.layers[index].weights]
-            stages[stage] += lora_bytes(weights, layout, args.max_loras, args.max_lora_rank or 16)
+            stages[stage] += lora_bytes(weights, layout, args.max_loras, args.max_lora_rank)
     return tuple(stages)
 
 

@@ -183,7 +183,7 @@ def accepted(workload: Workload, max_model_len: int) -> Workload:
 def taken_on(deployment: Deployment, workload: Workload) -> Workload:
     """`workload` as `deployment` takes it on: without what it refuses, and without a prefix cache that is off."""
     cached = workload if deployment.args.enable_prefix_caching else replace(workload, prefix_hit_rate=0.0)
-    return accepted(cached, deployment.args.max_model_len or 0)
+    return accepted(cached, deployment.args.max_model_len)
 
 
 def is_finite(workload: Workload) -> bool:
@@ -290,7 +290,7 @@ def _in_flight(deployment: Deployment, workload: Workload) -> float:
     load = taken_on(deployment, workload)
     found = open_loops([Case(deployment, memory_of(deployment), load)])[0]
     stay = found.request_tps.mid * found.e2e["mean"].mid / deployment.engines
-    return min(stay, float(deployment.args.max_num_seqs or 1))
+    return min(stay, float(deployment.args.max_num_seqs))
 
 
 def capacity(deployment: Deployment, workload: Workload) -> Interval:
@@ -307,7 +307,7 @@ def capacity(deployment: Deployment, workload: Workload) -> Interval:
 def _served_at_most(one: Deployment, lengths: Workload) -> float:
     """Requests/s of one replica, counted in whole waves, from when the first have mixed until the queue runs dry."""
     pool = memory_of(one).pool
-    slots = min(one.args.max_num_seqs or 1, max(pool.sequences(max(int(lengths.context), 1)), 1))
+    slots = min(one.args.max_num_seqs, max(pool.sequences(max(int(lengths.context), 1)), 1))
     waves = max(WAVES, math.ceil(QUICK / slots))
     n = slots * max(min(waves, round(TOKENS / lengths.output.mean / slots)), 2)
     waiting = replace(lengths, concurrency=2 * slots * one.engines)
@@ -355,7 +355,7 @@ def performance(deployment: Deployment, workload: Workload, like: Performance, *
 
 def _offered(deployment: Deployment, workload: Workload) -> float:
     """Requests/s that arrive and are not refused."""
-    return (workload.rate or 0.0) * (1 - refused(workload, deployment.args.max_model_len or 0))
+    return (workload.rate or 0.0) * (1 - refused(workload, deployment.args.max_model_len))
 
 
 def _rate(found: Run, most: Interval) -> Interval:
@@ -370,7 +370,7 @@ def _rate(found: Run, most: Interval) -> Interval:
         served = most.map(lambda rate: min(rate, offered))
         return Interval(served.lo / reach, served.mid, served.hi * reach)
     served_once = len(mid.output) / len(found.seeds) * deployment.engines  # of those sent, all that were not refused
-    share = 1 - refused(workload, deployment.args.max_model_len or 0)
+    share = 1 - refused(workload, deployment.args.max_model_len)
     more = max(workload.requests * share - served_once, 0.0)
     duration = mid.duration / len(found.seeds) + more / most.mid
     arriving = workload.requests / workload.rate if workload.rate else 0.0

@@ -144,7 +144,7 @@ def traffic(scenario: Scenario, deployment: Deployment) -> Workload:
 
 def full(deployment: Deployment, workload: Workload) -> Workload:
     """`workload` as a closed loop that keeps every one of `deployment`'s max_num_seqs slots taken."""
-    slots = (deployment.args.max_num_seqs or 1) * deployment.engines
+    slots = deployment.args.max_num_seqs * deployment.engines
     return replace(workload, rate=None, trace=None, concurrency=min(slots, workload.num_prompts or slots))
 
 

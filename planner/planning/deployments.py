@@ -51,7 +51,7 @@ def _beside_others(scenario: Scenario, deployment: Deployment) -> Deployment:
     """The engine's own gpu_memory_utilization, or what others on the GPU leave to it where that is too much."""
     if "gpu_memory_utilization" in scenario.engine_args:
         return deployment
-    usual, share = memory_of(deployment), deployment.args.gpu_memory_utilization or 0.0
+    usual, share = memory_of(deployment), deployment.args.gpu_memory_utilization
     safe = 0.0 if usual.status == "ok" else safe_utilization(deployment)
     if not 0 < safe < share:
         return deployment
@@ -68,7 +68,7 @@ def _filled(scenario: Scenario, deployment: Deployment) -> Deployment:
     tried = _beside_others(scenario, deployment)
     if "max_num_seqs" in scenario.engine_args:
         return tried
-    usual = seqs = deployment.args.max_num_seqs or MAX_SEQS
+    usual = seqs = deployment.args.max_num_seqs
     while not memory_of(tried).starts and seqs > SEQS_STEP:
         seqs = min(256, seqs // 2)
         tried = _beside_others(scenario, deployment.with_args(max_num_seqs=seqs))

@@ -85,7 +85,7 @@ class Pools:
         )
         context, ranks = workload.context, decode.layout.dp
         held = (memory.pool.num_blocks - 1) / memory.pool.blocks_for(max(int(context), 1)) * rest.kv_stretch * ranks
-        seats = int(min((decode.args.max_num_seqs or 256) * ranks, held, workload.concurrency or MOST))
+        seats = int(min(decode.args.max_num_seqs * ranks, held, workload.concurrency or MOST))
         if seats < 1:
             raise PlannerError(
                 f"the KV pool of {memory.pool.kv_tokens:,} tokens holds no sequence of {context:,.0f} tokens"

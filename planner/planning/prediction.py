@@ -52,7 +52,7 @@ class Prediction:
     @property
     def refused(self) -> float:
         """The share of requests that is refused, because their prompts leave no room for an output."""
-        return refused(self.workload, self.deployment.args.max_model_len or 0) if self.workload else 0.0
+        return refused(self.workload, self.deployment.args.max_model_len) if self.workload else 0.0
 
     @property
     def speedup(self) -> Interval | None:

@@ -132,7 +132,7 @@ def _capacity(cases: Sequence[Case], t: Traffic, step: StepModel) -> tuple[np.nd
         raise PlannerError(
             f"the KV pool of {pools[k].kv_tokens:,} tokens holds no sequence of {t.context[k, 0, 0]:,.0f} tokens"
         )
-    most = column([case.deployment.args.max_num_seqs or 256 for case in cases])
+    most = column([case.deployment.args.max_num_seqs for case in cases])
     return np.minimum(most, held), held, np.where(most <= held, "max_num_seqs", "kv")
 
 
@@ -302,7 +302,7 @@ def _bunched(
 
 def _ahead(cases: Sequence[Case]) -> np.ndarray:
     """Steps that are scheduled already when the one under way ends: one with asynchronous scheduling."""
-    return column([bool(case.deployment.args.async_scheduling) and case.deployment.layout.pp == 1 for case in cases])
+    return column([case.deployment.args.async_scheduling and case.deployment.layout.pp == 1 for case in cases])
 
 
 def _over(values: np.ndarray, shares: np.ndarray) -> np.ndarray:

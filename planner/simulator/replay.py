@@ -329,11 +329,10 @@ def engine_rules(deployment: Deployment, pool: KvPool, seed: int = 0) -> Rules:
         groups.append((reach, group.block_size * pool.layout.dcp))
     k = speculation.num_speculative_tokens if speculation else 0
     ahead = k if speculation and speculation.method.lower().startswith(LOOKAHEAD_METHODS) else 0
-    assert args.max_num_seqs and args.max_num_batched_tokens and args.max_model_len  # resolved
     return Rules(
         args.max_num_seqs, args.max_num_batched_tokens, pool.num_blocks, args.max_model_len,
-        bool(args.enable_prefix_caching), bool(args.enable_chunked_prefill), args.long_prefill_token_threshold or 0,
-        bool(args.async_scheduling), args.scheduling_policy == "priority",
+        args.enable_prefix_caching, args.enable_chunked_prefill, args.long_prefill_token_threshold,
+        args.async_scheduling, args.scheduling_policy == "priority",
         deployment.engine.name != "vllm" or is_recent(deployment.engine.version), np.array(groups, np.int64),
         k, speculation.acceptance_rate if speculation else 0.0, ahead, seed,
     )  # fmt: skip
@@ -384,7 +383,7 @@ def replay_workload(
         arrival = arrivals(n, share.rate or math.inf, share.burstiness, rng)
     else:
         arrival = own[0] * (trace.rate / workload.rate if workload.rate else 1.0)
-    limit = deployment.args.max_model_len or 2**31
+    limit = deployment.args.max_model_len
     if not (served := prompt < limit).any():
         raise PlannerError(f"every prompt is refused: none is shorter than max_model_len {limit:,}")
     arrival, prompt, output = arrival[served], prompt[served], output[served]

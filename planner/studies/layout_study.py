@@ -264,7 +264,7 @@ def messages(deployment: Deployment, batch: int, context: float) -> pd.DataFrame
     """
     import pandas as pd
 
-    card, tokens, rows = deployment.gpu, deployment.args.max_num_batched_tokens or 2048, []
+    card, tokens, rows = deployment.gpu, deployment.args.max_num_batched_tokens, []
     own = card.link if deployment.link_bandwidth == card.link_bandwidth else "as wired"
     inside = {own: deployment.link_bandwidth}
     fast = deployment.link_bandwidth > card.pcie_bandwidth

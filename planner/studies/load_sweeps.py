@@ -94,7 +94,7 @@ def gaps(deployment: Deployment, workload: Workload, sequences: int, prompt: int
     """
     import pandas as pd
 
-    budget = (deployment.args.max_num_batched_tokens or 0) if chunked else prompt + sequences
+    budget = deployment.args.max_num_batched_tokens if chunked else prompt + sequences
     share = math.ceil(sequences / deployment.layout.pp)  # of the sequences, in one of the batches under way
     step, contexts = step_of(deployment.with_args(max_num_batched_tokens=budget)), [round(workload.context)] * share
     room = budget - share * (1 + step.drafts)
@@ -120,7 +120,7 @@ def long_prompt(
     import pandas as pd
 
     rows = []
-    whole = max(deployment.args.max_model_len or 0, prompt + sequences)
+    whole = max(deployment.args.max_model_len, prompt + sequences)
     for budget, chunked in [*((budget, True) for budget in budgets), (whole, False)]:
         changed = deployment.with_args(max_num_batched_tokens=budget, enable_chunked_prefill=chunked)
         data = gaps(changed, workload, sequences, prompt, chunked)

@@ -132,7 +132,7 @@ def recommended(found: MemoryPlan, workload: Workload, buffer: float) -> str:
     if found.status == "does_not_fit":
         return f"There is nothing to recommend before it fits: {found.remedy}."
     args, p99 = found.deployment.args, workload.total_quantile(0.99)
-    seqs, held = args.max_num_seqs or 0, safe_max_num_seqs(found, workload)
+    seqs, held = args.max_num_seqs, safe_max_num_seqs(found, workload)
     fewer = "; a smaller full batch keeps the promised pace" if seqs <= held - 8 else ""
     return (
         f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is {p99:,.0f} tokens, plus "

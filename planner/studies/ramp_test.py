@@ -112,7 +112,7 @@ def _bisect(loads: Sequence[float], breaks: Callable[[float], str]) -> tuple[flo
 def _in_flight(deployment: Deployment, around: Callable[[float], Run]) -> Ramp:
     """`ramp_test` of a closed loop, up to as many in flight as may run, rounded up to a power of two."""
     engines = deployment.engines
-    least, most = math.ceil(math.log2(engines)), math.ceil(math.log2(engines * (deployment.args.max_num_seqs or 1)))
+    least, most = math.ceil(math.log2(engines)), math.ceil(math.log2(engines * deployment.args.max_num_seqs))
     loads = range(least, most + 1)
     rates = {n: around(n).mid.request_tps * engines for n in loads}
     end = next(2.0**n for n in loads if rates[n] >= KEEPS_UP * rates[most])

@@ -75,7 +75,7 @@ def draft_table(deployment: Deployment, memory: MemoryPlan, batch: float, contex
 
 def turning(deployment: Deployment, batch: int, acceptance: float | None) -> str:
     """Up to which batch (0: none) speculation pays, and from which acceptance (None: none) at the batch that is run."""
-    most = deployment.args.max_num_seqs or 0
+    most = deployment.args.max_num_seqs
     if not batch:
         said = "At this acceptance it never pays."
     elif batch >= most:

@@ -110,7 +110,7 @@ def by_pool(deployment: Deployment, workload: Workload, points: int = 7, request
     import pandas as pd
 
     memory = memory_of(deployment)
-    plan, share = memory.pool, deployment.args.gpu_memory_utilization or 0.0
+    plan, share = memory.pool, deployment.args.gpu_memory_utilization
     least = plan.layout.blocks_per_request + 1
     wanted = plan.num_blocks * once(deployment, workload, requests).kv_usage(0.99)
     most = max(min(2 * wanted, plan.num_blocks), least)
