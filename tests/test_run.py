@@ -301,3 +301,23 @@ def test_a_benchmark_of_few_requests_is_that_run() -> None:
            "max_num_seqs": "32", "isl": "500", "isl_p95": "1200", "osl": "100", "osl_p95": "260",
            "concurrency": "16", "num_prompts": "64"}  # fmt: skip
     assert predict_row(row)["e2e_ms_mean"] == pytest.approx(found.e2e["mean"].mid * 1e3)
+
+
+def test_seats_by_the_hundred_thousand_have_a_capacity() -> None:
+    """72 attention ranks of 1,408 sequences each: twice as many in flight would be more than a workload may hold."""
+    wide = {
+        "model": "deepseek-ai/DeepSeek-R1",
+        "gpu": "GB200",
+        "engine": "sglang",
+        "quantization": "fp8",
+        "tp": "1",
+        "dp": "72",
+        "ep": "72",
+        "max_num_seqs": "1408",
+        "isl": "64",
+        "osl": "9",
+        "concurrency": "5632",
+    }
+    found = predict_row(wide)
+    assert found["status"] == "ok", found.get("error")
+    assert float(str(found["capacity_rps"])) >= float(str(found["request_tps"])) > 0

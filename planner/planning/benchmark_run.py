@@ -20,7 +20,7 @@ import numpy as np
 
 from planner.core.quantities import Z80, Interval, PlannerError
 from planner.facts.deployment import Deployment
-from planner.facts.workload import Lengths, Workload
+from planner.facts.workload import BOUNDS, Lengths, Workload
 from planner.latency.performance import LATENCIES, POINTS, WIDER, Performance
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
@@ -310,7 +310,7 @@ def _served_at_most(one: Deployment, lengths: Workload) -> float:
     slots = min(one.args.max_num_seqs, max(pool.sequences(max(int(lengths.context), 1)), 1))
     waves = max(WAVES, math.ceil(QUICK / slots))
     n = slots * max(min(waves, round(TOKENS / lengths.output.mean / slots)), 2)
-    waiting = replace(lengths, concurrency=2 * slots * one.engines)
+    waiting = replace(lengths, concurrency=min(2 * slots * one.engines, int(BOUNDS["concurrency"][1])))
     found = replay_workload(one, pool, step_of(one), waiting, requests=n, even=True)
     ended = np.sort(found.outcome.last_token) * found.second
     wave = min(slots, len(ended) // 4)
