@@ -57,6 +57,34 @@ def itl_bin(gap: float) -> int:
 
 
 @compiled
+def _moved_on(
+    rules: Any, pool: Any, tables: Any, running: Any, request: Any, known: Any, computed: Any, content: Any,
+    content_start: Any, steps: int, overlap: bool,
+) -> None:  # fmt: skip
+    """Give the seats that decoded `steps` tokens their blocks, take back what left a window, publish what is full."""
+    capacity, held, size, caching = tables.capacity, tables.held, rules.groups[0, 1], len(tables.blocks) > 0
+    behind = overlap and rules.recent
+    for s in running:
+        room = capacity[s] - computed[s] - rules.num_lookahead_tokens
+        more = max(0, steps - room + size - 1) // size
+        capacity[s] += more * size
+        tables.slides[s] = 1 << 60
+        for g in range(len(rules.groups)):
+            window = rules.groups[g, 0]
+            for k in range(held[s, g], held[s, g] + more * (caching and window == 0)):
+                tables.blocks[s, g, k] = block_pool.take(pool)
+            held[s, g] += more * (window >= 0)
+            if window > 0:
+                first = (tables.passed[s, g] + 1) * size + window - 1 - computed[s] + behind
+                tables.passed[s, g] += max(0, steps - first + size - 1) // size
+                tables.slides[s] = min(tables.slides[s], (tables.passed[s, g] + 1) * size + window - 1)
+        computed[s] += steps
+        known[s] += steps
+        if caching and computed[s] - overlap >= (tables.published[s] + 1) * size:
+            block_pool.publish(rules, pool, tables, s, content[content_start[request[s]] :], computed[s] - overlap)
+
+
+@compiled
 def coast(
     rules: Any, table: Any, pool: Any, tables: Any, running: Any, request: Any, known: Any, computed: Any,
     placeholders: Any, prompt: Any, output: Any, last_token: Any, itl: Any, usage: Any, totals: Any,
@@ -102,7 +130,7 @@ def coast(
             most = min(most, rest if rest > 0 else most)
     most -= not overlap  # the step that ends a request is the scheduler's; with async scheduling it is still under way
     steps, taken, usable, alike = 0, 0, rules.num_blocks - 1, _price(table, count, count, count, 0, 0.0, 0.0)
-    free, capacity, held = pool.free, tables.capacity, tables.held
+    free = pool.free
     while steps < most and now < until and turns[steps % size] <= free[0]:
         free[0] += leaving[steps % size] - turns[steps % size]
         taken += turns[steps % size]
@@ -122,26 +150,10 @@ def coast(
     totals[0] += steps
     totals[2] += steps * count
     totals[3] += steps * count
-    for j in range(count if steps else 0):
-        s = running[j]
-        room = capacity[s] - computed[s] - rules.num_lookahead_tokens
-        more = max(0, steps - room + size - 1) // size
-        capacity[s] += more * size
-        tables.slides[s] = 1 << 60
-        for g in range(len(rules.groups)):
-            window = rules.groups[g, 0]
-            for k in range(held[s, g], held[s, g] + more * (caching and window == 0)):
-                tables.blocks[s, g, k] = block_pool.take(pool)
-            held[s, g] += more * (window >= 0)
-            if window > 0:
-                first = (tables.passed[s, g] + 1) * size + window - 1 - computed[s] + behind
-                tables.passed[s, g] += max(0, steps - first + size - 1) // size
-                tables.slides[s] = min(tables.slides[s], (tables.passed[s, g] + 1) * size + window - 1)
-        computed[s] += steps
-        known[s] += steps
-        if caching and computed[s] - overlap >= (tables.published[s] + 1) * size:
-            block_pool.publish(rules, pool, tables, s, content[content_start[request[s]] :], computed[s] - overlap)
-        last_token[request[s]] = last
+    if steps:
+        _moved_on(rules, pool, tables, running, request, known, computed, content, content_start, steps, overlap)
+        for s in running:
+            last_token[request[s]] = last
     return steps, now, entry, end, oldest
 
 
