@@ -56,7 +56,7 @@ def itl_bin(gap: float) -> int:
     return min(int(np.log10(max(gap, ITL_FIRST) / ITL_FIRST) * ITL_PER_DECADE), ITL_BINS - 1)
 
 
-@compiled
+@inlined
 def _moved_on(
     rules: Any, pool: Any, tables: Any, running: Any, request: Any, known: Any, computed: Any, content: Any,
     content_start: Any, steps: int, overlap: bool,
