@@ -1,0 +1,132 @@
+"""CONTRIBUTING.md can be followed: what it names is there, and its entries work as they stand."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from planner.operations.bench_results import read_results
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+RECIPES = {part.splitlines()[0]: part for part in TEXT.split("\n## ")[1:]}
+GPU, MODEL, VERSION, CALIBRATION = list(RECIPES)[1:]
+COMMANDS = [
+    shlex.split(command, comments=True)
+    for block in re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+    for line in block.splitlines()
+    for command in line.split("&&")
+    if command.strip()
+]
+
+
+def house(folder: Path, recipe: str) -> dict[str, Path]:
+    """A copy of the program and its catalogs in which the recipe's entries are at the ends of their files."""
+    for name in ("planner", "catalogs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    changed = {}
+    for block in re.findall(r"```yaml\n(.*?)```", RECIPES[recipe], re.DOTALL):
+        file = folder / re.match(r" *# (\S+)\n", block)[1]
+        entry = "\n".join(line.removeprefix("   ") for line in block.splitlines()[1:])
+        file.write_text(f"{file.read_text(encoding='utf-8')}\n{entry}\n", encoding="utf-8")
+        changed[file.name] = file
+    return changed
+
+
+def run(folder: Path, command: list[str]) -> str:
+    """What a `planner` command says in that copy."""
+    environment = {**os.environ, "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1"}
+    call = [sys.executable, "-m", *command]
+    done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("recipe", "said"),
+    [
+        (GPU, [r"TEST-GPU-48GB +44.4 +864 .* vllm 0.8.0\+"]),
+        (MODEL, [r"acme/New-8B +8.03 B +131,072 +bfloat16", r"model +acme/New-8B: 8.03 B parameters, context 131,072"]),
+        (VERSION, [r"engine +vllm 0.99.0\n"]),
+    ],
+)
+def test_the_commands_of_a_recipe_show_its_entry(recipe: str, said: list[str], tmp_path: Path) -> None:
+    looks = [c for c in COMMANDS if c[:2] in (["planner", "gpus"], ["planner", "models"], ["planner", "check"])]
+    before = [c for c in looks if shlex.join(c) in RECIPES[recipe]]
+    house(tmp_path, recipe)
+    assert len(before) == len(said)
+    for command, expected in zip(before, said, strict=True):
+        shown = run(tmp_path, command)
+        assert re.search(expected, shown), shown
+        assert "is not a known family" not in shown and "planned with the facts of" not in shown
+
+
+@pytest.mark.parametrize(
+    ("recipe", "file", "missing", "command"),
+    [
+        (GPU, "gpus.yaml", "  tflops: {fp32: 91.6, fp16: 362, bf16: 362, fp8: 733}\n", "planner gpus TEST-GPU"),
+        (MODEL, "models.yaml", "hidden_size: 4096, ", "planner models acme"),
+        (VERSION, "engines.yaml", '    upto: "0.99.0"\n', "planner check chat-70b --set engine_version=0.99.0"),
+        (VERSION, "engines.yaml", '  source: "vLLM 0.99.0 ', "planner check chat-70b"),
+    ],
+)
+def test_what_is_missing_is_said_in_the_recipes_words(
+    recipe: str, file: str, missing: str, command: str, tmp_path: Path
+) -> None:
+    path = house(tmp_path, recipe)[file]
+    before, found, after = path.read_text(encoding="utf-8").rpartition(missing)
+    assert found
+    path.write_text(before + (after.partition("\n")[2] if "source" in missing else after), encoding="utf-8")
+    shown = run(tmp_path, command.split())
+    told = re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", RECIPES[recipe], flags=re.DOTALL))
+    assert any(sentence in shown for sentence in told if len(sentence) > 40), shown
+
+
+def test_the_table_of_runs_can_be_fitted_to(tmp_path: Path) -> None:
+    (block,) = re.findall(r"```csv\n(.*?)```", RECIPES[CALIBRATION], re.DOTALL)
+    table = tmp_path / "runs.csv"
+    table.write_text("\n".join(map(str.strip, block.splitlines())), encoding="utf-8")
+    points = read_results([table]).points
+    assert [(p.deployment.gpu.name, p.workload.concurrency, p.ttft, p.tpot) for p in points] == [
+        ("L40S", 1, pytest.approx(0.060), pytest.approx(0.024)),
+        ("L40S", 32, pytest.approx(0.350), pytest.approx(0.031)),
+    ]
+
+
+def test_every_file_and_test_that_is_named_exists() -> None:
+    prose = re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL)
+    words = {word for span in re.findall(r"`([^`]+)`|\]\(([^)#]+)", prose) for part in span for word in part.split()}
+    words |= {word for command in COMMANDS for word in command}
+    files = {word for word in words if re.fullmatch(r"[\w./-]+/[\w./-]*|[\w.-]+\.(md|yaml|toml)", word)}
+    files -= {word for word in files if re.search(r"VERSION|PATH|^(acme|mine|v1)\b", word)}
+    assert len(files) > 20
+    assert [name for name in files if not (ROOT / name).exists()] == []
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py"))
+    named = {word for word in words if re.fullmatch(r"test_\w+", word)}
+    assert len(named) > 5
+    assert [name for name in named if f"def {name}(" not in tests] == []
+    for name, file in re.findall(r"`([A-Z]{4,})`\s+of\s+`(tests/\w+\.py)`", prose):
+        assert f"\n{name} = " in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_every_command_that_is_named_exists() -> None:
+    targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    known = {"make": targets, "planner": re.findall(r"^ +([a-z-]+)\b", run(ROOT, ["planner", "--help"]), re.MULTILINE)}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    tools = " ".join(project["optional-dependencies"]["dev"]).replace("import-linter", "lint-imports")
+    for program, *arguments in COMMANDS:
+        assert arguments[0] in known[program] if program in known else program in tools, program
+
+
+def test_hooks_check_what_ci_checks() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    checked = re.findall(r"^check (\.venv/.+)$", ci, re.MULTILINE)
+    assert len(checked) >= 4
+    assert re.findall(r"entry: ([^,]+),", hooks) == checked
+    assert "http" not in hooks
