@@ -5,11 +5,13 @@ import shlex
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 import yaml
 
+from planner.core.files import one_line
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import engine
@@ -106,7 +108,7 @@ def test_only_what_an_engine_can_convert_is_converted() -> None:
     assert "--quantization fp8" in str(command(deployment(quantization="fp8")))
     text = str(command(deployment(quantization="awq")))
     assert "--quantization" not in text
-    assert "${MODEL:?name a checkpoint of meta-llama/Llama-3.1-8B quantised with awq}" in text
+    assert "${MODEL:?name its checkpoint quantised with awq}" in text
 
 
 def test_an_older_version_is_not_given_flags_nobody_checked() -> None:
@@ -222,7 +224,7 @@ def test_the_line_that_is_printed_expands_the_variable_that_it_asks_for() -> Non
     """A checkpoint that has yet to be named: single quotes would hand the shell's own text to the engine."""
     found = command(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", quantization="awq"))
     said = subprocess.run(["bash", "-c", found.line], capture_output=True, text=True, check=False)
-    assert said.returncode != 0 and "MODEL: name a checkpoint" in said.stderr
+    assert said.returncode != 0 and "MODEL: name its checkpoint" in said.stderr
 
 
 def test_no_alert_expects_an_offline_queue_to_be_short() -> None:
@@ -231,3 +233,123 @@ def test_no_alert_expects_an_offline_queue_to_be_short() -> None:
     offline = evaluate(served, replace(WORKLOAD, rate=None, concurrency=64, num_prompts=1000))
     assert "RequestsQueue" in documents(served)["alerts.yml"]
     assert "RequestsQueue" not in deploy.documents(offline, ())["alerts.yml"]
+
+
+NAMES = [
+    """it's "quoted" `touch ran` $(touch ran) ${HOME}""",
+    "two\nlines\r\ntouch ran\nExecStartPre=touch ran\n",
+    "a # b: [c]  # d",
+    "{{ 7 * 7 }} {% raw %} %i %% %n",
+    "back\\slash\\n\\",
+    "Ünï-模型 🚀 \u2028\x85\x7f",
+    "![image](none.png) <b> | [link](u) **b**",
+    "--option=1 ; touch ran",
+]
+ENGINES = {"vllm": "vllm", "sglang": "python", "trtllm": "trtllm-serve", "tgi": "text-generation-launcher"}
+
+
+@cache
+def named(name: str, engine_name: str = "vllm") -> dict[str, str]:
+    """What is written for a model of that name."""
+    base = deployment(None if engine_name != "vllm" else "0.20.2", engine_name)
+    return documents(replace(base, model=replace(base.model, name=name)))
+
+
+def started(script: list[str], folder: Path, program: str) -> list[str]:
+    """The arguments with which `script`, run by bash, starts the engine's program; nothing else may run."""
+    (folder / "bin").mkdir(exist_ok=True)
+    stub = folder / "bin" / program
+    stub.write_text(f"#!/bin/sh\nprintf '%s\\0' \"$@\" > {shlex.quote(str(folder / 'given'))}\n")
+    stub.chmod(0o755)
+    path = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin"}
+    subprocess.run(["bash", *script], env=path, cwd=folder, capture_output=True, check=True)
+    assert not (folder / "ran").exists()
+    return (folder / "given").read_bytes().decode().split("\0")[:-1]
+
+
+CASES = [*(("vllm", name) for name in NAMES), *((other, "".join(NAMES)) for other in list(ENGINES)[1:])]
+
+
+@pytest.mark.parametrize(("engine_name", "name"), CASES)
+def test_the_engine_is_started_with_exactly_the_name(tmp_path: Path, engine_name: str, name: str) -> None:
+    written = named(name, engine_name)
+    (tmp_path / "serve.sh").write_text(written["serve.sh"])
+    execs = [line for line in written["headroom@.service"].splitlines() if line.startswith("Exec")]
+    assert len(execs) == 1
+    command = execs[0].removeprefix("ExecStart=").replace(deploy.DIRECTORY, str(tmp_path)).replace("%i", "1").split()
+    checkpoint = f"./{name}" if name.startswith("-") else name
+    for script in ([str(tmp_path / "serve.sh")], command[1:]):
+        arguments = started(script, tmp_path, ENGINES[engine_name])
+        assert checkpoint in arguments
+        if engine_name in ("vllm", "sglang"):
+            place = [i for i, given in enumerate(arguments) if given.startswith("--served-model-name")]
+            served = arguments[place[0]].partition("=")[2] or arguments[place[0] + 1]
+            assert (len(place), served) == (1, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_benchmark_asks_for_exactly_the_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "bench.sh").write_text(named(name)["bench.sh"])
+    arguments = started([str(tmp_path / "bench.sh")], tmp_path, "vllm")
+    assert f"--model={'./' * name.startswith('-')}{name}" in arguments and f"--served-model-name={name}" in arguments
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_alerts_ask_for_exactly_the_name(tmp_path: Path, name: str) -> None:
+    text = named(name)["alerts.yml"]
+    rules = yaml.safe_load(text)["groups"][0]["rules"]
+    assert len(rules) == len(TARGETS) + 4
+    for rule in rules:
+        parts = rule["expr"].split("{model_name=")[1:]
+        assert parts and all(json.JSONDecoder().raw_decode(part)[0] == name for part in parts)
+    (tmp_path / "alerts.yml").write_text(text)
+    if promtool := shutil.which("promtool"):
+        done = subprocess.run([promtool, "check", "rules", tmp_path / "alerts.yml"], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_checklist_shows_the_name_as_text(name: str) -> None:
+    from markdown_it import MarkdownIt
+
+    heading = MarkdownIt().parse(named(name)["checklist.md"])[1].children or []
+    assert {part.type for part in heading} <= {"text", "text_special"}
+    shown = "".join(part.content for part in heading)
+    assert shown.startswith(f"Before launch: {one_line(name)} on TP2")
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+@pytest.mark.parametrize("name", NAMES)
+def test_scripts_pass_shellcheck(tmp_path: Path, name: str) -> None:
+    for file in ("serve.sh", "bench.sh"):
+        (tmp_path / file).write_text(named(name)[file])
+        done = subprocess.run(["shellcheck", tmp_path / file], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("name", NAMES)
+def test_the_unit_is_read_without_complaint(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "headroom@.service"
+    path.write_text(named(name)["headroom@.service"])
+    done = subprocess.run(["systemd-analyze", "verify", path], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("card", ["H100", "MI300X"])
+def test_the_unit_is_little_exposed_and_sees_the_gpus(tmp_path: Path, card: str) -> None:
+    served = deploy_on("meta-llama/Llama-3.1-8B", card, max_model_len=8192)
+    path = tmp_path / "headroom@.service"
+    path.write_text(unit := documents(served)["headroom@.service"])
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=40", path],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and line[0] not in "#[")
+    # each of these shuts /dev or /proc to what a GPU's runtime opens, or forbids the code that engines compile
+    assert not {"PrivateDevices", "DevicePolicy", "DeviceAllow", "ProtectClock", "ProcSubset"} & settings.keys()
+    assert "MemoryDenyWriteExecute" not in settings and "PrivateNetwork" not in settings
+    assert ("render" in settings.get("SupplementaryGroups", "")) == (card == "MI300X")  # /dev/kfd is that group's
+    assert settings["Environment"].count("%C/" + settings["CacheDirectory"]) == 2

@@ -5,15 +5,19 @@ What each engine calls its flags, and why each is set, stands in `templates/flag
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from planner.core.catalog import CATALOGS, Entry, check, read_yaml
+from planner.core.files import one_line
 from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.draft_models import method
@@ -42,6 +46,8 @@ PROGRAMS = {
 """How each engine is started, and the port of its first replica."""
 VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
 """The variable by which each vendor's runtime hides GPUs from a process."""
+GROUPS = {"amd": "render video", "intel": "render video"}
+"""The groups whose members may use each vendor's GPUs, where not everybody may."""
 ONLINE = ("fp8", "bitsandbytes")
 """Quantizations that an engine applies to a 16-bit checkpoint while it loads; others need a checkpoint of their own."""
 RAMP = (0.25, 0.5, 0.75, 1.0, 1.25)
@@ -68,8 +74,15 @@ class Flag:
     value: str | None
     reason: str
 
+    @property
+    def parts(self) -> list[str]:
+        """The option as arguments; a value that begins like an option is tied to its own."""
+        if self.value is None:
+            return [self.name]
+        return [f"{self.name}={self.value}"] if self.value.startswith("-") else [self.name, self.value]
+
     def __str__(self) -> str:
-        return self.name if self.value is None else f"{self.name} {shlex.quote(self.value)}"
+        return shlex.join(self.parts)
 
 
 @dataclass(frozen=True)
@@ -91,7 +104,7 @@ class Launch:
     @property
     def command(self) -> list[str]:
         """The command as its arguments."""
-        return [*shlex.split(self.program), *(part for flag in self.flags for part in (flag.name, flag.value) if part)]
+        return [*shlex.split(self.program), *(part for flag in self.flags for part in flag.parts)]
 
     @property
     def line(self) -> str:
@@ -115,13 +128,29 @@ def options(engine: Engine) -> frozenset[str]:
 
 @cache
 def _templates() -> jinja2.Environment:
+    """Whatever a template shows stays within its line, which no comment can leave, unless a filter quoted it."""
     import jinja2
+    import yaml
+    from markupsafe import Markup
 
-    files = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    def quoting(quoted: Callable[[str], str]) -> Callable[[str], Markup]:
+        return lambda text: Markup(quoted(text))
+
+    def as_yaml(text: str) -> str:
+        return yaml.safe_dump(text, width=math.inf, allow_unicode=True).removesuffix("...\n").rstrip("\n")
+
     made = jinja2.Environment(
-        loader=files, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined, keep_trailing_newline=True
+        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda shown: shown if isinstance(shown, Markup) else one_line(shown),
     )
-    made.filters |= {"quote": shlex.quote, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}"}
+    made.filters |= {"ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}", "yaml": as_yaml}
+    made.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
+    made.filters["promql"] = quoting(lambda text: json.dumps(text, ensure_ascii=False))
+    made.filters["quote"] = quoting(shlex.quote)
     return made
 
 
@@ -135,9 +164,9 @@ def launch(prediction: Prediction) -> Launch:
     engine, args, speculation = deployment.engine, deployment.args, deployment.speculation
     can = options(engine)
     converted = _converted(deployment)
-    checkpoint = shlex.quote(repository(deployment.model.name))
+    checkpoint = shlex.quote(_checkpoint(deployment))
     if converted and converted not in ONLINE:
-        checkpoint = f'"${{MODEL:?name a checkpoint of {deployment.model.name} quantised with {converted}}}"'
+        checkpoint = f'"${{MODEL:?name its checkpoint quantised with {converted}}}"'
     speculative: dict[str, Any] = {}
     if speculation:
         speculative = {"method": speculation.method, "num_speculative_tokens": speculation.num_speculative_tokens}
@@ -168,9 +197,15 @@ def launch(prediction: Prediction) -> Launch:
         name, _, value = option.partition(" ")
         if can and name not in can:
             raise PlannerError(f"{engine.name} {engine.version} has no option {name}")
-        flags.append(Flag(name, value or None, reason))
+        flags.append(Flag(name, unquote(value) or None, reason))
     program, port = PROGRAMS[engine.name]
     return Launch(deployment, program.format(model=checkpoint), port, tuple(flags))
+
+
+def _checkpoint(deployment: Deployment) -> str:
+    """What an engine loads: a Hub repository or a path, which no option parser takes for an option."""
+    found = repository(deployment.model.name)
+    return f"./{found}" if found.startswith("-") else found
 
 
 def _converted(deployment: Deployment) -> str:
@@ -207,10 +242,11 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
         "launch": launch(prediction),
         "d": deployment,
-        "repository": repository(deployment.model.name),
+        "checkpoint": _checkpoint(deployment),
         "layout": layout,
         "nodes": math.ceil(layout.gpus_per_replica / deployment.gpus_per_node),
         "visible": VISIBLE[deployment.gpu.vendor],
+        "groups": GROUPS.get(deployment.gpu.vendor, ""),
         "directory": DIRECTORY,
         "drain_s": DRAIN_S,
         "memory": prediction.memory,
