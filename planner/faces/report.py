@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import os
 import re
@@ -15,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
+from planner.core.files import folder, one_line, today
 from planner.core.quantities import PlannerError
 from planner.faces.chapter import keep
 from planner.facts.engines import Engine
 from planner.facts.prices import price_per_hour
-from planner.operations.answer import told
-from planner.operations.answer import write as written
+from planner.operations.answer import told, write
 from planner.planning.scenario import load_scenario, scenario_path
 from planner.planning.search import Plan, search
 from planner.studies.summary import BASES, asked, lost, spare, verdict
@@ -64,26 +63,26 @@ def report(
     """Write the capacity report of the scenario `name` (a shipped one, or a YAML file) into the folder `out`.
 
     `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. `plan.json` and the files
-    that start and watch the plan lie beside the PDF, whose path is returned. Raises `PlannerError` for a scenario
-    that cannot be planned and for a notebook that fails.
+    that start and watch the plan lie beside the PDF, whose path is returned: all of them, or none when anything fails.
+    Raises `PlannerError` for a scenario that cannot be planned and for a notebook that fails.
     """
     path = scenario_path(name)
     out = (out or Path("reports") / path.stem).resolve()
     plan = search(load_scenario(name, overrides))
+    folder(out)
     progress(told(plan))
     if notebooks is None:
         notebooks = chapters(plan)
-    written(plan, out)
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        work = Path(folder)
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
+        work = Path(made)
         keep(plan, work / "plan.pickle")
         parameters = {"scenario": str(path.resolve()), "kept": str(work / "plan.pickle")}
         executed = _execute(notebooks, parameters, work, progress)
         (work / "title.json").write_text(json.dumps(_title(plan)))
-        (work / "body.typ").write_text("\n\n".join(_typst(notebook, work, _left_out(plan)) for notebook in executed))
+        body = "\n\n".join(_typst(notebook, work, _left_out(plan)) for notebook in executed)
+        (work / "body.typ").write_text(body, encoding="utf-8")
         _compile(work, work / "report.pdf")
-        shutil.move(work / "report.pdf", out / ".report.pdf")
-    os.replace(out / ".report.pdf", out / "report.pdf")
+        write(plan, out, work / "report.pdf")
     return out / "report.pdf"
 
 
@@ -145,18 +144,19 @@ def _title(plan: Plan) -> dict[str, Any]:
         ),
         "Engine": f"{engine.name} {engine.version}" + (f" ({engine.note})" if engine.note else ""),
         **({"Calibrated on": _measured(engine)} if engine.calibration else {}),
-        "Date": f"{datetime.date.today():%-d %B %Y}",
+        "Date": f"{today():%-d %B %Y}",
         "Planned with": f"Headroom {__version__}",
     }
     best = plan.best
     found = best.prediction.performance if best else None
-    answer = {"question": scenario.question, "verdict": verdict(plan)}
+    answer = {"name": scenario.name, "question": " ".join(scenario.question.split()), "verdict": verdict(plan)}
     answer["spare"] = " ".join([spare(plan), lost(plan)[1]]) if plan.chosen else ""
     if best and found:
         facts["Figures"] = f"80 % intervals, {found.how}; step costs {BASES[found.basis]}"
         if price := price_per_hour(best.deployment.gpu, scenario.prices):
             facts["Price"] = str(price)
-    return {"name": scenario.name, **answer, "facts": list(facts.items())}
+    said = {part: one_line(text) for part, text in answer.items()}
+    return {**said, "facts": [(fact, one_line(text)) for fact, text in facts.items()]}
 
 
 def _measured(engine: Engine) -> str:
@@ -196,11 +196,18 @@ def _typst(notebook: Path, work: Path, left_out: Sequence[str] = (LIVE,)) -> str
         ),
     )
     html, _ = exporter.from_filename(str(notebook))
+    html = re.sub(r"<img\b[^>]*>", _alternative, html)  # of a user's text: charts come as SVG
     html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', placed, html, flags=re.DOTALL)
     dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
     typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=["--wrap=none"]))
     typst = re.sub(r"(?m)^(\w.{,200})\n\n(?=#quote|#figure)", r"#block(sticky: true)[\1]\n\n", typst)
     return typst.replace("align(center)[#table(", "align(left)[#table(").replace("\n- ☐ ", "\n/ ☐: ")
+
+
+def _alternative(image: re.Match[str]) -> str:
+    """What an image's tag says of it."""
+    said = re.search(r"""\balt=("[^"]*"|'[^']*')""", image[0])
+    return said[1][1:-1] if said else ""
 
 
 def _compile(work: Path, pdf: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.core.quantities import Interval, PlannerError, aligned
+from planner.core.files import folder, one_line, replacing
+from planner.core.quantities import Interval, aligned
 from planner.facts.prices import price_per_hour
 from planner.latency.performance import LATENCIES, POINTS, Performance
 from planner.operations.launch import FILES, documents, file_names, launch
@@ -117,7 +118,7 @@ SAID = {"holds": "holds", "at_risk": "holds, but at risk", "nothing_meets": "not
 def told(plan: Plan) -> str:
     """The answer in a dozen lines."""
     scenario, best = plan.scenario, plan.best
-    lines = [("Question", scenario.question.strip()), ("Verdict", SAID[plan.verdict])]
+    lines = [("Question", one_line(" ".join(scenario.question.split()))), ("Verdict", SAID[plan.verdict])]
     if best is None or best.prediction.performance is None:
         return aligned([*lines, ("Why", plan.binding.sentence)])
     found, memory = best.prediction.performance, best.prediction.memory
@@ -161,20 +162,25 @@ def files(plan: Plan) -> dict[str, str]:
     return documents(plan.chosen.prediction, plan.scenario.service_level) if plan.chosen else {}
 
 
-def write(plan: Plan, out: Path) -> tuple[str, ...]:
-    """Write `plan.json` and the plan's files into `out`, each whole or not at all; their names."""
+def write(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
+    """Write `plan.json`, the plan's files and a finished `report` into `out`, together or not at all; their names.
+
+    Those of an earlier plan that this one has not are removed. Raises `PlannerError` where `out` cannot be written.
+    """
     texts = {**files(plan), "plan.json": json.dumps(answer(plan), indent=2, allow_nan=False) + "\n"}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PlannerError(f"cannot write into {out}: {error.strerror or error}") from None
-    for name, text in texts.items():
-        part = out / f".{name}.{os.getpid()}"
-        try:
+    folder(out)
+    stale = [out / name for name in _earlier(out) if name not in texts]
+    with replacing(*(out / name for name in (*texts, *([report.name] if report else []))), stale=stale) as parts:
+        for part, text in zip(parts, texts.values(), strict=False):
             part.write_text(text, encoding="utf-8")
-            part.replace(out / name)
-        finally:
-            part.unlink(missing_ok=True)
-    for name in set(FILES) - set(texts):  # of an earlier plan
-        (out / name).unlink(missing_ok=True)
+        if report:
+            shutil.copyfile(report, parts[-1])
     return tuple(texts)
+
+
+def _earlier(out: Path) -> set[str]:
+    """The files that the `plan.json` of `out` came with: others of such names are its owner's."""
+    try:
+        return set(FILES) & set(json.loads((out / "plan.json").read_text(encoding="utf-8"))["files"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return set()

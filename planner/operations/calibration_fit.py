@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import yaml
 
+from planner.core.files import replacing
 from planner.core.quantities import Z80, Interval, PlannerError
 from planner.facts.coefficients import Calibration, Coefficients, coefficient_names
 from planner.facts.deployment import Deployment
@@ -165,9 +166,10 @@ class Fitted:
                 if not skipping:
                     kept.append(line)
             head = "".join(kept).rstrip()
-            catalog.write_text(f"{head}\n\n{added}" if head else added, encoding="utf-8")
+            with replacing(catalog) as (part,):
+                part.write_text(f"{head}\n\n{added}" if head else added, encoding="utf-8")
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
+            reason = str(error).removeprefix(f"cannot write {catalog}: ")
             raise PlannerError(f"cannot write the calibration {catalog}: {reason}; name a file with --out") from None
         calibrations.cache_clear()
         calibrated.cache_clear()
