@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.core.quantities import PlannerError
 from planner.operations.bench_results import read_results
 
 ROOT = Path(__file__).parents[1]
@@ -89,12 +90,17 @@ def test_what_is_missing_is_said_in_the_recipes_words(
 
 def test_the_table_of_runs_can_be_fitted_to(tmp_path: Path) -> None:
     (block,) = re.findall(r"```csv\n(.*?)```", RECIPES[CALIBRATION], re.DOTALL)
-    table = tmp_path / "runs.csv"
-    table.write_text("\n".join(map(str.strip, block.splitlines())), encoding="utf-8")
+    table, rows = tmp_path / "runs.csv", "\n".join(map(str.strip, block.splitlines()))
+    with pytest.raises(PlannerError) as refused:
+        table.write_text(rows.replace("RTX-4090", "RTX-4091"), encoding="utf-8")
+        read_results([table])
+    (said,) = re.findall(r"`(runs\.csv, [^`]+)`", RECIPES[CALIBRATION])
+    assert str(refused.value).startswith(said)
+    table.write_text(rows, encoding="utf-8")
     points = read_results([table]).points
     assert [(p.deployment.gpu.name, p.workload.concurrency, p.ttft, p.tpot) for p in points] == [
-        ("L40S", 1, pytest.approx(0.060), pytest.approx(0.024)),
-        ("L40S", 32, pytest.approx(0.350), pytest.approx(0.031)),
+        ("RTX-4090", 1, pytest.approx(0.060), pytest.approx(0.024)),
+        ("RTX-4090", 32, pytest.approx(0.350), pytest.approx(0.031)),
     ]
 
 
