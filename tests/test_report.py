@@ -94,6 +94,23 @@ def test_the_same_scenario_gives_the_same_pages(notebook, tmp_path):
     assert first == report(NAME, tmp_path / "b", notebooks=[made], progress=str).read_bytes()
 
 
+HOSTILE = 'It\'s "5 $x$" `a` $(b) #c {{d}} 100 % \\e *f* _g_ <b>h</b> ![i](none.png) #panic() @j\nnext \u2028 end'
+
+
+def test_a_users_text_reaches_the_page_as_it_is(notebook, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
+    path = tmp_path / "it's #1 $x$ *bold* \\ [a](b).yaml"
+    path.write_bytes(scenario_path(NAME).read_bytes())
+    shown = f"import pandas as pd\nfrom planner.faces.widgets import *\ntext = {HOSTILE!r}\n"
+    shown += "display(note(text), table(pd.DataFrame({text: [text]}), text), code(text))"
+    made = notebook(f"from IPython.display import Markdown, display\n{shown}\nMarkdown(f'**{{text}}**')")
+    pages = PdfReader(report(path, tmp_path / "out", {"question": HOSTILE}, [made], progress=str)).pages
+    first, rest = ["".join(page.extract_text().split()) for page in pages][:: len(pages) - 1]
+    assert "".join(path.stem.split()) in first and "2January1970" in first
+    assert "".join(HOSTILE.split()) in first
+    assert rest.count("".join(HOSTILE.split())) >= 4
+
+
 def test_a_planner_error_in_a_notebook_is_told_as_it_is(notebook, tmp_path):
     made = notebook("from planner.facts.gpus import gpu\ngpu('H1000')")
     with pytest.raises(PlannerError, match=r"^unknown GPU 'H1000'"):

@@ -1,0 +1,189 @@
+"""What is written is whole or not there, however its writer ends, and files of two plans are never mixed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+
+import pytest
+import yaml
+from test_deploy import NAMES
+from test_plan_command import QUESTION
+
+from planner.core.files import replacing, today
+from planner.core.quantities import PlannerError
+from planner.faces.cli import main
+from planner.operations.answer import write
+from planner.planning.scenario import load_scenario
+from planner.planning.search import search
+
+MEASURED = """\
+model,gpu,engine,engine_version,isl,osl,concurrency,num_prompts,measured_ttft_ms,measured_tpot_ms
+meta-llama/Llama-3.1-8B-Instruct,L40S,vllm,0.20.2,512,64,8,16,60,24
+"""
+WRITER = """
+import os, signal, sys
+from pathlib import Path
+from planner.core import files
+from planner.core.files import replacing
+folder, letter, moment = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+steps = 0
+def step(event, arguments):
+    global steps
+    if event in ("open", "os.rename", "os.remove", "os.chmod") and str(folder) in str(arguments):
+        steps += 1
+        if steps == moment:
+            os.kill(os.getpid(), signal.SIGKILL)
+sys.addaudithook(step)
+while True:
+    with replacing(*(folder / str(n) for n in range(4))) as parts:
+        for part in parts:
+            part.write_text(letter * 100_000)
+    if moment:
+        break
+"""
+
+
+def letters(folder: Path) -> list[str]:
+    """The letters that each whole file of `WRITER` is made of."""
+    found = [(folder / str(n)).read_text() for n in range(4)]
+    assert all(len(text) == 100_000 and len(set(text)) == 1 for text in found)
+    return [text[0] for text in found]
+
+
+def writer(folder: Path, letter: str, moment: int = 0) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", WRITER, folder, letter, str(moment)])
+
+
+def test_a_writer_killed_at_any_of_its_steps_leaves_whole_files(tmp_path: Path) -> None:
+    for n in range(4):
+        (tmp_path / str(n)).write_text("a" * 100_000)
+    for moment in range(1, 40):
+        if writer(tmp_path, "b", moment).wait() == 0:
+            break
+        found = letters(tmp_path)
+        assert found == sorted(found, reverse=True)
+    assert moment > 10 and letters(tmp_path) == ["b"] * 4
+
+
+def test_writers_at_once_never_mix(tmp_path: Path) -> None:
+    running = [writer(tmp_path, letter) for letter in "xyz"]
+    try:
+        while not (tmp_path / "3").exists():
+            time.sleep(0.01)
+        folder = os.open(tmp_path, os.O_RDONLY)
+        for _ in range(200):
+            fcntl.flock(folder, fcntl.LOCK_EX)  # between two turns
+            assert len(set(letters(tmp_path))) == 1
+            fcntl.flock(folder, fcntl.LOCK_UN)
+        os.close(folder)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """No file can grow beyond `size` bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    kept = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, kept)
+
+
+def contents(folder: Path) -> Mapping[str, bytes]:
+    """File name -> what is in it, without what a killed writer left under a name of its own."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file() and path.suffix != ".part"}
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(QUESTION))
+    return path
+
+
+def test_a_full_disk_leaves_the_earlier_plan(mine: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write(search(load_scenario(mine)), out)
+    before, another = contents(out), search(load_scenario(mine, {"workload.rate": 3}))
+    with full_disk(1500), pytest.raises(PlannerError, match=r"^cannot write .*out: File too large$"):
+        write(another, out)
+    assert contents(out) == before
+    write(another, out)
+    assert contents(out).keys() == before.keys() and contents(out) != before
+
+
+def test_only_files_of_an_earlier_plan_are_removed(mine: Path, tmp_path: Path) -> None:
+    none = search(load_scenario(mine, {"service_level": {"ttft": {"p95": 0.1}}}))
+    (tmp_path / "bench.sh").write_text("my own")
+    write(none, tmp_path)
+    assert (tmp_path / "bench.sh").read_text() == "my own"
+
+
+def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "real").chmod(0o640)
+    (tmp_path / "link").symlink_to("real")
+    for path in (tmp_path / "link", Path("/dev/null")):
+        with replacing(path) as (part,):
+            part.write_text("new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
+    assert (tmp_path / "real").stat().st_mode & 0o777 == 0o640 and Path("/dev/null").is_char_device()
+    assert {path.name for path in tmp_path.iterdir()} == {"real", "link"}
+
+
+def test_killed_at_random_moments_nothing_is_half_there(
+    mine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`planner plan` and `planner calibrate`, over what they wrote before; and once with a full disk."""
+    measured, own, out = tmp_path / "runs.csv", tmp_path / "own.yaml", tmp_path / "out"
+    measured.write_text(MEASURED)
+    commands = (["plan", str(mine), "--out", str(out)], ["calibrate", str(measured), "--out", str(own)])
+    assert [main(command) for command in commands] == [0, 0]
+    before, drawn = (contents(tmp_path), contents(out)), random.Random(9)
+    with full_disk(100):
+        assert [main(command) for command in commands] == [2, 2]
+    assert capsys.readouterr().err.count("File too large") == 2
+    assert (contents(tmp_path), contents(out)) == before
+    for _ in range(4):
+        running = [subprocess.Popen([sys.executable, "-m", "planner", *command], stdout=subprocess.DEVNULL)
+                   for command in commands]  # fmt: skip
+        for process in running:
+            try:
+                process.wait(drawn.uniform(0.2, 3))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        assert (contents(tmp_path), contents(out)) == before
+
+
+def test_the_date_is_that_of_source_date_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86399")
+    assert today() == date(1970, 1, 1)
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", "soon")
+    with pytest.raises(PlannerError, match="SOURCE_DATE_EPOCH: expected whole seconds"):
+        today()
+
+
+@pytest.mark.parametrize("question", ["".join(NAMES)])
+def test_a_question_is_told_in_one_line(mine: Path, capsys: pytest.CaptureFixture[str], question: str) -> None:
+    mine.write_text(yaml.safe_dump({**QUESTION, "question": question + "\x1b[2J"}))
+    assert main(["plan", str(mine)]) == 0
+    told = capsys.readouterr().out
+    assert "\x1b" not in told and told.splitlines()[1].startswith("Verdict")
