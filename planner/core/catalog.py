@@ -1,10 +1,15 @@
-"""Read the YAML catalogs: what people edit, checked on load, with errors that name file, entry and field."""
+"""Read what people write, YAML and JSON, bounded and checked on load, with errors that name file, entry and field."""
 
 from __future__ import annotations
 
 import difflib
+import json
+import re
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -23,24 +28,148 @@ class Entry(BaseModel):
 
 
 E = TypeVar("E", bound=Entry)
+MIB = 2**20
+DEEPEST = 100
+"""Levels of lists and mappings inside one another."""
+
+
+def opened(path: Path, most: int, what: str = "") -> BinaryIO:
+    """The file at `path`, open to be read; `PlannerError` where it is none, or has more than `most` bytes."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"it is {'a directory' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
+        if found.st_size > most:
+            raise ValueError(f"it has {found.st_size / MIB:,.1f} MiB, and at most {most / MIB:g} are read")
+        return path.open("rb")
+    except (OSError, ValueError) as error:
+        raise PlannerError(f"cannot read {what}{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name that no file can have is none."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def read_text(path: Path, most: int = 16 * MIB, errors: str = "strict") -> str:
+    """The text of a file of at most `most` bytes, UTF-8; `PlannerError` for any other."""
+    try:
+        with opened(path, most) as file:
+            return file.read(most).decode("utf-8-sig", errors)
+    except UnicodeDecodeError as error:
+        raise PlannerError(f"cannot read {path}: byte {error.start + 1:,} is not UTF-8 text") from None
+    except OSError as error:
+        raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Plain scalars as YAML 1.2 reads them: yes, 1:30 and 2024-01-01 are text, 010 is ten, 1e3 a number."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    depth = 0
+
+    def descend_resolver(self, parent: Any, index: Any) -> None:
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise _wrong(f"it is nested deeper than {DEEPEST} levels", parent)
+
+    def ascend_resolver(self) -> None:
+        self.depth -= 1
+
+    def get_single_node(self) -> Any:
+        """Keys are given once, and aliases do not stand for more than a file could hold."""
+        root = super().get_single_node()
+        level, depth, size = [root], 0, 0
+        while level:
+            depth += 1
+            inside: list[Any] = []
+            for node in level:
+                parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+                size += len(parts)
+                if depth > DEEPEST + 1 or size > MIB:
+                    raise _wrong("its aliases stand for too much", node)
+                if isinstance(node, yaml.MappingNode):
+                    _given_once(key for key, _ in parts)
+                    parts = chain.from_iterable(parts)
+                inside += parts
+            level = inside
+        return root
+
+    def construct_yaml_int(self, node: Any) -> int:
+        digits = node.value.replace("_", "")
+        if len(digits) > 20 or abs(int(digits)) > 2**53:
+            raise _wrong(f"{digits:.40} is beyond 2^53, the largest whole number that is read", node)
+        return int(digits)
+
+
+def _given_once(keys: Iterable[Any]) -> None:
+    seen = set()
+    for key in keys:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                raise _wrong(f"{key.value:.60} is given twice", key)
+            seen.add(key.value)
+
+
+def _wrong(problem: str, node: Any) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+for _tag, _written, _first in (
+    ("merge", r"<<", ["<"]),
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9][0-9_]*", list("-+0123456789")),
+    ("float", r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+     list("-+.0123456789")),
+):  # fmt: skip
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_written})\Z"), _first)
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of one YAML file; `PlannerError` when it is missing or not YAML."""
+    """The content of one YAML file of at most half a MiB; `PlannerError` when it is missing or not YAML."""
+    return parse_yaml(read_text(path, MIB // 2), path.name)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The content of YAML `text`; `where` names it in the `PlannerError` for what is none."""
     try:
-        return yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-    except OSError as error:
-        raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise PlannerError(f"{where} is not valid YAML: {line}{problem}") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # from PyYAML's readers of tags
+        raise PlannerError(f"{where} is not valid YAML: {error}") from None
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The content of JSON `text`; `where` names it in the `PlannerError` for what is none."""
+    try:
+        data = json.loads(text)
+        level: list[Any] = [[data]]
+        for _ in range(DEEPEST + 1):
+            parts = (part for whole in level for part in (whole.values() if isinstance(whole, dict) else whole))
+            if not (level := [part for part in parts if isinstance(part, dict | list)]):
+                return data
+    except ValueError as error:
+        raise PlannerError(f"{where} is not JSON: {error}") from None
     except RecursionError:
-        raise PlannerError(f"{path.name} is nested too deeply") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise PlannerError(f"{path.name} is not valid YAML: {' '.join(str(error).split())}") from None
+        pass
+    raise PlannerError(f"{where} is nested deeper than {DEEPEST} levels")
 
 
 def check(kind: type[E], data: Any, where: str) -> E:
     """Validate `data` as a `kind`; `where` names the file and entry in the error."""
     try:
-        return kind.model_validate(data)
+        found = kind.model_validate(data)
+        if flag := next(_flags(data, found), None):
+            raise PlannerError(f"{where}, field {flag[0]}: Input should be a number, got {flag[1]}")
+        return found
     except ValidationError as error:
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
         field = ".".join(str(part) for part in first["loc"]) or "(the whole entry)"
@@ -51,7 +180,23 @@ def check(kind: type[E], data: Any, where: str) -> E:
             raise PlannerError(f"{where}, field {field}: unknown field{hint}") from None
         if first["type"] == "missing":
             raise PlannerError(f"{where}, field {field}: field is missing") from None
-        raise PlannerError(f"{where}, field {field}: {first['msg']}, got {first['input']!r:.80}") from None
+        wanted = "Input should be a number" if "than" in first["type"] and first["input"] is True else first["msg"]
+        raise PlannerError(f"{where}, field {field}: {wanted}, got {first['input']!r:.80}") from None
+
+
+def _flags(given: Any, read: Any, place: str = "") -> Iterator[tuple[str, bool]]:
+    """Where true or false was read as a number."""
+    if isinstance(read, tuple) and not isinstance(given, list | tuple):  # one item stood for a list of one
+        read = next(iter(read), None)
+    if isinstance(given, bool) and isinstance(read, int | float) and not isinstance(read, bool):
+        yield place.removeprefix("."), given
+    elif isinstance(given, Mapping):
+        for key, value in given.items():
+            inside = read.get(key) if isinstance(read, Mapping) else getattr(read, str(key), None)
+            yield from _flags(value, inside, f"{place}.{key}")
+    elif isinstance(given, list | tuple) and isinstance(read, list | tuple):
+        for index, (value, inside) in enumerate(zip(given, read, strict=False)):
+            yield from _flags(value, inside, f"{place}.{index}")
 
 
 def entries(file: str, kind: type[E], root: Path = CATALOGS) -> dict[str, E]:

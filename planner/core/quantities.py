@@ -16,7 +16,15 @@ Z80 = 1.2815515655446004
 
 
 class PlannerError(ValueError):
-    """Bad input, told in one sentence: what is wrong, where, and what would be accepted."""
+    """Bad input, told in one sentence: what is wrong, where, and what would be accepted.
+
+    It is one line of at most 400 printable characters, whatever it quotes.
+    """
+
+    def __init__(self, message: object) -> None:
+        line = " ".join(str(message)[:10_000].split())
+        shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+        super().__init__(shown if len(shown) <= 400 else f"{shown[:250]} ... {shown[-140:]}")
 
 
 def did_you_mean(name: str, known: Iterable[str], what: str) -> PlannerError:
@@ -34,6 +42,14 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
     rows = list(rows)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, (*widths[:-1], 0))) for row in rows)
+
+
+def bytes_of(gib: float, most: int, field: str) -> int:
+    """The bytes of `gib` GiB; `PlannerError` above the `most` bytes that a GPU has."""
+    if gib * GIB > 1.1 * most:
+        mib = f"; if it is MiB, write {gib / 1024:.4g}" if gib * 2**20 <= 1.1 * most else ""
+        raise PlannerError(f"{field}: {gib:g} GiB is more than a GPU has, {most / GIB:.4g} GiB{mib}")
+    return round(gib * GIB)
 
 
 @dataclass(frozen=True)

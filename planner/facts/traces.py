@@ -5,17 +5,17 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, TextIO
 
 import numpy as np
 
+from planner.core.catalog import MIB, opened, parse_json
 from planner.core.quantities import PlannerError
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ MOONCAKE = ("timestamp", "input_length", "output_length")
 
 RAGPulse (github.com/flashserve/RAGPulse) has the same fields, but seconds, and `hash_ids` that are an object.
 """
+MOST_BYTES = 256 * MIB
+"""Of a trace, unpacked."""
 BLOCK = 512
 """Tokens behind one of Mooncake's `hash_ids`."""
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -106,22 +108,29 @@ def read_trace(path: str | Path) -> Trace:
     path = Path(path)
     try:
         with _open(path) as file:
-            head = file.readline().strip()
-        return (_json_lines if head.startswith("{") else _csv)(path, head)
-    except (OSError, ValueError, EOFError, zlib.error) as error:
+            head = file.readline(MIB).strip()
+            file.seek(0)
+            return (_json_lines if head.startswith("{") else _csv)(path, head, file)
+    except PlannerError:
+        raise
+    except (OSError, ValueError, EOFError, zlib.error, csv.Error) as error:
         raise PlannerError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _open(path: Path) -> TextIO:
     """The text of `path`, unpacked where it is gzipped."""
-    with path.open("rb") as file:
-        packed = file.read(2) == b"\x1f\x8b"
+    file: IO[bytes] = opened(path, MOST_BYTES, "the trace ")
+    packed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
     if packed:
-        return io.TextIOWrapper(gzip.GzipFile(path), encoding="utf-8-sig", newline="")
-    return path.open(encoding="utf-8-sig", newline="")
+        with gzip.GzipFile(fileobj=file) as inside:
+            file = io.BytesIO(inside.read(MOST_BYTES + 1))
+        if len(file.getbuffer()) > MOST_BYTES:
+            raise PlannerError(f"{path.name} unpacks to more than {MOST_BYTES // MIB} MiB; cut it to its busiest hours")
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
 
 
-def _csv(path: Path, head: str) -> Trace:
+def _csv(path: Path, head: str, file: TextIO) -> Trace:
     import pandas as pd
 
     names, separator = max(
@@ -136,42 +145,43 @@ def _csv(path: Path, head: str) -> Trace:
         )
     columns = {name: names.index(name) for name in fields}
     try:
-        with _open(path) as file:
-            frame = pd.read_csv(
-                file, sep=separator, skip_blank_lines=False, dtype=str, index_col=False, usecols=[*columns.values()]
-            )
+        frame = pd.read_csv(
+            file, sep=separator, skip_blank_lines=False, dtype=str, index_col=False, usecols=[*columns.values()]
+        )
     except ValueError as error:
         raise PlannerError(f"{path.name} is not a CSV: {' '.join(str(error).split())}") from None
     frame.columns = pd.Index(sorted(columns, key=lambda name: columns[name]))
-    while len(frame) and frame.iloc[-1].isna().all():
-        frame = frame.iloc[:-1]
+    filled = np.flatnonzero(frame.notna().any(axis=1))
+    frame = frame.iloc[: filled[-1] + 1 if len(filled) else 0]
     if separator == ";":  # where it parts columns, the comma is a decimal point
         frame = frame.apply(lambda column: column.str.replace(",", "."))
     return _trace(path, fields, frame, np.arange(2, len(frame) + 2), 1.0)
 
 
-def _json_lines(path: Path, head: str) -> Trace:
+def _json_lines(path: Path, head: str, file: TextIO) -> Trace:
     import pandas as pd
 
     fields: tuple[str, ...] = ()
     cells: list[list[object]] = []
     lines: list[int] = []
     hashes: list[object] = []
-    with _open(path) as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                request = json.loads(line)
-            except ValueError:
-                raise PlannerError(f"{path.name}, line {number}: not a JSON object: {line.strip()[:60]!r}") from None
-            if isinstance(request, dict):
-                fields = fields or _fields(list(request), f"{path.name}, line {number}")
-            if not isinstance(request, dict) or any(name not in request for name in fields):
-                raise PlannerError(f"{path.name}, line {number}: needs the fields {', '.join(fields)}")
-            cells.append([value if type(value := request[name]) in (int, float, str) else None for name in fields])
-            lines.append(number)
-            hashes.append(request.get("hash_ids") or ())
+    for number, line in enumerate(iter(lambda: file.readline(MIB), ""), 1):
+        if not line.strip():
+            continue
+        where = f"{path.name}, line {number}"
+        try:
+            request = parse_json(line, where)
+        except PlannerError:
+            raise PlannerError(f"{where}: not a JSON object: {line.strip()[:60]!r}") from None
+        if isinstance(request, dict):
+            fields = fields or _fields(list(request), where)
+        if not isinstance(request, dict) or any(name not in request for name in fields):
+            raise PlannerError(f"{where}: needs the fields {', '.join(fields)}")
+        cells.append([value if type(value := request[name]) in (int, float, str) else None for name in fields])
+        lines.append(number)
+        hashes.append(ids := request.get("hash_ids") or ())
+        if isinstance(ids, list) and not all(isinstance(block, int) for block in ids):
+            raise PlannerError(f"{where}, field hash_ids: expected whole numbers, got {ids!r:.60}")
     frame = pd.DataFrame(cells, columns=list(fields), dtype=object)
     mooncake = fields == MOONCAKE and not any(isinstance(ids, dict) for ids in hashes)
     known = tuple(tuple(ids) if isinstance(ids, list) else () for ids in hashes)
@@ -222,7 +232,7 @@ def _trace(
         without = f" ({left_out} more have no output token)" if left_out else ""
         raise PlannerError(f"{path.name} has {len(time)} requests{without}; a trace needs at least two")
     for field, bad, problem in (
-        (fields[0], ~np.isfinite(time), "is not a time"),
+        (fields[0], ~(np.abs(time) < 1e12), "is not a time"),
         (fields[1], ~np.isfinite(prompt), "is not a number"),
         (fields[2], ~np.isfinite(output), "is not a number"),
         (fields[0], time < 0, "must not be negative"),

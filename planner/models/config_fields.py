@@ -8,6 +8,8 @@ from typing import Any
 from planner.core.quantities import PlannerError
 
 _MISSING: Any = object()
+MOST_LAYERS = 2000
+"""And most entries of any list that is read."""
 _SYNONYMS = {
     "hidden_size": ("n_embd", "d_model", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
@@ -116,6 +118,8 @@ class Fields:
             value = list(value)
         if not isinstance(value, list | tuple) or not all(isinstance(item, kind) for item in value):
             raise self.refuse(name, f"a list of {getattr(kind, '__name__', 'number')}", value)
+        if len(value) > MOST_LAYERS:
+            raise self.refuse(name, f"at most {MOST_LAYERS:,} entries", value)
         if count is not None and value and len(value) < count:
             raise self.refuse(name, f"one entry for each of the {count} layers", value)
         return list(value) if count is None else list(value[:count])

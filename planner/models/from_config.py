@@ -14,7 +14,7 @@ from planner.core.catalog import CATALOGS, read_yaml
 from planner.core.quantities import PlannerError
 from planner.models import attention_and_mlp as blocks
 from planner.models.architecture import Architecture, Attention, Experts, Layer, Mixer, Mlp, Recurrent, Weight
-from planner.models.config_fields import Fields
+from planner.models.config_fields import MOST_LAYERS, Fields
 from planner.models.encoders import TOWERS, encoders
 from planner.models.sequence_mixers import RECURRENT, compressed_attention
 
@@ -106,7 +106,7 @@ def _kinds(c: Fields) -> list[Kind]:
     Mixers are full, sliding, chunked, recurrent, both, compressed and none; feed-forward blocks dense, moe and none.
     """
     pattern = c.items("hybrid_override_pattern", str) or c.items("layers_block_type", str)
-    count = c.whole("num_hidden_layers", most=2000) if not pattern else len(pattern)
+    count = c.whole("num_hidden_layers", most=MOST_LAYERS) if not pattern else len(pattern)
     mixers, ffns = _mixers(c, count, pattern), _feed_forwards(c, count)
     kinds = []
     for index, mixer in enumerate(mixers):

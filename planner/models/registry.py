@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -11,13 +10,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from glob import escape
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from planner.core.catalog import Entry, entries
+from planner.core.catalog import Entry, entries, is_file, parse_json, read_text
 from planner.core.quantities import PlannerError, did_you_mean
 from planner.models import quantization as q
 from planner.models.architecture import Architecture, Layer
@@ -102,11 +102,11 @@ def model(
     """
     if isinstance(source, Mapping):
         found = _build(source, str(source.get("_name_or_path") or source.get("model_type") or "config"))
-    elif _is_file(path := Path(source)) or _is_file(path / "config.json"):
+    elif is_file(path := Path(source)) or is_file(path / "config.json"):
         found = _build(_read(path), str(source))
-    elif not str(source).isprintable():
+    elif not str(source).isprintable() or len(str(source)) > 200:
         raise PlannerError(
-            f"model {str(source)!r:.80} has a character that cannot be printed; no model has such a name"
+            f"model {str(source)!r:.80} is longer than 200 letters, or has one that cannot be printed; no name is so"
         )
     else:
         found = _named(str(source))
@@ -160,14 +160,6 @@ def _published(wanted: str, found: Model) -> str | None:
     return next((name for name in same if q.agrees(wanted, _entry(name).quantization)), None)
 
 
-def _is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have is none."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
 def _build(config: Mapping[str, Any], name: str, where: str = "config.json") -> Model:
     architecture = from_config(config, where)
     text = config.get("text_config")
@@ -181,18 +173,12 @@ def _build(config: Mapping[str, Any], name: str, where: str = "config.json") -> 
 
 def _read(path: Path) -> dict[str, Any]:
     path = path / "config.json" if path.is_dir() else path
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PlannerError(f"cannot read {path} as JSON: {error}") from None
+    config = parse_json(read_text(path), str(path))
     if not isinstance(config, dict):
         raise PlannerError(f"{path}: expected a mapping of fields, got {type(config).__name__}")
     beside = path.parent / "hf_quant_config.json"
     if not config.get("quantization_config") and beside.is_file() and beside != path:
-        try:
-            config["quantization_config"] = json.loads(beside.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise PlannerError(f"cannot read {beside} as JSON: {error}") from None
+        config["quantization_config"] = parse_json(read_text(beside), str(beside))
     return config
 
 
@@ -357,7 +343,8 @@ def _cached(name: str) -> dict[str, Any] | None:
     """The newest `config.json` of the repository `name` in the local Hub cache."""
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache_dir = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-    found = sorted(cache_dir.glob(f"models--{name.replace('/', '--')}/snapshots/*/config.json"), key=os.path.getmtime)
+    folder = escape(f"models--{name.replace('/', '--')}")
+    found = sorted(cache_dir.glob(f"{folder}/snapshots/*/config.json"), key=os.path.getmtime)
     return _read(found[-1]) if found else None
 
 

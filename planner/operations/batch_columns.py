@@ -10,7 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planner.core.quantities import GIB, PlannerError
+from planner.core.catalog import is_file
+from planner.core.quantities import PlannerError, bytes_of
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import behind_dynamo, unsupported
 from planner.facts.gpus import gpu
@@ -85,7 +86,7 @@ def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Cell], list[str]]:
 def read_model(cells: Mapping[str, Cell], folder: Path, prefix: str = "") -> Model:
     """The model (or, with the prefix "draft_", the draft) that a row names."""
     name, config = cells.get(f"{prefix}model"), cells.get(f"{prefix}model_config")
-    if config is not None and not (folder / str(config)).exists():
+    if config is not None and not any(map(is_file, (folder / str(config), folder / str(config) / "config.json"))):
         raise PlannerError(f"{prefix}model_config: there is no file {config} in {folder}")
     if config is None and name is None:
         raise PlannerError(f"{prefix}model (or {prefix}model_config) is missing")
@@ -149,7 +150,10 @@ def read_deployment(
             notes.append(f"engine_version {named['engine_version']} is read as Dynamo's, which ships {meant}")
             named["engine_version"] = meant
     sizes_gib = {"gpu_total": "gpu_total_gib", "gpu_free": "gpu_free_gib", "other_tenants": "other_tenants_gib"}
-    memory = {name: round(cells[column] * GIB) for name, column in sizes_gib.items() if column in cells}
+    most = gpu(str(cells["gpu"])).memory
+    memory: dict[str, Any] = {
+        name: bytes_of(cells[column], most, column) for name, column in sizes_gib.items() if column in cells
+    }
     args = {name: cells[name] for name in ENGINE_ARGS if name in cells}
     deployment = deploy_on(served, str(cells["gpu"]), speculation=speculation, **sizes, **named, **memory, **args)
     if reason := unsupported(deployment.gpu, deployment.engine):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from planner.core.catalog import Entry, check
+from planner.core.catalog import MIB, Entry, check, parse_json, read_text
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import arrivals
 from planner.facts.deployment import Deployment
@@ -37,8 +36,11 @@ INFERENCEX = {
     "silicon_concurrency": "concurrency", "silicon_ttft_ms": MEASURED[0], "silicon_tpot_ms": MEASURED[1],
 }  # fmt: skip
 """Column of an InferenceX table -> that of the batch interface."""
+MOST_BYTES = 128 * MIB
+"""Of a file of results."""
 FORMATS = {"fp8": "fp8", "fp4": "nvfp4"}
 """InferenceX's `precision` -> `quantization`; a checkpoint that is stored in as many bits keeps its own format."""
+Tokens = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 @dataclass(frozen=True)
@@ -55,18 +57,18 @@ class BenchRun(Entry):
     model_config = ConfigDict(extra="ignore")
 
     model_id: str = ""
-    completed: PositiveInt
+    completed: Annotated[PositiveInt, Field(le=10**8)]
     failed: NonNegativeInt = 0
-    total_input_tokens: PositiveInt
-    total_output_tokens: PositiveInt
+    total_input_tokens: Annotated[PositiveInt, Field(le=2**53)]
+    total_output_tokens: Annotated[PositiveInt, Field(le=2**53)]
     request_rate: float = Field(default=math.inf, gt=0, allow_inf_nan=True)
     burstiness: PositiveFloat = 1.0
     max_concurrency: PositiveInt | None = None
     ramp_up_strategy: str | None = None
     mean_ttft_ms: PositiveFloat
     mean_tpot_ms: NonNegativeFloat  # 0: no request had a second token
-    input_lens: tuple[NonNegativeInt, ...] = ()  # these three with --save-detailed
-    output_lens: tuple[NonNegativeInt, ...] = ()  # 0: the request failed
+    input_lens: tuple[Tokens, ...] = ()  # these three with --save-detailed
+    output_lens: tuple[Tokens, ...] = ()  # 0: the request failed
     start_times: tuple[float, ...] = ()  # s, once the limit of requests in flight lets it go
 
     def workload(self, prefix_tokens: int) -> Workload:
@@ -144,7 +146,7 @@ def read_results(paths: Sequence[Path], deployment: Deployment | None = None, pr
             "the plan drafts tokens, whose acceptance would be fitted too: benchmark it without speculation"
         )
     for path in paths:
-        text = _text(path)
+        text = read_text(path, MOST_BYTES)
         if path.suffix.lower() == ".csv":
             found, said = _table(path, text, deployment)
         elif deployment is None:
@@ -160,14 +162,7 @@ def read_results(paths: Sequence[Path], deployment: Deployment | None = None, pr
 
 def bench_points(path: Path, deployment: Deployment, prefix_tokens: int = 0) -> list[Point]:
     """The runs of `deployment` in a result file of `vllm bench serve`: one, a list, or one a line (--append-result)."""
-    return _bench(path, _text(path), deployment, prefix_tokens)[0]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        raise PlannerError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    return _bench(path, read_text(path, MOST_BYTES), deployment, prefix_tokens)[0]
 
 
 def _bench(path: Path, text: str, deployment: Deployment, prefix_tokens: int) -> tuple[list[Point], list[str]]:
@@ -180,7 +175,7 @@ def _bench(path: Path, text: str, deployment: Deployment, prefix_tokens: int) ->
         except PlannerError as error:
             raise PlannerError(f"{where}, {error}") from None
         points.append(Point(where, deployment, workload, run.mean_ttft_ms / 1e3, run.mean_tpot_ms / 1e3 or None))
-        longest, most = _longest(workload), deployment.args.max_model_len or math.inf
+        longest, most = _longest(workload), deployment.args.max_model_len
         if longest > most:
             raise PlannerError(f"{where}: a request has {longest:,.0f} tokens, over the plan's max_model_len {most:,}")
         named, served = (name.rpartition("/")[2].casefold() for name in (run.model_id, deployment.model.name))
@@ -200,18 +195,15 @@ def _longest(workload: Workload) -> float:
 def _runs(path: Path, text: str) -> Iterator[Any]:
     """The objects in a JSON file: the only one, those of a list, or one a line."""
     try:
-        data = json.loads(text)
+        data = parse_json(text, path.name)
         yield from data if isinstance(data, list) else [data]
         return
-    except ValueError as error:
+    except PlannerError:
         lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         if len(lines) < 2:
-            raise PlannerError(f"{path.name} is not JSON: {error}") from None
+            raise
     for number, line in lines:
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            raise PlannerError(f"{path.name}, line {number} is not JSON: {error}") from None
+        yield parse_json(line, f"{path.name}, line {number}")
 
 
 def _table(path: Path, text: str, wanted: Deployment | None) -> tuple[list[Point], list[str]]:

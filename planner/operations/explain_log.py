@@ -8,14 +8,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.core.catalog import CATALOGS
+from planner.core.catalog import CATALOGS, MIB, read_text
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.deployment import Deployment, Speculation, deploy_on
+from planner.facts.engines import EngineArgs
 from planner.facts.gpus import gpu as find_gpu
 from planner.facts.gpus import gpus
 from planner.memory.budget import TERMS, MemoryPlan, Term, plan
 from planner.models.registry import Model, model
 from planner.operations.startup_log import COUNTS, StartupLog, read_log
+from planner.planning.scenario import engine_arguments
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -154,6 +156,9 @@ def deployment_of(log: StartupLog, gpu: str | None = None, planned: Deployment |
         raise PlannerError(
             f"the log's GPU has {said['gpu_total'] / GIB:.2f} GiB, {chip.name} has {chip.memory / GIB:.2f} GiB"
         )
+    for size in ("tp", "pp", "dp", "dcp"):
+        if not isinstance(said.get(size, 1), int):
+            raise PlannerError(f"the log's {size} is {said[size]!r:.60}, not a whole number")
     if said.pop("enable_expert_parallel", False):
         said["ep"] = said.get("tp", 1) * said.get("dp", 1)
     if said.pop("enable_lora", False):
@@ -166,6 +171,7 @@ def deployment_of(log: StartupLog, gpu: str | None = None, planned: Deployment |
         base |= {"other_tenants": planned.other_tenants, "memory_calibration": dict(planned.memory_calibration)}
         base |= {"gpus_per_node": planned.gpus_per_node, "speculation": planned.speculation}
         base |= {} if log.complete else asdict(planned.args)
+    said |= engine_arguments({name: value for name, value in said.items() if name in EngineArgs.__dataclass_fields__})
     if speculation is not None:
         method, draft, tokens = speculation
         drafting = model(draft) if draft and draft != name else None
@@ -240,9 +246,5 @@ def explain_file(path: str | Path, gpu: str | None = None, planned: Deployment |
 
     Raises `PlannerError` for what can't be read or remains unknown.
     """
-    try:
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
-    log = read_log(text)
+    log = read_log(read_text(Path(path), 8 * MIB, errors="replace"))
     return explain(log, plan(deployment_of(log, gpu, planned)))

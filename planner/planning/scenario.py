@@ -6,13 +6,13 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
-from planner.core.catalog import CATALOGS, Entry, check, read_yaml
-from planner.core.quantities import GIB, PlannerError, did_you_mean
+from planner.core.catalog import CATALOGS, Entry, check, is_file, read_yaml
+from planner.core.quantities import GIB, PlannerError, bytes_of, did_you_mean
 from planner.facts.deployment import Speculation
 from planner.facts.engines import Engine, EngineArgs, engine, resolve
 from planner.facts.gpus import Gpu, gpu, interconnect
@@ -30,13 +30,6 @@ Metric = Literal["ttft", "itl", "tpot", "e2e"]
 Percentile = Literal["mean", "p50", "p95", "p99"]
 
 
-def _no_flag(value: Any) -> Any:
-    """A number as it came; true and false are none, though Python counts them."""
-    if isinstance(value, bool):
-        raise PydanticCustomError("number", "Input should be a number")
-    return value
-
-
 def _listed(value: Any) -> Any:
     """One item without its list is a list of one."""
     return (value,) if isinstance(value, str | dict) else value
@@ -49,11 +42,11 @@ def _described(value: Any) -> Any:
     return value
 
 
-Positive = Annotated[float, BeforeValidator(_no_flag), Field(gt=0, le=1e12)]
-Amount = Annotated[float, BeforeValidator(_no_flag), Field(ge=0, le=1e6)]
-Part = Annotated[float, BeforeValidator(_no_flag), Field(ge=0, lt=1)]
-Size = Annotated[int, BeforeValidator(_no_flag), Field(gt=0, le=10**12)]
-Count = Annotated[int, BeforeValidator(_no_flag), Field(ge=0, le=10**12)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
+Amount = Annotated[float, Field(ge=0, le=1e6)]
+Part = Annotated[float, Field(ge=0, lt=1)]
+Size = Annotated[int, Field(gt=0, le=10**12)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
 Names = Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)]
 
 
@@ -92,7 +85,7 @@ class CandidateEntry(Entry):
     """One kind of GPU that may be used."""
 
     gpu: str
-    at_most: Annotated[int, BeforeValidator(_no_flag), Field(gt=0, le=MOST_GPUS)]
+    at_most: Annotated[int, Field(gt=0, le=MOST_GPUS)]
     gpus_per_node: Size | None = None
     interconnect: str | None = None
 
@@ -133,15 +126,16 @@ class ScenarioEntry(Entry):
     context_buffer: Amount = 0.1
     prices: dict[str, Positive] = Field(default_factory=dict)
     other_tenants_gib: Amount = 0.0
-    memory_calibration: dict[Term, Annotated[float, BeforeValidator(_no_flag), Field(ge=-1e4, le=1e4)]] = Field(
-        default_factory=dict
-    )
+    memory_calibration: dict[Term, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(default_factory=dict)
     calibration: str | None = None
     speculation: SpeculationEntry | None = None
     traits: dict[str, bool] = Field(default_factory=dict)
 
 
-_FIELDS: dict[str, Any] = {name: (kind, None) for name, kind in get_type_hints(EngineArgs).items()}
+_FIELDS: dict[str, Any] = {
+    name: (Annotated[kind, Field(le=2**40)] if int in get_args(kind) else kind, None)
+    for name, kind in get_type_hints(EngineArgs).items()
+}
 _EngineArgs = create_model("_EngineArgs", __base__=Entry, **_FIELDS)
 
 
@@ -241,7 +235,7 @@ def overridden(data: Mapping[str, Any], overrides: Mapping[str, Any], where: str
     found = copy.deepcopy(dict(data))
     for key, value in overrides.items():
         place: Any = found
-        *parents, last = key.split(".")
+        *parents, last = key.split(".", 20)
         for parent in parents:
             if isinstance(place, dict):
                 place[parent] = {} if place.get(parent) is None else place[parent]
@@ -255,7 +249,7 @@ def _step(place: Any, name: str, key: str, where: str) -> Any:
     if isinstance(place, dict):
         return name
     if isinstance(place, list):
-        if name.isdecimal() and int(name) < len(place):
+        if name.isdecimal() and int(name[:9]) < len(place):
             return int(name)
         raise PlannerError(f"cannot set {key}: {where} has {len(place)} items there, numbered from 0, not {name}")
     raise PlannerError(f"cannot set {key}: {where} has {place!r:.40} there, which has no field {name}")
@@ -271,7 +265,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
         raise PlannerError(f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
     entry = check(ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name)
     try:
-        engine_args = _typed(entry.engine_args)
+        engine_args = engine_arguments(entry.engine_args)
         longest = engine_args.get("max_model_len") or model(entry.model).architecture.max_position
         found = Scenario(
             name=name,
@@ -293,7 +287,9 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             refused_at_most=entry.refused_at_most,
             context_buffer=entry.context_buffer,
             prices={gpu(key).name: usd for key, usd in entry.prices.items()},
-            other_tenants=round(entry.other_tenants_gib * GIB),
+            other_tenants=bytes_of(
+                entry.other_tenants_gib, max((gpu(g.gpu).memory for g in entry.gpus), default=0), "other_tenants_gib"
+            ),
             memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
             speculation=entry.speculation,
             traits=Traits(**_known(entry.traits, Traits.__dataclass_fields__, "trait")),
@@ -321,7 +317,7 @@ def _engine(entry: ScenarioEntry, folder: Path) -> Engine:
 
 def _beside(folder: Path, file: str) -> Path:
     """The path of a file that a scenario in `folder` names: beside it, or else from the working directory."""
-    return Path(file) if not (folder / file).is_file() and Path(file).is_file() else folder / file
+    return Path(file) if not is_file(folder / file) and is_file(Path(file)) else folder / file
 
 
 def _known(given: Mapping[str, Any], known: Mapping[str, object], what: str) -> Mapping[str, Any]:
@@ -341,12 +337,9 @@ def _refusal(args: EngineArgs, engine: Engine, card: Gpu, served: Model) -> Plan
     return None
 
 
-def _typed(given: Mapping[str, Setting]) -> Mapping[str, Setting]:
+def engine_arguments(given: Mapping[str, Setting]) -> Mapping[str, Setting]:
     """Engine arguments with the types that the engine gives them."""
     known = _known(given, EngineArgs.__dataclass_fields__, "engine argument")
-    for name, value in known.items():
-        if isinstance(value, bool) and "bool" not in str(_FIELDS[name][0]):
-            raise PlannerError(f"engine_args, field {name}: Input should not be true or false, got {value}")
     return check(_EngineArgs, known, "engine_args").model_dump(exclude_none=True)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,7 +13,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from planner.core.catalog import Entry, check
+from planner.core.catalog import Entry, check, parse_json, read_text
+from planner.core.files import replacing
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import blocks_of
 from planner.simulator.kernel_types import ENTRY, FINISHED, PREEMPTED, STEP, Rules, StepTable, Traffic
@@ -22,6 +23,8 @@ from planner.simulator.replay import ReplayResult, is_recent, run
 STEP_LOG = ("step", "scheduled_tokens", "running", "waiting", "free_blocks", "preempted", "finished", "scheduled")
 """Columns of the step log."""
 
+MOST_STEPS = 3_000_000
+"""Of all requests of a case: what its step log lists."""
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 Step = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
@@ -49,7 +52,7 @@ class CaseConfig(Entry):
     max_model_len: Count
     enable_prefix_caching: bool = False
     enable_chunked_prefill: bool = True
-    long_prefill_token_threshold: Annotated[int, Field(ge=0, strict=True)] = 0
+    long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] = 0
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = False
     groups: tuple[Annotated[FullGroup | WindowGroup, Field(discriminator="type")], ...] = (FullGroup(type="full"),)
@@ -71,7 +74,7 @@ class CaseRequest(Entry):
     id: str
     arrival_step: Step
     output_len: Count
-    priority: int = 0
+    priority: Annotated[int, Field(ge=-(2**53), le=2**53, strict=True)] = 0
     prompt_len: Count | None = None
     prompt: list[tuple[str, Count]] | None = Field(default=None, min_length=1)
 
@@ -83,12 +86,7 @@ class CaseRequest(Entry):
 
 def read_case(path: Path) -> tuple[CaseConfig, list[CaseRequest]]:
     """A CASE.json, checked: `PlannerError` names the request and the field that is wrong."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:
-        raise PlannerError(f"{path.name} is not valid JSON: {error}") from None
+    data = parse_json(read_text(path), path.name)
     if not isinstance(data, dict) or set(data) != {"config", "requests"} or not isinstance(data["requests"], list):
         raise PlannerError(f'{path.name}: expected an object with "config" and a list of "requests"')
     config = check(CaseConfig, data["config"], f"{path.name}, config")
@@ -111,8 +109,8 @@ def _check_requests(file: str, config: CaseConfig, requests: Sequence[CaseReques
         where = f"{file}, request {request.id}, field"
         if ids[request.id] > 1:
             raise PlannerError(f"{where} id: {ids[request.id]} requests have this id; ids must differ")
-        if any(character in request.id for character in ";:"):
-            raise PlannerError(f"{where} id: ';' and ':' separate ids in the step log and cannot be part of one")
+        if any(character in request.id for character in ";:") or not request.id.isprintable():
+            raise PlannerError(f"{where} id: expected printable text without ';' and ':', which the step log needs")
         if request.arrival_step < before:
             raise PlannerError(f"{where} arrival_step: {request.arrival_step} comes after {before}; sort by arrival")
         before = request.arrival_step
@@ -121,6 +119,11 @@ def _check_requests(file: str, config: CaseConfig, requests: Sequence[CaseReques
         for name, _ in request.prompt or []:
             if name.startswith("out:") and name[4:] not in ids:
                 raise PlannerError(f"{where} prompt: {name} names no request of this case")
+
+    chunk = min(config.max_num_batched_tokens, config.long_prefill_token_threshold or math.inf)
+    steps = sum(sum(tokens for _, tokens in r.segments) / chunk + r.output_len for r in requests)
+    if steps > MOST_STEPS:
+        raise PlannerError(f"{file}: requests of {steps:.3g} steps together are more than the {MOST_STEPS:,} replayed")
 
 
 def _traffic(config: CaseConfig, requests: Sequence[CaseRequest]) -> Traffic:
@@ -150,11 +153,8 @@ def run_case(path: str | Path, step_log: str | Path | None = None, fixed_step_ti
     table = StepTable(np.zeros(1), np.zeros(1))
     result = run(config.rules(), table, _traffic(config, requests), names=names, where=path.name, timed=False, log=True)
     if step_log is not None:
-        try:
-            with Path(step_log).open("w", newline="", encoding="utf-8") as file:
-                write_steps(file, result, names)
-        except OSError as error:
-            raise PlannerError(f"cannot write {step_log}: {error.strerror or error}") from None
+        with replacing(Path(step_log)) as (part,), part.open("w", newline="", encoding="utf-8") as file:
+            write_steps(file, result, names)
     return replace(result, second=fixed_step_time)
 
 
