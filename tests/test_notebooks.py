@@ -14,6 +14,8 @@ import pytest
 
 from planner.faces.report import NOTEBOOKS, walk
 
+pytestmark = pytest.mark.slow
+
 LESSONS = sorted((NOTEBOOKS / "learn").glob("*.ipynb"))
 
 

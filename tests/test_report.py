@@ -14,6 +14,8 @@ from planner.core.quantities import PlannerError
 from planner.faces.report import report, walk
 from planner.planning.scenario import scenario_path
 
+pytestmark = pytest.mark.slow
+
 NAME = "edge-8b-24gb"
 
 CONTENT = """

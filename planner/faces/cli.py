@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
+from planner.core.files import one_line, replacing, today
 from planner.core.quantities import PlannerError, aligned
 
 
@@ -119,13 +120,10 @@ def _init(options: argparse.Namespace) -> None:
     if path.suffix not in (".yaml", ".yml"):
         raise PlannerError(f"a scenario is a .yaml file, got {path}")
     template = Path(__file__).with_name("templates") / "scenario.yaml"
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(template.read_text(encoding="utf-8"))
-    except FileExistsError:
-        raise PlannerError(f"{path} exists and stays as it is; name another file") from None
-    except OSError as error:
-        raise PlannerError(f"cannot write {path}: {error.strerror or error}") from None
+    if path.exists():
+        raise PlannerError(f"{path} exists and stays as it is; name another file")
+    with replacing(path) as (part,):
+        part.write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
     print(f"wrote {path}; next: planner check {path}")
 
 
@@ -170,7 +168,7 @@ def _check(options: argparse.Namespace) -> None:
         *([("speculation", str(found.speculation))] if found.speculation else []),
         *(("assumed", note) for note in found.assumptions),
     ]  # fmt: skip
-    print(f"{found.name}: {found.question}")
+    print(one_line(f"{found.name}: {found.question}"))
     print(aligned(lines))
 
 
@@ -305,23 +303,22 @@ def _replay(options: argparse.Namespace) -> None:
     found = run(deployment, traffic(scenario, deployment)).mid
     print(f"{deployment}\n{found}")
     if options.requests is not None:
-        found.frame().to_csv(options.requests, index=False)
+        with replacing(options.requests) as (part,):
+            found.frame().to_csv(part, index=False)
 
 
 def _calibrate(options: argparse.Namespace) -> None:
-    import datetime
-
     from planner.operations.bench_results import planned, read_results
     from planner.operations.calibration_fit import REPEATS, fit, replayed
 
     deployment, prefix_tokens = planned(options.scenario) if options.scenario else (None, 0)
     results = read_results(options.results, deployment, prefix_tokens)
-    fitted, today = fit(results.points, means=replayed, noise=REPEATS), f"{datetime.date.today():%Y-%m-%d}"
+    fitted, date = fit(results.points, means=replayed, noise=REPEATS), f"{today():%Y-%m-%d}"
     print("\n".join((*results.notes, str(fitted))))
     if options.out is None:
-        print(f"saved: {fitted.save_shipped(today)}")
+        print(f"saved: {fitted.save_shipped(date)}")
     else:
-        fitted.save_own(options.out, today)
+        fitted.save_own(options.out, date)
         print(f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration: {options.out}")
 
 
@@ -330,4 +327,4 @@ def _scenarios(_options: argparse.Namespace) -> None:
     from planner.planning.scenario import SCENARIOS, scenarios
 
     for name in scenarios():
-        print(f"{name:20}{read_yaml(SCENARIOS / f'{name}.yaml')['question']}")
+        print(f"{name:20}{one_line(read_yaml(SCENARIOS / f'{name}.yaml')['question'])}")

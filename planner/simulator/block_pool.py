@@ -6,11 +6,15 @@ Follows vLLM 0.20.2 (v1/core/block_pool.py, kv_cache_coordinator.py, single_type
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
+KEPT = "NUMBA_CACHE_DIR" in os.environ or any(os.access(at, os.W_OK) for at in (Path(__file__).parent, Path.home()))
+"""Whether compiled code can be kept on disk: beside its source or at home. Else every process compiles its own."""
 _ONLY = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 compiled: Any = njit(error_model="numpy", **_ONLY)  # type: ignore[call-overload]
 """For functions that only compiled code calls; they are kept on disk as part of `simulator.scheduler.simulate`."""

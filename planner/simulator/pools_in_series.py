@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from planner.simulator.block_pool import KEPT
+
 ARRIVES, PREFILLED, JOINS, ENDS = 0, 1, 2, 3
 
 
@@ -45,7 +47,7 @@ class Passage(NamedTuple):
     busy: np.ndarray  # [1] seconds that prefill workers compute, summed over them
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=KEPT, error_model="numpy")
 def tandem(
     prefill: Any, decode: Any, arrival: Any, concurrency: int, prompt: Any, attention_s: Any, travel_s: Any, steps: Any
 ) -> Any:

@@ -16,7 +16,7 @@ from numba import njit
 
 from planner.simulator import block_pool, step_kernels
 from planner.simulator import kernel_types as kinds
-from planner.simulator.block_pool import compiled
+from planner.simulator.block_pool import KEPT, compiled
 from planner.simulator.kernel_types import (
     ENTRY,
     FINISHED,
@@ -33,7 +33,7 @@ from planner.simulator.kernel_types import (
 from planner.simulator.step_kernels import accepted, coast, cost, itl_bin, put, unschedule
 
 
-@njit("f8[:,::1](f8[:,::1], i8, f8, f8, f8, f8, f8, f8)", cache=True)
+@njit("f8[:,::1](f8[:,::1], i8, f8, f8, f8, f8, f8, f8)", cache=KEPT)
 def _note(notes: Any, used: int, kind: float, a: float, b: float, c: float, d: float, e: float) -> Any:
     """`notes` with one more, in an array twice as long if it was full."""
     if used == len(notes):
@@ -72,6 +72,17 @@ def _withdraw(waiting: Any, request: int) -> None:
 def _simulate(
     rules: Rules, table: StepTable, traffic: Traffic, timed: bool, log: bool, gauge_s: float, halt: bool
 ) -> Outcome:
+    """One engine from the first request to the last: each turn of the loop schedules a step, or ends one, or both.
+
+    Phases of a turn: RECEIVE what was sent meanwhile; COAST over steps in which nothing changes; RUN those that run,
+    preempting where blocks lack; ADMIT those that wait; CLOCK the step; take the OUTPUTS of the oldest step under way.
+
+    i a request, s its seat, j a place in a step; per request: sent, scheduled, first_token, last_token (s), made
+    (outputs), preemptions, cached_tokens; per seat: request, known (tokens whose values are there), computed (tokens in
+    the KV cache, or on their way), placeholders (outputs that async scheduling counts on), drafts, in_flight (tokens
+    of steps under way). `running` lists seats in order of admission, `spare` free ones; `coming` and `waiting` are
+    heaps. now: the scheduler's time; entry: when the next step may start; end: of the last one; spent: its seconds.
+    """
     # no comprehensions in here: numba 0.68 then drops writes to fields of named tuples as dead code
     prompt, output, rank, n = traffic.prompt, traffic.output, traffic.rank, traffic.prompt.size
     groups, count, seqs, model_len = rules.groups, len(rules.groups), min(rules.max_num_seqs, n), rules.max_model_len
@@ -122,7 +133,7 @@ def _simulate(
     now, entry, end, spent, arrived, done, last_gap, last_bin, stuck = 0.0, 0.0, 0.0, 0.0, 0, 0, -1.0, 0, -1
     steady = blocked = False  # in the last step everybody decoded; the first in the queue did not fit
     while done < n:
-        # requests are sent, and reach the queue
+        # RECEIVE: requests are sent, and reach the queue
         while True:
             at = np.inf
             while arrived < n:
@@ -144,6 +155,7 @@ def _simulate(
                 break
             now = min(at, coming[0][0]) if len(coming) else at
 
+        # COAST: everybody decodes, and nothing comes or can be admitted before `sooner`
         sooner = min(at, coming[0][0]) if len(coming) else at
         if steady and sooner > now + 2 * spent and (blocked or num_running == seqs or len(waiting) == 0):
             many, now, entry, end, ends[first] = coast(
@@ -169,7 +181,7 @@ def _simulate(
         if threshold == 0 or (rules.recent and num_running + len(waiting) <= 1):
             threshold = model_len
 
-        # running requests first, in the order in which they were admitted
+        # RUN: running requests first, in the order in which they were admitted
         while k < num_running and budget > 0:
             s = running[k]
             i, context, pending = request[s], computed[s], placeholders[s]
@@ -226,7 +238,7 @@ def _simulate(
         if stuck == -2:
             break
 
-        # then waiting ones, unless somebody had to leave; the first that does not fit stops the queue
+        # ADMIT: then waiting ones, unless somebody had to leave; the first that does not fit stops the queue
         ran = taken > 0
         while victims == 0 and len(waiting) and budget > 0 and num_running < seqs:
             i = waiting[0][1]
@@ -265,6 +277,7 @@ def _simulate(
             taken += 1
             budget -= want
 
+        # CLOCK: what the step costs, and what it is counted in
         if taken:
             who, seat_of, tokens_of, drafted_of = batch[0], batch[1], batch[2], batch[4]
             for j in range(taken):
@@ -315,7 +328,7 @@ def _simulate(
         if taken and flying < depth:
             continue
 
-        # outputs of the oldest step under way
+        # OUTPUTS: of the oldest step under way
         batch, gone, before = batches[first], 0, done
         who, seat_of, tokens_of, drafted_of, yields = batch[0], batch[1], batch[2], batch[4], batch[5]
         for j in range(sizes[first] if flying else 0):
@@ -385,7 +398,7 @@ def _simulate(
 def _entry(sources: int) -> Any:
     """The one function that is kept on disk: found by its own file, and by `sources`, a sum over what it is made of."""
 
-    @njit(cache=True, nogil=True, error_model="numpy")
+    @njit(cache=KEPT, nogil=True, error_model="numpy")
     def simulate(
         rules: Rules, table: StepTable, traffic: Traffic, timed: bool, log: bool, gauge_s: float, halt: bool
     ) -> Outcome:
