@@ -30,6 +30,8 @@ from planner.planning.scenario import scenario, scenarios
 from planner.planning.search import Plan, search
 from planner.studies import layout_study, summary, tail_latency
 
+pytestmark = pytest.mark.slow
+
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 SMALL: dict[str, Any] = {
     "question": "?",

@@ -9,7 +9,10 @@ from lab import browser, chromium, jupyterlab, run_notebook
 
 from planner.faces.report import NOTEBOOKS
 
-pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium or Chrome is installed on this machine")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(chromium() is None, reason="no Chromium or Chrome is installed on this machine"),
+]
 
 
 def test_a_slider_redraws_its_chart(tmp_path):

@@ -21,6 +21,8 @@ from planner.planning.search import search
 from planner.studies.kv_equation import kv_table, kv_worked
 from planner.studies.summary import subject
 
+pytestmark = pytest.mark.slow
+
 WRONG: list[Any] = [None, -7, 0, 1, 37, 65536, 10**18, 1.5, math.nan, math.inf, "banana", True, [1, "x"], {"a": 1}]
 CHAT = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(200, 600), rate=1.0)
 

@@ -11,6 +11,8 @@ from planner.core.quantities import Interval
 from planner.planning.scenario import load_scenario, scenario, scenario_path, scenarios
 from planner.planning.search import Plan, search
 
+pytestmark = pytest.mark.slow
+
 CHAT = {
     "question": "?",
     "model": "meta-llama/Llama-3.1-8B-Instruct",
