@@ -123,7 +123,7 @@ def _open(path: Path) -> TextIO:
     packed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     if packed:
-        with gzip.GzipFile(fileobj=file) as inside:
+        with file, gzip.GzipFile(fileobj=file) as inside:
             file = io.BytesIO(inside.read(MOST_BYTES + 1))
         if len(file.getbuffer()) > MOST_BYTES:
             raise PlannerError(f"{path.name} unpacks to more than {MOST_BYTES // MIB} MiB; cut it to its busiest hours")
@@ -177,7 +177,8 @@ def _json_lines(path: Path, head: str, file: TextIO) -> Trace:
             fields = fields or _fields(list(request), where)
         if not isinstance(request, dict) or any(name not in request for name in fields):
             raise PlannerError(f"{where}: needs the fields {', '.join(fields)}")
-        cells.append([value if type(value := request[name]) in (int, float, str) else None for name in fields])
+        values = [value if type(value := request[name]) in (int, float, str) else None for name in fields]
+        cells.append([None if isinstance(value, int) and abs(value) > 2**63 else value for value in values])
         lines.append(number)
         hashes.append(ids := request.get("hash_ids") or ())
         if isinstance(ids, list) and not all(isinstance(block, int) for block in ids):
@@ -241,8 +242,8 @@ def _trace(
         (fields[2], output < 1, "must be at least one token"),
         (fields[1], prompt >= 2**31, "is more than any model takes"),
         (fields[2], output >= 2**31, "is more than any model gives"),
-        (fields[1], prompt % 1 != 0, "is not a whole number of tokens"),
-        (fields[2], output % 1 != 0, "is not a whole number of tokens"),
+        (fields[1], prompt != np.floor(prompt), "is not a whole number of tokens"),
+        (fields[2], output != np.floor(output), "is not a whole number of tokens"),
     ):
         if bad.any():
             row = int(np.argmax(bad))

@@ -1,0 +1,312 @@
+"""Attacks on what comes in: hostile files, rows and flags, given to the doors that users have.
+
+`python tests/attack_inputs.py --count 1000 --seed 0` makes so many inputs and prints one line per violation: an
+exception that is no `PlannerError`, a refusal that is no single sentence, a figure of an answer that is NaN, negative
+or infinite, over 10 s or 1 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import csv
+import io
+import json
+import math
+import random
+import re
+import resource
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from scenario_generator import generate
+
+from planner.core.quantities import PlannerError
+from planner.faces import cli
+from planner.facts.deployment import Deployment, deploy_on
+from planner.facts.traces import AZURE, MOONCAKE, PLAIN, read_trace
+from planner.facts.workload import Workload
+from planner.memory.budget import plan
+from planner.models.registry import _config, model, models
+from planner.operations.batch import predict_row
+from planner.operations.bench_results import read_results
+from planner.operations.explain_log import EXAMPLE, explain_file
+from planner.planning.scenario import load_scenario
+from planner.simulator.schedule_cases import run_case
+
+SECONDS, BYTES = 10.0, 10**9
+SIGNED = re.compile(r"_lo$|^error|^warnings|^id$|kv_available")
+"""Figures that may be negative: the low ends of what does not fit."""
+JUNK: list[Any] = [
+    None, True, False, -1, 0, 1, 2**31, 2**53 + 1, -(2**63), 10**30, 10**400, 1e-300, 1e300, math.nan, math.inf, -0.0,
+    "", " ", "nan", "inf", "-1", "1e400", "9" * 5000, "1:30", "yes", "off", "0x10", "١٢", "²", "a" * 100_000, "../..",
+    "/", ".", "/dev/zero", "/dev/stdin", "\x00", "\ud800", "a\nb", "\x1b[31m", "$(id)", "`id`", "{{x}}", "%s", "**",
+    "[a", "!!python/object:os.system x", "*a", "&a", "<<", [], {}, [[]], {"": None}, [1, "x", None], {"a": {"b": [1]}},
+]  # fmt: skip
+TEXT = ["[" * 30_000, "- " * 20_000, '{"a":' * 30_000, "\x00", "\ufeff", "\r", "\n\n", '"', "'", ",", ";", "\t", ":",
+        "}", "9" * 6000, "a" * 100_000, "nan", "-1", "inf", "1e999", "&a [*a]", "<<: *a", "\u2028", "# "]  # fmt: skip
+Door = Callable[[random.Random, Path], Any]
+
+
+def places(data: Any) -> Iterator[tuple[Any, Any]]:
+    """Every (container, key) of nested mappings and lists."""
+    if isinstance(data, dict | list):
+        for key, value in list(data.items() if isinstance(data, dict) else enumerate(data)):
+            yield data, key
+            yield from places(value)
+
+
+def spoilt(data: Any, rng: random.Random) -> Any:
+    """A copy with a few values dropped, scaled, or replaced by junk or by one another."""
+    data = copy.deepcopy(data)
+    for _ in range(rng.choice((1, 1, 2, 4))):
+        known = list(places(data))
+        if not known:
+            break
+        at, key = rng.choice(known)
+        kind = rng.random()
+        if kind < 0.15:
+            del at[key]
+        elif kind < 0.4 and type(at[key]) in (int, float):
+            at[key] *= rng.choice((-1, 0, 0.5, 1e-9, 10, 1000, 10**6, 10**12, 10**20))
+        elif kind < 0.5:
+            other, name = rng.choice(known)
+            at[key] = copy.deepcopy(other.get(name) if isinstance(other, dict) else other[name : name + 1])
+        else:
+            at[key] = copy.deepcopy(rng.choice(JUNK))
+    return data
+
+
+def torn(text: str, rng: random.Random) -> bytes:
+    """Now and then with text cut, doubled or put in, or bytes that are no UTF-8."""
+    if rng.random() < 0.7:
+        return text.encode("utf-8", "surrogatepass" if rng.random() < 0.5 else "replace")
+    start, end = sorted(rng.randrange(len(text) + 1) for _ in range(2))
+    middle = rng.choice(("", 2 * text[start:end], rng.choice(TEXT), rng.choice(TEXT) + text[start:end]))
+    raw = (text[:start] + middle + text[end:]).encode("utf-8", "replace")
+    return (
+        bytes(byte ^ (rng.random() < 1e-3) * rng.randrange(256) for byte in raw[:50_000]) if rng.random() < 0.2 else raw
+    )
+
+
+def written(path: Path, text: str, rng: random.Random) -> Path:
+    path.write_bytes(torn(text, rng))
+    return path
+
+
+def configuration(rng: random.Random, folder: Path) -> Any:
+    config = spoilt(_config(rng.choice(models())), rng)
+    path = written(folder / "config.json", json.dumps(config), rng)
+    return plan(deploy_on(model(path), rng.choice(("H100", "L4", "B200")), tp=rng.choice((1, 2, 8))))
+
+
+def question(rng: random.Random, folder: Path) -> Any:
+    data = {**generate(rng.randrange(300), folder)[1], **({"other_tenants_gib": 6144} if rng.random() < 0.05 else {})}
+    data = spoilt(data, rng)
+    with contextlib.suppress(yaml.YAMLError):
+        return load_scenario(written(folder / "mine.yaml", yaml.safe_dump(data), rng))
+
+
+def trace(rng: random.Random, folder: Path) -> Any:
+    fields = rng.choice((AZURE, PLAIN, MOONCAKE, ("time_ms", "isl", "osl")))
+    rows = [dict(zip(fields, (i, 100 + i, 20), strict=True)) for i in range(20)]
+    if rng.random() < 0.5:
+        rows = spoilt([row | {"hash_ids": [1, 2, i]} for i, row in enumerate(rows)], rng)
+        found = read_trace(written(folder / "t.jsonl", "\n".join(json.dumps(row) for row in rows), rng))
+    else:
+        cells = spoilt([list(fields), *(list(row.values()) for row in rows)], rng)
+        lines = [",".join(map(str, row if isinstance(row, list) else [row]))[:200_000] for row in cells]
+        found = read_trace(written(folder / "t.csv", "\n".join(lines) + "\n" * rng.choice((0, 1, 3000)), rng))
+    workload = Workload.from_trace(found)
+    return {"rate": found.rate, "burst": found.burstiness, "hits": found.prefix_hit_rate, "context": workload.context}
+
+
+def log(rng: random.Random, folder: Path) -> Any:
+    text = EXAMPLE.read_text(encoding="utf-8")
+    for _ in range(rng.randrange(4)):
+        if hits := list(re.finditer(r"(?<=[=: (])[\w.',-]{1,40}", text)):
+            hit = rng.choice(hits)
+            text = text[: hit.start()] + str(rng.choice(JUNK))[:200_000] + text[hit.end() :]
+    return explain_file(written(folder / "vllm.log", text, rng), rng.choice(("H100", "H100", None, "L4")))
+
+
+ROW = {"id": "1", "model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "H100", "tp": "1", "isl": "1000", "osl": "200",
+       "concurrency": "8"}  # fmt: skip
+MORE = {"request_rate": "2", "isl_p95": "2000", "max_model_len": "8192", "block_size": "16",
+        "engine_version": "0.19.0", "gpu_memory_utilization": "0.9", "max_num_seqs": "64", "quantization": "fp8",
+        "burstiness": "1", "replicas": "2",
+        "prefix_tokens": "100", "max_num_batched_tokens": "2048", "speculative_method": "ngram", "dtype": "auto",
+        "num_speculative_tokens": "3", "other_tenants_gib": "2", "gpu_total_gib": "79", "weight_bits": "8", "pp": "1",
+        "prefill_tp": "1", "decode_tp": "2", "trace": "t.csv", "model_config": "config.json", "engine": "sglang",
+        "num_prompts": "50", "kv_cache_dtype": "fp8", "prefix_hit_rate": "0.5", "interconnect": "pcie"}  # fmt: skip
+
+
+def cells(rng: random.Random) -> dict[str, str]:
+    row = ROW | {name: MORE[name] for name in rng.sample(sorted(MORE), rng.randrange(5))}
+    return {str(key): str(value) for key, value in spoilt(row, rng).items()}
+
+
+def row(rng: random.Random, folder: Path) -> Any:
+    return predict_row(cells(rng), folder)
+
+
+BENCH = {"model_id": "meta-llama/Llama-3.1-8B-Instruct", "completed": 4, "total_input_tokens": 400, "failed": 0,
+         "total_output_tokens": 80, "request_rate": 2.0, "burstiness": 1.0, "max_concurrency": 4, "mean_ttft_ms": 50.0,
+         "mean_tpot_ms": 8.0, "input_lens": [100] * 4, "output_lens": [20] * 4,
+         "start_times": [0, 1, 2, 3]}  # fmt: skip
+
+
+def benchmark(rng: random.Random, folder: Path) -> Any:
+    if rng.random() < 0.4:
+        measured = cells(rng) | {"measured_ttft_ms": str(rng.choice([50, *JUNK])), "measured_tpot_ms": "9"}
+        file = io.StringIO(newline="")
+        csv.writer(file).writerows([measured, measured.values()])
+        found = read_results([written(folder / "b.csv", file.getvalue(), rng)])
+    else:
+        text = json.dumps(spoilt(rng.choice((BENCH, [BENCH, BENCH])), rng))
+        found = read_results([written(folder / "b.json", text, rng)], _deployment())
+    return [{"rate": p.workload.rate or 0, "tokens": p.workload.context, "ttft": p.ttft or 0} for p in found.points]
+
+
+def _deployment() -> Deployment:
+    return deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100")
+
+
+def case(rng: random.Random, folder: Path, spoil: Callable[..., Any] = spoilt) -> Any:
+    config = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks": 40, "block_size": 16, "max_model_len": 400,
+              "enable_prefix_caching": rng.random() < 0.5, "groups": [{"type": "full"}]}  # fmt: skip
+    requests = [{"id": f"r{i}", "arrival_step": i, "output_len": 9, "prompt_len": 30 + i} for i in range(6)]
+    requests.append({"id": "n", "arrival_step": 9, "output_len": 4, "prompt": [["sys", 32], ["out:r1", 5]]})
+    data = spoil({"config": config, "requests": requests}, rng)
+    return run_case(written(folder / "case.json", json.dumps(data), rng), folder / "steps.csv")
+
+
+def command(rng: random.Random, folder: Path) -> Any:
+    def any_text() -> str:
+        return str(rng.choice(JUNK + TEXT)).replace("\x00", "0")[:120_000]
+
+    place = (
+        "workload.rate",
+        "gpus.0.at_most",
+        "model",
+        "other_tenants_gib",
+        "engine_args",
+        "a" + ".b" * 5000,
+        "question",
+    )
+    sets = [f"--set={rng.choice((*place, any_text()))}={any_text()}" for _ in range(rng.randrange(3))]
+    name = rng.choice(("chat-70b", "chatbot-throughput", any_text(), str(folder), "/dev/zero"))
+    line = rng.choice((["check", name, *sets], ["check", "chat-70b", *sets], ["models", any_text()],
+                       ["gpus", any_text()],
+                       ["explain-log", name], ["replay", name], ["predict", name, "--out", str(folder / "o.csv")],
+                       ["calibrate", name], ["replay", "--fixed-step-time", any_text(), name]))  # fmt: skip
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")), contextlib.redirect_stderr(said):
+            status = cli.main(line)
+    except SystemExit:  # argparse, which has its own sentence
+        return None
+    if status == 2:
+        raise PlannerError(said.getvalue().removeprefix("planner: ").rstrip("\n"))
+    return None
+
+
+DOORS: dict[str, Door] = {d.__name__: d for d in (configuration, question, trace, log, row, benchmark, case, command)}
+
+
+def impossible(answer: Any) -> str:
+    """What no figure of an answer may be, or nothing."""
+    if isinstance(answer, dict):
+        if answer.get("status") == "error":
+            return complaint(str(answer["error"]))
+        for name, value in answer.items():
+            if re.search("tpot|itl", str(name)) and value != value:  # an answer of one token has none
+                continue
+            if isinstance(value, int | float) and not (math.isfinite(value) and (value >= 0 or SIGNED.search(name))):
+                return f"{name} is {value}"
+    elif isinstance(answer, list):
+        return next(filter(None, map(impossible, answer)), "")
+    return "nan or inf" if re.search(r"\b(nan|inf)\b", "" if isinstance(answer, dict | list) else str(answer)) else ""
+
+
+def complaint(refusal: str) -> str:
+    """What is wrong with a refusal, or nothing."""
+    if len(refusal) > 400 or not refusal or not refusal.isprintable():
+        return f"a refusal of {len(refusal)} letters: {refusal!r:.300}"
+    if re.search(r"[.!?] [A-Z][a-z]+ ", re.sub(r"'[^']*'|\"[^\"]*\"", "", refusal)) or "cannot be planned (" in refusal:
+        return f"no one sentence: {refusal}"
+    return ""
+
+
+def ready() -> None:
+    """Compile the scheduler, whose time is not the inputs'."""
+    with tempfile.TemporaryDirectory() as folder:
+        case(random.Random(3), Path(folder), lambda data, _: data)
+
+
+def _late(*_: object) -> None:
+    raise TimeoutError(f"not done after {2 * SECONDS:.0f} s")
+
+
+def attacked(door: str, seed: int) -> tuple[str, str]:
+    """How the input `seed` of a door fared (ok or refused), and what was wrong with that."""
+    rng, began = random.Random(f"{door} {seed}"), time.monotonic()
+    signal.signal(signal.SIGALRM, _late)
+    signal.alarm(2 * int(SECONDS))
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            wrong, fared = impossible(DOORS[door](rng, Path(folder))), "ok"
+        except PlannerError as error:
+            wrong, fared = complaint(str(error)), "refused"
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            wrong, fared = (
+                f"{type(error).__name__}: {error!s:.150} ({Path(where.filename).name}:{where.lineno})",
+                "broke",
+            )
+        finally:
+            signal.alarm(0)
+    taken = time.monotonic() - began
+    if taken > SECONDS:
+        wrong = wrong or f"it took {taken:.0f} s"
+    return fared, wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=DOORS)
+    options = parser.parse_args()
+    resource.setrlimit(resource.RLIMIT_AS, (8 * BYTES, 8 * BYTES))
+    ready()
+    fates, wrongs = Counter[str](), 0
+    for number in range(options.count):
+        door = options.only or list(DOORS)[number % len(DOORS)]
+        seed = options.seed * 10**7 + number
+        fared, wrong = attacked(door, seed)
+        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > BYTES:
+            print(f"{door} {seed}: over {BYTES:,} bytes")
+            return 1
+        fates[f"{door} {fared}"] += 1
+        if wrong:
+            wrongs += 1
+            print(f"{door} {seed}: {wrong}", flush=True)
+    print(f"{options.count:,} inputs, {wrongs} violations: " + ", ".join(f"{k} {n}" for k, n in sorted(fates.items())))
+    return int(wrongs > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

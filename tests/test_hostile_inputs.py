@@ -1,0 +1,148 @@
+"""What comes in is read as written or refused in a sentence, in bounded time, depth and size."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from attack_inputs import DOORS, attacked, ready
+
+from planner.core.catalog import Entry, check, parse_json, parse_yaml, read_text
+from planner.core.quantities import PlannerError
+from planner.facts import traces
+from planner.facts.traces import read_trace
+from planner.models.from_config import from_config
+from planner.models.registry import _config, model, models
+from planner.operations.batch import predict_row
+from planner.operations.startup_log import read_log
+from planner.planning.scenario import load_scenario
+from planner.simulator.schedule_cases import run_case
+
+KV = "Available KV cache memory: 1.5 GiB\n"
+
+
+@pytest.mark.parametrize("door", sorted({*DOORS} - {"command"}))
+def test_hostile_inputs_are_answered_or_refused(door: str) -> None:
+    ready()
+    assert [wrong for seed in range(40) if (wrong := attacked(door, seed)[1])] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [("1:30", "1:30"), ("yes", "yes"), ("off", "off"), ("010", 10), ("1e3", 1000.0), ("2024-01-01", "2024-01-01")],
+)
+def test_scalars_are_read_as_written(text: str, read: object) -> None:
+    assert parse_yaml(text, "x") == read
+
+
+@pytest.mark.parametrize("text", ["[" * 30_000, "- " * 30_000, "{a: " * 30_000, '{"a":' * 30_000])
+def test_nesting_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
+    for parse in (parse_yaml, parse_json):
+        with pytest.raises(PlannerError, match=r"nested deeper than 100 levels|not JSON: Expecting"):
+            parse(text, "x")
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(PlannerError):
+        model(tmp_path / "config.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("a: 1\nb: 2\na: 3", "line 3: a is given twice"),
+        ("rate: 9007199254740993", "beyond 2^53"),
+        ("a: &a [1, 1, 1]\n" + "".join(f"{y}: &{y} [{f'*{x}, ' * 99}]\n" for x, y in zip("abcd", "bcde", strict=True)),
+         "aliases stand for too much"),
+        ("a: &a [*a]", "aliases stand for too much"),
+        ("a: !!bool x", "not valid YAML"),
+    ],
+)  # fmt: skip
+def test_yaml_traps_are_refused(text: str, told: str) -> None:
+    with pytest.raises(PlannerError, match=re.escape(told)):
+        parse_yaml(text, "mine.yaml")
+
+
+def test_a_truth_value_is_no_number_in_any_entry() -> None:
+    class Sizes(Entry):
+        sizes: dict[str, float]
+
+    with pytest.raises(PlannerError, match=r"field sizes\.a: Input should be a number, got True"):
+        check(Sizes, {"sizes": {"a": True}}, "x")
+
+
+def test_mebibytes_for_gibibytes_get_a_hint() -> None:
+    with pytest.raises(PlannerError, match=r"if it is MiB, write 6$"):
+        load_scenario("edge-8b-24gb", {"other_tenants_gib": 6144})
+    row = {"model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "L4", "gpu_free_gib": "22528"}
+    assert "if it is MiB, write 22" in str(predict_row(row)["error"])
+
+
+def test_only_regular_files_of_bounded_size_and_utf_8_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "latin").write_bytes(b"ok\xe9")
+    (tmp_path / "big").write_bytes(b"a" * 101)
+    for path, told in ((tmp_path, "a directory"), (tmp_path / "fifo", "no regular file"), (Path("/dev/zero"), "no reg"),
+                       (tmp_path / "latin", "byte 3 is not UTF-8"), (tmp_path / "big", "at most"),
+                       (Path("a\0b"), "null"), (Path("a" * 5000), "too long")):  # fmt: skip
+        with pytest.raises(PlannerError, match=re.escape(told)):
+            read_text(path, 100)
+
+
+def test_a_packed_trace_is_bounded_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "MOST_BYTES", 2**20)
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"arrival,prompt_tokens,output_tokens\n" + b"1,1,1\n" * 2**18))
+    with pytest.raises(PlannerError, match="unpacks to more than 1 MiB"):
+        read_trace(tmp_path / "t.csv.gz")
+
+
+@pytest.mark.parametrize("end", ["\n" * 200_000, ",,\n" * 100_000])
+def test_blank_lines_at_the_end_of_a_trace_take_no_time(end: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrival,prompt_tokens,output_tokens\n0,1,1\n1,1,1\n" + end)
+    began = time.monotonic()
+    assert read_trace(tmp_path / "t.csv").rate == 1
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a" * 400_000, "1" * 400_000, "1," * 200_000, "Free memory on device " * 20_000, "Graph capturing " * 25_000,
+     "speculative_config={" * 20_000, "Error" * 80_000, "model='" * 60_000],
+)  # fmt: skip
+def test_one_long_line_of_a_log_takes_no_time(text: str) -> None:
+    began = time.monotonic()
+    assert read_log(KV + text).figures["kv_available"] == 1.5 * 2**30
+    assert time.monotonic() - began < 1
+
+
+def test_a_pattern_of_a_million_layers_is_refused() -> None:
+    config = _config(models()[0]) | {"hybrid_override_pattern": "*" * 10**6}
+    with pytest.raises(PlannerError, match="hybrid_override_pattern: expected at most 2,000 entries"):
+        from_config(config)
+
+
+def test_a_case_that_would_take_hours_is_refused(tmp_path: Path) -> None:
+    config = {
+        "max_num_seqs": 1,
+        "max_num_batched_tokens": 1,
+        "num_blocks": 9,
+        "block_size": 1,
+        "max_model_len": 2**31 - 1,
+    }
+    requests = [{"id": "a", "arrival_step": 0, "prompt_len": 2**30, "output_len": 1}]
+    (tmp_path / "case.json").write_text(json.dumps({"config": config, "requests": requests}))
+    with pytest.raises(PlannerError, match=r"1\.07e\+09 steps together are more than"):
+        run_case(tmp_path / "case.json")
+
+
+def test_a_refusal_is_one_printable_line_whatever_it_quotes() -> None:
+    said = str(PlannerError("a\nb\x1b[31m\ud800" + "c" * 10**6))
+    assert said.startswith("a b\\x1b[31m\\ud800ccc") and said.isprintable() and len(said) <= 400
+
+
+def test_a_name_is_no_glob_pattern() -> None:
+    with pytest.raises(PlannerError, match="unknown model"):
+        model("**")
