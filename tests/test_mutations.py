@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from planner.core.catalog import read_yaml
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import deploy_on
