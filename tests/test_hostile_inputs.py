@@ -19,6 +19,8 @@ from planner.facts.traces import read_trace
 from planner.models.from_config import from_config
 from planner.models.registry import _config, model, models
 from planner.operations.batch import predict_row
+from planner.operations.bench_results import read_results
+from planner.operations.explain_log import deployment_of
 from planner.operations.startup_log import read_log
 from planner.planning.scenario import load_scenario
 from planner.simulator.schedule_cases import run_case
@@ -136,6 +138,25 @@ def test_a_case_that_would_take_hours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "case.json").write_text(json.dumps({"config": config, "requests": requests}))
     with pytest.raises(PlannerError, match=r"1\.07e\+09 steps together are more than"):
         run_case(tmp_path / "case.json")
+
+
+def test_a_number_where_a_log_names_a_format_or_gpu_is_refused() -> None:
+    for named in ("quantization=8, device_name=H100", "device_name=8"):
+        with pytest.raises(PlannerError, match=r"unknown|quantization"):
+            deployment_of(read_log(f"{KV}model='meta-llama/Llama-3.1-8B-Instruct', {named}"))
+
+
+def test_a_cell_of_two_hundred_thousand_letters_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("gpu,model,measured_ttft_ms\n" + "a" * 200_000)
+    with pytest.raises(PlannerError, match="is not a CSV"):
+        read_results([tmp_path / "b.csv"])
+
+
+def test_numbers_beyond_floats_are_no_tokens(tmp_path: Path) -> None:
+    line = '{"arrival": 0, "prompt_tokens": 1%s, "output_tokens": 1}\n'
+    (tmp_path / "t.jsonl").write_text(line % "" + line % ("0" * 400))
+    with pytest.raises(PlannerError, match="line 2, field prompt_tokens"):
+        read_trace(tmp_path / "t.jsonl")
 
 
 def test_a_refusal_is_one_printable_line_whatever_it_quotes() -> None:

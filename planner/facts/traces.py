@@ -229,11 +229,12 @@ def _trace(
     kept = np.flatnonzero(output != 0)
     left_out = len(output) - len(kept)
     time, prompt, output, lines = time[kept], prompt[kept], output[kept], lines[kept]
+    time = np.where(np.abs(time) < 1e12, time, np.nan)
     if len(time) < 2:
         without = f" ({left_out} more have no output token)" if left_out else ""
         raise PlannerError(f"{path.name} has {len(time)} requests{without}; a trace needs at least two")
     for field, bad, problem in (
-        (fields[0], ~(np.abs(time) < 1e12), "is not a time"),
+        (fields[0], np.isnan(time), "is not a time"),
         (fields[1], ~np.isfinite(prompt), "is not a number"),
         (fields[2], ~np.isfinite(output), "is not a number"),
         (fields[0], time < 0, "must not be negative"),

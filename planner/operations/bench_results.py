@@ -148,7 +148,10 @@ def read_results(paths: Sequence[Path], deployment: Deployment | None = None, pr
     for path in paths:
         text = read_text(path, MOST_BYTES)
         if path.suffix.lower() == ".csv":
-            found, said = _table(path, text, deployment)
+            try:
+                found, said = _table(path, text, deployment)
+            except csv.Error as error:
+                raise PlannerError(f"{path.name} is not a CSV: {error}") from None
         elif deployment is None:
             raise PlannerError(f"{path.name} says how a run went, not what ran: name its scenario with --scenario")
         else:

@@ -141,6 +141,7 @@ def deployment_of(log: StartupLog, gpu: str | None = None, planned: Deployment |
     `PlannerError` where model or GPU remain unknown.
     """
     said = dict(log.arguments)
+    said |= {name: str(said[name]) for name in ("quantization", "gpu") if name in said}
     stored, speculation = said.pop("quantization", None), said.pop("speculation", None)
     name, card = said.pop("model", None), gpu or (planned.gpu if planned else None) or said.get("gpu")
     said.pop("gpu", None)
