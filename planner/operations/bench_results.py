@@ -63,7 +63,7 @@ class BenchRun(Entry):
     total_output_tokens: Annotated[PositiveInt, Field(le=2**53)]
     request_rate: float = Field(default=math.inf, gt=0, allow_inf_nan=True)
     burstiness: PositiveFloat = 1.0
-    max_concurrency: PositiveInt | None = None
+    max_concurrency: Annotated[PositiveInt, Field(le=10**9)] | None = None
     ramp_up_strategy: str | None = None
     mean_ttft_ms: PositiveFloat
     mean_tpot_ms: NonNegativeFloat  # 0: no request had a second token

@@ -47,7 +47,7 @@ class CaseConfig(Entry):
 
     max_num_seqs: Count
     max_num_batched_tokens: Count
-    num_blocks: Annotated[int, Field(ge=2, le=2**26, strict=True)]
+    num_blocks: Annotated[int, Field(ge=2, le=2**24, strict=True)]
     block_size: Count
     max_model_len: Count
     enable_prefix_caching: bool = False
