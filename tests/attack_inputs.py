@@ -238,7 +238,8 @@ def impossible(answer: Any) -> str:
                 return f"{name} is {value}"
     elif isinstance(answer, list):
         return next(filter(None, map(impossible, answer)), "")
-    return "nan or inf" if re.search(r"\b(nan|inf)\b(?!/)", "" if isinstance(answer, dict | list) else str(answer)) else ""
+    said = "" if isinstance(answer, dict | list) else str(answer)
+    return "nan or inf" if re.search(r"\b(nan|inf)\b(?!/)", said) else ""
 
 
 def complaint(refusal: str) -> str:
