@@ -28,7 +28,7 @@ from planner.simulator.schedule_cases import run_case
 KV = "Available KV cache memory: 1.5 GiB\n"
 
 
-@pytest.mark.parametrize("door", sorted({*DOORS} - {"command"}))
+@pytest.mark.parametrize("door", sorted(DOORS))
 def test_hostile_inputs_are_answered_or_refused(door: str) -> None:
     ready()
     assert [wrong for seed in range(40) if (wrong := attacked(door, seed)[1])] == []

@@ -249,15 +249,12 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    import yaml
+    from planner.core.catalog import parse_yaml
 
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise PlannerError(f"--set takes FIELD=VALUE, such as workload.rate=12, got {text!r}")
-    try:
-        return key, yaml.safe_load(value)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise PlannerError(f"--set {key}: {value!r:.60} is not a YAML value") from None
+    return key, parse_yaml(value, f"--set {key}")
 
 
 def _predict(options: argparse.Namespace) -> int:

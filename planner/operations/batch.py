@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from planner.core.catalog import MIB, read_text
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.coefficients import Calibration
 from planner.facts.deployment import Deployment
@@ -98,10 +100,9 @@ def predict_file(
 
 def _read_csv(path: Path) -> list[list[str]]:
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            return list(csv.reader(file))
-    except (OSError, ValueError, csv.Error) as error:
-        raise PlannerError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+        return list(csv.reader(io.StringIO(read_text(path, 256 * MIB), newline="")))
+    except csv.Error as error:
+        raise PlannerError(f"cannot read {path}: {error}") from None
 
 
 def _kept(partial: Path, rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
