@@ -87,10 +87,6 @@ class MemoryPlan:
             rest -= outside[name]
         return {**inside, "KV cache": self.requested - sum(inside.values()), **outside, "headroom": rest}
 
-    def sequences_that_fit(self, tokens: int) -> int:
-        """Sequences of `tokens` of context that decode at once without preemption, at most max_num_seqs."""
-        return min(self.pool.sequences(tokens), self.deployment.args.max_num_seqs or self.pool.num_blocks)
-
     @cached_property
     def remedy(self) -> str:
         """The smallest change that would make it fit; empty when it fits."""
