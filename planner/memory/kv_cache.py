@@ -269,7 +269,7 @@ def kv_layout(deployment: Deployment) -> KvLayout:
         kv_bytes_per_token=max(_token_bytes(stage, "full") for stage in stages) / layout.dcp,
         window_bytes_per_token=max(_token_bytes(stage, "window", "chunked") for stage in stages) / layout.dcp,
         state_bytes_per_seq=max(sum(cache.state_bytes * n for cache, n in stage.items()) for stage in stages),
-        max_model_len=args.max_model_len or architecture.max_position,
+        max_model_len=args.max_model_len,
         in_flight=batches * args.max_num_batched_tokens,
         dcp=layout.dcp,
         counts_blocks=facts["kv_tokens"] == "blocks",

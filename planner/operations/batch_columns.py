@@ -172,7 +172,7 @@ barely hold a model run so (InferenceX's recipe for DeepSeek-R1 FP8 on four GB20
 
 def _with_room(deployment: Deployment, pool: str, notes: list[str]) -> Deployment:
     """`deployment`, with more of the GPU's memory where the engine's default leaves next to nothing for the cache."""
-    usual = deployment.args.gpu_memory_utilization or ROOM
+    usual = deployment.args.gpu_memory_utilization
     if usual >= ROOM or memory_of(deployment).kv_available.mid > LEAST * deployment.gpu_total:
         return deployment
     notes.append(f"{pool}: gpu_memory_utilization {usual:g} leaves hardly any KV cache: planned with {ROOM:g}")

@@ -152,7 +152,7 @@ def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
 
 def _sizes(scenario: Scenario, candidate: Candidate) -> Iterator[int]:
     """Values of max_num_seqs to try: the largest that keeps the promised pace when full, and its neighbours."""
-    most = candidate.deployment.args.max_num_seqs or SEQS_STEP
+    most = candidate.deployment.args.max_num_seqs
     paces = [target for target in scenario.service_level if target.metric in PACES]
     if "max_num_seqs" in scenario.engine_args or most < 2 * SEQS_STEP or not scenario.service_level:
         yield most
