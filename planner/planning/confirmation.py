@@ -21,7 +21,7 @@ from planner.planning.scenario import Scenario
 
 TRIES = 60
 """Candidates that are replayed at most."""
-AFTER = 12
+AFTER = 6
 """Candidates that are replayed at most once one holds, for a runner-up and a safer one."""
 NEAR = 1.4
 """The closed form can be wrong by so much: up to here beyond a limit it does not rule a candidate out."""

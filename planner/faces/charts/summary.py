@@ -28,9 +28,10 @@ def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
             share, state = value / target.seconds, STATES[held(target, value)]
             rows.append((str(target), share.lo, share.mid, share.hi, state))
     data = pd.DataFrame(rows, columns=["target", "lo", "mid", "hi", "state"])
+    data = data.astype({"lo": float, "mid": float, "hi": float})  # also where nothing is promised
     base = alt.Chart(data, height=alt.Step(24)).encode(
-        y=alt.Y("target", title=None, sort=None, axis=alt.Axis(labelLimit=220)),
-        color=alt.Color("state", title=None, scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))),
+        y=alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220)),
+        color=alt.Color("state:N", title=None, scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))),
     )
     share = alt.X("lo", title="share of the limit", axis=alt.Axis(format="%"))
     limit = alt.Chart(pd.DataFrame({"limit": [1.0]})).mark_rule(strokeDash=[5, 4], color=BAD).encode(x="limit")
