@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.core.files import one_line
-from planner.core.quantities import PlannerError
+from planner.core.quantities import PlannerError, one_line
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import engine
 from planner.facts.workload import Lengths, Workload

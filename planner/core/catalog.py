@@ -14,11 +14,17 @@ from typing import Any, BinaryIO, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from planner.core.quantities import PlannerError
+from planner.core.quantities import MIB, PlannerError
 
 _PACKAGE = Path(__file__).resolve().parents[1]
-CATALOGS = _PACKAGE / "catalogs" if (_PACKAGE / "catalogs").is_dir() else _PACKAGE.parent / "catalogs"
-"""Where the catalogs lie: inside an installed package, or beside it in a checkout."""
+
+
+def shipped(folder: str) -> Path:
+    """Where a folder that comes along lies: inside an installed package, or beside it in a checkout."""
+    return _PACKAGE / folder if (_PACKAGE / folder).is_dir() else _PACKAGE.parent / folder
+
+
+CATALOGS = shipped("catalogs")
 
 
 class Entry(BaseModel):
@@ -28,7 +34,6 @@ class Entry(BaseModel):
 
 
 E = TypeVar("E", bound=Entry)
-MIB = 2**20
 DEEPEST = 100
 """Levels of lists and mappings inside one another."""
 

@@ -1,4 +1,4 @@
-"""What goes out: files that are whole or not there, text that stays within its line, the date."""
+"""What goes out: files that are whole or not there, and the date."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
-from unicodedata import category
 
 from planner.core.quantities import PlannerError
 
@@ -77,12 +76,6 @@ def folder(path: Path) -> Path:
     except OSError as error:
         raise PlannerError(f"cannot write into {path}: {error.strerror or error}") from None
     return path
-
-
-def one_line(text: object) -> str:
-    """Text with whatever would not print as a character of one line, such as a newline, shown as its escape."""
-    shown = (c if c.isprintable() or category(c) == "Zs" else c.encode("unicode_escape").decode() for c in str(text))
-    return "".join(shown)
 
 
 def today() -> date:

@@ -6,9 +6,10 @@ import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from unicodedata import category
 
-GIB = 2**30
-"""Bytes in a GiB: memory as drivers and engines report it."""
+MIB, GIB = 2**20, 2**30
+"""Bytes in a MiB and a GiB: memory as drivers and engines report it."""
 GB = 10**9
 """Bytes in a GB: vendors' bandwidths and capacities."""
 Z80 = 1.2815515655446004
@@ -22,8 +23,7 @@ class PlannerError(ValueError):
     """
 
     def __init__(self, message: object) -> None:
-        line = " ".join(str(message)[:10_000].split())
-        shown = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+        shown = one_line(" ".join(str(message)[:10_000].split()))
         super().__init__(shown if len(shown) <= 400 else f"{shown[:250]} ... {shown[-140:]}")
 
 
@@ -37,6 +37,12 @@ def did_you_mean(name: str, known: Iterable[str], what: str) -> PlannerError:
     return PlannerError(f"unknown {what} {name!r}; {hint}")
 
 
+def one_line(text: object) -> str:
+    """Text with whatever would not print as a character of one line, such as a newline, shown as its escape."""
+    shown = (c if c.isprintable() or category(c) == "Zs" else c.encode("unicode_escape").decode() for c in str(text))
+    return "".join(shown)
+
+
 def aligned(rows: Iterable[Sequence[str]]) -> str:
     """Rows of text in columns, the last as wide as it is."""
     rows = list(rows)
@@ -47,7 +53,7 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
 def bytes_of(gib: float, most: int, field: str) -> int:
     """The bytes of `gib` GiB; `PlannerError` above the `most` bytes that a GPU has."""
     if gib * GIB > 1.1 * most:
-        mib = f"; if it is MiB, write {gib / 1024:.4g}" if gib * 2**20 <= 1.1 * most else ""
+        mib = f"; if it is MiB, write {gib / 1024:.4g}" if gib * MIB <= 1.1 * most else ""
         raise PlannerError(f"{field}: {gib:g} GiB is more than a GPU has, {most / GIB:.4g} GiB{mib}")
     return round(gib * GIB)
 

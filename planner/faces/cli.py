@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
-from planner.core.files import one_line, replacing, today
-from planner.core.quantities import PlannerError, aligned
+from planner.core.files import replacing, today
+from planner.core.quantities import PlannerError, aligned, one_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

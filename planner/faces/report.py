@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
-from planner.core.files import folder, one_line, today
-from planner.core.quantities import PlannerError
+from planner.core.catalog import shipped
+from planner.core.files import folder, today
+from planner.core.quantities import PlannerError, one_line
 from planner.faces.chapter import keep
 from planner.facts.engines import Engine
 from planner.facts.prices import price_per_hour
@@ -24,10 +25,8 @@ from planner.planning.scenario import load_scenario, scenario_path
 from planner.planning.search import Plan, search
 from planner.studies.summary import BASES, asked, lost, spare, verdict
 
-_PACKAGE = Path(__file__).resolve().parents[1]
-NOTEBOOKS = _PACKAGE / "notebooks" if (_PACKAGE / "notebooks").is_dir() else _PACKAGE.parent / "notebooks"
-"""Where the notebooks lie: inside an installed package, or beside it in a checkout."""
-TEMPLATE = _PACKAGE / "faces" / "templates" / "report.typ"
+NOTEBOOKS = shipped("notebooks")
+TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
 TEXT_WIDTH = 640
 """Width of the page's text in a chart's pixels: a chart's type comes out a little smaller than the page's."""
 SHOWN = ["text/html", "image/svg+xml", "image/png", "text/markdown", "text/latex", "text/plain"]

@@ -15,8 +15,8 @@ from typing import IO, TYPE_CHECKING, TextIO
 
 import numpy as np
 
-from planner.core.catalog import MIB, opened, parse_json
-from planner.core.quantities import PlannerError
+from planner.core.catalog import opened, parse_json
+from planner.core.quantities import MIB, PlannerError
 
 if TYPE_CHECKING:
     import pandas as pd

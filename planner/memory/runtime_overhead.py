@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from functools import cache
 
 from planner.core.catalog import Entry, entries
-from planner.core.quantities import GIB, Interval
+from planner.core.quantities import GIB, MIB, Interval
 from planner.facts.deployment import Deployment
 from planner.facts.engines import cudagraph_sizes, release
 from planner.models.architecture import Architecture, Experts, LatentAttention, Mlp
 
-MIB = 2**20
 FA3_SPLITS = 32
 """Partial results per query that FlashAttention-3 keeps in captured graphs, FP32 (Hopper only)."""
 PIECEWISE = 0.6

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.core.files import folder, one_line, replacing
-from planner.core.quantities import Interval, aligned
+from planner.core.catalog import parse_json, read_text
+from planner.core.files import folder, replacing
+from planner.core.quantities import Interval, PlannerError, aligned, one_line
 from planner.facts.prices import price_per_hour
 from planner.latency.performance import LATENCIES, POINTS, Performance
 from planner.operations.launch import FILES, documents, file_names, launch
@@ -181,6 +182,6 @@ def write(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
 def _earlier(out: Path) -> set[str]:
     """The files that the `plan.json` of `out` came with: others of such names are its owner's."""
     try:
-        return set(FILES) & set(json.loads((out / "plan.json").read_text(encoding="utf-8"))["files"])
-    except (OSError, ValueError, LookupError, TypeError):
+        return set(FILES) & set(parse_json(read_text(out / "plan.json"), "plan.json")["files"])
+    except (PlannerError, LookupError, TypeError):
         return set()

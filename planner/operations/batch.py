@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.core.catalog import MIB, read_text
-from planner.core.quantities import GIB, Interval, PlannerError
+from planner.core.catalog import read_text
+from planner.core.quantities import GIB, MIB, Interval, PlannerError
 from planner.facts.coefficients import Calibration
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload

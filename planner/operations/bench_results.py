@@ -13,8 +13,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from planner.core.catalog import MIB, Entry, check, parse_json, read_text
-from planner.core.quantities import PlannerError
+from planner.core.catalog import Entry, check, parse_json, read_text
+from planner.core.quantities import MIB, PlannerError
 from planner.facts.arrivals import arrivals
 from planner.facts.deployment import Deployment
 from planner.facts.engines import engine

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from planner.core.catalog import CATALOGS, MIB, read_text
-from planner.core.quantities import GIB, Interval, PlannerError
+from planner.core.catalog import CATALOGS, read_text
+from planner.core.quantities import GIB, MIB, Interval, PlannerError
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import EngineArgs
 from planner.facts.gpus import gpu as find_gpu

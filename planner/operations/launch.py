@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from planner.core.catalog import CATALOGS, Entry, check, read_yaml
-from planner.core.files import one_line
-from planner.core.quantities import GIB, PlannerError
+from planner.core.quantities import GIB, PlannerError, one_line
 from planner.facts.deployment import Deployment
 from planner.facts.draft_models import method
 from planner.facts.engines import Engine, release

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from planner.core.quantities import GIB
+from planner.core.quantities import GIB, MIB
 from planner.facts.draft_models import draft_layers
 from planner.memory.budget import MemoryPlan
 from planner.memory.kv_cache import kv_format, stage_layers
@@ -15,7 +15,6 @@ from planner.models.architecture import LatentAttention, Layer, Mixer, Recurrent
 if TYPE_CHECKING:
     import pandas as pd
 
-MIB = 2**20
 RECURRENT = {
     "mamba1": "state space (Mamba)", "mamba2": "state space (Mamba-2)", "gdn": "gated delta rule",
     "kda": "Kimi delta attention", "lightning": "linear attention", "short_conv": "short convolution",
