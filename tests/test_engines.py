@@ -7,10 +7,13 @@ from typing import Any, cast
 
 import pytest
 
+from planner.core.catalog import entries
 from planner.core.quantities import PlannerError
-from planner.facts.engines import EngineArgs, cudagraph_sizes, engine, release, resolve, unsupported
+from planner.facts import engines
+from planner.facts.engines import EngineArgs, EngineEntry, cudagraph_sizes, engine, release, resolve, unsupported
 from planner.facts.gpus import gpu
 from planner.models.registry import Model
+from planner.simulator.replay import is_recent
 
 
 def served(max_position: int = 131072, hybrid: bool = False, dtype: str = "bfloat16") -> Model:
@@ -121,28 +124,45 @@ def test_refuses_what_the_engine_refuses(given: dict[str, Any], message: str) ->
         ("0.25.1", "0.20.2"),
         ("0.27.1", "0.26.0"),
         ("0.33.0", "0.33.0"),
-        ("nightly-5b8c30d62b754b57", "0.33.0"),
     ],
 )
 def test_versions_in_between_use_the_nearest_earlier_facts(version: str, facts: str) -> None:
     known = engine("vllm", version)
     assert known.facts_version == facts
-    exact = release(version.removeprefix("nightly-") if version[0] != "n" else "0.0") == release(facts)
+    exact = release(version) == release(facts)
     assert (known.note == "") is exact
     assert facts in known.note or exact
 
 
+def test_a_nightly_build_is_the_newest_known() -> None:
+    nightly, newest = engine("vllm", "nightly-5b8c30d62b754b57"), engine("vllm")
+    assert nightly.release == newest.release and nightly.facts == newest.facts
+    assert nightly.note == f"vllm nightly-5b8c30d62b754b57 is planned with the facts of {newest.facts_version}"
+
+
+def test_versions_outside_are_refused() -> None:
+    newest = engine("vllm").version
+    major, minor, _ = release(newest)
+    for outside in ("0.7.3", f"{major}.{minor + 1}.0"):
+        with pytest.raises(PlannerError, match=f"accepted: 0.8.0 to {newest}"):
+            engine("vllm", outside)
+    with pytest.raises(PlannerError, match=r"write it like 0\.20\.2"):
+        engine("vllm", "newest")
+
+
+def test_versions_inherit_from_the_version_before_in_whatever_order_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+    backwards = dict(reversed(entries("engines.yaml", EngineEntry).items()))
+    expected = engines._catalog()
+    monkeypatch.setattr(engines, "entries", lambda *_: backwards)
+    assert engines._catalog.__wrapped__() == expected
+
+
 @pytest.mark.parametrize(
-    ("version", "message"),
-    [
-        ("0.7.3", "accepted: 0.8.0 to 0.33.0"),
-        ("0.34.0", "accepted: 0.8.0 to 0.33.0"),
-        ("newest", "write it like 0.20.2"),
-    ],
+    ("version", "recent"),
+    [("0.20.2rc1", False), ("0.21.0.dev12+gabc", False), ("0.33.0rc2", True), ("nightly-5b8c30d62b754b57", True)],
 )
-def test_versions_outside_are_refused(version: str, message: str) -> None:
-    with pytest.raises(PlannerError, match=message):
-        engine("vllm", version)
+def test_builds_between_releases_schedule_as_their_release(version: str, recent: bool) -> None:
+    assert is_recent(version) is recent
 
 
 def test_unknown_engine() -> None:

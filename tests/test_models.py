@@ -5,12 +5,16 @@ import json
 import math
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from planner.core.catalog import check
 from planner.core.quantities import PlannerError
+from planner.models import from_config
 from planner.models.architecture import Attention, LatentAttention, Recurrent
+from planner.models.from_config import Family
 from planner.models.registry import _catalog, model, models
 
 # Parameters: the Hub's safetensors totals, tied embeddings and duplicates counted once (November 2026).
@@ -249,3 +253,14 @@ def test_mutated_configurations_are_refused_or_planned_never_a_traceback() -> No
             figures = (a.params_total, a.params_active, a.kv_bytes_per_token, a.state_bytes_per_sequence)
             assert all(math.isfinite(figure) and figure >= 0 for figure in figures)
     assert refused > 250
+
+
+@pytest.mark.parametrize("fact", [{"qk_nrom": "head"}, {"defaults": {"head_dimm": 128}}, {"norms": "two"}])
+def test_a_misspelt_fact_of_a_family_is_refused(fact: dict[str, object]) -> None:
+    with pytest.raises(PlannerError, match=r"families\.yaml, entry new, field"):
+        check(Family, fact, "families.yaml, entry new")
+
+
+def test_every_fact_that_a_family_may_state_is_read() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in Path(from_config.__file__).parent.glob("*.py"))
+    assert [name for name in Family.model_fields if f'"{name}"' not in code] == []

@@ -123,13 +123,13 @@ def release(version: str) -> tuple[int, int, int]:
 def _catalog() -> dict[str, dict[str, dict[str, Any]]]:
     """Engine name -> version -> all its facts, versions in ascending order."""
     known: dict[str, dict[str, dict[str, Any]]] = {}
-    for title, entry in entries("engines.yaml", EngineEntry).items():
-        name, _, version = title.partition(" ")
+    listed = [(*title.partition(" ")[::2], entry) for title, entry in entries("engines.yaml", EngineEntry).items()]
+    for name, version, entry in sorted(listed, key=lambda found: release(found[1])):
         versions = known.setdefault(name, {})
         facts = dict(next(reversed(versions.values()), {}))
         for key, fact in entry.facts.items():
             facts[key] = {**facts.get(key, {}), **fact} if isinstance(fact, dict) else fact
-        versions[version] = check(Facts, facts, f"engines.yaml, entry {title}").model_dump()
+        versions[version] = check(Facts, facts, f"engines.yaml, entry {name} {version}").model_dump()
     return known
 
 

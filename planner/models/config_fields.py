@@ -10,7 +10,7 @@ from planner.core.quantities import PlannerError
 _MISSING: Any = object()
 MOST_LAYERS = 2000
 """And most entries of any list that is read."""
-_SYNONYMS = {
+SYNONYMS = {
     "hidden_size": ("n_embd", "d_model", "dim"),
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads"),
@@ -54,11 +54,11 @@ class Fields:
 
     def has(self, name: str) -> bool:
         """The file states the field, be it null."""
-        return any(key in self.config for key in (name, *_SYNONYMS.get(name, ())))
+        return any(key in self.config for key in (name, *SYNONYMS.get(name, ())))
 
     def stated(self, name: str) -> Any:
         """The file's value under the field's name or a synonym; None when absent or null."""
-        values = (self.config.get(key) for key in (name, *_SYNONYMS.get(name, ())))
+        values = (self.config.get(key) for key in (name, *SYNONYMS.get(name, ())))
         return next((value for value in values if value is not None), None)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -79,7 +79,7 @@ class Fields:
         """A whole number in [least, most]; without a `default` the field must be there or have a class default."""
         value = self.get(name, default)
         if value is _MISSING:
-            known = ", ".join((name, *_SYNONYMS.get(name, ())))
+            known = ", ".join((name, *SYNONYMS.get(name, ())))
             raise PlannerError(f"{self.where}: field {name} is missing; looked for {known}")
         if value is default:
             return value

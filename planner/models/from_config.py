@@ -10,19 +10,51 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from planner.core.catalog import CATALOGS, read_yaml
+from pydantic import create_model
+
+from planner.core.catalog import Entry, entries
 from planner.core.quantities import PlannerError
 from planner.models import attention_and_mlp as blocks
 from planner.models.architecture import Architecture, Attention, Experts, Layer, Mixer, Mlp, Recurrent, Weight
-from planner.models.config_fields import MOST_LAYERS, Fields
+from planner.models.config_fields import MOST_LAYERS, SYNONYMS, Fields
 from planner.models.encoders import TOWERS, encoders
 from planner.models.sequence_mixers import RECURRENT, compressed_attention
 
 
+_FLAGS = """
+    attention_bias attention_k_eq_v attn_output_gate conv_bias expert_bias four_times gated head_bias is_encoder_decoder
+    lm_head_bias local_rope mamba_inner_norms mamba_proj_bias mamba_rms_norm mlp_bias mrope_once multi_head multi_query
+    new_decoder_architecture no_rope norm_bias o_bias parallel_attn qkv_bias router_correction router_has_bias
+    router_scales shared_expert_gate single_blocks sinks sliding_off tie_word_embeddings use_bias use_conv_bias
+    use_double_wide_mlp use_head_wise_attn_gate use_qk_norm use_sliding_window
+"""
+_SIZES = f"""
+    {" ".join(SYNONYMS)} activation_parameters attention_chunk_size attn_layer_offset attn_layer_period
+    decoder_sparse_step expert_layer_offset expert_layer_period final_norms first_k_dense_replace
+    full_attention_interval global_head_dim head_dim hidden_size_per_layer_input index_head_dim index_n_heads
+    interleave_moe_layer_step kv_lora_rank layer_cycle max_window_layers moe_layer_freq moe_norms norms
+    num_dense_layers num_kv_shared_layers o_groups o_lora_rank position_offset q_lora_rank qk_rope_head_dim rope_bits
+    rotary_dim router_bits sliding_window_pattern v_head_dim
+"""
+_NAMES = "dense_width expert_width ffn mamba_ssm_dtype mixer qk_norm recurrent routed_name shared_name shared_width"
+    "dense_width expert_width ffn mamba_ssm_dtype mixer qk_norm recurrent routed_name shared_name shared_width state"
+)
+_FACTS: dict[str, Any] = {
+    name: (kind | None, None)
+    for kind, names in ((bool, _FLAGS), (int, _SIZES), (str, f"{_NAMES} state unplanned vision"))
+    for name in names.split()
+}
+_Facts = create_model("_Facts", __base__=Entry, **_FACTS)
+Family = create_model(
+    "Family", __base__=_Facts, needs=(tuple[str, ...], ()), nested=(tuple[str, ...], ()), defaults=(_Facts, _Facts())
+)
+"""What may be stated of a family; the head of `catalogs/families.yaml` explains it."""
+
+
 @cache
 def families() -> dict[str, dict[str, Any]]:
-    """Class facts by `model_type`, from `catalogs/families.yaml`."""
-    return dict(read_yaml(CATALOGS / "families.yaml"))
+    """Class facts by `model_type`, from `catalogs/families.yaml`; `PlannerError` for one that nothing reads."""
+    return {name: family.model_dump(exclude_unset=True) for name, family in entries("families.yaml", Family).items()}
 
 
 def from_config(config: Mapping[str, Any], where: str = "config.json") -> Architecture:

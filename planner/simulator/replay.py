@@ -17,7 +17,7 @@ import numpy as np
 
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import Content, arrivals, shared_prefix
-from planner.facts.engines import engine, release
+from planner.facts.engines import engine
 from planner.latency.performance import LATENCIES, POINTS
 from planner.simulator.kernel_types import (
     GAUGE,
@@ -49,7 +49,7 @@ LOOKAHEAD_METHODS = ("eagle", "mtp", "draft_model", "dflash")
 
 def is_recent(version: str | None) -> bool:
     """Whether vLLM `version` (None: the newest known) schedules as 0.33.0 does; `PlannerError` for an unknown one."""
-    return release(engine("vllm", version).version) >= RECENT
+    return engine("vllm", version).release >= RECENT
 
 
 @dataclass(frozen=True, eq=False)
