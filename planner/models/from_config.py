@@ -20,7 +20,6 @@ from planner.models.config_fields import MOST_LAYERS, SYNONYMS, Fields
 from planner.models.encoders import TOWERS, encoders
 from planner.models.sequence_mixers import RECURRENT, compressed_attention
 
-
 _FLAGS = """
     attention_bias attention_k_eq_v attn_output_gate conv_bias expert_bias four_times gated head_bias is_encoder_decoder
     lm_head_bias local_rope mamba_inner_norms mamba_proj_bias mamba_rms_norm mlp_bias mrope_once multi_head multi_query
@@ -37,8 +36,6 @@ _SIZES = f"""
     rotary_dim router_bits sliding_window_pattern v_head_dim
 """
 _NAMES = "dense_width expert_width ffn mamba_ssm_dtype mixer qk_norm recurrent routed_name shared_name shared_width"
-    "dense_width expert_width ffn mamba_ssm_dtype mixer qk_norm recurrent routed_name shared_name shared_width state"
-)
 _FACTS: dict[str, Any] = {
     name: (kind | None, None)
     for kind, names in ((bool, _FLAGS), (int, _SIZES), (str, f"{_NAMES} state unplanned vision"))
