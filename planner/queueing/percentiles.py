@@ -1,5 +1,7 @@
 """How latencies spread around their means: over requests, steps and tokens; and how certain they are.
 
+Only as well as ranking, sweeps and sliders need: each latency as one gamma distribution of its mean and variance (gaps
+between tokens: none or one or more prompts in them). What is stated is replayed (`planning.benchmark_run`).
 Arrays have three axes, [cases, what is varied, slices of a distribution]; see `queueing.steady_state`.
 """
 
@@ -14,9 +16,11 @@ import numpy as np
 from planner.facts.workload import Workload
 from planner.latency.performance import WIDER, Performances
 from planner.latency.step_model import StepModel
-from planner.queueing.prefill_interference import LATE, NORMAL, PAIRS, QUANTILES, SHARES, Traffic, mean, quantiles
+from planner.queueing.prefill_interference import Traffic, mean
 
-LATE_NORMAL = np.array([NormalDist().inv_cdf(q) for q in LATE])
+LATE = np.array([0.50, 0.95, 0.99])
+"""Percentiles of `latency.performance.POINTS`."""
+NORMAL = np.array([NormalDist().inv_cdf(q) for q in LATE])
 
 
 @dataclass(frozen=True)
@@ -35,9 +39,9 @@ class State:
     queue: np.ndarray  # s waiting to be scheduled, p99
     saturated: np.ndarray
     limit: np.ndarray
-    ttft: np.ndarray  # mean
-    ttfts: np.ndarray  # [cases, 1, values] and how its values are spread
-    shares: np.ndarray  # [values] or [cases, 1, values]
+    ttft: np.ndarray  # mean, percentiles [cases, 1, `LATE`], variance
+    ttfts: np.ndarray
+    ttft_varies: np.ndarray
     level: np.ndarray  # standard deviation of a step, from how many are in flight
     groups: np.ndarray  # microbatches of a pipeline among which its sequences are spread
 
@@ -53,42 +57,36 @@ def level_sd(tpot: np.ndarray, least: np.ndarray, inside: np.ndarray, saturated:
 
 
 def gamma(average: np.ndarray, variance: np.ndarray) -> np.ndarray:
-    """[cases, 1, slices] quantiles of a gamma distribution (Wilson and Hilferty 1931)."""
+    """[cases, 1, percentiles] of gamma distributions (Wilson and Hilferty 1931)."""
     k = average**2 / np.maximum(variance, 1e-30)
     return average * np.maximum(1 - 1 / (9 * k) + NORMAL / (3 * np.sqrt(k)), 0.0) ** 3
+
+
+def variance(values: np.ndarray) -> np.ndarray:
+    """Over the slices."""
+    return np.maximum(mean(values**2) - mean(values) ** 2, 0.0)
 
 
 def performance(s: State, workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Performances:
     """Spread the means over requests and tokens, and put the calibration's intervals around them."""
     step, t, outputs = s.step, s.traffic, mean(s.traffic.outputs)
-    # how many prompts interfere with one request varies like a Poisson count
-    meetings = np.maximum(s.rate * outputs * s.tpot, 1e-9)
-    sd = np.maximum(s.tpot - s.per_token, 0.0) / np.sqrt(meetings)
-    late = np.sign(t.uneven) * np.hypot(
-        np.hypot(sd, s.tpot * np.sqrt(t.jitter / outputs)) * t.uneven, s.level * LATE_NORMAL
-    )
-    tpots = np.maximum(s.tpot + late, s.per_token)
-    # gaps with prompts hold a Poisson count of chunks, up to a full step: spread as a gamma with the same moments
-    extra, chunks = np.maximum(s.tpot - s.per_token, 1e-12), np.ceil(t.prompts / step.max_tokens)
-    chunk = s.added * t.prompts / (mean(t.prompts) * chunks)
-    one = mean(chunks * chunk) / mean(chunks)
+    later, extra = outputs - 1, np.maximum(s.tpot - s.per_token, 1e-12)
+    # how many prompts interfere with one request varies like a Poisson count; over few tokens a mean varies more
+    meetings = np.maximum(s.rate * s.tpot, 1e-9)
+    spread = extra**2 / meetings + s.tpot**2 * t.jitter
+    tpots = np.maximum(gamma(s.tpot, spread * mean(1 / t.outputs) + s.level**2), s.per_token)
+    # a share of the gaps holds a Poisson count of chunks: a Weibull distribution of about their mean and variance
+    chunks = np.ceil(t.prompts / step.max_tokens)
+    one = s.added / mean(chunks)
     carrying = -np.expm1(-extra / one)
-    several = extra / carrying
-    moment = extra * mean(chunks * chunk**2) / mean(chunks * chunk) + extra**2
-    full = np.maximum(step.max_tokens / np.minimum(mean(t.prompts), step.max_tokens) * one, several)
-    gap = np.minimum(gamma(several, moment / carrying - several**2 + s.level**2), full)
-    gaps = np.concatenate([s.per_token, s.per_token + gap], axis=-1)
-    weights = np.concatenate([1 - carrying, carrying * SHARES], axis=-1)
-    whole = s.ttft + (outputs - 1) * s.tpot
+    uneven = mean(t.prompts**2 / chunks) * mean(chunks) / mean(t.prompts) ** 2
+    shape = np.sqrt(np.maximum(carrying * (1 + (one * uneven + s.level**2 / extra) / extra) - 1, 0.0))
+    gap = extra / carrying * np.maximum(np.log(carrying / (1 - LATE)), 0.0) ** shape
+    whole = s.ttft + later * s.tpot
     first, decoding = step.sigma_ttft, step.sigma_tpot
     mixed = np.sqrt((first * s.ttft) ** 2 + (decoding * (whole - s.ttft)) ** 2) / whole
-    reached = quantiles(s.ttfts, s.shares, (*LATE, *QUANTILES))
-    # E2E: each output with every quantile of the TTFT, whose distance from the mean adds to that of the TPOT in squares
-    strays = (t.outputs - 1) * np.sqrt(sd**2 * outputs / t.outputs + s.level**2 + s.tpot**2 * t.jitter / t.outputs)
-    around = np.hypot(reached[:, :, len(LATE) :].swapaxes(1, 2) - s.ttft, strays * NORMAL[:, None])
-    e2es = s.ttft + (t.outputs - 1) * s.tpot + np.sign(NORMAL[:, None]) * around
-
-    each = np.maximum(t.tokens - 1, 1e-9) / np.maximum(outputs - 1, 1e-9)  # tokens of a gap
+    strays = s.ttft_varies + s.tpot**2 * variance(t.outputs) + later**2 * (spread / outputs + s.level**2)
+    each = np.maximum(t.tokens - 1, 1e-9) / np.maximum(later, 1e-9)  # tokens of a gap
 
     def points(average: np.ndarray, percentiles: np.ndarray) -> np.ndarray:
         return np.concatenate([average, percentiles], axis=-1)[:, 0]
@@ -97,10 +95,10 @@ def performance(s: State, workloads: Sequence[Workload], steps: Sequence[StepMod
     gaps_exist = np.array([[1.0 if workload.output.largest >= 1.5 else np.nan] for workload in workloads])
     keeps_up = (s.limit == "load") & np.array([workload.rate is not None for workload in workloads])[:, None, None]
     return Performances(
-        ttft=points(s.ttft, reached[:, :, : len(LATE)]),
+        ttft=points(s.ttft, s.ttfts),
         tpot=gaps_exist * points(s.tpot / each, tpots / each),
-        itl=gaps_exist * points(s.tpot, quantiles(gaps, weights, LATE)),
-        e2e=points(whole, quantiles(e2es, PAIRS, LATE)),
+        itl=gaps_exist * points(s.tpot, s.per_token + gap),
+        e2e=points(whole, gamma(whole, strays)),
         sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * WIDER,
         request_tps=np.ravel(s.rate * s.engines),
         request_sigma=np.ravel(np.where(keeps_up, 0.0, decoding)),  # what comes in goes out

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
@@ -19,12 +18,7 @@ EDGES = np.append(np.linspace(0, 0.9, 13), [0.94, 0.96, 0.985, 0.995, 1.0])
 """Slices of a distribution over which it is integrated: finer in the tail, around the 95th and 99th percentiles."""
 SHARES = np.diff(EDGES)
 QUANTILES = (EDGES[1:] + EDGES[:-1]) / 2
-NORMAL = np.array([NormalDist().inv_cdf(float(q)) for q in QUANTILES])
-LATE = (0.50, 0.95, 0.99)
-"""Percentiles of `latency.performance.POINTS`."""
 NOTHING = np.zeros_like(SHARES)
-PAIRS = np.outer(SHARES, SHARES).ravel()
-"""Shares of the slices of two independent distributions, one added to the other."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +31,6 @@ class Traffic:
     cached: np.ndarray  # prompt tokens found in the prefix cache, [cases, 1, slices]
     context: np.ndarray  # mean tokens that a decoding sequence attends to
     jitter: np.ndarray  # variance of the tokens that a step streams, by their mean squared
-    uneven: np.ndarray  # [cases, 1, percentiles] standard deviations from the mean of a TPOT with a mean output
 
 
 def traffic(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Traffic:
@@ -64,9 +57,7 @@ def traffic(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Traffi
     past = ((variance + per_step**2) / per_step - 1) / 2  # the last step yields more than is left (renewal theory)
     outputs = 1 + np.clip((later + past) / per_step, np.minimum(later, 1.0), later)
     context = mean(prompts) + mean(tokens**2) / (2 * mean(tokens))
-    spread = np.sqrt(mean(outputs) / outputs) * NORMAL[:, None]  # over few tokens a mean varies more
-    late = quantiles(spread, PAIRS, LATE)
-    found = np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, variance / per_step**2, late
+    found = np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, variance / per_step**2
     places = {kind: k for k, kind in enumerate(distinct)}
     place = [places[kind] for kind in kinds]
     return Traffic(*(values[place] for values in found))
@@ -75,17 +66,6 @@ def traffic(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Traffi
 def mean(values: np.ndarray) -> np.ndarray:
     """Mean over the slices."""
     return (values @ SHARES)[..., None]
-
-
-def quantiles(values: np.ndarray, shares: np.ndarray, at: Sequence[float]) -> np.ndarray:
-    """[cases, 1, at] the smallest of a case's values, each with its share, that so much of all does not exceed."""
-    values = values.reshape(len(values), -1)
-    row = np.arange(len(values))[:, None]
-    order = np.argsort(values, axis=-1)
-    place = order + row * values.shape[1]
-    reached = shares.take(order if shares.size == values.shape[1] else place).cumsum(axis=-1)
-    found = (reached + row).ravel().searchsorted(np.array(at) * (1 - 1e-12) + row)  # one rising row after the other
-    return values.take(place.take(found))[:, None]
 
 
 def decode_s(step: StepModel, batch: np.ndarray, context: np.ndarray) -> np.ndarray:

@@ -24,11 +24,10 @@ from planner.latency.performance import Performance, Performances
 from planner.latency.speculation import step_of
 from planner.latency.step_model import StepModel
 from planner.queueing.batched_step_models import column, stack
-from planner.queueing.percentiles import State, gamma, level_sd, performance
+from planner.queueing.percentiles import LATE, State, gamma, level_sd, performance, variance
 from planner.queueing.prefill_interference import (
-    PAIRS,
+    EDGES,
     QUANTILES,
-    SHARES,
     Traffic,
     burst_s,
     decode_s,
@@ -198,13 +197,14 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     rate, queue = running / stay, np.maximum(present / running - 1, 0.0) * stay
     later_ttft, burst = later_ttft + short + queue, burst + short + queue * QUANTILES
     ttft = ttft + short + queue * (1 - 0.5 / waves)
-    ttfts = np.concatenate([later_ttft, burst, lone + front[..., :1]], axis=-1)
-    parts = [(1 - 1 / waves) * SHARES, SHARES / waves * (1 - single / running), single / running / waves]
-    shares = np.concatenate(parts, axis=-1)
+    varies = mean(later_ttft**2) * (1 - 1 / waves) + mean(burst**2) / waves - ttft**2
+    slowest = 1 - (1 - LATE) * waves  # of the first burst, which is a share of 1 / waves
+    first = np.take_along_axis(burst, np.maximum(EDGES.searchsorted(slowest) - 1, 0), axis=-1)
+    ttfts = np.maximum(gamma(mean(later_ttft), variance(later_ttft)), np.where(slowest > 0, first, 0.0))
     return State(
         step, t, per_token, added, tpot, m.decode, rate, engines, held, queue,
-        np.zeros(engines.shape, bool), np.where(present > most, limit, "load"), ttft, ttfts, shares,
-        np.zeros(engines.shape), m.groups,
+        np.zeros(engines.shape, bool), np.where(present > most, limit, "load"),
+        ttft, ttfts, np.maximum(varies, 0.0), np.zeros(engines.shape), m.groups,
     )  # fmt: skip
 
 
@@ -364,16 +364,17 @@ def _open(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     varies = varies + slots**2 * (2 / np.maximum(crowded, 1e-9) - 1) + (busy * (0.5 + ahead) * level) ** 2
     backlog = np.where(saturated, prompts / offered * (1 - 1 / load), 0.0)
     filling = np.minimum(most * engines / prompts, 1.0)
-    delays = fixed + gamma(moves, varies) + backlog * np.maximum(QUANTILES - filling, 0.0)
+    queue = backlog + fixed + gamma(moves, varies)[..., -1:]
+    delays = backlog * np.maximum(QUANTILES - filling, 0.0)
     own = own + step.request_s + step.prompt_token_s * t.prompts
-    ttft = mean(own) + fixed + moves + mean(backlog * np.maximum(QUANTILES - filling, 0.0))
-    ttfts = (own + delays.swapaxes(1, 2)).reshape(len(cases), 1, -1)
+    ttft = mean(own) + fixed + moves + mean(delays)
+    least, varies = own[..., :1] + fixed, varies + variance(own) + variance(delays)
     half = _interpolated(np.maximum(most / 2, 1.0), counts, throughput)  # more at once would hardly serve more requests
     limit = np.where((limit == "max_num_seqs") & (peak < 1.05 * half), "compute", limit)
     return State(
         step, t, plain, added, tpot, decode, rate, engines, held,
-        backlog + fixed + gamma(moves, varies)[..., -1:], saturated, np.where(saturated, limit, "load"),
-        ttft, ttfts, PAIRS, level, groups,
+        queue, saturated, np.where(saturated, limit, "load"),
+        ttft, least + gamma(ttft - least, varies), varies, level, groups,
     )  # fmt: skip
 
 
