@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from planner.core.quantities import GIB
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.memory.kv_cache import KvLayout, kv_layout
+from planner.memory.kv_layers import count_caches
 from planner.models.registry import Model, model
 
 
@@ -74,7 +75,8 @@ def test_layout_is_what_vllm_creates(
     assert found.block_size == block
     assert found.stage_bytes_per_block == (page,)
     assert len(found.groups) == groups
-    assert found.kv_bytes_per_token + found.window_bytes_per_token == token
+    caches = count_caches(model(name).architecture.layers, tp, "auto")
+    assert sum(cache.token_bytes * n for cache, n in caches.items()) == token
 
 
 def test_fp8_halves_the_cache_and_checkpoints_ask_for_it() -> None:
@@ -164,7 +166,7 @@ def test_more_tokens_never_hold_fewer_blocks_and_pools_fit(
     assert found.blocks_for(tokens) <= found.blocks_for(tokens + more)
     pool = found.pool([available])
     assert pool.num_blocks * pool.bytes_per_block <= available
-    assert 0 <= pool.padding < 1
+    assert 0 <= pool.layout.padding < 1
     assert found.blocks_for(found.longest(pool.num_blocks), found.in_flight) <= max(
         pool.num_blocks, found.blocks_for(0, 0)
     )

@@ -33,7 +33,7 @@ def test_the_equation_printed_gives_its_own_result(name: str, gpu: str, tp: int,
     table = kv_table(found)
     assert sorted(table["kind of layer"]) == kinds
     assert table["layers"].sum() == len(found.deployment.model.architecture.layers)
-    assert table["bytes per token"].sum() == found.pool.kv_bytes_per_token == token
+    assert table["bytes per token"].sum() == found.pool.layout.kv_bytes_per_token == token
     assert evaluated(kv_worked(found, 1000)) == (token, token)
 
 
@@ -42,7 +42,7 @@ def test_what_a_pipeline_stage_and_shared_caches_keep() -> None:
     halved = kv_table(plan(deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4, pp=2)))
     assert halved["layers"].sum() == 40
     third = plan(deploy_on("google/gemma-3-27b-it", "L40S", tp=2, pp=3))  # stages hold 3, 3 and 4 of 10 full layers
-    assert evaluated(kv_worked(third, 1000)) == (4 * 8 * 256 * 2, third.pool.kv_bytes_per_token)
+    assert evaluated(kv_worked(third, 1000)) == (4 * 8 * 256 * 2, third.pool.layout.kv_bytes_per_token)
     shared = kv_table(plan(deploy_on("google/gemma-4-E4B", "H100"))).set_index("one layer keeps")["layers"]
     assert shared["nothing"] == 18 and shared.sum() == 42
 
@@ -52,4 +52,4 @@ def test_a_sequence_holds_windows_and_states_once() -> None:
     table = kv_table(plan(deploy_on("google/gemma-3-27b-it", "H100"))).set_index("kind of layer")
     assert table.loc["sliding window of 1,024", "bytes per sequence"] == 1024 * 52 * 16 * 256 * 2
     found = plan(deploy_on("Qwen/Qwen3-Next-80B-A3B-Instruct", "H100", tp=4))
-    assert kv_table(found)["bytes per sequence"].sum() == found.pool.state_bytes_per_seq
+    assert kv_table(found)["bytes per sequence"].sum() == found.pool.layout.state_bytes_per_seq

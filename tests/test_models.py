@@ -12,6 +12,7 @@ import pytest
 
 from planner.core.catalog import check
 from planner.core.quantities import PlannerError
+from planner.memory.kv_layers import count_caches, kept
 from planner.models import from_config
 from planner.models.architecture import Attention, LatentAttention, Recurrent
 from planner.models.from_config import Family
@@ -52,13 +53,13 @@ PARAMETERS = {
     "bigcode/starcoder2-15b": 15_957_889_024,
 }
 
-# bf16 bytes: per token of full context, in full windows per sequence, of state per sequence. KV: vLLM 0.33.0's own
-# cache specs for these configurations; states: the shapes of its Mamba and GDN layers.
+# Bytes on one GPU, in bf16 (V4: latents of 584): per token of full context, in full windows per sequence, of state per
+# sequence. KV: vLLM 0.33.0's own cache specs for these configurations; states: the shapes of its Mamba and GDN layers.
 CACHES = {
     "meta-llama/Llama-3.1-8B": (131_072, 0, 0),
     "deepseek-ai/DeepSeek-V3": (70_272, 0, 0),
     "deepseek-ai/DeepSeek-V3.2": (78_324, 0, 0),
-    "deepseek-ai/DeepSeek-V4-Flash": (6_880, 5_636_096, 12_206_080),
+    "deepseek-ai/DeepSeek-V4-Flash": (3_850.25, 43 * 128 * 584, 12_206_080),
     "zai-org/GLM-5.2": (92_628, 0, 0),
     "openai/gpt-oss-120b": (36_864, 4_718_592, 0),
     "XiaomiMiMo/MiMo-V2-Flash": (23_040, 25_559_040, 0),
@@ -69,7 +70,7 @@ CACHES = {
     "Qwen/Qwen3.5-27B": (65_536, 0, 153_944_064),
     "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B": (6_144, 0, 49_082_368),
     "moonshotai/Kimi-Linear-48B-A3B-Instruct": (8_064, 0, 43_417_600),
-    "MiniMaxAI/MiniMax-M1-80k": (40_960, 0, 293_601_280),
+    "MiniMaxAI/MiniMax-M1-80k": (40_960, 0, 146_800_640),
 }
 
 # Active parameters as their makers say them, in billions, embeddings counted.
@@ -90,8 +91,7 @@ def test_parameters_are_the_published_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", CACHES)
 def test_caches_are_the_engines(name: str) -> None:
-    a = model(name).architecture
-    assert (a.kv_bytes_per_token, a.window_bytes_per_sequence, a.state_bytes_per_sequence) == CACHES[name]
+    assert kept(count_caches(model(name).architecture.layers, 1, "auto")) == CACHES[name]
 
 
 @pytest.mark.parametrize("name", ACTIVE)
@@ -250,7 +250,7 @@ def test_mutated_configurations_are_refused_or_planned_never_a_traceback() -> No
             refused += 1
             assert "config.json" in str(error) or "rope" in str(error), str(error)
         else:
-            figures = (a.params_total, a.params_active, a.kv_bytes_per_token, a.state_bytes_per_sequence)
+            figures = (a.params_total, a.params_active, *kept(count_caches(a.layers, 1, "auto")))
             assert all(math.isfinite(figure) and figure >= 0 for figure in figures)
     assert refused > 250
 

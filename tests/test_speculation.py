@@ -255,7 +255,7 @@ def test_a_draft_costs_sequences() -> None:
     memory = plan(replace(served, speculation=None))
     found = speculate(served, 8, 1000, memory)
     assert 0.2 < found.draft_bytes / GIB < 1
-    left = (memory.kv_available.mid - found.draft_bytes) / (memory.pool.kv_bytes_per_token * 33 / 32)
+    left = (memory.kv_available.mid - found.draft_bytes) / (memory.pool.layout.kv_bytes_per_token * 33 / 32)
     least = memory.pool.sequences(1000) - left / 1000
     assert found.sequences_lost is not None
     assert least - 1 < found.sequences_lost < 2 * least  # more CUDA graphs take the rest

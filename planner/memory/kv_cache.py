@@ -15,7 +15,7 @@ from functools import cached_property
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.draft_models import draft_layers
-from planner.memory.kv_layers import Cache, Kind, count_caches, kv_width
+from planner.memory.kv_layers import Cache, Kind, count_caches, kept, kv_width
 from planner.memory.weights import partition
 from planner.models.architecture import Architecture, LatentAttention, Layer, Recurrent
 
@@ -57,9 +57,8 @@ class KvLayout:
     groups: tuple[Group, ...]
     block_size: int
     stage_bytes_per_block: tuple[int, ...]
-    used: float  # share of a block's bytes, over all groups, that some layer uses; the rest is padding
+    padding: float  # share of a block's bytes that no layer uses: groups filled up to equal size, pages to equal bytes
     kv_bytes_per_token: float  # what one more token of context costs once windows are full, fullest stage
-    window_bytes_per_token: float  # what it costs in windowed layers until then
     state_bytes_per_seq: int
     max_model_len: int
     in_flight: int  # tokens being computed per request at most: what the engine reserves windows for
@@ -100,26 +99,6 @@ class KvPool:
     bytes_per_block: int
 
     @property
-    def block_size(self) -> int:
-        """Tokens of one block in the group with the smallest blocks."""
-        return self.layout.block_size
-
-    @property
-    def groups(self) -> tuple[Group, ...]:
-        """KV-cache groups; all of them draw on this pool."""
-        return self.layout.groups
-
-    @property
-    def kv_bytes_per_token(self) -> float:
-        """Bytes per GPU that one more token of a long context costs, its windows being full."""
-        return self.layout.kv_bytes_per_token
-
-    @property
-    def state_bytes_per_seq(self) -> int:
-        """Bytes per GPU of recurrent state per sequence, before it is padded to pages."""
-        return self.layout.state_bytes_per_seq
-
-    @property
     def max_concurrency_x(self) -> float:
         """Requests of `max_model_len` tokens that fit, as the engine logs it."""
         return self.num_blocks / self.layout.blocks_per_request
@@ -128,21 +107,12 @@ class KvPool:
     def kv_tokens(self) -> int:
         """What this version logs as GPU KV cache size: blocks x block size up to 0.20.0, concurrency x length since."""
         if self.layout.counts_blocks:
-            return self.num_blocks // len(self.groups) * self.block_size * self.layout.dcp
+            return self.num_blocks // len(self.layout.groups) * self.layout.block_size * self.layout.dcp
         return int(self.max_concurrency_x * self.layout.max_model_len)
-
-    @property
-    def padding(self) -> float:
-        """Share of the pool that no layer uses: groups filled up to equal size, pages padded to equal bytes."""
-        return 1 - self.layout.used
-
-    def blocks_for(self, tokens: int, in_flight: int = 1) -> int:
-        """Blocks that one request with `tokens` of context holds (see `KvLayout.blocks_for`)."""
-        return self.layout.blocks_for(tokens, in_flight)
 
     def sequences(self, tokens: int) -> int:
         """Decoding sequences with `tokens` of context that fit at once."""
-        return max(0, self.num_blocks - 1) // max(1, self.blocks_for(tokens))
+        return max(0, self.num_blocks - 1) // max(1, self.layout.blocks_for(tokens))
 
 
 Stages = Sequence[Mapping[Cache, int]]
@@ -265,10 +235,9 @@ def kv_layout(deployment: Deployment) -> KvLayout:
         groups=groups,
         block_size=min(group.block_size for group in groups if group.kind == "full" or not _is_compressed(stages)),
         stage_bytes_per_block=tuple(max(1, round(page)) for page in pages),
-        used=used,
-        kv_bytes_per_token=max(_token_bytes(stage, "full") for stage in stages) / layout.dcp,
-        window_bytes_per_token=max(_token_bytes(stage, "window", "chunked") for stage in stages) / layout.dcp,
-        state_bytes_per_seq=max(sum(cache.state_bytes * n for cache, n in stage.items()) for stage in stages),
+        padding=1 - used,
+        kv_bytes_per_token=max(kept(stage)[0] for stage in stages) / layout.dcp,
+        state_bytes_per_seq=max(kept(stage)[2] for stage in stages),
         max_model_len=args.max_model_len,
         in_flight=batches * args.max_num_batched_tokens,
         dcp=layout.dcp,
@@ -278,7 +247,3 @@ def kv_layout(deployment: Deployment) -> KvLayout:
 
 def _is_compressed(stages: Stages) -> bool:
     return any(cache.page for stage in stages for cache in stage)
-
-
-def _token_bytes(stage: Mapping[Cache, int], *kinds: Kind) -> float:
-    return sum(cache.token_bytes * n for cache, n in stage.items() if cache.kind in kinds)

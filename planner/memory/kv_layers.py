@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,6 +63,13 @@ def count_caches(layers: Sequence[Layer], tp: int, kv_cache_dtype: str, k: int =
             for cache in mixer_caches(mixer, tp, kv_cache_dtype, k):
                 counts[cache] += times
     return counts
+
+
+def kept(caches: Mapping[Cache, int]) -> tuple[float, float, int]:
+    """Bytes of counted `caches`: per token of a long context; of a sequence in full windows; and in states."""
+    token = sum(cache.token_bytes * n for cache, n in caches.items() if cache.kind == "full")
+    windows = sum(cache.window * cache.token_bytes * n for cache, n in caches.items())
+    return token, windows, sum(cache.state_bytes * n for cache, n in caches.items())
 
 
 def _state_bytes(mixer: Recurrent, tp: int, k: int) -> int:

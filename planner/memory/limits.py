@@ -67,7 +67,7 @@ def safe_max_num_seqs(found: MemoryPlan, workload: Workload, risk: float = 0.05)
 def _blocks_held(found: MemoryPlan, workload: Workload) -> tuple[float, float]:
     """Mean and standard deviation of the blocks that a request holds at a random moment of its decoding."""
     contexts, knots = _contexts(workload.prompt, workload.output, found.layout.max_model_len)
-    blocks = np.interp(contexts, knots, [found.pool.blocks_for(int(context)) for context in knots])
+    blocks = np.interp(contexts, knots, [found.pool.layout.blocks_for(int(context)) for context in knots])
     return float(blocks.mean()), float(blocks.std())
 
 

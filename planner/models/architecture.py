@@ -53,15 +53,6 @@ class Attention:
         """Dimensions that a rotary embedding may turn."""
         return self.head_dim
 
-    @property
-    def kv_elements(self) -> int:
-        """Cached elements per token over all heads."""
-        return self.kv_heads * (self.head_dim + self.v_head_dim) if self.stores_kv else 0
-
-    def kv_bytes(self, width: float = 2) -> float:
-        """Cached bytes per token of context, `width` bytes an element."""
-        return self.kv_elements * width
-
 
 @dataclass(frozen=True)
 class LatentAttention:
@@ -90,10 +81,6 @@ class LatentAttention:
         if not self.has_indexer_cache:
             return 0
         return self.index_dim * 2 / self.compress if self.window else self.index_dim + 4 * -(-self.index_dim // 128)
-
-    def kv_bytes(self, width: float = 2) -> float:
-        """Cached bytes per token of context, `width` bytes a latent element; the window of V4 is not in it."""
-        return (self.kv_elements * width / self.compress if self.compress else 0) + self.index_bytes
 
 
 @dataclass(frozen=True)
@@ -255,19 +242,3 @@ class Architecture:
     def is_hybrid(self) -> bool:
         """Some layer keeps a recurrent state."""
         return any(isinstance(mixer, Recurrent) for mixer in self.mixers)
-
-    @cached_property
-    def kv_bytes_per_token(self) -> float:
-        """Cached bytes per token of context in bf16, over all layers that keep the whole context."""
-        whole = (mixer for mixer in self.attentions if isinstance(mixer, LatentAttention) or not mixer.window)
-        return sum(mixer.kv_bytes() for mixer in whole)
-
-    @cached_property
-    def window_bytes_per_sequence(self) -> int:
-        """Cached bytes of all windowed layers in bf16 once a sequence has filled their windows."""
-        return sum(mixer.window * mixer.kv_elements * 2 for mixer in self.attentions if mixer.window)
-
-    @cached_property
-    def state_bytes_per_sequence(self) -> int:
-        """Recurrent state per sequence over all layers, convolution inputs in bf16."""
-        return sum(mixer.state_bytes() for mixer in self.mixers if isinstance(mixer, Recurrent))

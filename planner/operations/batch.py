@@ -170,9 +170,9 @@ def _columns(found: Prediction) -> dict[str, object]:
     columns: dict[str, object] = {
         "status": "ok", "params_total": architecture.params_total, "params_active": architecture.params_active,
         **{f"{part}_gib": getattr(memory, part) / GIB for part in ("weights", "activation", "cudagraph", "non_torch")},
-        "kv_available_gib": memory.kv_available / GIB, "kv_bytes_per_token": pool.kv_bytes_per_token,
-        "state_bytes_per_seq": pool.state_bytes_per_seq, "num_gpu_blocks": pool.num_blocks,
-        "block_size": pool.block_size, "bytes_per_block": pool.bytes_per_block, "kv_tokens": pool.kv_tokens,
+        "kv_available_gib": memory.kv_available / GIB, "kv_bytes_per_token": pool.layout.kv_bytes_per_token,
+        "state_bytes_per_seq": pool.layout.state_bytes_per_seq, "num_gpu_blocks": pool.num_blocks,
+        "block_size": pool.layout.block_size, "bytes_per_block": pool.bytes_per_block, "kv_tokens": pool.kv_tokens,
         "max_concurrency_x": memory.max_concurrency, "usd_per_hour": found.usd_per_hour,
     }  # fmt: skip
     if performance is None:

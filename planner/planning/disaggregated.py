@@ -84,7 +84,7 @@ class Pools:
             step_s=(first.fixed_s + first.prefill_step_s + float(first.rows(1))) / first.stages,
         )
         context, ranks = workload.context, decode.layout.dp
-        held = (memory.pool.num_blocks - 1) / memory.pool.blocks_for(max(int(context), 1)) * rest.kv_stretch * ranks
+        held = (memory.pool.num_blocks - 1) / memory.layout.blocks_for(max(int(context), 1)) * rest.kv_stretch * ranks
         seats = int(min(decode.args.max_num_seqs * ranks, held, workload.concurrency or MOST))
         if seats < 1:
             raise PlannerError(
@@ -93,7 +93,7 @@ class Pools:
         step_s = rest.decode_step(np.maximum(np.arange(seats + 1) / ranks / rest.stages, 1.0), context)
         after = DecodePool(decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)))
         slowest = min(prefill.gpu.internode_bandwidth, decode.gpu.internode_bandwidth)  # each rank sends what it holds
-        return cls(before, after, first, rest, ranks, held, memory.pool.kv_bytes_per_token / slowest)
+        return cls(before, after, first, rest, ranks, held, memory.layout.kv_bytes_per_token / slowest)
 
     def run(self, workload: Workload) -> Performance:
         """Let the workload's requests through, a whole run from the first burst on, and sum up what they saw."""

@@ -124,7 +124,7 @@ def _capacity(cases: Sequence[Case], t: Traffic, step: StepModel) -> tuple[np.nd
     """(sequences that run at once, sequences that the KV pool holds, which of the two binds) in one engine."""
     pools = [case.plan.pool for case in cases]
     contexts = np.maximum((t.context - mean(t.cached)).astype(int), 1).ravel().tolist()
-    blocks = column([pool.blocks_for(context) for pool, context in zip(pools, contexts, strict=True)])
+    blocks = column([pool.layout.blocks_for(context) for pool, context in zip(pools, contexts, strict=True)])
     held = (column([pool.num_blocks for pool in pools]) - 1) / np.maximum(blocks, 1) * step.kv_stretch
     if (held < 1).any():
         k = int(held.argmin())

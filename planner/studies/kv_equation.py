@@ -48,7 +48,7 @@ def kv_worked(found: MemoryPlan, tokens: int) -> str:
         for mixer, layers in _kinds(found).items()
         if any(cache.kind == "full" for cache in _caches(found, mixer))
     ]
-    total = f"{pool.kv_bytes_per_token:,.0f}".replace(",", "{,}")
+    total = f"{pool.layout.kv_bytes_per_token:,.0f}".replace(",", "{,}")
     added = " + ".join(terms) if layout.dcp == 1 else rf"\left({' + '.join(terms)}\right) / {layout.dcp}"
     said = [
         f"On one GPU of this deployment ({where}), one more token of a long context takes"
@@ -60,23 +60,23 @@ def kv_worked(found: MemoryPlan, tokens: int) -> str:
     size = found.kv_available.mid / GIB
     said.append(
         (f"The pool has {size:.2f} GiB." if size > 0 else f"The budget lacks {-size:.2f} GiB before any pool.")
-        + f" Cut into blocks of {pool.block_size} tokens "
+        + f" Cut into blocks of {layout.block_size} tokens "
         f"({pool.bytes_per_block:,} bytes) that is {pool.num_blocks:,} blocks, or **{pool.kv_tokens:,} tokens** as "
         f"this version counts them: {found.max_concurrency:.1f} sequences of max_model_len = {layout.max_model_len:,}. "
-        f"A sequence of {tokens:,} tokens holds {pool.blocks_for(tokens):,} blocks, "
-        f"{pool.blocks_for(tokens) * pool.bytes_per_block / MIB:,.1f} MiB."
+        f"A sequence of {tokens:,} tokens holds {layout.blocks_for(tokens):,} blocks, "
+        f"{layout.blocks_for(tokens) * pool.bytes_per_block / MIB:,.1f} MiB."
     )
     if (decoding := pool.sequences(layout.max_model_len)) > found.max_concurrency.mid:
         said[-1] += (
             f" (The engine reserves windows for {layout.in_flight:,} tokens of prompt being computed; sequences that "
             f"decode hold less, and {decoding:,} of them fit.)"
         )
-    if len(pool.groups) > 1:
+    if len(layout.groups) > 1:
         said[-1] += (
-            f" The layers form {len(pool.groups)} groups that draw on one pool, each with blocks of its own"
-            + f"; filling groups and blocks up to equal size wastes {pool.padding:.1%} of it."
-            * (pool.padding >= 0.0005)
-            + "." * (pool.padding < 0.0005)
+            f" The layers form {len(layout.groups)} groups that draw on one pool, each with blocks of its own"
+            + f"; filling groups and blocks up to equal size wastes {layout.padding:.1%} of it."
+            * (layout.padding >= 0.0005)
+            + "." * (layout.padding < 0.0005)
         )
     return "\n\n".join(said)
 
