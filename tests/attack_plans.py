@@ -91,7 +91,7 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
     if performance is None:
         yield "it is recommended without a performance"
         return
-    for path, ends in (*numbers(vars(performance), "performance"), *numbers(candidate.row(), "row")):
+    for path, ends in numbers(vars(performance), "performance"):
         if outputs.largest <= 1 and re.search("tpot|itl", path) and any(map(math.isnan, ends)):
             continue
         if not all(math.isfinite(end) and end >= 0 for end in ends) or list(ends) != sorted(ends):
@@ -139,7 +139,7 @@ def _beyond_hardware(asked: Scenario, deployment: Deployment, performance: Any) 
 
 def stated(candidate: Candidate) -> dict[str, float]:
     """The figures of a candidate by their columns in the batch interface; ms, tokens/s, USD."""
-    performance, cost = candidate.prediction.performance, candidate.prediction.cost
+    performance, per_token = candidate.prediction.performance, candidate.prediction.usd_per_mtok_output
     assert performance
     found: dict[str, float] = {"kv_available_gib": candidate.prediction.memory.kv_available.mid / GIB}
     for metric, at in product(METRICS, POINTS):
@@ -149,9 +149,8 @@ def stated(candidate: Candidate) -> dict[str, float]:
     found |= {"decode_batch_mean": performance.decode_batch, "preemptions_per_request": performance.preemptions}
     found |= {name: middle(getattr(performance, of, None))
               for name, of in (("capacity_rps", "capacity"), ("kv_usage_p99", "kv_usage_p99"))}  # fmt: skip
-    if cost:
-        found |= {"usd_per_hour": middle(cost.usd_per_hour)}
-        found |= {"usd_per_mtok_output": middle(cost.usd_per_million_output_tokens)}
+    if per_token:
+        found |= {"usd_per_hour": middle(candidate.usd_per_hour), "usd_per_mtok_output": per_token.mid}
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 
@@ -350,7 +349,7 @@ def check_nothing_cheaper(asked: Scenario, plan: Plan) -> list[str]:
 
 def fingerprint(plan: Plan) -> str:
     """All that a plan says, to the last digit."""
-    said = [(name, describe(c.deployment), sorted(map(str, c.row().items())), str(vars(c.prediction.performance)))
+    said = [(name, str(c), c.deployment.args, str(vars(c.prediction.performance)))
             for name, c in shown(plan) if c.prediction.performance]  # fmt: skip
     return repr((said, str(plan.binding), plan.notes))
 

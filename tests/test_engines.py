@@ -23,7 +23,7 @@ def served(max_position: int = 131072, hybrid: bool = False, dtype: str = "bfloa
 
 
 def defaults(version: str, card: str, **given: Any) -> EngineArgs:
-    return resolve(EngineArgs(**given), engine("vllm", version), gpu(card), served())
+    return resolve(given, engine("vllm", version), gpu(card), served())
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_default_utilization(version: str, share: float) -> None:
 
 @pytest.mark.parametrize(("version", "cached"), [("0.20.2", False), ("0.33.0", True)])
 def test_prefix_caching_of_hybrids(version: str, cached: bool) -> None:
-    args = resolve(EngineArgs(), engine("vllm", version), gpu("H100"), served(hybrid=True))
+    args = resolve({}, engine("vllm", version), gpu("H100"), served(hybrid=True))
     assert args.enable_prefix_caching is cached
     assert defaults(version, "H100").enable_prefix_caching is True
 
@@ -83,7 +83,7 @@ def test_cudagraph_sizes(version: str, card: str, given: dict[str, Any], k: int,
 
 
 def test_no_default_exceeds_what_the_model_can_use() -> None:
-    args = resolve(EngineArgs(max_num_seqs=4), engine("vllm", "0.20.2"), gpu("H100"), served(max_position=1024))
+    args = resolve({"max_num_seqs": 4}, engine("vllm", "0.20.2"), gpu("H100"), served(max_position=1024))
     assert args.max_num_batched_tokens == 4 * 1024
     assert defaults("0.20.2", "H100", max_num_batched_tokens=512).max_num_seqs == 512
     assert defaults("0.20.2", "L4", enable_chunked_prefill=False).max_num_batched_tokens == 131072
@@ -198,5 +198,5 @@ def test_support_begins_and_ends() -> None:
 
 def test_resolving_twice_changes_nothing() -> None:
     once = defaults("0.33.0", "B200", max_model_len=8192)
-    assert resolve(once, engine("vllm", "0.33.0"), gpu("B200"), served()) == once
+    assert resolve(vars(once), engine("vllm", "0.33.0"), gpu("B200"), served()) == once
     assert replace(once, block_size=None) == once  # block sizes belong to the KV layout

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from planner.core.quantities import PlannerError, did_you_mean
+from planner.core.quantities import PlannerError
 from planner.facts import engines, gpus
-from planner.facts.engines import Engine, EngineArgs, ResolvedArgs
+from planner.facts.engines import Engine, EngineArgs
 from planner.facts.gpus import Gpu
 from planner.models import registry
 from planner.models.registry import Model
@@ -76,7 +76,7 @@ class Deployment:
     gpu: Gpu
     layout: ParallelLayout
     engine: Engine
-    args: ResolvedArgs
+    args: EngineArgs
     speculation: Speculation | None
     gpus_per_node: int
     link_bandwidth: float  # bytes/s per direction per GPU inside a node
@@ -117,13 +117,9 @@ def deploy_on(
     """
     card = gpus.gpu(gpu) if isinstance(gpu, str) else gpu
     served = registry.model(model, quantization=quantization, dtype=dtype) if isinstance(model, str) else model
-    known = {field.name for field in fields(EngineArgs)}
-    for name in engine_args:
-        if name not in known:
-            raise did_you_mean(name, known, "engine argument")
     started = engine if isinstance(engine, Engine) else engines.engine(engine, engine_version)
     layout = ParallelLayout(tp, pp, dp, ep, dcp, replicas)
-    args = engines.resolve(EngineArgs(**engine_args), started, card, served)
+    args = engines.resolve(engine_args, started, card, served)
     link = gpus.interconnect(card, interconnect) if interconnect else card.link_bandwidth
     return Deployment(
         served, card, layout, started, args, speculation, gpus_per_node or card.gpus_per_node, link,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -179,86 +179,57 @@ def unsupported(gpu: Gpu, engine: Engine) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class EngineArgs:
-    """The engine's own argument names; None means its default for this version, GPU and model."""
-
-    gpu_memory_utilization: float | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    block_size: int | None = None
-    kv_cache_dtype: str | None = None
-    dtype: str | None = None
-    enforce_eager: bool | None = None
-    enable_prefix_caching: bool | None = None
-    enable_chunked_prefill: bool | None = None
-    async_scheduling: bool | None = None
-    max_loras: int | None = None
-    max_lora_rank: int | None = None
-    long_prefill_token_threshold: int | None = None
-    scheduling_policy: str | None = None
-
-
-@dataclass(frozen=True)
-class ResolvedArgs:
-    """`EngineArgs` as an engine has started with: nothing is left open but what backends decide for themselves."""
+    """An engine's own names of arguments, as it has started with them; open is only what backends decide."""
 
     gpu_memory_utilization: float
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    block_size: int | None
-    kv_cache_dtype: str | None
+    block_size: int | None = None
+    kv_cache_dtype: str | None = None
     dtype: str
-    enforce_eager: bool
+    enforce_eager: bool = False
     enable_prefix_caching: bool
     enable_chunked_prefill: bool
     async_scheduling: bool
-    max_loras: int  # 0: no LoRA
-    max_lora_rank: int
-    long_prefill_token_threshold: int  # 0: none
-    scheduling_policy: str
+    max_loras: int = 0  # 0: no LoRA
+    max_lora_rank: int = 16
+    long_prefill_token_threshold: int = 0  # 0: none
+    scheduling_policy: str = "fcfs"
 
 
-def resolve(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> ResolvedArgs:
-    """Fill in every field as `engine` does at start; `PlannerError` where it would refuse to start.
+def resolve(given: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
+    """Fill in what is not `given` (or None) as `engine` does at start; `PlannerError` where it would refuse to start.
 
     `block_size` stays as given: backends and hybrid models change its default (see `memory.kv_cache`).
     Order: vLLM 0.20.2 engine/arg_utils.py:2339, 0.33.0 engine/arg_utils.py:3151.
     """
-    facts, shape = engine.facts, model.architecture
-    tier = _tier(engine, gpu)
-    length = args.max_model_len or shape.max_position
-    chunked = facts["chunked_prefill"] if args.enable_chunked_prefill is None else args.enable_chunked_prefill
-    tokens, seqs = args.max_num_batched_tokens, args.max_num_seqs
-    if tokens is None:
-        tokens = tier["max_num_batched_tokens"]
-        if engine.name == "vllm":
-            tokens = min(tokens if chunked else max(tokens, length), (seqs or tier["max_num_seqs"]) * length)
-    dtype = model.dtype
-    if dtype == "bfloat16" and "bf16" not in gpu.flops:
-        dtype = "float16"
-    defaults = ResolvedArgs(
-        gpu_memory_utilization=tier["gpu_memory_utilization"] or facts["gpu_memory_utilization"],
-        max_model_len=length,
-        max_num_seqs=min(tier["max_num_seqs"], tokens),
-        max_num_batched_tokens=tokens,
-        block_size=None,
-        kv_cache_dtype=None,
-        dtype=dtype,
-        enforce_eager=False,
-        enable_prefix_caching=facts["prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"],
-        enable_chunked_prefill=chunked,
-        async_scheduling=facts["async_scheduling"],
-        max_loras=0,
-        max_lora_rank=16,
-        long_prefill_token_threshold=0,
-        scheduling_policy="fcfs",
-    )
-    given = {field.name: value for field in fields(args) if (value := getattr(args, field.name)) is not None}
+    facts, shape, tier = engine.facts, model.architecture, _tier(engine, gpu)
+    for name in given:
+        if name not in EngineArgs.__dataclass_fields__:
+            raise did_you_mean(name, EngineArgs.__dataclass_fields__, "engine argument")
+    given = {name: value for name, value in given.items() if value is not None}
     given |= {name: _SPELLINGS.get(given[name], given[name]) for name in ("dtype", "kv_cache_dtype") if name in given}
-    filled = replace(defaults, **given)
+    length = given.get("max_model_len") or shape.max_position
+    chunked = given.get("enable_chunked_prefill", facts["chunked_prefill"])
+    tokens = tier["max_num_batched_tokens"]
+    if engine.name == "vllm":
+        seqs = given.get("max_num_seqs") or tier["max_num_seqs"]
+        tokens = min(tokens if chunked else max(tokens, length), seqs * length)
+    tokens = given.get("max_num_batched_tokens", tokens)
+    defaults = {
+        "gpu_memory_utilization": tier["gpu_memory_utilization"] or facts["gpu_memory_utilization"],
+        "max_model_len": length,
+        "max_num_seqs": min(tier["max_num_seqs"], tokens),
+        "max_num_batched_tokens": tokens,
+        "dtype": "float16" if model.dtype == "bfloat16" and "bf16" not in gpu.flops else model.dtype,
+        "enable_prefix_caching": facts["prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"],
+        "enable_chunked_prefill": chunked,
+        "async_scheduling": facts["async_scheduling"],
+    }
+    filled = EngineArgs(**{**defaults, **given})
     if (reason := _refusal(filled, engine, gpu, model)) is not None:
         raise PlannerError(reason)
     return filled
@@ -274,7 +245,7 @@ def _tier(engine: Engine, gpu: Gpu) -> Mapping[str, Any]:
     return next(filter(fits, engine.facts["limits"]))
 
 
-def _refusal(args: ResolvedArgs, engine: Engine, gpu: Gpu, model: Model) -> str | None:
+def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | None:
     """Why the engine would not start with these arguments (vLLM config/scheduler.py, cache.py, model.py); else None."""
     length, tokens, seqs = args.max_model_len, args.max_num_batched_tokens, args.max_num_seqs
     accepted = engine.facts["kv_cache_dtypes"]
@@ -303,7 +274,7 @@ def _refusal(args: ResolvedArgs, engine: Engine, gpu: Gpu, model: Model) -> str 
     return None
 
 
-def cudagraph_sizes(engine: Engine, args: ResolvedArgs, gpu: Gpu, k: int = 0) -> tuple[int, ...]:
+def cudagraph_sizes(engine: Engine, args: EngineArgs, gpu: Gpu, k: int = 0) -> tuple[int, ...]:
     """Batch sizes (tokens) that get a CUDA graph, with `k` speculative tokens; none with `enforce_eager`.
 
     vLLM 0.20.2 config/vllm.py:1423, 0.33.0 config/vllm.py:2398.

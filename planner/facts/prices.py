@@ -11,6 +11,9 @@ from planner.core.catalog import Entry, entries
 from planner.core.quantities import PlannerError
 from planner.facts.gpus import Gpu, gpu
 
+HOURS_PER_MONTH = 730.5
+"""Hours in an average month: 365.25 / 12 days."""
+
 
 class Price(Entry):
     """USD per GPU-hour on demand, the range of what others ask, and where that comes from."""

@@ -44,7 +44,7 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
     """What one candidate is and does, as `plan.json` has it."""
     deployment, prediction = candidate.deployment, candidate.prediction
     layout, args, price = deployment.layout, deployment.args, price_per_hour(deployment.gpu, scenario.prices)
-    drafting, performance, cost = deployment.speculation, prediction.performance, prediction.cost
+    drafting, performance = deployment.speculation, prediction.performance
     shown: dict[str, Any] = {
         "model": scenario.model,
         "checkpoint": deployment.model.name,
@@ -67,7 +67,7 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         },
         "usd_per_hour": _triple(prediction.usd),
         "price_source": str(price) if price else None,
-        "usd_per_mtok_output": _triple(cost.usd_per_million_output_tokens if cost else None),
+        "usd_per_mtok_output": _triple(prediction.usd_per_mtok_output),
         "power_w": None,
     }
     return shown | (_loaded(scenario, candidate, performance) if performance else {"predicted": None})
@@ -126,10 +126,10 @@ def told(plan: Plan) -> str:
     lines.append(("Run" if plan.chosen else "Nearest", f"{scenario.model} on {describe(best.deployment)}"))
     if plan.chosen:
         lines.append(("Command", launch(best.prediction).line))
-    if cost := best.prediction.cost:
-        tokens = f"at the first price ${cost.usd_per_million_output_tokens:.2f} a million output tokens"
-        if hours := run_hours(scenario, best):
-            tokens += f", ${hours * cost.usd_per_hour:,.2f} for all of it in {hours:.3g} hours"
+    if per_token := best.prediction.usd_per_mtok_output:
+        tokens = f"at the first price ${per_token:.2f} a million output tokens"
+        if (hours := run_hours(scenario, best)) and best.usd_per_hour:
+            tokens += f", ${hours * best.usd_per_hour:,.2f} for all of it in {hours:.3g} hours"
         lines.append(("Cost", f"${best.prediction.usd:,.2f} an hour; {tokens}"))
     lines += [_promise(target, found) for target in scenario.service_level]
     if found.capacity:

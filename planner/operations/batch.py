@@ -187,7 +187,7 @@ def _columns(found: Prediction) -> dict[str, object]:
         "output_tps_per_gpu": performance.output_tps / found.gpus, "preemptions_per_request": performance.preemptions,
         "kv_usage_p99": performance.kv_usage_p99 or performance.kv_usage, "queue_ms_p99": performance.queue * 1e3,
         "decode_batch_mean": performance.decode_batch, "spec_speedup": found.speedup, "calibration": performance.basis,
-        "usd_per_mtok_output": found.cost and found.cost.usd_per_million_output_tokens,
+        "usd_per_mtok_output": found.usd_per_mtok_output,
         "capacity_rps": performance.capacity,
     }  # fmt: skip
     return _with_intervals(columns)

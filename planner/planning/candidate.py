@@ -79,18 +79,6 @@ class Candidate:
         """Sorts candidates from best to worst by the rule of this module."""
         return not self.meets, self.cost, self.at_risk, self.preference, self.deployment.layout.pp, self.margin
 
-    def row(self) -> dict[str, object]:
-        """The candidate in a line, with units in the names."""
-        deployment, layout, found = self.deployment, self.deployment.layout, self.prediction.performance
-        line = {"gpu": deployment.gpu.name, "gpus": layout.gpus, "layout": str(layout)}
-        line |= {"weights": deployment.model.quantization.method, "kv_cache_dtype": deployment.args.kv_cache_dtype}
-        line |= {"speculation": deployment.speculation.method if deployment.speculation else ""}
-        line |= {"usd_per_hour": self.usd_per_hour, "meets": self.meets, "at_risk": self.at_risk}
-        if found:
-            line |= {f"{m}_ms_p95": getattr(found, m)["p95"].mid * 1e3 for m in ("ttft", "tpot", "e2e")}
-            line |= {"output_tps": found.output_tps.mid, "kv_usage": found.kv_usage}
-        return line | {"max_num_seqs": deployment.args.max_num_seqs, "misses": "; ".join(self.misses)}
-
     def __str__(self) -> str:
         price = "no price known" if self.usd_per_hour is None else f"${self.usd_per_hour:,.2f} per hour"
         verdict = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +13,6 @@ from planner.facts.workload import Workload
 from planner.latency.speculation import speculate
 from planner.memory.budget import MemoryPlan, memory_of
 from planner.planning.benchmark_run import performance, refused, taken_on
-from planner.planning.cost import Cost, cost
 from planner.queueing.steady_state import Case, Performance, closed_loops, open_loops
 
 RATES = ("output_tps", "total_tps", "request_tps")
@@ -68,11 +68,12 @@ class Prediction:
         return self.performance is not None
 
     @property
-    def cost(self) -> Cost | None:
-        """Running cost, where a price is known and the deployment fits."""
+    def usd_per_mtok_output(self) -> Interval | None:
+        """USD per million output tokens at the first price; None where none is known, or it does not fit."""
         if self.performance is None or self.usd_per_hour is None:
             return None
-        return cost(self.usd_per_hour / self.gpus, self.gpus, self.performance.output_tps, self.performance.request_tps)
+        usd = self.usd_per_hour / 3600
+        return self.performance.output_tps.map(lambda rate: usd / rate if rate > 0 else math.inf) * 1e6
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
@@ -133,7 +133,7 @@ class ScenarioEntry(Entry):
 
 
 _FIELDS: dict[str, Any] = {
-    name: (Annotated[kind, Field(le=2**40)] if int in get_args(kind) else kind, None)
+    name: (Annotated[kind, Field(le=2**40)] | None if kind in (int, int | None) else kind | None, None)
     for name, kind in get_type_hints(EngineArgs).items()
 }
 _EngineArgs = create_model("_EngineArgs", __base__=Entry, **_FIELDS)
@@ -328,7 +328,7 @@ def _known(given: Mapping[str, Any], known: Mapping[str, object], what: str) -> 
     return given
 
 
-def _refusal(args: EngineArgs, engine: Engine, card: Gpu, served: Model) -> PlannerError | None:
+def _refusal(args: Mapping[str, Setting], engine: Engine, card: Gpu, served: Model) -> PlannerError | None:
     """What the engine has against these arguments on this GPU."""
     try:
         resolve(args, engine, card, served)
@@ -426,7 +426,7 @@ def _possible(scenario: Scenario) -> None:
     if scenario.speculation:
         scenario.speculation.load()
     for kv_cache_dtype in scenario.kv_cache_dtypes:
-        args = EngineArgs(**{"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args})  # type: ignore[arg-type]
+        args = {"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}
         refusals = [_refusal(args, scenario.engine, candidate.gpu, served[0]) for candidate in scenario.gpus]
         if all(refusals):
             raise refusals[0]  # type: ignore[misc]

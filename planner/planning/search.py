@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment, ParallelLayout
@@ -25,9 +25,6 @@ from planner.planning.candidate import Candidate, describe, judge, judge_all
 from planner.planning.confirmation import confirm, nearest, stated
 from planner.planning.deployments import deployment_of
 from planner.planning.scenario import CandidateGpu, Scenario
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -81,12 +78,6 @@ class Plan:
         if self.chosen:
             return self.chosen.risks
         return self.best.misses if self.best else (self.binding.sentence,)
-
-    def frame(self) -> pd.DataFrame:
-        """One row per candidate, from best to worst."""
-        import pandas as pd
-
-        return pd.DataFrame([candidate.row() for candidate in self.candidates])
 
     def __str__(self) -> str:
         if self.chosen is None:

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 from planner.core.quantities import GIB, Interval
 from planner.facts.deployment import Deployment, ParallelLayout
-from planner.facts.prices import price_per_hour
+from planner.facts.prices import HOURS_PER_MONTH, price_per_hour
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, asked_rps, describe, free_share, milliseconds, replayed, run_hours
-from planner.planning.cost import HOURS_PER_MONTH
 from planner.planning.deployments import deployment_of
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -149,8 +148,8 @@ def rent(plan: Plan) -> pd.DataFrame:
         rows += [("cost per hour (USD)", usd), whole_cost or ("cost per month (USD)", usd * HOURS_PER_MONTH)]
         if idle and deployment.layout.gpus_per_replica > 1:  # single GPUs are let singly
             rows += [("cost per hour where only whole machines are let (USD)", usd * (count * node / gpus))]
-        if cost := best.prediction.cost:
-            rows += [("cost per million output tokens, at the first price (USD)", cost.usd_per_million_output_tokens)]
+        if per_token := best.prediction.usd_per_mtok_output:
+            rows += [("cost per million output tokens, at the first price (USD)", per_token)]
         rows += [("price of a GPU", str(price))]
     else:
         rows += [("price", f"none is known for {card}: set prices in the scenario")]
