@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 import pandas as pd
 import vl_convert
 
+from planner.core.catalog import read_yaml
 from planner.core.quantities import GIB
 from planner.memory.budget import MemoryPlan
 
-WIDTH, HEIGHT = 560, 200
-PALETTE = ["#3b7dd8", "#e0802f", "#2e9e78", "#c9524a", "#8a6fc4", "#b38a3d", "#4fa9bd", "#c96fa3"]
-"""Mid-tones that stay apart for colour-blind eyes, on white paper and on a dark screen."""
+THEME = read_yaml(Path(__file__).parents[1] / "templates" / "theme.yaml")
+WIDTH: int = THEME["view"]["continuousWidth"]
+PALETTE: list[str] = THEME["range"]["category"]
 GOOD, BAD, MUTED = "#2e9e78", "#c9524a", "#8a8f98"
 PARTS = {
     "weights": "#3b7dd8",
@@ -29,50 +31,13 @@ PARTS = {
     "headroom": "#8a8f9866",
 }
 """One colour for each part of a memory budget, everywhere."""
+GAUGES = ["running", "waiting"]
 
 
 @alt.theme.register("headroom", enable=True)
 def theme() -> Any:
-    """Text takes the colour of what is around it (`currentColor`), so that a chart suits paper and a dark screen."""
-    text = "currentColor"
-    font = "Liberation Sans, Arial, Helvetica, sans-serif"
-    faint = "#8888884d"
-    return {
-        "config": {
-            "background": "transparent",
-            "font": font,
-            "view": {"continuousWidth": WIDTH, "continuousHeight": HEIGHT, "discreteWidth": WIDTH, "stroke": None},
-            "range": {"category": PALETTE, "heatmap": {"scheme": "viridis"}},
-            "title": {"color": text, "fontSize": 12, "anchor": "start", "fontWeight": "bold"},
-            "axis": {
-                "labelColor": text,
-                "titleColor": text,
-                "titleFontWeight": "normal",
-                "labelFontSize": 11,
-                "titleFontSize": 11,
-                "gridColor": faint,
-                "domainColor": MUTED,
-                "tickColor": MUTED,
-                "tickCount": 8,
-                "labelSeparation": 6,
-            },
-            "legend": {
-                "labelColor": text,
-                "titleColor": text,
-                "titleFontWeight": "normal",
-                "labelFontSize": 11,
-                "titleFontSize": 11,
-                "orient": "top",
-                "symbolOpacity": 1,
-            },
-            "header": {"labelColor": text, "titleColor": text, "labelFontSize": 11},
-            "line": {"strokeWidth": 2},
-            "text": {"color": text, "fontSize": 11},
-            "rule": {"color": MUTED},
-            "mark": {"color": PALETTE[0]},
-            "point": {"filled": True, "size": 55},
-        }
-    }
+    """Vega-Lite's configuration of every chart."""
+    return {"config": THEME}
 
 
 def svg(chart: alt.TopLevelMixin) -> str:
@@ -94,7 +59,12 @@ def _with_title(match: re.Match[str]) -> str:
 
 def budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
     """What fills one GPU: a stacked bar in GiB for each labelled plan."""
-    rows = [(label, order, part, size / GIB) for label, plan in plans.items() for order, (part, size) in _parts(plan)]
+    rows = [
+        (label, order, part, size / GIB)
+        for label, plan in plans.items()
+        for order, (part, size) in enumerate(plan.parts.items())
+        if size > 0
+    ]
     data = pd.DataFrame(rows, columns=["plan", "order", "part", "gib"])
     present = [part for part in PARTS if part in set(data["part"])]
     return (
@@ -111,8 +81,26 @@ def budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
     )
 
 
-def _parts(plan: MemoryPlan) -> Iterable[tuple[int, tuple[str, int]]]:
-    return enumerate((part, size) for part, size in plan.parts.items() if size > 0)
+def ends(intervals: pd.Series) -> dict[str, list[float]]:
+    """Columns "lo", "mid" and "hi" of a column of intervals, or of numbers."""
+    return {end: [getattr(value, end, value) for value in intervals] for end in ("lo", "mid", "hi")}
+
+
+def band(base: alt.Chart, height: alt.Y) -> list[alt.Chart]:
+    """The line of `mid`, drawn as `height` says, in its 80 % band from `lo` to `hi`."""
+    return [base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")), base.mark_line().encode(y=height)]
+
+
+def dashed(limit: float | None) -> list[alt.Chart]:
+    """A promise, as a dashed line across; nothing where nothing is promised."""
+    rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=BAD)
+    return [] if limit is None else [rule.encode(y=alt.Y("limit:Q"))]
+
+
+def stacked(panel: Any, column: str, order: Sequence[str]) -> alt.FacetChart:
+    """`panel` once for each value of `column`, one above the other, its name above it."""
+    above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
+    return panel.facet(row=alt.Row(f"{column}:N", title=None, sort=list(order), header=above))
 
 
 def lines(
@@ -122,17 +110,11 @@ def lines(
 
     Column names are the axis titles, units included.
     """
-    mid, lo, hi = (data[y].map(lambda value, end=end: getattr(value, end, value)) for end in ("mid", "lo", "hi"))
-    base = alt.Chart(data.drop(columns=y).assign(mid=mid, lo=lo, hi=hi)).encode(
+    base = alt.Chart(data.drop(columns=y).assign(**ends(data[y]))).encode(
         x=alt.X(_field(x), title=x, scale=alt.Scale(type="log" if log else "linear", nice=False)),
         color=alt.Color(_field(series), title=series, sort=None) if series else alt.Undefined,
     )
-    band = base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi"))
-    layers = [band, base.mark_line().encode(y=alt.Y("mid:Q", title=y))]
-    if limit is not None:
-        rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=BAD)
-        layers.append(rule.encode(y=alt.Y("limit:Q")))
-    return alt.layer(*layers)
+    return alt.layer(*band(base, alt.Y("mid:Q", title=y)), *dashed(limit))
 
 
 def _field(column: str) -> str:

@@ -9,7 +9,7 @@ import altair as alt
 import pandas as pd
 
 from planner.core.quantities import Interval
-from planner.faces.charts.base import BAD, MUTED, PALETTE, WIDTH, lines
+from planner.faces.charts.base import MUTED, PALETTE, WIDTH, dashed, ends, lines, stacked
 from planner.queueing.steady_state import Performance
 
 GAP = 70
@@ -54,13 +54,13 @@ def panels(
     side, aside = alt.expr("datum.side"), alt.expr("datum.side == 'left' ? 4 : -4")
     names = spots.mark_text(y=alt.expr("-6 - 13 * datum.height"), align=side, dx=aside, color="currentColor")
     named = [spots.mark_rule(color=MUTED, strokeDash=[2, 3]), names.encode(text=alt.Text("name:N"))] if marks else []
-    stacked: list[alt.LayerChart | alt.FacetChart] = []
+    drawn: list[alt.LayerChart | alt.FacetChart] = []
     for y, limit in limits.items():
         near = data if limit is None else data[[value.mid <= FAR * limit for value in data[y]]]
         panel = lines(_cut((near if len(near) > 1 else data)[[x, y]], y, limit), x, y, limit=limit, log=log)
-        shown = named[:1] if stacked else named  # names stand above the first panel
-        stacked.append(alt.layer(panel, *shown).properties(width=beside(min(columns, len(limits))), height=120))
-    return alt.concat(*stacked, columns=columns).resolve_scale(x="shared")
+        shown = named[:1] if drawn else named  # names stand above the first panel
+        drawn.append(alt.layer(panel, *shown).properties(width=beside(min(columns, len(limits))), height=120))
+    return alt.concat(*drawn, columns=columns).resolve_scale(x="shared")
 
 
 def _cut(data: pd.DataFrame, y: str, limit: float | None) -> pd.DataFrame:
@@ -79,8 +79,7 @@ def curve(load: pd.DataFrame, here: pd.DataFrame, tpot: str, limit: float | None
     """What a token costs in time against what the replica makes, over its load; `here` is one row of the same kind."""
 
     def points(data: pd.DataFrame) -> alt.Chart:
-        ends = {end: [getattr(value, end) for value in data[tpot]] for end in ("lo", "mid", "hi")}
-        flat = pd.DataFrame({"made": [value.mid for value in data["Output tokens/s"]], **ends})
+        flat = pd.DataFrame({"made": [value.mid for value in data["Output tokens/s"]], **ends(data[tpot])})
         made = alt.X("made:Q", title="Output tokens/s of one replica")
         return alt.Chart(flat.assign(n=list(data["Requests in flight"]))).encode(x=made)
 
@@ -90,19 +89,12 @@ def curve(load: pd.DataFrame, here: pd.DataFrame, tpot: str, limit: float | None
         spot.mark_rule(color=PALETTE[1], strokeWidth=2).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
         spot.mark_point(color=PALETTE[1], size=110).encode(y=alt.Y("mid:Q")),
     ]
-    if limit is not None:
-        rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=BAD)
-        layers.append(rule.encode(y=alt.Y("limit:Q")))
-    return alt.layer(*layers)
+    return alt.layer(*layers, *dashed(limit))
 
 
 def gaps(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     """Each token that others receive: when it comes, and how long they waited for it; a panel per case."""
-    rows = [
-        data.assign(case=name, mid=[gap.mid for gap in data["Gap (ms)"]], lo=[gap.lo for gap in data["Gap (ms)"]],
-                    hi=[gap.hi for gap in data["Gap (ms)"]])
-        for name, data in cases.items()
-    ]  # fmt: skip
+    rows = [data.assign(case=name, **ends(data["Gap (ms)"])) for name, data in cases.items()]
     flat = pd.concat(rows).drop(columns="Gap (ms)")
     flat["kind"] = flat["Prompt in it"].map({True: "step with part of the prompt", False: "decode step"})
     scale = alt.Scale(domain=["decode step", "step with part of the prompt"], range=PALETTE[:2])
@@ -114,6 +106,4 @@ def gaps(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
         base.mark_rule(strokeWidth=6, opacity=0.25).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi"), color=kind),
         base.mark_point(size=30).encode(y=alt.Y("mid:Q"), color=kind),
     ]
-    above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
-    rows_of = alt.Row("case:N", title=None, sort=list(cases), header=above)
-    return alt.layer(*layers).properties(width=WIDTH, height=48).facet(row=rows_of)
+    return stacked(alt.layer(*layers).properties(width=WIDTH, height=48), "case", list(cases))

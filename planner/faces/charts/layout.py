@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import BAD, MUTED, PALETTE, WIDTH, budget
+from planner.faces.charts.base import MUTED, PALETTE, WIDTH, budget, dashed, ends, stacked
 from planner.faces.charts.summary import VERDICTS
 from planner.planning.candidate import Candidate
 from planner.studies.layout_study import front
@@ -33,9 +33,7 @@ def legal(data: pd.DataFrame) -> alt.TopLevelMixin:
     wide = max(data["PP"].max(), 4)
     ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter("datum.Chosen")
     panel = alt.layer(tiles, text, ring).properties(width=min(WIDTH - 40, 46 * int(wide)), height=alt.Step(13))
-    above = alt.Header(labelAngle=0, labelOrient="top", labelAnchor="start")
-    rows = alt.Row("GPU", title=None, sort=list(dict.fromkeys(data["GPU"])), header=above)
-    return panel.facet(row=rows).resolve_scale(x="independent", y="independent")
+    return stacked(panel, "GPU", list(dict.fromkeys(data["GPU"]))).resolve_scale(x="independent", y="independent")
 
 
 def memory(candidates: Mapping[str, Candidate]) -> alt.TopLevelMixin:
@@ -68,7 +66,7 @@ def pareto(data: pd.DataFrame, y: str, limit: float | None = None, more_is_bette
         near = held[[value.mid <= FAR * limit for value in held[y]]]
         held = near if len(near) else held
     flat = pd.DataFrame({"cost": held[cost], "gpu": held["GPU"], "layout": held["Layout"], "chosen": held["Chosen"]})
-    flat = flat.assign(**{end: [getattr(value, end) for value in held[y]] for end in ("lo", "mid", "hi")})
+    flat = flat.assign(**ends(held[y]))
     flat["front"] = front(held, cost, y, more_is_better)
     x = alt.X("cost:Q", title=cost, scale=alt.Scale(type="log", nice=False, padding=12), axis=alt.Axis(tickCount=6))
     at = alt.Y("mid:Q", title=y, scale=alt.Scale(type="log", nice=False, padding=8), axis=alt.Axis(tickCount=6))
@@ -86,7 +84,4 @@ def pareto(data: pd.DataFrame, y: str, limit: float | None = None, more_is_bette
         picked.mark_point(filled=False, size=170, color="currentColor", strokeWidth=2).encode(y=at),
         picked.mark_text(align="left", dx=12, dy=-9, color="currentColor").encode(y=at, text="layout"),
     ]
-    if limit is not None:
-        rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=BAD)
-        layers.append(rule.encode(y="limit:Q"))
-    return alt.layer(*layers)
+    return alt.layer(*layers, *dashed(limit))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import BAD, GOOD, MUTED, PALETTE, lines
+from planner.faces.charts.base import BAD, GOOD, MUTED, PALETTE, ends, lines
 
 STATUS = {"ok": GOOD, "at_risk": PALETTE[1], "does_not_fit": BAD}
 
@@ -13,7 +13,7 @@ STATUS = {"ok": GOOD, "at_risk": PALETTE[1], "does_not_fit": BAD}
 def sweep(data: pd.DataFrame, chosen: float | None = None, log: bool = False) -> alt.TopLevelMixin:
     """The second column against the first, with its 80 % band, dots coloured by `status`, and a rule at `chosen`."""
     x, y = data.columns[:2]
-    dots = data.drop(columns=y).assign(mid=data[y].map(lambda value: value.mid))
+    dots = data.drop(columns=y).assign(mid=ends(data[y])["mid"])
     scale = alt.Scale(domain=list(STATUS), range=list(STATUS.values()))
     points = (
         alt.Chart(dots)
@@ -38,8 +38,8 @@ def _from_zero(values: pd.Series) -> alt.Scale:
 def residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
     """Per public log (`validation.residuals`): the planned 80 % interval as a bar, what was logged as a dot."""
     drawn = data[["log"]].assign(
-        lo=data["interval (%)"].map(lambda value: value.lo),
-        hi=data["interval (%)"].map(lambda value: value.hi),
+        lo=ends(data["interval (%)"])["lo"],
+        hi=ends(data["interval (%)"])["hi"],
         error=data["error (%)"],
         logged=data["inside"].map({True: "logged, inside", False: "logged, outside"}),
     )

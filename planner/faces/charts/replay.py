@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from planner.core.quantities import Interval
-from planner.faces.charts.base import BAD, MUTED, PALETTE, WIDTH
+from planner.faces.charts.base import BAD, GAUGES, MUTED, PALETTE, WIDTH, band, dashed, ends, stacked
 from planner.faces.charts.latency import beside
 
 PERCENTILES = {"p50": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01, "p99.9": 0.001}
@@ -21,8 +21,7 @@ def tails(curves: Mapping[str, pd.DataFrame], limits: Mapping[str, Sequence[tupl
 
     `limits`: (percentile, ms) of the service level by latency; hollow points are the closed form's.
     """
-    stacked = [_tail(name, data, limits.get(name, ())) for name, data in curves.items()]
-    return alt.hconcat(*stacked)
+    return alt.hconcat(*(_tail(name, data, limits.get(name, ())) for name, data in curves.items()))
 
 
 def _tail(name: str, data: pd.DataFrame, limits: Sequence[tuple[str, float]]) -> alt.LayerChart | alt.FacetChart:
@@ -33,11 +32,7 @@ def _tail(name: str, data: pd.DataFrame, limits: Sequence[tuple[str, float]]) ->
     height = alt.Y("mid:Q", title=f"{name} (ms)", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=5))
     named = data[data["name"].notna()]
     spots = alt.Chart(named).encode(x=x)
-    layers = [
-        base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
-        base.mark_line().encode(y=height),
-        spots.mark_point().encode(y=alt.Y("mid:Q")),
-    ]
+    layers = [*band(base, height), spots.mark_point().encode(y=alt.Y("mid:Q"))]
     if named["closed form"].notna().any():
         hollow = spots.mark_point(filled=False, color=PALETTE[1], size=70, strokeWidth=2)
         layers.append(hollow.encode(y=alt.Y("closed form:Q")))
@@ -65,21 +60,13 @@ def ramp(
     marks |= {"this traffic": (here, MUTED)} if here else {}
     panels = []
     for number, (y, limit) in enumerate(limits.items()):
-        ends = {end: [getattr(value, end) for value in data[y]] for end in ("lo", "mid", "hi")}
-        base = alt.Chart(pd.DataFrame({"load": data[x], **ends})).encode(x=across)
+        base = alt.Chart(pd.DataFrame({"load": data[x], **ends(data[y])})).encode(x=across)
         height = alt.Y("mid:Q", title=y, scale=alt.Scale(type="log", nice=False), axis=alt.Axis(tickCount=4))
         layers: list[alt.Chart] = []
         if ceiling.mid:
-            band = pd.DataFrame([{"load": max(ceiling.lo, data[x].min()), "end": min(ceiling.hi, data[x].max())}])
-            layers.append(alt.Chart(band).mark_rect(opacity=0.12, color=BAD).encode(x=across, x2="end"))
-        layers += [
-            base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
-            base.mark_line().encode(y=height),
-            base.mark_point(size=35).encode(y=alt.Y("mid:Q")),
-        ]
-        if limit is not None:
-            rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=BAD)
-            layers.append(rule.encode(y=alt.Y("limit:Q")))
+            sides = pd.DataFrame([{"load": max(ceiling.lo, data[x].min()), "end": min(ceiling.hi, data[x].max())}])
+            layers.append(alt.Chart(sides).mark_rect(opacity=0.12, color=BAD).encode(x=across, x2="end"))
+        layers += [*band(base, height), base.mark_point(size=35).encode(y=alt.Y("mid:Q")), *dashed(limit)]
         for row, (name, (load, color)) in enumerate(marks.items()):
             spot = alt.Chart(pd.DataFrame([{"load": load, "name": name}])).encode(x=across)
             layers.append(spot.mark_rule(color=color, strokeDash=[2, 3]))
@@ -92,18 +79,14 @@ def ramp(
 
 def crowds(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     """How many requests run and wait over time in one engine, a panel per case; see `tails.crowd`."""
-    columns = {"running": "running", "waiting": "waiting"}
     rows = [
-        data.assign(case=name).melt(["Seconds", "case"], list(columns), "kind", "requests")
-        for name, data in cases.items()
+        data.assign(case=name).melt(["Seconds", "case"], GAUGES, "kind", "requests") for name, data in cases.items()
     ]
-    color = alt.Color("kind:N", title=None, scale=alt.Scale(domain=list(columns), range=PALETTE[:2]))
+    color = alt.Color("kind:N", title=None, scale=alt.Scale(domain=GAUGES, range=PALETTE[:2]))
     base = alt.Chart(pd.concat(rows)).encode(
         x=alt.X("Seconds:Q", title="seconds", scale=alt.Scale(nice=False)),
         y=alt.Y("requests:Q", title="requests", axis=alt.Axis(tickCount=4)),
         color=color,
     )
-    above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
-    row = alt.Row("case:N", title=None, sort=list(cases), header=above)
     drawn = base.mark_line(strokeWidth=1.3, interpolate="step-after").properties(width=WIDTH, height=50)
-    return drawn.facet(row=row)
+    return stacked(drawn, "case", list(cases))

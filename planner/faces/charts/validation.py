@@ -8,10 +8,8 @@ from collections.abc import Iterable, Mapping
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import MUTED, PALETTE, WIDTH
+from planner.faces.charts.base import GAUGES, MUTED, PALETTE, WIDTH, band, ends
 from planner.faces.charts.latency import beside
-
-GAUGES = ("running", "waiting")
 
 
 def against(data: pd.DataFrame, quantities: Mapping[str, str], series: str) -> alt.TopLevelMixin:
@@ -28,15 +26,17 @@ def against(data: pd.DataFrame, quantities: Mapping[str, str], series: str) -> a
 
 
 def _against(data: pd.DataFrame, quantity: str, title: str, series: str) -> alt.LayerChart | alt.FacetChart:
-    drawn = _ends(data[f"predicted {quantity}"]).assign(measured=data[f"measured {quantity}"], series=data[series])
-    ends = drawn[["lo", "measured"]].min().min() * 0.9, drawn[["hi", "measured"]].max().max() * 1.1
-    scale, axis = _logarithmic(*ends)
+    drawn = pd.DataFrame(ends(data[f"predicted {quantity}"])).assign(
+        measured=list(data[f"measured {quantity}"]), series=list(data[series])
+    )
+    reach = drawn[["lo", "measured"]].min().min() * 0.9, drawn[["hi", "measured"]].max().max() * 1.1
+    scale, axis = _logarithmic(*reach)
     base = alt.Chart(drawn).encode(
         x=alt.X("measured:Q", title=f"measured {quantity}", scale=scale, axis=axis),
         color=alt.Color("series:N", title=None, sort=None),
     )
     height = alt.Y("mid:Q", title=f"predicted {quantity}", scale=scale, axis=axis)
-    diagonal = alt.Chart(pd.DataFrame({"measured": ends, "mid": ends})).mark_line(
+    diagonal = alt.Chart(pd.DataFrame({"measured": reach, "mid": reach})).mark_line(
         color=MUTED, strokeDash=[2, 3], strokeWidth=1
     )
     layers = [
@@ -56,12 +56,6 @@ def _logarithmic(least: float, most: float) -> tuple[alt.Scale, alt.Axis]:
     return scale, alt.Axis(values=[mark for mark in marks if least <= mark <= most], format="~s")
 
 
-def _ends(intervals: pd.Series) -> pd.DataFrame:
-    return pd.DataFrame(
-        {end: [getattr(value, end) for value in intervals] for end in ("lo", "mid", "hi")}, index=intervals.index
-    )
-
-
 def curve(points: pd.DataFrame, quantities: Iterable[str]) -> alt.TopLevelMixin:
     """One deployment's `serving_validation.serving_points` over concurrency: the predicted band, dots as measured.
 
@@ -76,25 +70,21 @@ def curve(points: pd.DataFrame, quantities: Iterable[str]) -> alt.TopLevelMixin:
     )
     panels = []
     for quantity in quantities:
-        drawn = _ends(points[f"predicted {quantity}"]).assign(
-            concurrency=points["concurrency"], measured=points[f"measured {quantity}"]
+        drawn = pd.DataFrame(ends(points[f"predicted {quantity}"])).assign(
+            concurrency=loads, measured=list(points[f"measured {quantity}"])
         )
-        ends = drawn[["lo", "measured"]].min().min() * 0.9, drawn[["hi", "measured"]].max().max() * 1.1
-        scale, axis = _logarithmic(*ends)
+        reach = drawn[["lo", "measured"]].min().min() * 0.9, drawn[["hi", "measured"]].max().max() * 1.1
+        scale, axis = _logarithmic(*reach)
         base = alt.Chart(drawn).encode(x=x)
         height = alt.Y("mid:Q", title=f"mean {quantity}", scale=scale, axis=axis)
-        layers = [
-            base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
-            base.mark_line().encode(y=height),
-            base.mark_point(color=PALETTE[1], size=45).encode(y=alt.Y("measured:Q")),
-        ]
+        layers = [*band(base, height), base.mark_point(color=PALETTE[1], size=45).encode(y=alt.Y("measured:Q"))]
         panels.append(alt.layer(*layers).properties(width=beside(2), height=140))
     return alt.hconcat(*panels)
 
 
 def gauges(runs: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     """Running and waiting requests over time, one panel per run: dots as measured, lines as replayed."""
-    color = alt.Color("gauge:N", title=None, scale=alt.Scale(domain=list(GAUGES), range=PALETTE[:2]))
+    color = alt.Color("gauge:N", title=None, scale=alt.Scale(domain=GAUGES, range=PALETTE[:2]))
     panels = []
     for name, data in runs.items():
         base = alt.Chart(data).encode(x=alt.X("Seconds:Q", title="seconds", scale=alt.Scale(nice=False)), color=color)
