@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from planner import __version__
+from planner.core.catalog import entries, parse_yaml, read_yaml
 from planner.core.files import replacing, today
-from planner.core.quantities import PlannerError, aligned, one_line
+from planner.core.quantities import GB, GIB, PlannerError, aligned, did_you_mean, one_line
+
+TEMPLATES = Path(__file__).with_name("templates")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,97 +36,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    """The commands of `templates/commands.yaml`, each a function of its name here."""
     parser = argparse.ArgumentParser(prog="planner", description="Capacity planning for LLM serving.")
     parser.add_argument("--version", action="version", version=f"planner {__version__}")
     parser.set_defaults(run=lambda _: parser.print_help())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    init = commands.add_parser("init", help="write a commented scenario to start from")
-    init.add_argument("file", nargs="?", type=Path, default=Path("scenario.yaml"), metavar="FILE.yaml")
-    init.set_defaults(run=_init)
-
-    check = commands.add_parser("check", help="say what was understood of a scenario, without planning it")
-    _takes_scenario(check)
-    check.set_defaults(run=_check)
-
-    plan = commands.add_parser("plan", help="the answer to a scenario in seconds, without a PDF")
-    _takes_scenario(plan)
-    plan.add_argument("--out", type=Path, metavar="DIR", help="write plan.json and the plan's files there")
-    plan.add_argument("--json", action="store_true", help="print plan.json instead of a dozen lines")
-    plan.set_defaults(run=_plan)
-
-    report = commands.add_parser("report", help="write the capacity report of a scenario, a PDF")
-    _takes_scenario(report)
-    report.add_argument("--out", type=Path, metavar="DIR", help="where to (default: reports/SCENARIO)")
-    report.set_defaults(run=_report)
-
-    predict = commands.add_parser("predict", help="predict a CSV of deployments, one a row")
-    predict.add_argument("rows", type=Path, metavar="ROWS.csv")
-    predict.add_argument("--out", type=Path, required=True, metavar="PREDICTIONS.csv")
-    predict.add_argument("--calibration", type=Path, metavar="FILE", help="your own, by `planner calibrate --out`")
-    predict.add_argument("--resume", action="store_true", help="keep the answers of a run that was interrupted")
-    predict.set_defaults(run=_predict)
-
-    explain = commands.add_parser("explain-log", help="hold a vLLM start-up log against the plan, line by line")
-    explain.add_argument("log", type=Path, metavar="FILE")
-    explain.add_argument("--scenario", metavar="SCENARIO", help="whose plan it is; the log's own arguments win over it")
-    explain.add_argument("--gpu", metavar="NAME", help="the GPU that it ran on, which few logs name")
-    explain.set_defaults(run=_explain_log)
-
-    replay = commands.add_parser("replay", help="replay requests through vLLM's scheduler, step by step")
-    replay.add_argument("case", nargs="?", type=Path, metavar="CASE.json", help="a configuration and its requests")
-    replay.add_argument("--fixed-step-time", type=float, default=1.0, metavar="SECONDS", help="of a step (default: 1)")
-    replay.add_argument("--step-log", type=Path, metavar="STEPS.csv", help="write what every step scheduled")
-    replay.add_argument("--scenario", metavar="SCENARIO", help="instead of a case: one engine of its plan, its traffic")
-    replay.add_argument("--requests", type=Path, metavar="REQUESTS.csv", help="write every request's times (scenario)")
-    replay.set_defaults(run=_replay)
-
-    calibrate = commands.add_parser("calibrate", help="fit the step costs to your own benchmarks")
-    calibrate.add_argument(
-        "results",
-        nargs="+",
-        type=Path,
-        metavar="RESULTS",
-        help="JSON of `vllm bench serve --save-result --save-detailed`, or CSV with measured_ttft_ms, measured_tpot_ms",
-    )
-    calibrate.add_argument("--scenario", metavar="SCENARIO", help="whose plan was measured (a CSV says it itself)")
-    calibrate.add_argument(
-        "--out",
-        type=Path,
-        metavar="FILE",
-        help="your own, for a scenario's `calibration` (default: the catalog's file)",
-    )
-    calibrate.set_defaults(run=_calibrate)
-
-    scenarios = commands.add_parser("scenarios", help="list the shipped scenarios")
-    scenarios.set_defaults(run=_scenarios)
-    for kind, run in (("models", _models), ("gpus", _gpus)):
-        listed = commands.add_parser(kind, help=f"list the {kind} of the catalog")
-        listed.add_argument("pattern", nargs="?", default="", metavar="PATTERN", help="part of a name; * is anything")
-        listed.set_defaults(run=run)
+    for name, command in read_yaml(TEMPLATES / "commands.yaml").items():
+        made = commands.add_parser(name, help=command["about"])
+        made.register("type", "path", Path)
+        made.register("type", "float", float)
+        made.set_defaults(run=globals()[f"_{name.replace('-', '_')}"])
+        for argument, how in command.get("takes", {}).items():
+            made.add_argument(argument, **how)
     return parser
-
-
-def _takes_scenario(command: argparse.ArgumentParser) -> None:
-    command.add_argument("scenario", help="a YAML file, or the name of a shipped scenario")
-    command.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="FIELD=VALUE",
-        help="set a field of the scenario, such as workload.rate=12 or gpus.0.at_most=8 (may be repeated)",
-    )
 
 
 def _init(options: argparse.Namespace) -> None:
     path = options.file
     if path.suffix not in (".yaml", ".yml"):
         raise PlannerError(f"a scenario is a .yaml file, got {path}")
-    template = Path(__file__).with_name("templates") / "scenario.yaml"
     if path.exists():
         raise PlannerError(f"{path} exists and stays as it is; name another file")
     with replacing(path) as (part,):
-        part.write_text(template.read_text(encoding="utf-8"), encoding="utf-8")
+        part.write_text((TEMPLATES / "scenario.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     print(f"wrote {path}; next: planner check {path}")
 
 
@@ -173,7 +109,6 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _models(options: argparse.Namespace) -> None:
-    from planner.core.catalog import entries
     from planner.models.registry import ModelEntry, model, names
 
     known = names() if options.pattern else entries("models.yaml", ModelEntry)
@@ -189,7 +124,6 @@ def _models(options: argparse.Namespace) -> None:
 
 
 def _gpus(options: argparse.Namespace) -> None:
-    from planner.core.quantities import GB, GIB
     from planner.facts.gpus import gpu, gpus
     from planner.facts.prices import price_per_hour
 
@@ -211,8 +145,6 @@ def _gpus(options: argparse.Namespace) -> None:
 def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
     """Those of `names` that hold `pattern`, in which `*` is anything; `PlannerError` if there are none."""
     from fnmatch import fnmatchcase
-
-    from planner.core.quantities import did_you_mean
 
     names = list(names)
     found = [name for name in names if fnmatchcase(name.casefold(), f"*{pattern.casefold()}*")]
@@ -249,8 +181,6 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _assignment(text: str) -> tuple[str, Any]:
-    from planner.core.catalog import parse_yaml
-
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise PlannerError(f"--set takes FIELD=VALUE, such as workload.rate=12, got {text!r}")
@@ -320,7 +250,6 @@ def _calibrate(options: argparse.Namespace) -> None:
 
 
 def _scenarios(_options: argparse.Namespace) -> None:
-    from planner.core.catalog import read_yaml
     from planner.planning.scenario import SCENARIOS, scenarios
 
     for name in scenarios():
