@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from planner import __version__
-from planner.core.catalog import entries, parse_yaml, read_yaml
 from planner.core.files import replacing, today
 from planner.core.quantities import GB, GIB, PlannerError, aligned, did_you_mean, one_line
 
@@ -42,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.set_defaults(run=lambda _: parser.print_help())
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
-    for name, command in read_yaml(TEMPLATES / "commands.yaml").items():
+    for name, command in yaml.safe_load((TEMPLATES / "commands.yaml").read_text(encoding="utf-8")).items():
         made = commands.add_parser(name, help=command["about"])
         made.register("type", "path", Path)
         made.register("type", "float", float)
@@ -109,6 +110,7 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _models(options: argparse.Namespace) -> None:
+    from planner.core.catalog import entries
     from planner.models.registry import ModelEntry, model, names
 
     known = names() if options.pattern else entries("models.yaml", ModelEntry)
@@ -181,6 +183,8 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _assignment(text: str) -> tuple[str, Any]:
+    from planner.core.catalog import parse_yaml
+
     key, equals, value = text.partition("=")
     if not (key and equals):
         raise PlannerError(f"--set takes FIELD=VALUE, such as workload.rate=12, got {text!r}")
@@ -250,6 +254,7 @@ def _calibrate(options: argparse.Namespace) -> None:
 
 
 def _scenarios(_options: argparse.Namespace) -> None:
+    from planner.core.catalog import read_yaml
     from planner.planning.scenario import SCENARIOS, scenarios
 
     for name in scenarios():
