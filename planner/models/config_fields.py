@@ -5,37 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from planner.core.catalog import CATALOGS, read_yaml
 from planner.core.quantities import PlannerError
 
 _MISSING: Any = object()
 MOST_LAYERS = 2000
 """And most entries of any list that is read."""
-SYNONYMS = {
-    "hidden_size": ("n_embd", "d_model", "dim"),
-    "num_hidden_layers": ("n_layer", "n_layers", "num_layers"),
-    "num_attention_heads": ("n_head", "n_heads", "num_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "num_attention_groups", "multi_query_group_num",
-                            "kv_n_heads"),
-    "intermediate_size": ("ffn_hidden_size", "n_inner", "ffn_dim"),
-    "vocab_size": ("padded_vocab_size",),
-    "max_position_embeddings": ("n_positions", "max_seq_len", "seq_length", "max_sequence_length", "model_max_length"),
-    "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts"),
-    "num_experts_per_tok": ("num_experts_per_token", "experts_per_token", "moe_k", "top_k_experts", "moe_topk",
-                            "moe_top_k"),
-    "n_shared_experts": ("num_shared_experts", "moe_num_shared_experts", "num_shared_expert"),
-    "moe_intermediate_size": ("expert_intermediate_size", "expert_ffn_hidden_size"),
-    "shared_expert_intermediate_size": ("moe_shared_expert_intermediate_size", "shared_intermediate_size",
-                                        "share_expert_dim"),
-    "num_nextn_predict_layers": ("mtp_num_hidden_layers",),
-    "sliding_window": ("sliding_window_size",),
-    "mamba_num_heads": ("mamba_n_heads",),
-    "mamba_head_dim": ("mamba_d_head",),
-    "ssm_state_size": ("mamba_d_state", "state_size"),
-    "n_groups": ("mamba_n_groups", "mamba_ngroups"),
-    "conv_kernel": ("mamba_d_conv",),
-    "mamba_expand": ("expand",),
-    "time_step_rank": ("mamba_dt_rank",),
-}  # fmt: skip
+KNOWN: Mapping[str, Any] = read_yaml(CATALOGS / "config_fields.yaml")
+"""What is read of a `config.json`, and what models call it; the catalog explains it."""
+_SYNONYMS: Mapping[str, list[str]] = KNOWN["sizes"]
 
 
 class Fields:
@@ -54,11 +32,11 @@ class Fields:
 
     def has(self, name: str) -> bool:
         """The file states the field, be it null."""
-        return any(key in self.config for key in (name, *SYNONYMS.get(name, ())))
+        return any(key in self.config for key in (name, *_SYNONYMS.get(name, ())))
 
     def stated(self, name: str) -> Any:
         """The file's value under the field's name or a synonym; None when absent or null."""
-        values = (self.config.get(key) for key in (name, *SYNONYMS.get(name, ())))
+        values = (self.config.get(key) for key in (name, *_SYNONYMS.get(name, ())))
         return next((value for value in values if value is not None), None)
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -79,7 +57,7 @@ class Fields:
         """A whole number in [least, most]; without a `default` the field must be there or have a class default."""
         value = self.get(name, default)
         if value is _MISSING:
-            known = ", ".join((name, *SYNONYMS.get(name, ())))
+            known = ", ".join((name, *_SYNONYMS.get(name, ())))
             raise PlannerError(f"{self.where}: field {name} is missing; looked for {known}")
         if value is default:
             return value

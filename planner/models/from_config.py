@@ -16,30 +16,14 @@ from planner.core.catalog import Entry, entries
 from planner.core.quantities import PlannerError
 from planner.models import attention_and_mlp as blocks
 from planner.models.architecture import Architecture, Attention, Experts, Layer, Mixer, Mlp, Recurrent, Weight
-from planner.models.config_fields import MOST_LAYERS, SYNONYMS, Fields
+from planner.models.config_fields import KNOWN, MOST_LAYERS, Fields
 from planner.models.encoders import TOWERS, encoders
 from planner.models.sequence_mixers import RECURRENT, compressed_attention
 
-_FLAGS = """
-    attention_bias attention_k_eq_v attn_output_gate conv_bias expert_bias four_times gated head_bias is_encoder_decoder
-    lm_head_bias local_rope mamba_inner_norms mamba_proj_bias mamba_rms_norm mlp_bias mrope_once multi_head multi_query
-    new_decoder_architecture no_rope norm_bias o_bias parallel_attn qkv_bias router_correction router_has_bias
-    router_scales shared_expert_gate single_blocks sinks sliding_off tie_word_embeddings use_bias use_conv_bias
-    use_double_wide_mlp use_head_wise_attn_gate use_qk_norm use_sliding_window
-"""
-_SIZES = f"""
-    {" ".join(SYNONYMS)} activation_parameters attention_chunk_size attn_layer_offset attn_layer_period
-    decoder_sparse_step expert_layer_offset expert_layer_period final_norms first_k_dense_replace
-    full_attention_interval global_head_dim head_dim hidden_size_per_layer_input index_head_dim index_n_heads
-    interleave_moe_layer_step kv_lora_rank layer_cycle max_window_layers moe_layer_freq moe_norms norms
-    num_dense_layers num_kv_shared_layers o_groups o_lora_rank position_offset q_lora_rank qk_rope_head_dim rope_bits
-    rotary_dim router_bits sliding_window_pattern v_head_dim
-"""
-_NAMES = "dense_width expert_width ffn mamba_ssm_dtype mixer qk_norm recurrent routed_name shared_name shared_width"
 _FACTS: dict[str, Any] = {
     name: (kind | None, None)
-    for kind, names in ((bool, _FLAGS), (int, _SIZES), (str, f"{_NAMES} state unplanned vision"))
-    for name in names.split()
+    for kind, group in ((int, "sizes"), (int, "others"), (bool, "flags"), (str, "texts"))
+    for name in KNOWN[group]
 }
 _Facts = create_model("_Facts", __base__=Entry, **_FACTS)
 Family = create_model(
@@ -115,16 +99,8 @@ _ENCODERS = "encoder_parameters"
 """The catalog's own field: how many parameters the encoders have where their kind has no builder."""
 _BY_LAYER = ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "num_key_value_heads")
 """Fields that some files give as a list with one value a layer."""
-_MIXERS = {
-    "full_attention": "full", "attention": "full", "sliding_attention": "sliding", "chunked_attention": "chunked",
-    "linear_attention": "recurrent", "mamba": "recurrent", "mamba2": "recurrent", "conv": "recurrent",
-    "hybrid": "both", "deepseek_sparse_attention": "full", "indexed_attention": "full",
-    "compressed_sparse_attention": "compressed 4", "heavily_compressed_attention": "compressed 128",
-    "mlp": "none dense", "moe": "none moe", "M": "recurrent none", "*": "full none", "-": "none dense", "E": "none moe",
-}  # fmt: skip
+_MIXERS: Mapping[str, str] = KNOWN["layers"]
 """What configurations call layers, and their kind here: the mixer, and the feed-forward block where it's implied."""
-
-
 Kind = tuple[str, str, tuple[tuple[str, Any], ...]]
 """Mixer, feed-forward block, and the fields in which a layer differs from what the configuration says of all."""
 

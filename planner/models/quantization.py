@@ -1,7 +1,4 @@
-"""How a checkpoint's weights are stored: which matrices are quantized, and to how many bytes.
-
-Formats as vLLM 0.20.2 to 0.33.0 create their parameters (model_executor/layers/quantization/).
-"""
+"""How a checkpoint's weights are stored: which matrices are quantized, and to how many bytes."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from functools import cached_property
 from math import ceil
 from typing import Any
 
+from planner.core.catalog import CATALOGS, read_yaml
 from planner.core.quantities import PlannerError, did_you_mean
 from planner.models.architecture import Weight
 
@@ -34,31 +32,12 @@ class Scheme:
         return rows * cols * self.bits / 8 + groups * (self.scale_bytes + self.zero_bits / 8) + cols * self.column_bytes
 
 
+KNOWN: Mapping[str, Mapping[str, Any]] = read_yaml(CATALOGS / "quantization.yaml")
 SCHEMES = {
-    "fp8": Scheme("fp8", 8, "fp8"),
-    "fp8_channel": Scheme("fp8", 8, "fp8", (1, 0)),
-    "fp8_block": Scheme("fp8_block", 8, "fp8", (128, 128)),
-    "int8": Scheme("int8", 8, "int8", (1, 0)),
-    "awq": Scheme("awq", 4, "bf16", (1, 128), 2, 4),
-    "gptq": Scheme("gptq", 4, "bf16", (1, 128), 2, 4, 4),
-    "int4": Scheme("compressed-tensors", 4, "bf16", (1, 128), 2),
-    "nvfp4": Scheme("nvfp4", 4, "fp4", (1, 16), 1),
-    "mxfp4": Scheme("mxfp4", 4, "bf16", (1, 32), 1),
-    "mxfp8": Scheme("mxfp8", 8, "fp8", (1, 32), 1),
-    "bitsandbytes": Scheme("bitsandbytes", 4, "bf16", (1, 64), 4),
+    name: Scheme(**{**scheme, "group": tuple(scheme.get("group", (0, 0)))}) for name, scheme in KNOWN["schemes"].items()
 }
 """Formats by the name that a user may give."""
-_SPELLINGS = {
-    "bf16": "none", "bfloat16": "none", "fp16": "none", "float16": "none", "none": "none", "auto": "auto",
-    "fp8_dynamic": "fp8_channel", "w8a8": "int8", "quantized.w8a8": "int8", "w8a16": "int8", "w4a16": "int4",
-    "quantized.w4a16": "int4", "fp4": "nvfp4", "modelopt_fp4": "nvfp4", "awq_marlin": "awq", "awq_int4": "awq",
-    "gptq_marlin": "gptq", "gptq_int4": "gptq", "bnb": "bitsandbytes", "nf4": "bitsandbytes",
-    "bnb_4bit": "bitsandbytes", "auto_round": "int4",
-    "deepseek_v4_fp8": "fp8_block", "fp8_per_block": "fp8_block", "fp8_per_tensor": "fp8",
-    "gpt_oss_mxfp4": "mxfp4", "compressed_tensors": "compressed_tensors", "modelopt": "modelopt", "quark": "modelopt",
-}  # fmt: skip
-_CONTAINERS = {"compressed_tensors": "fp8_channel", "modelopt": "fp8"}
-"""Names that say who wrote a checkpoint and not in which format, and the format most of theirs have."""
+_SPELLINGS, _CONTAINERS = KNOWN["spellings"], KNOWN["containers"]
 
 
 @dataclass(frozen=True)
@@ -298,17 +277,10 @@ def _union(patterns: list[str]) -> str:
     return "|".join(dict.fromkeys(map(_expression, patterns)))
 
 
-_DIALECTS = (
-    (r"\bshared_expert\b", "shared_experts"), (r"\b(block_sparse_moe|feed_forward)\b", "mlp"),
-    (r"\bexperts\.\d+\b", "experts"), (r"\bw1$", "gate_proj"), (r"\bw2$", "down_proj"), (r"\bw3$", "up_proj"),
-)  # fmt: skip
-"""Module names that families spell in their own way, and the spelling of the building blocks."""
-
-
 def _bare(pattern: str) -> str:
     """A module name or glob without what wraps the decoder, in the spelling of the building blocks."""
     bare = re.sub(r"^(model\.|language_model\.|backbone\.|\*\.)+", "", pattern)
-    for theirs, ours in _DIALECTS:
+    for theirs, ours in KNOWN["modules"].items():
         bare = re.sub(theirs, ours, bare)
     return bare
 

@@ -241,13 +241,6 @@ def _over(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
-_FORMATS = (
-    (r"mxfp8", "mxfp8"), (r"nvfp4|fp4", "nvfp4"), (r"mxfp4", "mxfp4"), (r"fp8[-_](dynamic|static|kv)", "fp8_channel"),
-    (r"fp8", "fp8"), (r"gptq(-?marlin)?(-?int4|-?4bit)?", "gptq"), (r"awq(-?int4|-?4bit)?", "awq"),
-    (r"bnb-4bit|bnb|bitsandbytes", "bitsandbytes"), (r"quantized\.w4a16|w4a16|int4|4bit|autoround", "int4"),
-    (r"quantized\.w8a8|w8a8|int8", "int8"), (r"bf16|bfloat16|fp16", "none"),
-)  # fmt: skip
-"""How names say the format of a quantized copy, and the format."""
 _DRESS = r"^meta-|-(instruct|chat|it|hf|base|thinking|mtp|reasoning|preview|\d{4})(?=-|$)"
 """What names add that doesn't change any shape."""
 _VERSION = r"-v\d+(\.\d+)?(?=-|$)"
@@ -284,7 +277,7 @@ def repository(name: str) -> str:
 def _said(name: str) -> tuple[str, str | None]:
     """The folded name without its maker and without what it says of the format, and that format."""
     bare, said = _fold(name.rstrip("/").removesuffix("/config.json").removesuffix(".json")).split("/")[-1], None
-    for pattern, spelled in _FORMATS:
+    for pattern, spelled in q.KNOWN["in_names"].items():
         stripped = re.sub(rf"[-.]({pattern})(-v\d(?=-|$))?(?=[-.]|$)", "", bare)
         if stripped != bare:
             bare, said = stripped, said or spelled
