@@ -62,8 +62,7 @@ def budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
     rows = [
         (label, order, part, size / GIB)
         for label, plan in plans.items()
-        for order, (part, size) in enumerate(plan.parts.items())
-        if size > 0
+        for order, (part, size) in enumerate(item for item in plan.parts.items() if item[1] > 0)
     ]
     data = pd.DataFrame(rows, columns=["plan", "order", "part", "gib"])
     present = [part for part in PARTS if part in set(data["part"])]
