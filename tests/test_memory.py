@@ -60,6 +60,37 @@ def test_before_0_17_the_sampler_took_far_more() -> None:
     assert plan(on_h100("Qwen/Qwen3-1.7B", "0.11.0")).activation.mid / GIB == pytest.approx(5.56, rel=0.01)
 
 
+def test_the_second_model_runner_profiles_less_and_keeps_nothing_for_graphs() -> None:
+    """vLLM 0.23.0 with its defaults, Qwen3-14B on an H100: 288,608 tokens. Qwen2.5 stays with the first runner."""
+    found = plan(on_h100("Qwen/Qwen3-14B", "0.23.0"))
+    assert found.pool.kv_tokens == pytest.approx(288_608, rel=0.005)
+    assert "cudagraph" not in found.in_budget
+    first = plan(on_h100("Qwen/Qwen2.5-14B", "0.23.0"))
+    assert "cudagraph" in first.in_budget and first.activation.mid > 1.5 * found.activation.mid
+    assert "cudagraph" in plan(on_h100("Qwen/Qwen3-14B", "0.29.0")).in_budget
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "rank", "seqs", "blocks", "starts"),
+    [
+        ("meta-llama/Llama-2-7b-hf", 1, 8, 50, 5619, True),
+        ("meta-llama/Llama-2-7b-hf", 80, 16, 4096, 4275, True),
+        ("meta-llama/Llama-2-7b-hf", 192, 32, 4096, 1166, True),
+        ("meta-llama/Llama-2-7b-hf", 448, 16, 4096, 212, False),  # a request of 4,096 tokens needs 256
+        ("meta-llama/Llama-2-13b-hf", 32, 16, 4096, 1991, True),
+        ("meta-llama/Llama-2-13b-hf", 384, 8, 4096, 117, False),
+    ],
+)
+def test_adapter_slots_of_the_first_engine(
+    name: str, slots: int, rank: int, seqs: int, blocks: int, starts: bool
+) -> None:
+    """vLLM 0.5.0 on a 64 GB H100 (GPULLMAdapterOptimization, arXiv 2508.08343): GPU blocks logged."""
+    args = {"max_loras": slots, "max_lora_rank": rank, "max_num_seqs": seqs}
+    found = plan(deploy_on(name, "H100 64GB", engine_version="0.5.0", **args))
+    assert found.pool.num_blocks == pytest.approx(blocks, rel=0.02, abs=60)
+    assert found.starts == starts
+
+
 def test_a_70b_in_fp8_leaves_no_room_on_one_h100() -> None:
     """Llama-3.3-70B FP8 on one H100 at 0.90, vLLM 0.11.0: the log says -1.44 GiB."""
     found = plan(on_h100("meta-llama/Meta-Llama-3.1-70B", "0.11.0", quantization="fp8-dynamic", max_model_len=16000))

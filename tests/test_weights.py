@@ -104,6 +104,33 @@ def test_lora_slots() -> None:
     assert lora_bytes(weights, ParallelLayout(), 4, 16, ("q_proj", "v_proj")) == 4 * 2 * 6_815_744
 
 
+@pytest.mark.parametrize(
+    ("name", "slots", "rank", "logged"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", 256, 16, 38.5145),
+        ("meta-llama/Llama-3.1-8B-Instruct", 192, 32, 49.1512),
+        ("Qwen/Qwen2.5-7B-Instruct", 256, 32, 52.7489),
+    ],
+)
+def test_weights_with_lora_slots_as_logged(name: str, slots: int, rank: int, logged: float) -> None:
+    """vLLM of May 2025 (GPULLMAdapterOptimization): Llama's embedding and head take adapters, Qwen2.5's do not."""
+    found = deploy_on(name, "H100", engine_version="0.9.0", max_loras=slots, max_lora_rank=rank)
+    assert rank_bytes(found)[0] / GIB == pytest.approx(logged, rel=0.0015)
+
+
+def test_adapters_of_embedding_and_head_by_version() -> None:
+    """From 0.12 on no slot holds added tokens (6 MiB each for Llama-3.1-8B); from 0.16 on Qwen3's ends take some."""
+
+    def slot(name: str, version: str, tp: int = 1) -> int:
+        sizes = [rank_bytes(deploy_on(name, "H100", tp=tp, engine_version=version, max_loras=n))[0] for n in (1, 2)]
+        return sizes[1] - sizes[0]
+
+    llama, qwen = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B"
+    assert slot(llama, "0.11.0") - slot(llama, "0.12.0") == 3 * 256 * 4096 * 2 + 16 * 256 * 2 * 2
+    assert slot(qwen, "0.16.0") - slot(qwen, "0.15.0") == 2 * 16 * (151936 + 4096) * 2
+    assert slot(llama, "0.33.0", tp=8) > slot(llama, "0.33.0") / 4  # the ends' adapters are whole on every rank
+
+
 DENSE = ["meta-llama/Llama-3.1-70B", "Qwen/Qwen2.5-72B", "google/gemma-2-27b-it"]
 MOE = ["Qwen/Qwen3-235B-A22B", "deepseek-ai/DeepSeek-V3", "mistralai/Mixtral-8x7B-v0.1"]
 

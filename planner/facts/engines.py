@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from planner.core.catalog import Entry, check, entries
 from planner.core.quantities import GIB, PlannerError, did_you_mean
@@ -44,6 +44,15 @@ class Capture(Entry):
     by_seqs: bool
 
 
+class RunnerV2(Entry):
+    """Which models vLLM's second model runner serves by default, and whether it estimates its CUDA graphs."""
+
+    model_types: tuple[str, ...]
+    quantized: bool
+    others: Literal["none", "dense", "all"]
+    estimates: bool
+
+
 class Facts(Entry):
     """Everything known of one engine version; the head of `catalogs/engines.yaml` explains every field."""
 
@@ -63,6 +72,9 @@ class Facts(Entry):
     async_scheduling: bool
     capture: Capture
     kv_cache_dtypes: tuple[str, ...]
+    runner_v2: RunnerV2
+    lora_ends: dict[str, tuple[str, ...]]
+    lora_extra_vocabulary: NonNegativeInt
     metrics: dict[str, str | None]
 
 
@@ -101,11 +113,18 @@ class Engine:
         return release(self.version if self.version[0].isdigit() else self.facts_version)
 
     @property
+    def v0(self) -> bool:
+        """vLLM's first engine, before 0.8: its pool is what torch's allocator left, its scheduler another."""
+        return self.name == "vllm" and self.release < (0, 8, 0)
+
+    @property
     def note(self) -> str:
-        """Which version's facts stand in for this one's; empty when they are its own."""
-        if self.version[0].isdigit() and self.release == release(self.facts_version):
-            return ""
-        return f"{self.name} {self.version} is planned with the facts of {self.facts_version}"
+        """What stands in for facts of this version; empty when they are its own."""
+        own = self.version[0].isdigit() and self.release == release(self.facts_version)
+        others = "" if own else f"with the facts of {self.facts_version}"
+        scheduler = "with engine V1's scheduler" if self.v0 else ""
+        stand_ins = " and ".join(filter(None, (others, scheduler)))
+        return stand_ins and f"{self.name} {self.version} is planned {stand_ins}"
 
 
 def release(version: str) -> tuple[int, int, int]:

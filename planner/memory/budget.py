@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.deployment import Deployment
-from planner.facts.engines import Engine
 from planner.memory import runtime_overhead
 from planner.memory.kv_cache import KvLayout, KvPool, kv_layout
 from planner.memory.weights import rank_bytes
@@ -123,7 +122,7 @@ def plan(deployment: Deployment) -> MemoryPlan:
     shifts = dict(deployment.memory_calibration)
     if unknown := set(shifts) - set(TERMS):
         raise PlannerError(f"memory calibration: unknown term {', '.join(sorted(unknown))}; known: {', '.join(TERMS)}")
-    in_budget = _in_budget(engine)
+    in_budget = _in_budget(deployment)
     layout, context = kv_layout(deployment), runtime_overhead.context(deployment)
     estimate = runtime_overhead.cudagraph_estimate(deployment)
     graphs = estimate if "cudagraph" in in_budget else runtime_overhead.cudagraph_actual(deployment, estimate)
@@ -163,15 +162,15 @@ def memory_of(deployment: Deployment) -> MemoryPlan:
 _plan_once = lru_cache(maxsize=4096)(plan)
 
 
-def _in_budget(engine: Engine) -> tuple[str, ...]:
+def _in_budget(deployment: Deployment) -> tuple[str, ...]:
     """The terms that share the engine's memory fraction with the KV cache.
 
-    vLLM: all, graphs from 0.20.2 on; SGLang's static fraction: weights; TensorRT-LLM and TGI size the pool last.
+    vLLM: all, graphs if it estimates them; SGLang's static fraction: weights; TensorRT-LLM and TGI size the pool last.
     """
-    if engine.facts["memory_budget"] == "static":
+    budget = deployment.engine.facts["memory_budget"]
+    if budget == "static":
         return ("weights",)
-    graphs = engine.facts["memory_budget"] == "free" or engine.facts["cudagraph_memory"] == "estimated"
-    return TERMS if graphs else TERMS[:3]
+    return TERMS if budget == "free" or runtime_overhead.graphs_estimated(deployment) else TERMS[:3]
 
 
 def _shifted(term: Interval, shift: float | None) -> Interval:

@@ -75,6 +75,22 @@ def _of(deployment: Deployment, name: str) -> Constant:
     return found
 
 
+def runner_v2(deployment: Deployment) -> bool:
+    """vLLM serves this model with its second model runner (vLLM 0.26.0 config/vllm.py:605)."""
+    facts, architecture = deployment.engine.facts["runner_v2"], deployment.model.architecture
+    dense = not architecture.is_moe and not architecture.is_hybrid
+    if facts["others"] == "all" or (facts["others"] == "dense" and dense):
+        return True
+    plain = deployment.model.quantization.method == "none"
+    return architecture.model_type in facts["model_types"] and (facts["quantized"] or plain)
+
+
+def graphs_estimated(deployment: Deployment) -> bool:
+    """The engine deducts an estimate of its CUDA graphs from the pool; never on AMD (vLLM 0.23.0 gpu_worker.py:420)."""
+    estimates = deployment.engine.facts["runner_v2"]["estimates"] or not runner_v2(deployment)
+    return deployment.engine.facts["cudagraph_memory"] == "estimated" and estimates and deployment.gpu.vendor != "amd"
+
+
 def _prefixed(table: Mapping[str, int], model_type: str, default: int) -> int:
     return next((value for prefix, value in table.items() if model_type.startswith(prefix)), default)
 
@@ -132,7 +148,10 @@ def activation(deployment: Deployment, last_stage: bool = True) -> Interval:
         _of(deployment, "encoder-copies").times(2.0 * patches) + 2.0 * inner,
     ]
     if last_stage:
-        sampling = _of(deployment, "sampler-bytes").times(float(rows * architecture.vocab))
+        sampler = "sampler-bytes-v2" if runner_v2(deployment) else "sampler-bytes"
+        sampling = _of(deployment, sampler).times(float(rows * architecture.vocab))
+        added = args.max_loras * deployment.engine.facts["lora_extra_vocabulary"]
+        sampling += _of(deployment, "lora-logits").times(float(rows * added))
         phases.append(sampling + _of(deployment, "hidden-copies").times(hidden) + workspace + left)
     peak = max(phases, key=lambda phase: phase.mid)
     return peak + _of(deployment, "activation-base").amount

@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import ceil
 
+from planner.core.quantities import MIB
 from planner.facts.deployment import Deployment, ParallelLayout, Speculation
 from planner.facts.draft_models import draft_of, method
 from planner.models.architecture import Layer, Weight
@@ -20,6 +21,8 @@ VOCAB_PADDING = 64
 TABLES_ONCE = (0, 33, 0)
 """The first known version that keeps one multimodal rotary table for Qwen3-VL and its successors (until 0.20.2 at
 least: four), and builds towers on the first pipeline stage only (models/qwen3_vl.py:1818, interfaces.py:392)."""
+LARGE, STEP = 10 * MIB, 2 * MIB
+"""torch's CUDA allocator reserves tensors from `LARGE` on in multiples of `STEP` (CUDACachingAllocator.cpp)."""
 
 
 def rank_shape(weight: Weight, layout: ParallelLayout) -> tuple[int, int, int]:
@@ -61,16 +64,33 @@ def weight_bytes(model: Model, weight: Weight, layout: ParallelLayout, prefix: s
 
 
 def lora_bytes(
-    weights: Iterable[Weight], layout: ParallelLayout, max_loras: int, max_lora_rank: int, targets: tuple[str, ...] = ()
-) -> int:
+    weights: Iterable[Weight], layout: ParallelLayout, max_loras: int, max_lora_rank: int,
+    targets: tuple[str, ...] = (), reserved: bool = False,
+) -> int:  # fmt: skip
     """Bytes per GPU that vLLM sets aside for adapters on `weights`: an A and a B matrix of `max_lora_rank` per slot.
 
     Both are in 16 bit, and only the side that the weight itself splits is split (vLLM 0.33.0 lora/layers/). `targets`
-    are module names such as "q_proj"; empty means every linear layer.
+    are module names such as "q_proj"; empty means every linear layer. `reserved`: as torch's allocator reserves them.
     """
     wanted = [w for w in weights if w.linear and (not targets or w.name.split(".")[-1] in targets)]
     shapes = (rank_shape(weight, layout) for weight in wanted)
-    return 2 * max_loras * max_lora_rank * sum((rows + cols) * copies for rows, cols, copies in shapes)
+    sizes = ((2 * max_loras * max_lora_rank * side, n) for rows, cols, n in shapes for side in (rows, cols))
+    return sum(n * (ceil(size / STEP) * STEP if reserved and size >= LARGE else size) for size, n in sizes)
+
+
+def lora_end_bytes(deployment: Deployment) -> tuple[int, int]:
+    """Bytes per GPU of adapters on the embedding and on the output head, where the engine has any; not split.
+
+    Until 0.11 every slot also has room for tokens that its adapter adds, once more in the embedding itself
+    (vLLM 0.9.2 lora/layers.py, models/llama.py:332; 0.33.0 lora/layers/vocab_parallel_embedding.py).
+    """
+    architecture, facts, args = deployment.model.architecture, deployment.engine.facts, deployment.args
+    if not args.max_loras or not any(architecture.model_type in types for types in facts["lora_ends"].values()):
+        return 0, 0
+    extra, hidden, tp = facts["lora_extra_vocabulary"], architecture.hidden, deployment.layout.tp
+    each = 2 * args.max_loras * (args.max_lora_rank * (architecture.vocab + extra + hidden) + extra * hidden)
+    added = ceil(2 * extra * hidden / tp)
+    return each + args.max_loras * added, each + added
 
 
 def partition(layers: int, pp: int) -> tuple[int, ...]:
@@ -93,7 +113,12 @@ def rank_bytes(deployment: Deployment) -> tuple[int, ...]:
     if args.max_loras:
         for stage, held in enumerate(_held(model, layout)):
             weights = [weight for index in held for weight in model.architecture.layers[index].weights]
-            stages[stage] += lora_bytes(weights, layout, args.max_loras, args.max_lora_rank)
+            stages[stage] += lora_bytes(
+                weights, layout, args.max_loras, args.max_lora_rank, reserved=deployment.engine.v0
+            )
+        first, last = lora_end_bytes(deployment)
+        stages[0] += first
+        stages[-1] += last
     return tuple(stages)
 
 

@@ -176,7 +176,7 @@ def _columns(found: Prediction) -> dict[str, object]:
         "max_concurrency_x": memory.max_concurrency, "usd_per_hour": found.usd_per_hour,
     }  # fmt: skip
     if performance is None:
-        if found.workload is not None or memory.status == "does_not_fit":
+        if found.workload is not None or not memory.starts:
             columns |= {"status": "does_not_fit", "error": ". ".join(filter(None, (memory.reason, memory.remedy)))}
         return _with_intervals(columns)
     for name in _LATENCIES:
