@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import os
@@ -18,11 +19,11 @@ from planner.facts import traces
 from planner.facts.traces import read_trace
 from planner.models.from_config import from_config
 from planner.models.registry import _config, model, models
-from planner.operations.batch import predict_row
+from planner.operations.batch import predict_file, predict_row
 from planner.operations.bench_results import read_results
 from planner.operations.explain_log import deployment_of
 from planner.operations.startup_log import read_log
-from planner.planning.scenario import load_scenario
+from planner.planning.scenario import load_scenario, scenario, scenario_path
 from planner.simulator.schedule_cases import run_case
 
 KV = "Available KV cache memory: 1.5 GiB\n"
@@ -61,11 +62,60 @@ def test_nesting_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
          "aliases stand for too much"),
         ("a: &a [*a]", "aliases stand for too much"),
         ("a: !!bool x", "not valid YAML"),
+        ("[" + "~," * 2**18 + "]", "more than 65,536 values"),
     ],
 )  # fmt: skip
 def test_yaml_traps_are_refused(text: str, told: str) -> None:
     with pytest.raises(PlannerError, match=re.escape(told)):
         parse_yaml(text, "mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"a": {"b": 1, "c": 2, "b": 3}}', "'b' is given twice"),
+        ("[" + "{}," * 10**7 + "1]", "at most 8e+08 are given"),
+        ('["' + "\N{ROCKET}" * 10**8 + '"]', "at most 8e+08 are given"),
+    ],
+)
+def test_json_traps_are_refused(text: str, told: str) -> None:
+    with pytest.raises(PlannerError, match=re.escape(told)):
+        parse_json(text, "mine.json")
+
+
+def test_half_characters_are_no_text(tmp_path: Path) -> None:
+    data = parse_yaml(Path(scenario_path("chat-70b")).read_text(encoding="utf-8"), "chat-70b")
+    half = "\ud800"
+    config = _config("meta-llama/Llama-3.1-8B")
+    (tmp_path / f"{os.fsdecode(bytes([255]))}.yaml").write_text(json.dumps(data))
+    for read in (
+        lambda: scenario({**data, "question": half}, "mine"),
+        lambda: scenario({**data, "engine_args": {"kv_cache_dtype": half}}, "mine"),
+        lambda: load_scenario(next(tmp_path.iterdir())),
+        lambda: model({**config, "_name_or_path": half}),
+        lambda: parse_yaml(f'"{half}"', "mine"),
+    ):
+        with pytest.raises(PlannerError, match=r"unicode|Unicode|utf-8"):
+            read()
+
+
+@pytest.mark.parametrize(
+    "pattern", ["re:(a+)+$", "re:" + "e?" * 30 + "e" * 30, "re:" + "(e|e|.)" * 20 + "Z", "*e" * 8, "re:[(", "re:(e)\\1"]
+)
+def test_expressions_of_module_names_that_may_take_hours_are_refused(pattern: str) -> None:
+    config = {**_config("meta-llama/Llama-3.1-8B"), "quantization_config": {"quant_method": "fp8", "ignore": [pattern]}}
+    with pytest.raises(PlannerError, match="quantization_config"):
+        model(config)
+
+
+def test_expressions_of_published_checkpoints_keep_their_meaning() -> None:
+    ignore = ["re:.*mlp\\.(gate|up)_proj.*", "re:^.*self_attn\\.[qk]_proj$"]
+    config = {**_config("meta-llama/Llama-3.1-8B"), "quantization_config": {"quant_method": "fp8", "ignore": ignore}}
+    stored = model(config).quantization
+    named = {
+        w.name for w in model(config).architecture.layers[0].weights if w.linear and not stored.scheme(w, "layers.0.")
+    }
+    assert named == {"self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.up_proj"}
 
 
 def test_a_truth_value_is_no_number_in_any_entry() -> None:
@@ -150,6 +200,36 @@ def test_a_cell_of_two_hundred_thousand_letters_is_refused(tmp_path: Path) -> No
     (tmp_path / "b.csv").write_text("gpu,model,measured_ttft_ms\n" + "a" * 200_000)
     with pytest.raises(PlannerError, match="is not a CSV"):
         read_results([tmp_path / "b.csv"])
+
+
+def test_a_misspelt_measured_column_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("gpu,model,concurrency,isl,osl,measured_ttft_ms,measured_tpot\n")
+    with pytest.raises(PlannerError, match="unknown column measured_tpot; did you mean measured_tpot_ms"):
+        read_results([tmp_path / "b.csv"])
+
+
+def test_a_batch_whose_answer_was_cut_within_a_cell_of_two_lines_resumes(tmp_path: Path) -> None:
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["id", "model", "gpu"], ["a", "x", "y"], ["b\nc", "x", "y"], ["d", "x", "y"]])
+    predict_file(tmp_path / "rows.csv", tmp_path / "out.csv")
+    whole = (tmp_path / "out.csv").read_bytes()
+    for end in range(0, len(whole), 7):
+        (tmp_path / "out.csv.partial").write_bytes(whole[:end])
+        predict_file(tmp_path / "rows.csv", tmp_path / "out.csv", resume=True)
+        assert (tmp_path / "out.csv").read_bytes() == whole
+    (tmp_path / "out.csv.partial").write_text("my own\nnotes")
+    with pytest.raises(PlannerError, match="does not answer these rows"):
+        predict_file(tmp_path / "rows.csv", tmp_path / "out.csv", resume=True)
+    assert (tmp_path / "out.csv.partial").read_text() == "my own\nnotes"
+
+
+@pytest.mark.parametrize("most", ["MOST_REQUESTS", "MOST_BLOCKS"])
+def test_a_trace_has_so_many_requests(most: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, most, 3)
+    line = '{"timestamp": %d, "input_length": 600, "output_length": 1, "hash_ids": [1, %d]}\n'
+    (tmp_path / "t.jsonl").write_text("".join(line % (n, n) for n in range(5)))
+    with pytest.raises(PlannerError, match="cut it to its busiest hours"):
+        read_trace(tmp_path / "t.jsonl")
 
 
 def test_numbers_beyond_floats_are_no_tokens(tmp_path: Path) -> None:

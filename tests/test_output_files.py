@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -116,6 +117,37 @@ def mine(tmp_path: Path) -> Path:
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(QUESTION))
     return path
+
+
+def test_what_is_read_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace, rows = tmp_path / "bench.sh", tmp_path / "rows.csv"
+    trace.write_text("arrival,prompt_tokens,output_tokens\n" + "".join(f"{n},512,64\n" for n in range(20)))
+    rows.write_text(MEASURED)
+    for name, changes in (("alerts.yml", {}), ("mine.yaml", {"workload": {"trace": "bench.sh"}})):
+        (tmp_path / name).write_text(yaml.safe_dump({**QUESTION, **changes}))
+    case = Path(__file__).parent / "data" / "schedules" / "preemption_async.json"
+    (tmp_path / "case.json").write_text(case.read_text())
+    before = contents(tmp_path)
+    for command in (
+        ["plan", "alerts.yml", "--out", "."],
+        ["plan", "mine.yaml", "--out", "."],
+        ["calibrate", "rows.csv", "--out", "./rows.csv"],
+        ["calibrate", "rows.csv", "--scenario", "mine.yaml", "--out", "mine.yaml"],
+        ["predict", "rows.csv", "--out", "rows.csv"],
+        ["replay", "case.json", "--step-log", "case.json"],
+        ["replay", "--scenario", "mine.yaml", "--requests", "mine.yaml"],
+    ):
+        with contextlib.chdir(tmp_path):
+            assert main(command) == 2
+        assert "is read, and would be written over" in capsys.readouterr().err
+        assert contents(tmp_path) == before
+
+
+def test_what_must_be_new_is_not_written_over_however_late_another_comes(tmp_path: Path) -> None:
+    with pytest.raises(PlannerError, match="File exists"), replacing(tmp_path / "a", new=True) as (part,):
+        part.write_text("mine")
+        (tmp_path / "a").write_text("another's")
+    assert contents(tmp_path) == {"a": b"another's"} and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_full_disk_leaves_the_earlier_plan(mine: Path, tmp_path: Path) -> None:

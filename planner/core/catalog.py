@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import difflib
+import io
 import json
 import re
 import stat
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -28,14 +31,20 @@ CATALOGS = shipped("catalogs")
 
 
 class Entry(BaseModel):
-    """Base of every catalog entry: unknown fields are errors, numbers are finite, values are frozen."""
+    """Base of every catalog entry: unknown fields are errors, numbers finite, text Unicode, values frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=2**16)
 
 
 E = TypeVar("E", bound=Entry)
 DEEPEST = 100
 """Levels of lists and mappings inside one another."""
+MOST_VALUES = 2**16
+"""Of a YAML file, which take about a second."""
+MOST_JSON = 800 * 10**6
+"""Bytes that the values of a JSON file may take."""
+MOST_CELLS = 1000
+"""Of a line of a CSV."""
 
 
 def opened(path: Path, most: int, what: str = "") -> BinaryIO:
@@ -70,16 +79,32 @@ def read_text(path: Path, most: int = 16 * MIB, errors: str = "strict") -> str:
         raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def csv_lines(path: Path, most: int) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a CSV that are not blank, as their numbers and cells; `PlannerError` for what is none."""
+    with opened(path, most) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
+        lines = csv.reader(file)
+        try:
+            for cells in filter(None, lines):
+                if len(cells) > MOST_CELLS:
+                    raise ValueError(f"{len(cells):,} cells in line {lines.line_num:,}, and at most {MOST_CELLS:,} are")
+                yield lines.line_num, cells
+        except (csv.Error, OSError, ValueError) as error:
+            raise PlannerError(f"{path.name} is not a CSV that can be read: {error}") from None
+
+
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Plain scalars as YAML 1.2 reads them: yes, 1:30 and 2024-01-01 are text, 010 is ten, 1e3 a number."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
-    depth = 0
+    depth = values = 0
 
     def descend_resolver(self, parent: Any, index: Any) -> None:
         self.depth += 1
+        self.values += 1
         if self.depth > DEEPEST:
             raise _wrong(f"it is nested deeper than {DEEPEST} levels", parent)
+        if self.values > MOST_VALUES:
+            raise _wrong(f"it has more than {MOST_VALUES:,} values", parent)
 
     def ascend_resolver(self) -> None:
         self.depth -= 1
@@ -94,7 +119,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
             for node in level:
                 parts = node.value if isinstance(node, yaml.CollectionNode) else ()
                 size += len(parts)
-                if depth > DEEPEST + 1 or size > MIB:
+                if depth > DEEPEST + 1 or size > MOST_VALUES:
                     raise _wrong("its aliases stand for too much", node)
                 if isinstance(node, yaml.MappingNode):
                     _given_once(key for key, _ in parts)
@@ -136,7 +161,7 @@ for _tag, _written, _first in (
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of one YAML file of at most half a MiB; `PlannerError` when it is missing or not YAML."""
+    """The content of one YAML file (at most half a MiB, 65,536 values); `PlannerError` when it is none."""
     return parse_yaml(read_text(path, MIB // 2), path.name)
 
 
@@ -155,7 +180,10 @@ def parse_yaml(text: str, where: str) -> Any:
 def parse_json(text: str, where: str) -> Any:
     """The content of JSON `text`; `where` names it in the `PlannerError` for what is none."""
     try:
-        data = json.loads(text)
+        values = sum(map(text.count, ",[{{{"))  # an object is as much as three
+        if (taken := 2 * sys.getsizeof(text) + 100 * values) > MOST_JSON:
+            raise ValueError(f"{values:,} values would take {taken:.2g} bytes, and at most {MOST_JSON:.0e} are given")
+        data = json.loads(text, object_pairs_hook=_object)
         level: list[Any] = [[data]]
         for _ in range(DEEPEST + 1):
             parts = (part for whole in level for part in (whole.values() if isinstance(whole, dict) else whole))
@@ -166,6 +194,15 @@ def parse_json(text: str, where: str) -> Any:
     except RecursionError:
         pass
     raise PlannerError(f"{where} is nested deeper than {DEEPEST} levels")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose keys are given once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise ValueError(f"{twice!r:.60} is given twice")
+    return found
 
 
 def check(kind: type[E], data: Any, where: str) -> E:
@@ -200,8 +237,9 @@ def _flags(given: Any, read: Any, place: str = "") -> Iterator[tuple[str, bool]]
             inside = read.get(key) if isinstance(read, Mapping) else getattr(read, str(key), None)
             yield from _flags(value, inside, f"{place}.{key}")
     elif isinstance(given, list | tuple) and isinstance(read, list | tuple):
-        for index, (value, inside) in enumerate(zip(given, read, strict=False)):
-            yield from _flags(value, inside, f"{place}.{index}")
+        for index, value in enumerate(given[: len(read)]):
+            if isinstance(value, bool | Mapping | list | tuple):
+                yield from _flags(value, read[index], f"{place}.{index}")
 
 
 def entries(file: str, kind: type[E], root: Path = CATALOGS) -> dict[str, E]:

@@ -15,19 +15,30 @@ from pathlib import Path
 from planner.core.quantities import PlannerError
 
 
+def spare(read: Iterable[Path], written: Iterable[Path]) -> None:
+    """`PlannerError` where a file that is `read` would be written over."""
+    places = {os.path.realpath(path) for path in written}
+    if over := next((path for path in read if os.path.realpath(path) in places), None):
+        raise PlannerError(f"{over} is read, and would be written over: name another place to write to")
+
+
 @contextmanager
-def replacing(*paths: Path, stale: Iterable[Path] = ()) -> Iterator[list[Path]]:
+def replacing(*paths: Path, stale: Iterable[Path] = (), new: bool = False) -> Iterator[list[Path]]:
     """Paths to write instead of `paths`, which take their places together when the block ends well.
 
     A write that fails, or a process that is killed in it, leaves what was there before. Processes take turns in the
     folder of the first path, so that files of one are never mixed with those of another; `stale` files are removed in
-    the same turn. A pipe or a device is written as it is. Raises `PlannerError` when a file cannot be written.
+    the same turn. A pipe or a device is written as it is. Raises `PlannerError` when a file cannot be written, or is
+    there where it must be `new`.
     """
     parts: dict[Path, Path] = {}
     try:
         yield [_part(path, parts) for path in paths]
         with _turn(next(iter(parts.values()), paths[0]).parent):
             for part, place in parts.items():
+                if new:
+                    os.link(part, place)
+                    continue
                 if place.exists():
                     shutil.copymode(place, part)
                 part.replace(place)

@@ -43,6 +43,13 @@ def one_line(text: object) -> str:
     return "".join(shown)
 
 
+def named(name: object, what: str) -> str:
+    """`name` as text; `PlannerError` where it has half characters, which no file and no terminal takes."""
+    if any(category(letter) == "Cs" for letter in str(name)):
+        raise PlannerError(f"{what} {str(name)!r:.80} is no Unicode text")
+    return str(name)
+
+
 def aligned(rows: Iterable[Sequence[str]]) -> str:
     """Rows of text in columns, the last as wide as it is."""
     rows = list(rows)

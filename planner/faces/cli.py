@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from planner import __version__
-from planner.core.files import replacing, today
+from planner.core.files import replacing, spare, today
 from planner.core.quantities import GB, GIB, PlannerError, aligned, did_you_mean, one_line
 
 TEMPLATES = Path(__file__).with_name("templates")
@@ -59,7 +59,7 @@ def _init(options: argparse.Namespace) -> None:
         raise PlannerError(f"a scenario is a .yaml file, got {path}")
     if path.exists():
         raise PlannerError(f"{path} exists and stays as it is; name another file")
-    with replacing(path) as (part,):
+    with replacing(path, new=True) as (part,):
         part.write_text((TEMPLATES / "scenario.yaml").read_text(encoding="utf-8"), encoding="utf-8")
     print(f"wrote {path}; next: planner check {path}")
 
@@ -218,6 +218,8 @@ def _explain_log(options: argparse.Namespace) -> None:
 def _replay(options: argparse.Namespace) -> None:
     from planner.simulator.schedule_cases import run_case
 
+    written = [path for path in (options.step_log, options.requests) if path]
+    spare(filter(None, [options.case]), written)
     if (options.case is None) == (options.scenario is None):
         raise PlannerError("replay takes either a CASE.json or --scenario SCENARIO")
     if options.case is not None:
@@ -230,6 +232,7 @@ def _replay(options: argparse.Namespace) -> None:
     from planner.studies.summary import subject
 
     scenario = load_scenario(options.scenario)
+    spare(scenario.files, written)
     deployment = subject(search(scenario))
     found = run(deployment, traffic(scenario, deployment)).mid
     print(f"{deployment}\n{found}")
@@ -241,7 +244,10 @@ def _replay(options: argparse.Namespace) -> None:
 def _calibrate(options: argparse.Namespace) -> None:
     from planner.operations.bench_results import planned, read_results
     from planner.operations.calibration_fit import REPEATS, fit, replayed
+    from planner.planning.scenario import scenario_path
 
+    scenario = [scenario_path(options.scenario)] if options.scenario else []
+    spare([*options.results, *scenario], [options.out] if options.out else [])
     deployment, prefix_tokens = planned(options.scenario) if options.scenario else (None, 0)
     results = read_results(options.results, deployment, prefix_tokens)
     fitted, date = fit(results.points, means=replayed, noise=REPEATS), f"{today():%Y-%m-%d}"

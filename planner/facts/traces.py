@@ -30,7 +30,7 @@ MOONCAKE = ("timestamp", "input_length", "output_length")
 
 RAGPulse (github.com/flashserve/RAGPulse) has the same fields, but seconds, and `hash_ids` that are an object.
 """
-MOST_BYTES = 256 * MIB
+MOST_BYTES, MOST_REQUESTS, MOST_BLOCKS = 128 * MIB, 2 * 10**6, 8 * 10**6
 """Of a trace, unpacked."""
 BLOCK = 512
 """Tokens behind one of Mooncake's `hash_ids`."""
@@ -146,11 +146,13 @@ def _csv(path: Path, head: str, file: TextIO) -> Trace:
     columns = {name: names.index(name) for name in fields}
     try:
         frame = pd.read_csv(
-            file, sep=separator, skip_blank_lines=False, dtype=str, index_col=False, usecols=[*columns.values()]
-        )
+            file, sep=separator, skip_blank_lines=False, dtype=str, index_col=False, usecols=[*columns.values()],
+            nrows=MOST_REQUESTS + 1,
+        )  # fmt: skip
     except ValueError as error:
         raise PlannerError(f"{path.name} is not a CSV: {' '.join(str(error).split())}") from None
     frame.columns = pd.Index(sorted(columns, key=lambda name: columns[name]))
+    _bounded(path, len(frame))
     filled = np.flatnonzero(frame.notna().any(axis=1))
     frame = frame.iloc[: filled[-1] + 1 if len(filled) else 0]
     if separator == ";":  # where it parts columns, the comma is a decimal point
@@ -165,6 +167,7 @@ def _json_lines(path: Path, head: str, file: TextIO) -> Trace:
     cells: list[list[object]] = []
     lines: list[int] = []
     hashes: list[object] = []
+    blocks = 0
     for number, line in enumerate(iter(lambda: file.readline(MIB), ""), 1):
         if not line.strip():
             continue
@@ -181,6 +184,8 @@ def _json_lines(path: Path, head: str, file: TextIO) -> Trace:
         cells.append([None if isinstance(value, int) and abs(value) > 2**63 else value for value in values])
         lines.append(number)
         hashes.append(ids := request.get("hash_ids") or ())
+        blocks += len(ids) if isinstance(ids, list) else 0
+        _bounded(path, len(cells), blocks)
         if isinstance(ids, list) and not all(isinstance(block, int) for block in ids):
             raise PlannerError(f"{where}, field hash_ids: expected whole numbers, got {ids!r:.60}")
     frame = pd.DataFrame(cells, columns=list(fields), dtype=object)
@@ -188,6 +193,12 @@ def _json_lines(path: Path, head: str, file: TextIO) -> Trace:
     known = tuple(tuple(ids) if isinstance(ids, list) else () for ids in hashes)
     hash_ids = known if mooncake and any(known) else None
     return _trace(path, fields, frame, np.array(lines), 1e-3 if mooncake else 1.0, hash_ids)
+
+
+def _bounded(path: Path, requests: int, blocks: int = 0) -> None:
+    if requests > MOST_REQUESTS or blocks > MOST_BLOCKS:
+        most = f"{MOST_REQUESTS:,} requests, or {MOST_BLOCKS:,} hash_ids"
+        raise PlannerError(f"{path.name} has more than {most}; cut it to its busiest hours")
 
 
 def _fields(names: Sequence[str], where: str) -> tuple[str, ...]:

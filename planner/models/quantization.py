@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import ceil
+from math import ceil, comb, inf, prod
 from typing import Any
 
 from planner.core.catalog import CATALOGS, read_yaml
@@ -48,6 +48,7 @@ class Quantization:
     schemes: tuple[tuple[str, Scheme], ...] = ()  # (regular expression of module paths, format)
     ignore: tuple[str, ...] = ()  # module names, globs and `re:` expressions of what stays in the model's dtype
     kv_cache_dtype: str | None = None  # what the checkpoint asks of "auto"
+    steps: float = 0.0  # that a search of all its expressions in one module's path may take
 
     @property
     def main(self) -> Scheme | None:
@@ -67,9 +68,8 @@ class Quantization:
     @cached_property
     def _compiled(self) -> tuple[frozenset[str], re.Pattern[str], list[tuple[re.Pattern[str], Scheme]]]:
         """Plain names to ignore, the expression of the others, and the formats by compiled pattern."""
-        plain = {pattern: not re.search(r"[*:]|mixer", pattern) for pattern in self.ignore}
-        names = {_bare(pattern) for pattern in self.ignore if plain[pattern]}
-        others = [_expression(pattern) for pattern in self.ignore if not plain[pattern]]
+        names = {_bare(pattern) for pattern in self.ignore if _plain(pattern)}
+        others = [_expression(pattern) for pattern in self.ignore if not _plain(pattern)]
         formats = [(re.compile(pattern), scheme) for pattern, scheme in self.schemes]
         return frozenset(names), re.compile("|".join(others) or r"(?!)"), formats
 
@@ -169,12 +169,15 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quanti
             raise PlannerError(f"{where}, quantization_config.{key}: expected a list of names, got {listed!r:.50}")
         ignored += listed
     groups, layers = q.get("config_groups"), q.get("quantized_layers")
+    searched = [pattern for pattern in ignored if not _plain(pattern)]
     if isinstance(layers, Mapping) and str(q.get("quant_algo")).upper() == "MIXED_PRECISION" and not groups:
         formats = _mixed(layers, f"{where}, quantization_config.quantized_layers")
         method, head = formats[0][1].method, any("lm_head" in pattern for pattern, _ in formats)
+        searched += {_bare(name) for name in layers}
     elif isinstance(groups, Mapping) and groups:
         places = {f"{where}, quantization_config.config_groups.{name}": group for name, group in groups.items()}
         formats = tuple(_group(group, place) for place, group in places.items())
+        searched += [target for group in groups.values() for target in group.get("targets") or ()]
         method, head = (
             min(formats, key=lambda part: part[1].bits)[1].method,
             any("lm_head" in pattern for pattern, _ in formats),
@@ -185,7 +188,8 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quanti
         formats = ((EXPERTS if method == "mxfp4" else "", scheme),)
         if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
             formats = ((EXPERTS, SCHEMES["mxfp4"]), *formats)
-    return Quantization(method, formats, (*ignored, *([] if head else ["lm_head"])), "fp8" if _fp8_cache(q) else None)
+    cache, steps = "fp8" if _fp8_cache(q) else None, sum(map(_steps, searched))
+    return Quantization(method, formats, (*ignored, *([] if head else ["lm_head"])), cache, steps)
 
 
 def _fp8_cache(q: Mapping[str, Any]) -> bool:
@@ -286,7 +290,41 @@ def _bare(pattern: str) -> str:
 
 
 def _expression(pattern: str) -> str:
+    """What is searched in a path for a module's name, a glob or a `re:` expression."""
     if pattern.startswith("re:"):
-        return f"(?:{pattern[3:]})"
+        return f"(?:{_searched(pattern[3:])})"
     bare = re.escape(_bare(pattern)).replace(r"\*", ".*").replace("mixer", "(?:mixer|self_attn|mlp)")
     return rf"(?:(?:^|\.){bare}(?:$|\.))"
+
+
+def _plain(pattern: str) -> bool:
+    """A module's name as it is."""
+    return not re.search(r"[*:]|mixer", pattern)
+
+
+def _searched(expression: str) -> str:
+    """An expression without what a search does anyway: `.*` at its ends."""
+    return re.sub(r"^\^?(\.\*\??)+|(?<!\\)(\.\*)+\$?$", "", expression)
+
+
+_LONGEST = 60
+"""Letters of a module's path, at most."""
+
+
+def _steps(pattern: str) -> float:
+    """How many steps a search for `pattern` in a module's path may take: the ways in which its parts can be chosen.
+
+    A repetition begins and ends anywhere, a `?` is there or not; what repeats a group, or refers to one, has no bound.
+    """
+    if not pattern.startswith("re:"):
+        return comb(_LONGEST + pattern.count("*"), pattern.count("*") + 1)
+    expression = _searched(pattern[3:])
+    if len(expression) > 1000 or re.search(r"\)[*+{]|\\[1-9]|\(\?(P=|\()", expression):
+        return inf
+    try:
+        re.compile(_expression(pattern))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise PlannerError(f"quantization_config: {pattern!r:.80} is no regular expression: {error}") from None
+    repeats, options = (len(re.findall(kind, expression)) for kind in (r"[*+{]", r"(?<!\()\?"))
+    alternatives = prod(1 + part.count("|") for part in re.split(r"[()]", expression))
+    return 2.0**options * alternatives * comb(_LONGEST + repeats, repeats + 1)

@@ -18,13 +18,15 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from planner.core.catalog import Entry, entries, is_file, parse_json, read_text
-from planner.core.quantities import PlannerError, did_you_mean
+from planner.core.quantities import PlannerError, did_you_mean, named
 from planner.models import quantization as q
 from planner.models.architecture import Architecture, Layer
 from planner.models.from_config import from_config
 
 DTYPES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
 """Bytes per element of the dtypes that weights and activations may have."""
+MOST_STEPS = 10**8
+"""Of all expressions of a checkpoint's quantization on the names of one weight of each layer."""
 
 
 class ModelEntry(Entry):
@@ -101,8 +103,8 @@ def model(
     that contradicts the checkpoint.
     """
     if isinstance(source, Mapping):
-        found = _build(source, str(source.get("_name_or_path") or source.get("model_type") or "config"))
-    elif is_file(path := Path(source)) or is_file(path / "config.json"):
+        found = _build(source, named(source.get("_name_or_path") or source.get("model_type") or "config", "model"))
+    elif is_file(path := Path(named(source, "model"))) or is_file(path / "config.json"):
         found = _build(_read(path), str(source))
     elif not str(source).isprintable() or len(str(source)) > 200:
         raise PlannerError(
@@ -168,7 +170,13 @@ def _build(config: Mapping[str, Any], name: str, where: str = "config.json") -> 
     dtype = str(dtype or "bfloat16").removeprefix("torch.")
     if dtype not in DTYPES or dtype == "float32":  # vLLM's dtype "auto" casts FP32 checkpoints to 16 bit
         dtype = "bfloat16"
-    return Model(name, architecture, q.from_config(config, where), dtype, architecture.warnings)
+    stored = q.from_config(config, where)
+    if stored.steps * len(architecture.layers) > MOST_STEPS:
+        raise PlannerError(
+            f"{where}, field quantization_config: its expressions of module names may take hours; "
+            "accepted are names, and a few of `.*`, `+` and `?`"
+        )
+    return Model(name, architecture, stored, dtype, architecture.warnings)
 
 
 def _read(path: Path) -> dict[str, Any]:

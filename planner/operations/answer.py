@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.core.catalog import parse_json, read_text
-from planner.core.files import folder, replacing
+from planner.core.files import folder, replacing, spare
 from planner.core.quantities import Interval, PlannerError, aligned, one_line
 from planner.facts.prices import price_per_hour
 from planner.latency.performance import LATENCIES, POINTS, Performance
@@ -169,9 +169,11 @@ def write(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
     Those of an earlier plan that this one has not are removed. Raises `PlannerError` where `out` cannot be written.
     """
     texts = {**files(plan), "plan.json": json.dumps(answer(plan), indent=2, allow_nan=False) + "\n"}
+    paths = [out / name for name in (*texts, *([report.name] if report else []))]
+    spare(plan.scenario.files, paths)
     folder(out)
     stale = [out / name for name in _earlier(out) if name not in texts]
-    with replacing(*(out / name for name in (*texts, *([report.name] if report else []))), stale=stale) as parts:
+    with replacing(*paths, stale=stale) as parts:
         for part, text in zip(parts, texts.values(), strict=False):
             part.write_text(text, encoding="utf-8")
         if report:

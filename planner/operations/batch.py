@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
-import io
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from planner.core.catalog import read_text
+from planner.core.catalog import MOST_CELLS, csv_lines
+from planner.core.files import spare
 from planner.core.quantities import GIB, MIB, Interval, PlannerError
 from planner.facts.coefficients import Calibration
 from planner.facts.deployment import Deployment
@@ -53,6 +55,8 @@ which is what vLLM's specs of all layers add up to and what tokens cost until th
 are counted in `num_gpu_blocks`, `bytes_per_block` and `max_concurrency_x`. Power, energy and start-up time are not
 predicted yet: their cells stay empty.
 """
+MOST_BYTES = 16 * MIB
+"""Of a batch."""
 
 
 def predict_file(
@@ -68,53 +72,51 @@ def predict_file(
     """
     source, out = Path(rows_csv), Path(out_csv)
     partial = out.with_name(f"{out.name}.partial")
-    if source.resolve() in (out.resolve(), partial.resolve()):
-        raise PlannerError(f"{rows_csv} would be overwritten by its own predictions: give --out another name")
+    spare([source, *([calibration] if calibration else [])], [out, partial])
     own = own_calibrations(calibration) if calibration else {}
-    header, *lines = [line for line in _read_csv(source) if line] or [[]]
-    header = [name.strip() for name in header]
+    lines = csv_lines(source, MOST_BYTES)
+    header = [name.strip() for name in next(lines, (1, []))[1]]
     if "gpu" not in header or not {"model", "model_config"} & set(header):
         raise PlannerError(f"{source.name}: line 1 must name the columns, among them gpu and model (or model_config)")
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise PlannerError(f"{source.name}: the column {twice} occurs twice")
-    rows = [dict(zip(header, line, strict=False)) for line in lines]
-    kept = _kept(partial, rows) if resume and partial.exists() else []
-    failed = any(answer["status"] == "error" for answer in kept)
+    count = sum(1 for _ in lines)
+    place = header.index("id") if "id" in header else MOST_CELLS
+    kept, failed = _kept(partial, source, place) if resume and partial.exists() else (0, False)
     try:
         with partial.open("a" if kept else "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, OUTPUTS, restval="")
             if not kept:
                 writer.writeheader()
-            for k in range(len(kept), len(rows)):
-                answer = predict_row(rows[k], source.parent, len(lines[k]) - len(header), own)
+            for k, (_, cells) in enumerate(islice(csv_lines(source, MOST_BYTES), kept + 1, None), kept + 1):
+                row = dict(zip(header, cells, strict=False))
+                answer = predict_row(row, source.parent, len(cells) - len(header), own)
                 failed |= answer["status"] == "error"
                 writer.writerow({name: _written(value) for name, value in answer.items()})
                 file.flush()
                 if progress:
-                    progress(k + 1, len(rows))
+                    progress(k, count)
         partial.replace(out)
     except OSError as error:
         raise PlannerError(f"cannot write {out}: {error.strerror or error}") from None
     return int(failed)
 
 
-def _read_csv(path: Path) -> list[list[str]]:
-    try:
-        return list(csv.reader(io.StringIO(read_text(path, 256 * MIB), newline="")))
-    except csv.Error as error:
-        raise PlannerError(f"cannot read {path}: {error}") from None
+def _kept(partial: Path, source: Path, place: int) -> tuple[int, bool]:
+    """How many answers an interrupted run left, and whether one is an error; a line that it had begun is cut off.
 
-
-def _kept(partial: Path, rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """The answers that an interrupted run left; a line that was being written when it ended is cut off."""
-    whole = partial.read_bytes().rfind(b"\n") + 1
+    Their ids are those at `place` in the lines of `source`.
+    """
+    asked = (cells[place : place + 1] or [""] for _, cells in islice(csv_lines(source, MOST_BYTES), 1, None))
+    kept, failed, whole = -1, False, 0
+    with partial.open("rb") as file, suppress(csv.Error):
+        ended = (line.decode(errors="replace") for line in iter(file.readline, b"") if line.endswith(b"\n"))
+        for cells in csv.reader(ended, strict=True):
+            if len(cells) != len(OUTPUTS) or (cells[:1] != next(asked, None) if kept >= 0 else cells != list(OUTPUTS)):
+                raise PlannerError(f"{partial} does not answer these rows: move it away, or run without --resume")
+            kept, failed, whole = kept + 1, failed | (cells[1] == "error"), file.tell()
     os.truncate(partial, whole)
-    header, *lines = _read_csv(partial) or [[]]
-    kept = [dict(zip(OUTPUTS, line, strict=False)) for line in lines]
-    ids = [row.get("id", "") for row in rows[: len(kept)]]
-    if kept and (header != list(OUTPUTS) or ids != [answer["id"] for answer in kept]):
-        raise PlannerError(f"{partial} does not answer these rows: move it away, or run without --resume")
-    return kept
+    return max(kept, 0), failed
 
 
 def predict_row(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import csv
+import difflib
+import io
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from planner.core.catalog import Entry, check, parse_json, read_text
+from planner.core.catalog import Entry, check, csv_lines, parse_json, read_text
 from planner.core.quantities import MIB, PlannerError
 from planner.facts.arrivals import arrivals
 from planner.facts.deployment import Deployment
@@ -22,7 +24,7 @@ from planner.facts.gpus import gpu
 from planner.facts.traces import Trace
 from planner.facts.workload import Lengths, Workload
 from planner.operations.batch import that_starts
-from planner.operations.batch_columns import POOL_SIZES, read_cells, read_deployment, read_model, read_workload
+from planner.operations.batch_columns import INPUTS, POOL_SIZES, read_cells, read_deployment, read_model, read_workload
 from planner.operations.calibration_fit import Point
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search
@@ -36,7 +38,7 @@ INFERENCEX = {
     "silicon_concurrency": "concurrency", "silicon_ttft_ms": MEASURED[0], "silicon_tpot_ms": MEASURED[1],
 }  # fmt: skip
 """Column of an InferenceX table -> that of the batch interface."""
-MOST_BYTES = 128 * MIB
+MOST_BYTES, MOST_RUNS = 128 * MIB, 10_000
 """Of a file of results."""
 FORMATS = {"fp8": "fp8", "fp4": "nvfp4"}
 """InferenceX's `precision` -> `quantization`; a checkpoint that is stored in as many bits keeps its own format."""
@@ -146,16 +148,12 @@ def read_results(paths: Sequence[Path], deployment: Deployment | None = None, pr
             "the plan drafts tokens, whose acceptance would be fitted too: benchmark it without speculation"
         )
     for path in paths:
-        text = read_text(path, MOST_BYTES)
         if path.suffix.lower() == ".csv":
-            try:
-                found, said = _table(path, text, deployment)
-            except csv.Error as error:
-                raise PlannerError(f"{path.name} is not a CSV: {error}") from None
+            found, said = _table(path, deployment)
         elif deployment is None:
             raise PlannerError(f"{path.name} says how a run went, not what ran: name its scenario with --scenario")
         else:
-            found, said = _bench(path, text, deployment, prefix_tokens)
+            found, said = _bench(path, deployment, prefix_tokens)
         points += found
         notes += said
     if not points:
@@ -165,11 +163,13 @@ def read_results(paths: Sequence[Path], deployment: Deployment | None = None, pr
 
 def bench_points(path: Path, deployment: Deployment, prefix_tokens: int = 0) -> list[Point]:
     """The runs of `deployment` in a result file of `vllm bench serve`: one, a list, or one a line (--append-result)."""
-    return _bench(path, read_text(path, MOST_BYTES), deployment, prefix_tokens)[0]
+    return _bench(path, deployment, prefix_tokens)[0]
 
 
-def _bench(path: Path, text: str, deployment: Deployment, prefix_tokens: int) -> tuple[list[Point], list[str]]:
-    runs, points, notes = list(_runs(path, text)), [], []
+def _bench(path: Path, deployment: Deployment, prefix_tokens: int) -> tuple[list[Point], list[str]]:
+    runs, points, notes = list(islice(_runs(path), MOST_RUNS + 1)), [], []
+    if len(runs) > MOST_RUNS:
+        raise PlannerError(f"{path.name} has more than {MOST_RUNS:,} runs, the most that are read of a file")
     for number, data in enumerate(runs, 1):
         where = path.name if len(runs) == 1 else f"{path.name}, run {number}"
         run = check(BenchRun, data, f"{where}, as a result of vllm bench serve")
@@ -195,23 +195,24 @@ def _longest(workload: Workload) -> float:
     return workload.prompt.mean + workload.output.mean if trace is None else float((trace.prompt + trace.output).max())
 
 
-def _runs(path: Path, text: str) -> Iterator[Any]:
+def _runs(path: Path) -> Iterator[Any]:
     """The objects in a JSON file: the only one, those of a list, or one a line."""
+    text = read_text(path, MOST_BYTES)
     try:
         data = parse_json(text, path.name)
         yield from data if isinstance(data, list) else [data]
         return
     except PlannerError:
-        lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-        if len(lines) < 2:
+        if "\n" not in text.strip():
             raise
-    for number, line in lines:
-        yield parse_json(line, f"{path.name}, line {number}")
+    for number, line in enumerate(io.StringIO(text), 1):
+        if line.strip():
+            yield parse_json(line, f"{path.name}, line {number}")
 
 
-def _table(path: Path, text: str, wanted: Deployment | None) -> tuple[list[Point], list[str]]:
-    rows = csv.DictReader(text.splitlines(), restval="")
-    header = [name.strip() for name in rows.fieldnames or ()]
+def _table(path: Path, wanted: Deployment | None) -> tuple[list[Point], list[str]]:
+    rows = csv_lines(path, 16 * MIB)
+    header = [name.strip() for name in next(rows, (1, []))[1]]
     theirs = {"model_path", "system"} <= set(header)
     columns = {INFERENCEX.get(name, name) if theirs else name for name in header}
     if "gpu" not in columns or not {"model", "model_config"} & columns or not set(MEASURED) & columns:
@@ -219,14 +220,20 @@ def _table(path: Path, text: str, wanted: Deployment | None) -> tuple[list[Point
             f"{path.name}, line 1: expected the batch interface's columns (gpu, model, ...) and {MEASURED[0]} or "
             f"{MEASURED[1]}, or InferenceX's (system, model_path, silicon_ttft_ms, ...), got {', '.join(header)[:80]!r}"
         )
-    points, notes, left_out = [], Counter[str](), Counter[str]()
+    for wrong in set() if theirs else set(header) - set(INPUTS) - set(MEASURED):
+        if near := difflib.get_close_matches(wrong, set(MEASURED) - set(header), n=1, cutoff=0.85):
+            raise PlannerError(f"{path.name}, line 1: unknown column {wrong}; did you mean {near[0]}?")
+    points: list[Point] = []
+    notes, left_out = Counter[str](), Counter[str]()
     of = ("", "") if wanted is None else (wanted.gpu.name, wanted.engine.name)
-    for row in rows:
-        where = f"{path.name}, line {rows.line_num}"
+    for line, row in rows:
+        where = f"{path.name}, line {line}"
         try:
-            if None in row:
-                raise PlannerError(f"the row has {len(row[None])} more cells than the header has columns")
-            filled = {name.strip(): cell.strip() for name, cell in row.items() if cell.strip()}
+            if len(row) > len(header):
+                raise PlannerError(f"the row has {len(row) - len(header)} more cells than the header has columns")
+            if len(points) == MOST_RUNS:
+                raise PlannerError(f"{MOST_RUNS:,} runs, the most that are read of a file, came before")
+            filled = {name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()}
             filled = _as_batch(filled) if theirs else filled
             kind = (gpu(filled.get("gpu", "")).name, engine(filled.get("engine", "vllm")).name)
             if wanted is None and kind != (of := of if of[0] else kind):

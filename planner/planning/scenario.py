@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import CATALOGS, Entry, check, is_file, read_yaml
-from planner.core.quantities import GIB, PlannerError, bytes_of, did_you_mean
+from planner.core.quantities import GIB, PlannerError, bytes_of, did_you_mean, named
 from planner.facts.deployment import Speculation
 from planner.facts.engines import Engine, EngineArgs, engine, resolve
 from planner.facts.gpus import Gpu, gpu, interconnect
@@ -194,6 +194,7 @@ class Scenario:
     memory_calibration: Mapping[str, float] = field(default_factory=dict)  # bytes to add to terms of every plan
     speculation: SpeculationEntry | None = None
     traits: Traits = field(default_factory=Traits)
+    files: tuple[Path, ...] = ()  # that it was read from
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -227,7 +228,8 @@ def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) 
     data = read_yaml(path)
     if not isinstance(data, dict):
         raise PlannerError(f"{path.name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
-    return scenario(overridden(data, overrides or {}, path.name), path.stem, path.parent)
+    found = scenario(overridden(data, overrides or {}, path.name), named(path.stem, "scenario"), path.parent)
+    return replace(found, files=(path, *found.files))
 
 
 def overridden(data: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -293,6 +295,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
             speculation=entry.speculation,
             traits=Traits(**_known(entry.traits, Traits.__dataclass_fields__, "trait")),
+            files=tuple(_beside(folder, file) for file in (entry.calibration, entry.workload.trace) if file),
         )
         _possible(found)
     except PlannerError as error:
