@@ -28,17 +28,12 @@ def test_the_columns_of_the_interface_are_there(tmp_path: Path) -> None:
     """Those that are not predicted yet stay empty; every scored figure has its interval."""
     _, (row,) = predicted(tmp_path, ",".join(CHAT), ",".join(CHAT.values()))
     scored = ("kv_available_gib", "max_concurrency_x", "ttft_ms_mean", "ttft_ms_p99", "tpot_ms_mean", "tpot_ms_p99",
-              "output_tps", "e2e_ms_mean", "e2e_ms_p99", "capacity_rps")  # fmt: skip
+              "output_tps", "e2e_ms_mean", "e2e_ms_p99", "capacity_rps", "power_w_per_gpu")  # fmt: skip
     for name in scored:
         assert 0 < float(row[f"{name}_lo"]) <= float(row[name]) <= float(row[f"{name}_hi"]), name
-    for name in (
-        "power_w_per_gpu",
-        "power_w_per_gpu_lo",
-        "power_w_per_gpu_hi",
-        "joules_per_output_token",
-        "start_up_s",
-    ):
-        assert row[name] == ""
+    assert row["start_up_s"] == ""
+    drawn = float(row["power_w_per_gpu"]) / float(row["output_tps_per_gpu"])
+    assert float(row["joules_per_output_token"]) == pytest.approx(drawn, rel=1e-5)
     assert 0 < float(row["kv_usage_p99"]) <= 1
 
 

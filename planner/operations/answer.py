@@ -16,7 +16,7 @@ from planner.core.quantities import Interval, PlannerError, aligned, one_line
 from planner.facts.prices import price_per_hour
 from planner.latency.performance import LATENCIES, POINTS, Performance
 from planner.operations.launch import FILES, documents, file_names, launch
-from planner.planning.candidate import Candidate, asked_rps, describe, free_share, held, milliseconds, run_hours
+from planner.planning.candidate import Candidate, asked_rps, describe, energy, free_share, held, milliseconds, run_hours
 from planner.planning.scenario import Scenario, Target
 from planner.planning.search import Plan
 
@@ -68,7 +68,8 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         "usd_per_hour": _triple(prediction.usd),
         "price_source": str(price) if price else None,
         "usd_per_mtok_output": _triple(prediction.usd_per_mtok_output),
-        "power_w": None,
+        "power_w": _triple(prediction.power and prediction.power * layout.gpus),
+        "joules_per_output_token": _triple(prediction.joules),
     }
     return shown | (_loaded(scenario, candidate, performance) if performance else {"predicted": None})
 
@@ -131,6 +132,8 @@ def told(plan: Plan) -> str:
         if (hours := run_hours(scenario, best)) and best.usd_per_hour:
             tokens += f", ${hours * best.usd_per_hour:,.2f} for all of it in {hours:.3g} hours"
         lines.append(("Cost", f"${best.prediction.usd:,.2f} an hour; {tokens}"))
+    if power := energy(scenario, best):
+        lines.append(("Power", "; ".join(f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in power)))
     lines += [_promise(target, found) for target in scenario.service_level]
     if found.capacity:
         spare = free_share(scenario, best.prediction) or 0.0

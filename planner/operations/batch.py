@@ -52,8 +52,8 @@ OUTPUTS = (
 `kv_bytes_per_token` is what one more token of a long context costs on one GPU: layers with a sliding window, whose
 cache has stopped growing by then, are left out (gemma-3-27b in BF16: 81,920 bytes; with its windowed layers 507,904,
 which is what vLLM's specs of all layers add up to and what tokens cost until the windows are full). Windows and states
-are counted in `num_gpu_blocks`, `bytes_per_block` and `max_concurrency_x`. Power, energy and start-up time are not
-predicted yet: their cells stay empty.
+are counted in `num_gpu_blocks`, `bytes_per_block` and `max_concurrency_x`. Start-up time is not predicted yet: its cell
+stays empty.
 """
 MOST_BYTES = 16 * MIB
 """Of a batch."""
@@ -189,8 +189,8 @@ def _columns(found: Prediction) -> dict[str, object]:
         "output_tps_per_gpu": performance.output_tps / found.gpus, "preemptions_per_request": performance.preemptions,
         "kv_usage_p99": performance.kv_usage_p99 or performance.kv_usage, "queue_ms_p99": performance.queue * 1e3,
         "decode_batch_mean": performance.decode_batch, "spec_speedup": found.speedup, "calibration": performance.basis,
-        "usd_per_mtok_output": found.usd_per_mtok_output,
-        "capacity_rps": performance.capacity,
+        "usd_per_mtok_output": found.usd_per_mtok_output, "capacity_rps": performance.capacity,
+        "power_w_per_gpu": found.power, "joules_per_output_token": found.joules,
     }  # fmt: skip
     return _with_intervals(columns)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment
+from planner.facts.prices import HOURS_PER_MONTH
 from planner.facts.workload import Workload
 from planner.latency.performance import Performance
 from planner.planning.prediction import Prediction, evaluate_all, predict
@@ -216,6 +217,16 @@ def run_hours(scenario: Scenario, candidate: Candidate) -> Interval | None:
     """Hours that work with a deadline takes; None where traffic goes on, or nothing is predicted."""
     found, many = candidate.prediction.performance, scenario.workload.num_prompts
     return found.request_tps.map(lambda rate: many / rate / 3600) if scenario.offline and found and many else None
+
+
+def energy(scenario: Scenario, candidate: Candidate) -> list[tuple[str, Interval]]:
+    """(unit, figure) of the boards' mean power and energy under the planned load; none where nothing runs."""
+    found, hours = candidate.prediction, run_hours(scenario, candidate)
+    if found.power is None:
+        return []
+    kwh = found.power * (found.gpus / 1e3 * (hours.mid if hours else HOURS_PER_MONTH))
+    shown = [("W each, mean", found.power), ("kWh for all of it" if hours else "kWh a month", kwh)]
+    return [*shown, ("J per output token", found.joules)] if found.joules else shown
 
 
 def milliseconds(seconds: float, limit: float = math.inf) -> str:

@@ -10,6 +10,7 @@ from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment
 from planner.facts.prices import price_per_hour
 from planner.facts.workload import Workload
+from planner.latency.power import activity, board_power, per_token
 from planner.latency.speculation import speculate
 from planner.memory.budget import MemoryPlan, memory_of
 from planner.planning.benchmark_run import performance, refused, taken_on
@@ -61,6 +62,29 @@ class Prediction:
             return None
         batch = max(self.performance.decode_batch, 1.0)
         return speculate(self.deployment, batch, self.workload.context).speedup
+
+    @property
+    def power(self) -> Interval | None:
+        """Mean board power of one GPU under this load, W; None where nothing runs."""
+        if self.performance is None or self.workload is None:
+            return None
+        rest = self._power_of(self.deployment, prefills=self.prefill is None)
+        if self.prefill is None:
+            return rest
+        first = self._power_of(self.prefill, decodes=False)
+        return (first * self.prefill.layout.gpus + rest * self.deployment.layout.gpus) / self.gpus
+
+    def _power_of(self, pool: Deployment, **phases: bool) -> Interval:
+        assert self.performance and self.workload
+        served, batch = self.performance.request_tps.mid, self.performance.decode_batch
+        return board_power(pool.gpu, activity(pool, taken_on(pool, self.workload), served, batch, **phases))
+
+    @property
+    def joules(self) -> Interval | None:
+        """Energy of all boards per output token, J; None where there are none."""
+        if self.power is None or self.performance is None:
+            return None
+        return per_token(self.power, self.gpus, self.performance.output_tps)
 
     @property
     def fits(self) -> bool:

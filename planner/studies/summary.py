@@ -13,7 +13,16 @@ from planner.facts.deployment import Deployment, ParallelLayout
 from planner.facts.prices import HOURS_PER_MONTH, price_per_hour
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
-from planner.planning.candidate import Candidate, asked_rps, describe, free_share, milliseconds, replayed, run_hours
+from planner.planning.candidate import (
+    Candidate,
+    asked_rps,
+    describe,
+    energy,
+    free_share,
+    milliseconds,
+    replayed,
+    run_hours,
+)
 from planner.planning.deployments import deployment_of
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -153,6 +162,7 @@ def rent(plan: Plan) -> pd.DataFrame:
         rows += [("price of a GPU", str(price))]
     else:
         rows += [("price", f"none is known for {card}: set prices in the scenario")]
+    rows += [(f"power of the GPUs ({what})", value) for what, value in energy(plan.scenario, best)]
     if found:
         rows += [("output (tokens/s)", found.output_tps), ("requests served (requests/s)", found.request_tps)]
         rows += [("figures", f"80 % intervals, {found.how}")]

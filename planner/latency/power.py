@@ -1,0 +1,172 @@
+"""Mean board power under a load: what a GPU moves and multiplies per second, at the energy that each takes.
+
+Watts = idle + energy per byte x bytes/s + sqrt(board limit x energy per FLOP x FLOP/s), the last for dense and for
+expert kernels; energies by GPU or architecture are in `catalogs/power.yaml`. The root is empirical: a matrix unit that
+is mostly waiting, or padded, draws more than its share. Whatever makes steps slow lowers both rates, so that a GPU
+which waits for its host or for others is told by its step rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+import numpy as np
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from planner.core.catalog import Entry, entries
+from planner.core.quantities import Interval, PlannerError
+from planner.facts.deployment import Deployment
+from planner.facts.gpus import Gpu, gpus
+from planner.facts.workload import Workload
+from planner.latency.speculation import step_of
+from planner.latency.step_model import pairs
+from planner.latency.step_work import work
+
+FILE = "power.yaml"
+LIMIT, KNEE = 0.98, 8
+"""Share of the board limit that a GPU settles at, and how sharply (order of the norm): 403 runs reach 0.99 at most."""
+TILES = 16, 64
+"""Rows to which a fused-experts kernel pads each expert: with fewer tokens than experts, and otherwise or where weights
+are quantized in blocks (vLLM 0.11.1, fused_moe.get_default_config)."""
+PROMPTS = 0.15
+"""Standard deviation of ln(measured / predicted) that a load of nothing but prompts adds: none was measured."""
+
+
+V = TypeVar("V", float, np.ndarray)
+
+
+class Energy(Entry):
+    """One entry of the catalog: a GPU's, an architecture's, or `prior`."""
+
+    idle: PositiveFloat  # share of the board limit that is drawn with a model loaded and nothing to do
+    byte_pj: PositiveFloat  # pJ per byte read from memory
+    flop_pj: PositiveFloat  # pJ per FLOP
+    spread: tuple[NonNegativeFloat, NonNegativeFloat]  # 80 % of measured / predicted: 1 / (1 + first) to 1 + second
+    source: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What one GPU does per second, on average."""
+
+    bytes: float
+    flops: tuple[float, float]  # of dense kernels and attention, and of experts, tiles as they are padded
+    busy: float  # share of time in which steps run, 0 to 1
+    prompts: float  # share of prompt tokens among those computed
+
+
+@cache
+def energies() -> Mapping[str, Energy]:
+    """The catalog by name; `PlannerError` where there is no `prior` or a name is no GPU's and no architecture's."""
+    found = entries(FILE, Energy)
+    if odd := found.keys() - {"prior"} - {name for gpu in gpus() for name in (gpu.name, *_families(gpu))}:
+        raise PlannerError(f"{FILE}, entry {min(odd)}: no GPU and no architecture in gpus.yaml has this name")
+    if "prior" not in found:
+        raise PlannerError(f"{FILE}: the entry prior is missing, which GPUs that nobody measured use")
+    return found
+
+
+def _families(gpu: Gpu) -> tuple[str, str]:
+    """Its architecture with the compute capability, which tells boards with HBM from those with GDDR, and without."""
+    return f"{gpu.architecture} {gpu.compute_capability}", gpu.architecture
+
+
+def energy_of(gpu: Gpu) -> Energy:
+    """What is known of `gpu`: its own entry, its architecture's, or the prior."""
+    found = energies()
+    return next(found[name] for name in (gpu.name, *_families(gpu), "prior") if name in found)
+
+
+def activity(
+    deployment: Deployment, load: Workload, request_tps: float, decode_batch: float, *,
+    prefills: bool = True, decodes: bool = True,
+) -> Activity:  # fmt: skip
+    """What one GPU of `deployment` does while all of it serves `request_tps` requests/s of `load`.
+
+    `decode_batch`: sequences decoding in one engine while it runs. A pool of a disaggregated deployment only `prefills`
+    or only `decodes`.
+    """
+    w, step, layout = work(deployment), step_of(deployment), deployment.layout
+    served = request_tps / deployment.engines
+    computed = (load.prompt.mean - load.cached_tokens) if prefills else 0.0
+    decoded = served * max(load.output.mean - 1, 0) / step.tokens_per_step if decodes else 0.0  # sequences x steps
+    prompts, chunks = served * computed, served * math.ceil(computed / step.max_tokens)
+    alone = math.exp(-decode_batch) if decoded else 1.0  # of the time no sequence decodes beside prompts
+    steps = max(decoded / max(decode_batch, 1.0) + chunks * alone, (prompts + decoded) / step.max_tokens)
+    if steps == 0:
+        return Activity(0.0, (0.0, 0.0), 0.0, 0.0)
+    rows, mixed = decoded * (1 + step.drafts) / steps, -math.expm1(-chunks / steps)
+    kinds = (1 - mixed, rows), (mixed, rows + prompts / steps / max(mixed, 1e-12))  # steps without and with prompts
+
+    read, dense, experts = w.head.bytes, (rows + served / steps) * w.head.flops, 0.0
+    for share, tokens in kinds:
+        for m in w.matmuls:
+            if not m.experts:
+                read += share * m.bytes
+                dense += share * tokens * m.flops
+                continue
+            routed = tokens * layout.dp
+            touched = 1 - (1 - m.active / m.experts) ** routed
+            small = routed <= m.experts and deployment.model.quantization.method != "fp8_block"
+            tile = TILES[0] if small else TILES[1]
+            padded = max(touched * tile, routed * m.active / m.experts + touched * tile / 2)
+            read += share * m.bytes * touched
+            experts += share * padded * m.flops / layout.dp * m.experts / m.active
+    read, dense, experts = (steps * each for each in (read, dense, experts))
+    read += decoded * w.state_bytes
+    for c in w.contexts:
+        seen = min(load.context, c.window or math.inf)
+        read += decoded * seen * c.bytes
+        dense += decoded * (1 + step.drafts) * seen * c.query_flops
+        dense += served * float(pairs(computed, load.cached_tokens, c.window)) * c.prefill_flops
+
+    seconds = step.fixed_s + float(step.rows(rows)) + mixed * step.prefill_step_s
+    seconds += sum(share * float(step.tokens(tokens)) for share, tokens in kinds)
+    seconds += decoded / steps * float(step.decode_attention(load.context))
+    seconds += served / steps * float(step.prefill_attention(computed, load.cached_tokens))
+    return Activity(
+        bytes=read / layout.pp,
+        flops=(dense / layout.pp, experts / layout.pp),
+        busy=min(steps * seconds / layout.pp, 1.0),
+        prompts=prompts / (prompts + decoded * (1 + step.drafts)),
+    )
+
+
+def terms(done: Activity, limit: float) -> tuple[float, float, float]:
+    """Shares of a board limit in W that an idle share of 1, 1 pJ per byte and 1 pJ per FLOP would draw."""
+    roots = sum(math.sqrt(done.busy * flops * 1e-12 / limit) for flops in done.flops)
+    return 1.0, done.bytes * 1e-12 / limit, roots
+
+
+def settled(share: V) -> V:
+    """The share of the limit that a board draws which would draw `share` without one."""
+    return (share**-KNEE + LIMIT**-KNEE) ** (-1 / KNEE)
+
+
+def watts(done: Activity, limit: float, energy: Energy) -> float:
+    """Mean W of a board of `limit` W."""
+    prices = energy.idle, energy.byte_pj, math.sqrt(energy.flop_pj)
+    return float(limit * settled(sum(x * y for x, y in zip(terms(done, limit), prices, strict=True))))
+
+
+def board_power(gpu: Gpu, done: Activity) -> Interval:
+    """Mean W of one `gpu` with its 80 % interval, within the board's limit."""
+    energy = energy_of(gpu)
+    mid = watts(done, gpu.power, energy)
+    lo, hi = (math.hypot(side, PROMPTS * done.prompts**4) for side in energy.spread)
+    return Interval(mid / (1 + lo), mid, max(min(mid * (1 + hi), gpu.power), mid))
+
+
+def per_token(power: Interval, gpus: int, output_tps: Interval) -> Interval | None:
+    """J per output token of `gpus` boards; None where there are no tokens."""
+    if not output_tps.mid > 0:
+        return None
+    mid = power.mid * gpus / output_tps.mid
+    less = math.hypot(math.log(power.mid / power.lo), math.log(output_tps.hi / output_tps.mid))
+    more = math.hypot(math.log(power.hi / power.mid), math.log(output_tps.mid / output_tps.lo))
+    return Interval(mid * math.exp(-less), mid, mid * math.exp(more))
