@@ -46,6 +46,7 @@ from planner.planning.scenario import Scenario, load_scenario, scenario
 from planner.planning.search import Plan, memory_of, search
 from planner.simulator.replay import ReplayResult, replay_workload
 from planner.studies import summary
+from planner.studies.tail_latency import latencies
 
 METRICS, POINTS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p95", "p99")
 RUN, SEEDS = 1500, (101, 102)
@@ -170,11 +171,9 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     if plan.chosen is None:
         return []
     told = stated(plan.chosen)
-    table = summary.latencies(plan.chosen).set_index("")
+    assert plan.chosen.prediction.performance
+    table = latencies(plan.chosen.prediction.performance).set_index("Latency")
     cells = {f"{m}_ms_{at}": table.loc[m.upper(), f"{at} (ms)"] for m, at in product(METRICS, POINTS)}
-    rows = {row.figure: row.value for row in summary.figures(plan.chosen).itertuples()}
-    cells |= {"output_tps": rows["output throughput"], "request_tps": rows["requests served"],
-              "kv_available_gib": rows["KV cache on one GPU"]}  # fmt: skip
     asked_for = {f"{t.name} (ms)": told.get(f"{t.metric}_ms_{t.percentile}", math.nan) for t in asked.service_level}
     found = _unlike("the summary", told, cells)
     found += _unlike("the table of alternatives", asked_for, summary.alternatives(plan).iloc[0].to_dict())

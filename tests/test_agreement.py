@@ -126,18 +126,9 @@ def test_figures_rest_on_a_replay_and_hang_together(plan: Plan, chosen: Candidat
 
 
 def test_the_summary_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
-    table = summary.latencies(chosen).set_index("")
+    table = tail_latency.latencies(performance).set_index("Latency")
     for metric, point, value in cells(performance):
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
-    rows = {(row.figure, row.unit): row.value for row in summary.figures(chosen).itertuples()}
-    memory = chosen.prediction.memory
-    assert rows["GPUs", ""] == chosen.deployment.layout.gpus
-    assert same(rows["weights on one GPU", "GiB"], memory.weights / GIB)
-    assert same(rows["KV cache on one GPU", "GiB"], memory.kv_available / GIB)
-    assert same(rows["output throughput", "tokens/s"], performance.output_tps)
-    assert same(rows["requests served", "requests/s"], performance.request_tps)
-    assert rows["sequences decoding in one engine", ""] == performance.decode_batch
-    assert rows["KV pool in use", "%"] == pytest.approx(100 * performance.kv_usage)
     first = summary.alternatives(plan).iloc[0]
     assert first["deployment"] == describe(chosen.deployment)
     assert first["service level"] == ("at risk" if plan.verdict == "at_risk" else "meets")
@@ -189,13 +180,12 @@ def test_the_tail_that_is_drawn_is_the_one_that_is_stated(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
     found = run(chosen.deployment, chosen.prediction.workload)
-    table = tail_latency.latencies(plan.scenario.service_level, found).set_index("Latency")
+    table = tail_latency.latencies(found, plan.scenario.service_level).set_index("Latency")
     for metric, point, value in cells(performance):
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
     assert table.loc["Queue", "p99 (ms)"].mid == pytest.approx(performance.queue * 1e3, nan_ok=True)
     assert found.requests == performance.requests and found.preemptions == performance.preemptions
-    one = tail_latency.figures(found)
-    assert same(one["p99 TTFT (ms)"], performance.ttft["p99"] * 1e3)
+    assert same(tail_latency.tail(found)["p99 TTFT (ms)"], performance.ttft["p99"] * 1e3)
 
 
 def test_plan_json_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:

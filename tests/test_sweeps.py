@@ -8,6 +8,7 @@ import pytest
 from shipped import plan_of
 
 from planner.core.quantities import PlannerError
+from planner.planning.prediction import evaluate
 from planner.planning.scenario import load_scenario
 from planner.studies import load_sweeps
 
@@ -62,8 +63,9 @@ def test_a_budget_without_room_for_prompts_is_refused(alone):
 
 
 def test_too_few_slots_never_keep_up(alone):
-    served = load_sweeps.by_argument(*alone, "max_num_seqs", [1, 2, 256])
-    assert list(served["Saturated"]) == [True, True, False]
+    deployment, traffic = alone
+    served = [evaluate(deployment.with_args(max_num_seqs=n), traffic).performance for n in (1, 2, 256)]
+    assert [found.saturated for found in served] == [True, True, False]
 
 
 def test_reuse_shortens_prefill_and_nothing_gets_worse(best):

@@ -47,6 +47,11 @@ class Performance:
     capacity: Interval | None = None  # requests/s that it serves at most; None: not replayed
     requests: int = 0  # that were replayed for these figures; 0: the closed form's
 
+    def at(self, metric: str, point: str) -> Interval:
+        """Seconds of one of `LATENCIES` at one of `POINTS`."""
+        found: Interval = getattr(self, metric)[point]
+        return found
+
     @property
     def source(self) -> str:
         """Where the figures come from, as a table's cell."""

@@ -18,7 +18,7 @@ from planner.facts.gpus import gpu, links
 from planner.latency.calibration import calibration_of
 from planner.latency.step_model import step_model
 from planner.parallelism.layouts import collectives, legal_layouts, pipeline_bubble, refuse
-from planner.planning.candidate import Candidate, asked_rps, describe, held, judge, most_rps
+from planner.planning.candidate import Candidate, asked_rps, held, judge, most_rps
 from planner.planning.deployments import deployment_of
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search import Plan, search
@@ -56,27 +56,13 @@ def studied(plan: Plan) -> tuple[Plan, str]:
     raise PlannerError(f"{plan.scenario.name}: {plan.binding}")
 
 
-def subject(plan: Plan) -> Candidate:
-    """The chosen candidate, or the one that comes nearest to the service level."""
-    return plan.candidates[0]
-
-
 def opening(asked: Plan, plan: Plan, changed: str) -> str:
     """What a chapter talks about: the answer to what was `asked`, or what it goes on with where there is none."""
     if changed:
         return f"{str(asked.binding).rstrip('.')}. To show what would do, this chapter goes on with: {changed}."
     if plan.chosen is None:
-        return f"Nothing meets the service level. This chapter looks at the nearest: {subject(plan)}."
+        return f"Nothing meets the service level. This chapter looks at the nearest: {plan.best}."
     return f"The plan: {plan.chosen}."
-
-
-def ending(plan: Plan) -> str:
-    """What limits the choice, in a sentence or two."""
-    return (
-        f"{plan.binding} The next best is {describe(plan.runner_up.deployment)}."
-        if plan.runner_up
-        else str(plan.binding)
-    )
 
 
 def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
@@ -166,14 +152,14 @@ def frame(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
 
 def comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candidate]:
     """Those that fit, on the plan's GPU and in no more than a node or its replica; of every GPU where that is one."""
-    best = subject(plan).deployment
+    best = plan.candidates[0].deployment
     most = max(best.gpus_per_node, best.layout.gpus_per_replica)
     kept = [c for c in candidates if c.prediction.fits and c.deployment.layout.gpus_per_replica <= most]
     own = [c for c in kept if c.deployment.gpu == best.gpu]
     shown = own if len(own) > 1 else kept
     if len(shown) <= MANY:
         return shown
-    return [c for c in shown if c.deployment.layout.pp & (c.deployment.layout.pp - 1) == 0 or c is subject(plan)][:MANY]
+    return [c for c in shown if c.deployment.layout.pp & (c.deployment.layout.pp - 1) == 0 or c is plan.best][:MANY]
 
 
 def replicas(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
@@ -199,16 +185,6 @@ def replicas_of(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
             row | {"Requests/s": served or None, "Requests/s per GPU": served / layout.gpus_per_replica or None}
         )
     return pd.DataFrame(rows)
-
-
-def replicas_caption(plan: Plan) -> str:
-    """What the table of `replicas_of` shows."""
-    full = (
-        "with every slot taken" if plan.scenario.offline else "while every promise holds at the middle of its interval"
-    )
-    return (
-        f"One replica of each of these layouts. Requests/s: what it serves {full}, in closed form (none: at no rate)."
-    )
 
 
 def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
@@ -293,38 +269,12 @@ def bubbles(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["Pipeline", "Micro-batches in a row", "Idle (% of GPU time)"])
 
 
-def rules(deployment: Deployment) -> str:
+def rules(deployment: Deployment) -> pd.DataFrame:
     """Which tensor-parallel sizes the engine accepts for this model in one node, and why not the others."""
-    architecture, node = deployment.model.architecture, deployment.gpus_per_node
-    sizes = {tp: refuse(deployment.model, ParallelLayout(tp=tp), node, deployment.engine) for tp in range(1, 17)}
-    powers = [str(tp) for tp, reason in sizes.items() if reason is None and tp & (tp - 1) == 0]
-    refused = next((f" TP {tp} is refused: {reason}." for tp, reason in sizes.items() if reason), "")
-    return (
-        f"{deployment.model.name} has {architecture.heads} attention heads and {architecture.kv_heads} KV heads in "
-        f"{len(architecture.layers)} layers; a node holds {node} {deployment.gpu.name}. "
-        f"Tried are the powers of two that suit both: TP {', '.join(powers)}.{refused}"
-    )
+    import pandas as pd
 
-
-def why(sends: pd.DataFrame) -> str:
-    """Why tensor parallelism stays inside a node and stages may cross it, with the numbers of a `messages` frame."""
-    tensor = [name for name in dict.fromkeys(sends["Layout"]) if name.startswith("TP")]
-    if not tensor:
-        return "The engine can cut this model's layers over no number of GPUs: only stages and replicas are left."
-    name, near, far = tensor[:2][-1], sends["Link"].iloc[0], sends["Link"].iloc[-1]
-
-    def spent(layout: str, link: str) -> str:
-        decode, prompt = sends[(sends["Layout"] == layout) & (sends["Link"] == link)].to_dict("records")
-        return (
-            f"{decode['Messages (ms)']:,.2f} ms of a decode step ({decode['Share of the step (%)']:.0f} %) and "
-            f"{prompt['Messages (ms)']:,.0f} ms of a prompt step ({prompt['Share of the step (%)']:.0f} %)"
-        )
-
-    first = sends.drop_duplicates("Layout").set_index("Layout")
-    each, once = (float(first["KiB per token and GPU"][layout]) for layout in (name, "PP2"))
-    return (
-        f"Under **{name}** every GPU adds its share to {first['Messages'][name]} all-reduces per step, {each:,.0f} KiB "
-        f"for each token, and waits each time until the slowest has. A **pipeline stage** hands on {once:,.0f} KiB for "
-        f"each token, once: {each / once:.0f} times less. Over {near}, {name} spends {spent(name, near)} on messages; "
-        f"{far} it would be at least {spent(name, far)}. A stage in another node costs {spent('PP2', far)}."
+    sizes = (1, 2, 3, 4, 8, 16)
+    why = [refuse(deployment.model, ParallelLayout(tp=n), deployment.gpus_per_node, deployment.engine) for n in sizes]
+    return pd.DataFrame(
+        {"TP": sizes, "The engine": [f"refuses it: {reason}" if reason else "accepts it" for reason in why]}
     )

@@ -18,10 +18,9 @@ from planner.facts.traces import Trace
 from planner.facts.workload import Workload
 from planner.latency.speculation import step_of
 from planner.planning.benchmark_run import Run, once, served, stat
-from planner.planning.scenario import Scenario, Target
+from planner.planning.scenario import Target
 from planner.simulator.replay import ReplayResult
-from planner.studies.layout_study import served_within
-from planner.studies.tail_latency import KEEPS_UP, SWEEP, figures
+from planner.studies.tail_latency import KEEPS_UP, SWEEP, tail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +37,7 @@ SAMPLES = 120
 class Ramp:
     """A deployment under one load after the other, and the most of it that it serves as promised."""
 
-    data: pd.DataFrame  # a row per load: the load, "Requests/s served", then `figures`
+    data: pd.DataFrame  # a row per load: the load, "Requests/s served", then `tail`
     load: str  # the first column: "Requests/s offered" or "Requests in flight"
     ceiling: Interval  # 0 where even the smallest load is too much
     why: str  # what breaks beyond it
@@ -124,16 +123,7 @@ def _in_flight(deployment: Deployment, around: Callable[[float], Run]) -> Ramp:
 def _ramped(load: str, cases: Iterable[tuple[float, Run, Interval]]) -> pd.DataFrame:
     import pandas as pd
 
-    return pd.DataFrame([{load: at, "Requests/s served": through, **figures(found)} for at, found, through in cases])
-
-
-def stated(scenario: Scenario, deployment: Deployment, ramp: Ramp) -> str:
-    """What the closed form says of the ceiling of a ramp test."""
-    if scenario.offline or not ramp.ceiling.mid:
-        return ""
-    replicas = deployment.layout.replicas
-    closed = replicas * served_within(scenario, deployment.with_replicas(1))
-    return f"The closed form puts it at {closed:.3g}, {closed / ramp.ceiling.mid - 1:+.0%}."
+    return pd.DataFrame([{load: at, "Requests/s served": through, **tail(found)} for at, found, through in cases])
 
 
 def surge(workload: Workload, factor: float, seconds: float, seed: int = 0) -> Workload:

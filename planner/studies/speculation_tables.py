@@ -71,16 +71,3 @@ def draft_table(deployment: Deployment, memory: MemoryPlan, batch: float, contex
         rows.append((name, found.draft_bytes / GIB, found.sequences_lost, found.speedup, found.verdict))
     columns = ["method", "draft (GiB per GPU)", "sequences it costs", "speed-up at the same acceptance", "verdict"]
     return pd.DataFrame(rows, columns=columns)
-
-
-def turning(deployment: Deployment, batch: int, acceptance: float | None) -> str:
-    """Up to which batch (0: none) speculation pays, and from which acceptance (None: none) at the batch that is run."""
-    most = deployment.args.max_num_seqs
-    if not batch:
-        said = "At this acceptance it never pays."
-    elif batch >= most:
-        said = f"At this acceptance it pays with all {most:,} slots (max_num_seqs) taken."
-    else:
-        said = f"At this acceptance it pays up to {batch:,} sequences at once; max_num_seqs is {most:,}."
-    needed = f"pays from {acceptance:.0%} acceptance on" if acceptance is not None else "pays at no acceptance"
-    return f"{said} At this batch it {needed}."

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from planner.core.quantities import GIB, Interval
+from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment, ParallelLayout
 from planner.facts.prices import HOURS_PER_MONTH, price_per_hour
 from planner.models.registry import model
@@ -303,44 +303,6 @@ def _risks(plan: Plan) -> Iterator[tuple[float, str, str, str]]:
         )  # fmt: skip
     if deployment.layout.replicas == 1:
         yield 0.9, "one replica", "a restart or a lost GPU stops the service", "the time from start to the first answer"
-
-
-def latencies(candidate: Candidate) -> pd.DataFrame:
-    """TTFT, ITL, TPOT and E2E in ms, each as mean, p50, p95 and p99 with its 80 % interval."""
-    import pandas as pd
-
-    found = candidate.prediction.performance
-    columns = ("mean", "p50", "p95", "p99")
-    rows = [
-        [metric.upper(), *(getattr(found, metric)[at] * 1e3 for at in columns)]
-        for metric in (("ttft", "tpot", "itl", "e2e") if found else ())
-    ]
-    return pd.DataFrame(rows, columns=["", *(f"{at} (ms)" for at in columns)])
-
-
-def figures(candidate: Candidate) -> pd.DataFrame:
-    """What the candidate takes, holds and serves, with units and, where predicted, 80 % intervals."""
-    import pandas as pd
-
-    memory, found, layout = candidate.prediction.memory, candidate.prediction.performance, candidate.deployment.layout
-    rows: list[tuple[str, object, str]] = [
-        ("GPUs", layout.gpus, ""),
-        ("weights on one GPU", memory.weights / GIB, "GiB"),
-        ("KV cache on one GPU", memory.kv_available / GIB, "GiB"),
-        ("full-length sequences that fit in one replica", memory.max_concurrency, ""),
-    ]
-    if found:
-        rows += [
-            ("output throughput", found.output_tps, "tokens/s"),
-            ("requests served", found.request_tps, "requests/s"),
-            ("sequences decoding in one engine", found.decode_batch, ""),
-            ("KV pool in use", found.kv_usage * 100, "%"),
-            ("KV pool in use, p99", found.kv_usage_p99 * 100, "%"),
-            ("preemptions", found.preemptions * 100, "per 100 requests"),
-        ]
-        if found.capacity:
-            rows.append(("capacity", found.capacity, "requests/s"))
-    return pd.DataFrame(rows, columns=["figure", "value", "unit"])
 
 
 def _usd(amount: float | None) -> str | None:
