@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from planner.core.catalog import is_file
+from planner.core.catalog import is_file, read_yaml
 from planner.core.quantities import PlannerError, bytes_of
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import behind_dynamo, unsupported
@@ -45,25 +45,10 @@ _READ: dict[str, tuple[Callable[[str], Cell], str]] = {
 }
 """How a cell is read, and what is accepted in words."""
 POOL_SIZES = ("workers", "tp", "dp", "ep")
-ENGINE_ARGS = {
-    "kv_cache_dtype": "text", "block_size": "size", "gpu_memory_utilization": "share", "max_model_len": "size",
-    "max_num_seqs": "size", "max_num_batched_tokens": "size", "enforce_eager": "flag", "enable_prefix_caching": "flag",
-    "enable_chunked_prefill": "flag", "max_loras": "count", "max_lora_rank": "size", "async_scheduling": "flag",
-    "long_prefill_token_threshold": "count", "scheduling_policy": "text",
-}  # fmt: skip
-INPUTS = {
-    **dict.fromkeys(("id", "model", "model_config", "gpu", "interconnect", "engine", "engine_version"), "text"),
-    **dict.fromkeys(("dtype", "quantization", "speculative_method", "draft_model", "draft_model_config"), "text"),
-    "trace": "text",
-    **dict.fromkeys(("tp", "pp", "dp", "ep", "dcp", "replicas", "gpus_per_node", "num_speculative_tokens"), "size"),
-    **dict.fromkeys((f"{pool}_{size}" for pool in ("prefill", "decode") for size in POOL_SIZES), "size"),
-    **dict.fromkeys(("concurrency", "num_prompts"), "size"), "prefix_tokens": "count", **ENGINE_ARGS,
-    **dict.fromkeys(("isl", "osl", "isl_p50", "isl_p95", "isl_max", "osl_p50", "osl_p95", "osl_max"), "positive"),
-    **dict.fromkeys(("gpu_total_gib", "gpu_free_gib", "weight_bits", "burstiness"), "positive"), "request_rate": "rate",
-    "other_tenants_gib": "amount",
-    **dict.fromkeys(("acceptance_rate", "length_range_ratio", "prefix_hit_rate"), "share"),
-}  # fmt: skip
-"""Every input column and how its cells are read. isl_p50, isl_max, osl_p50 and osl_max bend a lognormal (`Lengths`)."""
+COLUMNS: Mapping[str, Any] = read_yaml(Path(__file__).parent / "templates" / "columns.yaml")
+ENGINE_ARGS: Mapping[str, str] = COLUMNS["engine_args"]
+INPUTS = {**{name: kind for kind, names in COLUMNS["inputs"].items() for name in names}, **ENGINE_ARGS}
+"""Every input column and how its cells are read."""
 
 
 def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Cell], list[str]]:

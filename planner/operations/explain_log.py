@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from planner.core.catalog import CATALOGS, read_text
 from planner.core.quantities import GIB, MIB, Interval, PlannerError
@@ -16,24 +18,11 @@ from planner.facts.gpus import gpu as find_gpu
 from planner.facts.gpus import gpus
 from planner.memory.budget import TERMS, MemoryPlan, Term, plan
 from planner.models.registry import Model, model
-from planner.operations.startup_log import COUNTS, StartupLog, read_log
+from planner.operations.startup_log import COUNTS, PHRASES, StartupLog, read_log
 from planner.planning.scenario import engine_arguments
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 EXAMPLE = CATALOGS / "validation" / "granite-3.1-8b-h100.log"
 """Lines of a public log, to see what an explanation looks like; it ran on an H100."""
-ASSUMPTIONS = {
-    "requested": "the card's total memory, or gpu_memory_utilization",
-    "weights": "how the weights are stored: the quantization, what it leaves out, a draft model, adapters",
-    "activation": "the profiling batch: max_num_batched_tokens, max_num_seqs, the vocabulary, an encoder's images",
-    "non_torch": "what libraries hold: the driver's context, NCCL's buffers, the attention backend's workspace",
-    "cudagraph": "the CUDA graphs: which batch sizes are captured, and what each takes",
-    "unexplained": "activation peak and non-torch memory, which this log does not state one by one",
-    "kv_tokens": "how the cache is laid out: kv_cache_dtype, block_size, sliding windows, max_model_len",
-}
-"""What the plan took for granted for each figure, where that proves wrong."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +101,6 @@ class Explanation:
 
     def frame(self) -> pd.DataFrame:
         """One row per line: planned with its interval, logged, logged minus planned, whether the interval holds it."""
-        import pandas as pd
-
         rows = [(*line.row, line.inside) for line in self.lines]
         columns = ["figure", "unit", "planned", "logged", "logged - planned", "in its interval"]
         return pd.DataFrame(rows, columns=columns)
@@ -126,7 +113,7 @@ class Explanation:
         if self.culprit is None:
             return "Every term lies in its interval: no assumption was off."
         term, unit, _, _, off = self.culprit.row
-        return f"Furthest off is {term}, by {off:+,.2f} {unit}. It rests on {ASSUMPTIONS[term]}."
+        return f"Furthest off is {term}, by {off:+,.2f} {unit}. It rests on {PHRASES['rests_on'][term]}."
 
     def __str__(self) -> str:
         head = [str(self.plan.deployment), f"{'':<16}{'planned, 80 % interval':<42}{'logged':>12}"]

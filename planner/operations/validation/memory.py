@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pandas as pd
 from pydantic import PositiveInt
 
 from planner.core.catalog import Entry, entries
 from planner.core.quantities import GIB
 from planner.facts.deployment import Deployment, deploy_on
 from planner.memory.budget import plan
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Logged(Entry):
@@ -61,8 +59,6 @@ def residuals() -> pd.DataFrame:
     `error (%)` and `interval (%)` are the logged KV cache and the planned interval, both less the plan's middle, in
     percent of the budget: requested memory, of which 1 % is what an operator could give or take.
     """
-    import pandas as pd
-
     rows = []
     for name, run in logged_runs().items():
         found, logged = plan(run.deployment), run.logged

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from planner.core.catalog import CATALOGS, Entry, entries
@@ -16,9 +17,6 @@ from planner.facts.workload import Lengths, Workload
 from planner.latency.calibration import calibration_of, calibrations, entry_name
 from planner.latency.speculation import step_of
 from planner.planning.benchmark_run import sample
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FILE = "validation/serving_points.yaml"
 METRICS = ("TPOT", "TTFT")
@@ -66,8 +64,6 @@ def serving_points(curves: Mapping[str, ServingCurve] | None = None) -> pd.DataF
     For TPOT and TTFT: "measured", "predicted" (80 % interval, ms), "error" (predicted / measured - 1), "inside".
     `PlannerError` naming the entry for a deployment that cannot have run.
     """
-    import pandas as pd
-
     named = [(name, curve, point) for name, curve in (curves or serving_curves()).items() for point in curve.points]
     cases = []
     for name, curve, (concurrency, *_) in named:
@@ -103,8 +99,6 @@ def _row(
 
 def accuracy(points: pd.DataFrame, by: tuple[str, ...] = ()) -> pd.DataFrame:
     """Errors and interval coverage of `serving_points` in percent, one row for each value of the columns `by`."""
-    import pandas as pd
-
     rows = []
     groups = points.groupby(list(by), sort=False) if by else [((), points)]
     for values, group in groups:
@@ -161,8 +155,6 @@ def nearest(deployment: Deployment, curves: Mapping[str, ServingCurve] | None = 
 
 def fits() -> pd.DataFrame:
     """What the shipped coefficients were fitted to, and how far off they were on what was held back, per GPU."""
-    import pandas as pd
-
     names, rows = {gpu.name for gpu in gpus()}, []
     for file in sorted((CATALOGS / "calibration").glob("*.yaml"), reverse=True):
         for name, entry in calibrations(file.stem).items():

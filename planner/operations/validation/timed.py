@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from planner.core.catalog import entries
@@ -23,9 +23,6 @@ from planner.latency.step_model import step_model
 from planner.memory.budget import memory_of
 from planner.operations.validation.memory import Ran
 from planner.simulator.replay import ReplayResult, replay_workload
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FILE = "validation/timed_runs.yaml"
 SAMPLED = 0.25
@@ -56,8 +53,6 @@ class Replayed:
     @property
     def gauges(self) -> pd.DataFrame:
         """Seconds, and running and waiting requests then, measured and replayed, one row per sample and gauge."""
-        import pandas as pd
-
         seconds, *measured = np.array(self.run.gauges, float).T
         told = self.replay.gauges
         frames = []
@@ -90,8 +85,6 @@ def replayed(run: TimedRun) -> Replayed:
 
 def accuracy(runs: Mapping[str, Replayed]) -> pd.DataFrame:
     """One row per run: median errors of its requests' TTFT and E2E, and how far the gauges are off."""
-    import pandas as pd
-
     rows = []
     for name, found in runs.items():
         ttft, e2e = (np.median(np.abs(found.errors(metric))) * 100 for metric in ("ttft", "e2e"))
