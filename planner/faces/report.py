@@ -18,7 +18,6 @@ from planner.core.catalog import shipped
 from planner.core.files import folder, today
 from planner.core.quantities import PlannerError, one_line
 from planner.faces.chapter import keep
-from planner.facts.engines import Engine
 from planner.facts.prices import price_per_hour
 from planner.operations.answer import told, write
 from planner.planning.scenario import load_scenario, scenario_path
@@ -65,6 +64,8 @@ def report(
     that start and watch the plan lie beside the PDF, whose path is returned: all of them, or none when anything fails.
     Raises `PlannerError` for a scenario that cannot be planned and for a notebook that fails.
     """
+    import typst
+
     path = scenario_path(name)
     out = (out or Path("reports") / path.stem).resolve()
     plan = search(load_scenario(name, overrides))
@@ -80,7 +81,9 @@ def report(
         (work / "title.json").write_text(json.dumps(_title(plan)))
         body = "\n\n".join(_typst(notebook, work, _left_out(plan)) for notebook in executed)
         (work / "body.typ").write_text(body, encoding="utf-8")
-        _compile(work, work / "report.pdf")
+        shutil.copy(TEMPLATE, work)
+        # with the fonts that Typst brings along, so that the PDF is the same everywhere
+        typst.compile(str(work / TEMPLATE.name), output=str(work / "report.pdf"), ignore_system_fonts=True)
         write(plan, out, work / "report.pdf")
     return out / "report.pdf"
 
@@ -131,6 +134,7 @@ def _execute(
 def _title(plan: Plan) -> dict[str, Any]:
     """What stands on the title page."""
     scenario, engine = plan.scenario, plan.scenario.engine
+    own = [f"{runs.points} runs on {name} ({runs.date})" for name, runs in engine.calibration.items()]
     facts = {
         "Model": scenario.model,
         "Traffic": asked(scenario).partition("; ")[2],
@@ -142,7 +146,7 @@ def _title(plan: Plan) -> dict[str, Any]:
             f"{candidate.gpu.name} (at most {candidate.at_most})" for candidate in scenario.gpus
         ),
         "Engine": f"{engine.name} {engine.version}" + (f" ({engine.note})" if engine.note else ""),
-        **({"Calibrated on": _measured(engine)} if engine.calibration else {}),
+        **({"Calibrated on": ", ".join(own)} if own else {}),
         "Date": f"{today():%-d %B %Y}",
         "Planned with": f"Headroom {__version__}",
     }
@@ -156,11 +160,6 @@ def _title(plan: Plan) -> dict[str, Any]:
             facts["Price"] = str(price)
     said = {part: one_line(text) for part, text in answer.items()}
     return {**said, "facts": [(fact, one_line(text)) for fact, text in facts.items()]}
-
-
-def _measured(engine: Engine) -> str:
-    """The owner's own runs that the engine's step costs rest on."""
-    return ", ".join(f"{own.points} runs on {name} ({own.date})" for name, own in engine.calibration.items())
 
 
 def _left_out(plan: Plan) -> list[str]:
@@ -182,19 +181,10 @@ def _typst(notebook: Path, work: Path, left_out: Sequence[str] = (LIVE,)) -> str
         share = min(100, round(float(match[1]) / TEXT_WIDTH * 100))
         return f'<img src="{file}" width="{share}%">'
 
-    exporter = HTMLExporter(
-        template_name="basic",
-        exclude_input=True,
-        exclude_output_prompt=True,
-        exclude_anchor_links=True,
-        config=Config(
-            {
-                "NbConvertBase": {"display_data_priority": SHOWN},
-                "TagRemovePreprocessor": {"enabled": True, "remove_cell_tags": list(left_out)},
-            }
-        ),
-    )
-    html, _ = exporter.from_filename(str(notebook))
+    tags = {"enabled": True, "remove_cell_tags": list(left_out)}
+    config = Config({"NbConvertBase": {"display_data_priority": SHOWN}, "TagRemovePreprocessor": tags})
+    hidden = {"exclude_input": True, "exclude_output_prompt": True, "exclude_anchor_links": True}
+    html, _ = HTMLExporter(template_name="basic", config=config, **hidden).from_filename(str(notebook))
     html = re.sub(r"<img\b[^>]*>", _alternative, html)  # of a user's text: charts come as SVG
     html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', placed, html, flags=re.DOTALL)
     dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
@@ -207,11 +197,3 @@ def _alternative(image: re.Match[str]) -> str:
     """What an image's tag says of it."""
     said = re.search(r"""\balt=("[^"]*"|'[^']*')""", image[0])
     return said[1][1:-1] if said else ""
-
-
-def _compile(work: Path, pdf: Path) -> None:
-    """Typeset `work` with the fonts that Typst brings along, so that the PDF is the same everywhere."""
-    import typst
-
-    shutil.copy(TEMPLATE, work)
-    typst.compile(str(work / TEMPLATE.name), output=str(pdf), ignore_system_fonts=True)

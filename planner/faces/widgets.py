@@ -59,17 +59,13 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
         style = f"text-align: {align}; padding: 0.3em 0.6em"
         head += f'<th style="{style}">{escape(str(name))}</th>'
         for row, value in enumerate(column):
-            body[row] += f'<td style="{style}">{_breakable(escape(text(value)))}</td>'
+            cell = re.sub(r"(?<!<)/", "/<wbr>", escape(text(value)))  # text may go on in another line after a slash
+            body[row] += f'<td style="{style}">{cell}</td>'
     rows = "".join(f"<tr>{cells}</tr>" for cells in body)
     top = f'<caption style="caption-side: bottom; text-align: left; opacity: 0.75">{escape(caption)}</caption>' * bool(
         caption
     )
     return Shown(f"<table>{top}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
-
-
-def _breakable(html: str) -> str:
-    """HTML whose text may go on in another line after a slash."""
-    return re.sub(r"(?<!<)/", "/<wbr>", html)
 
 
 def note(message: object) -> Shown:
@@ -90,18 +86,14 @@ def text(value: object) -> str:
         return text(value.mid) if same else f"{text(value.mid)} ({text(value.lo)} to {text(value.hi)})"
     if value is None or value is pd.NaT or (isinstance(value, float) and math.isnan(value)):
         return "\N{EN DASH}"
-    if isinstance(value, (bool, str)) or not _numeric(value):
+    if not _numeric(value):
         return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
     number = float(value)  # type: ignore[arg-type]
     return f"{number:,.0f}" if abs(number) >= 1000 or number == round(number) else f"{number:.3g}"
 
 
 def _numeric(value: object) -> bool:
-    return (
-        value is None
-        or isinstance(value, Interval)
-        or (hasattr(value, "__float__") and not isinstance(value, (bool, str)))
-    )
+    return value is None or isinstance(value, Interval) or (hasattr(value, "__float__") and not isinstance(value, bool))
 
 
 def slider(low: float, high: float, value: float, step: float | None = None, label: str = "") -> ipywidgets.Widget:
@@ -109,14 +101,8 @@ def slider(low: float, high: float, value: float, step: float | None = None, lab
     whole = all(isinstance(number, int) for number in (low, high, value))
     kind = ipywidgets.IntSlider if whole else ipywidgets.FloatSlider
     step = step or (1 if whole else (high - low) / 50)
-    return kind(
-        value=min(max(value, low), high),
-        min=low,
-        max=high,
-        step=step,
-        description=label,
-        readout_format="d" if whole else ".2f",
-    )
+    value, form = min(max(value, low), high), "d" if whole else ".2f"
+    return kind(value=value, min=low, max=high, step=step, description=label, readout_format=form)
 
 
 def choice(options: Sequence[Any], value: Any = None, label: str = "") -> ipywidgets.Widget:
@@ -130,9 +116,13 @@ def line(value: str = "", label: str = "", hint: str = "") -> ipywidgets.Widget:
 
 
 class Explore(ipywidgets.VBox):
-    """Controls above what they draw; its plain-HTML form is the drawing at the starting values."""
+    """`draw(**values)` under its controls, drawn anew in place whenever one of them moves.
 
-    def __init__(self, draw: Callable[..., Any], controls: dict[str, ipywidgets.Widget]) -> None:
+    `draw` returns a figure, table or note, or several; its `PlannerError` is shown as a note instead. The plain-HTML
+    form is the drawing at the starting values.
+    """
+
+    def __init__(self, draw: Callable[..., Any], **controls: ipywidgets.Widget) -> None:
         for name, control in controls.items():
             control.description = control.description or name
             control.style.description_width = "190px"
@@ -161,9 +151,4 @@ class Explore(ipywidgets.VBox):
         return {**super()._repr_mimebundle_(**kwargs), "text/html": self._still}
 
 
-def explore(draw: Callable[..., Any], **controls: ipywidgets.Widget) -> Explore:
-    """Show `draw(**values)` under its controls and redraw it in place whenever one of them moves.
-
-    `draw` returns a figure, table or note, or several; its `PlannerError` is shown as a note instead.
-    """
-    return Explore(draw, controls)
+explore = Explore

@@ -6,7 +6,6 @@ import json
 import math
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,10 @@ def _loaded(scenario: Scenario, candidate: Candidate, performance: Performance) 
     most, planned = performance.capacity, asked_rps(scenario, candidate.prediction)
     return {
         "predicted": {
-            **{f"{name}_ms": _latency(getattr(performance, name)) for name in LATENCIES},
+            **{
+                f"{name}_ms": {point: _triple(getattr(performance, name)[point] * 1e3) for point in POINTS}
+                for name in LATENCIES
+            },
             "output_tps": _triple(performance.output_tps),
             "request_tps": _triple(performance.request_tps),
             "kv_usage": performance.kv_usage,
@@ -93,8 +95,8 @@ def _loaded(scenario: Scenario, candidate: Candidate, performance: Performance) 
                 "metric": target.metric,
                 "percentile": target.percentile,
                 "limit_ms": target.seconds * 1e3,
-                "predicted_ms": _triple(getattr(performance, target.metric)[target.percentile] * 1e3),
-                "holds": not getattr(performance, target.metric)[target.percentile].mid > target.seconds,
+                "predicted_ms": _triple((value := getattr(performance, target.metric)[target.percentile]) * 1e3),
+                "holds": not value.mid > target.seconds,
             }
             for target in scenario.service_level
         ],
@@ -103,10 +105,6 @@ def _loaded(scenario: Scenario, candidate: Candidate, performance: Performance) 
         "planned_rps": planned,
         "headroom": free_share(scenario, candidate.prediction),
     }
-
-
-def _latency(values: Mapping[str, Interval]) -> dict[str, list[float] | None]:
-    return {point: _triple(values[point] * 1e3) for point in POINTS}
 
 
 def _triple(value: Interval | None) -> list[float] | None:

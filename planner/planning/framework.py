@@ -48,11 +48,6 @@ class Rule(Entry):
     source: str
     date: str
 
-    @field_validator("date", mode="before")
-    @classmethod
-    def _iso(cls, value: object) -> str:
-        return str(value)
-
     @field_validator("when")
     @classmethod
     def _known(cls, words: tuple[str, ...]) -> tuple[str, ...]:
@@ -128,15 +123,13 @@ def choose(traits: Traits, gpus: Iterable[Gpu]) -> FrameworkChoice:
     words = {trait for trait, holds in asdict(traits).items() if holds}
     vendors = {gpu.vendor.casefold() for gpu in gpus}
     words |= {"beyond_nvidia"} if vendors != {"nvidia"} else {"one_nvidia_sku"} if len(set(gpus)) == 1 else set()
-    scores = [_score(name, known, words, gpus) for name, known in frameworks().items()]
+    scores = []
+    for name, known in frameworks().items():
+        reasons = tuple(rule for rule in known.rules if words.issuperset(rule.when))
+        serves = any(name in gpu.supported for gpu in gpus)
+        ruled_out = "" if serves else f"does not serve on {', '.join(gpu.name for gpu in gpus)}"
+        scores.append(Score(name, known.title, sum(rule.points for rule in reasons), reasons, ruled_out))
     ranked = sorted(scores, key=lambda score: (score.ruled_out != "", -score.points))
     if ranked[0].ruled_out:
         raise PlannerError(f"no known framework serves on {', '.join(gpu.name for gpu in gpus)}")
     return FrameworkChoice(tuple(ranked))
-
-
-def _score(name: str, framework: Framework, words: set[str], gpus: tuple[Gpu, ...]) -> Score:
-    reasons = tuple(rule for rule in framework.rules if words.issuperset(rule.when))
-    serves = any(name in gpu.supported for gpu in gpus)
-    ruled_out = "" if serves else f"does not serve on {', '.join(gpu.name for gpu in gpus)}"
-    return Score(name, framework.title, sum(rule.points for rule in reasons), reasons, ruled_out)

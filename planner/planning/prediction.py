@@ -139,16 +139,14 @@ def evaluate_all(
     cases: Iterable[tuple[Deployment, Workload]], prices: Mapping[str, float] | None = None
 ) -> list[Prediction]:
     """`evaluate` of every case, all worked out at once, so that more points cost little more."""
-    found = [_asked(deployment, workload, prices or {}) for deployment, workload in cases]
+    found = [
+        Prediction(deployment, workload, memory_of(deployment), None, price_of(deployment, prices or {}))
+        for deployment, workload in cases
+    ]
     loads = {k: Case(one.deployment, one.memory, one.load) for k, one in enumerate(found) if one.memory.starts}
     for k, steady in zip(loads, _perform(list(loads.values())), strict=True):
         found[k] = replace(found[k], performance=steady)
     return found
-
-
-def _asked(deployment: Deployment, workload: Workload, prices: Mapping[str, float]) -> Prediction:
-    """What is known before any load: memory and price."""
-    return Prediction(deployment, workload, memory_of(deployment), None, price_of(deployment, prices))
 
 
 def price_of(deployment: Deployment, prices: Mapping[str, float]) -> Interval | None:
