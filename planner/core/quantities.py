@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 from unicodedata import category
 
 MIB, GIB = 2**20, 2**30
@@ -14,6 +15,7 @@ GB = 10**9
 """Bytes in a GB: vendors' bandwidths and capacities."""
 Z80 = 1.2815515655446004
 """Standard normal quantile at 0.90: an 80 % interval reaches this many sigmas to each side."""
+T = TypeVar("T")
 
 
 class PlannerError(ValueError):
@@ -35,6 +37,14 @@ def did_you_mean(name: str, known: Iterable[str], what: str) -> PlannerError:
     listed = ", ".join(known[:12]) + ", ..." * (len(known) > 12)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {listed}"
     return PlannerError(f"unknown {what} {name!r}; {hint}")
+
+
+def all_known(given: Mapping[str, T], names: Iterable[str], what: str) -> Mapping[str, T]:
+    """What was `given`, if `names` has all its keys; `PlannerError` with the nearest where one is not."""
+    for key in given:
+        if key not in names:
+            raise did_you_mean(key, names, what)
+    return given
 
 
 def one_line(text: object) -> str:

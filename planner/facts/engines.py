@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from planner.core.catalog import Entry, check, entries
-from planner.core.quantities import GIB, PlannerError, did_you_mean
+from planner.core.quantities import GIB, PlannerError, all_known, did_you_mean
 from planner.facts.gpus import Gpu
 
 if TYPE_CHECKING:
@@ -226,9 +226,7 @@ def resolve(given: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model) ->
     Order: vLLM 0.20.2 engine/arg_utils.py:2339, 0.33.0 engine/arg_utils.py:3151.
     """
     facts, shape, tier = engine.facts, model.architecture, _tier(engine, gpu)
-    for name in given:
-        if name not in EngineArgs.__dataclass_fields__:
-            raise did_you_mean(name, EngineArgs.__dataclass_fields__, "engine argument")
+    all_known(given, EngineArgs.__dataclass_fields__, "engine argument")
     given = {name: value for name, value in given.items() if value is not None}
     given |= {name: _SPELLINGS.get(given[name], given[name]) for name in ("dtype", "kv_cache_dtype") if name in given}
     length = given.get("max_model_len") or shape.max_position

@@ -12,14 +12,14 @@ from pydantic import BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import CATALOGS, Entry, check, is_file, read_yaml
-from planner.core.quantities import GIB, PlannerError, bytes_of, did_you_mean, named
+from planner.core.quantities import GIB, PlannerError, all_known, bytes_of, did_you_mean, named
 from planner.facts.deployment import Speculation
 from planner.facts.engines import Engine, EngineArgs, engine, resolve
 from planner.facts.gpus import Gpu, gpu, interconnect
 from planner.facts.workload import Lengths, Side, Workload, read_trace
 from planner.latency.calibration import calibrated_by, own_calibrations
 from planner.memory.budget import Term
-from planner.models.registry import Model, model
+from planner.models.registry import model
 from planner.planning.framework import Traits
 
 MOST_GPUS = 16_384
@@ -226,9 +226,9 @@ def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) 
     """
     path = scenario_path(name)
     data = read_yaml(path)
-    if not isinstance(data, dict):
-        raise PlannerError(f"{path.name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
-    found = scenario(overridden(data, overrides or {}, path.name), named(path.stem, "scenario"), path.parent)
+    if isinstance(data, dict):
+        data = overridden(data, overrides or {}, path.name)
+    found = scenario(data, named(path.stem, "scenario"), path.parent)
     return replace(found, files=(path, *found.files))
 
 
@@ -294,7 +294,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             ),
             memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
             speculation=entry.speculation,
-            traits=Traits(**_known(entry.traits, Traits.__dataclass_fields__, "trait")),
+            traits=Traits(**all_known(entry.traits, Traits.__dataclass_fields__, "trait")),
             files=tuple(_beside(folder, file) for file in (entry.calibration, entry.workload.trace) if file),
         )
         _possible(found)
@@ -311,10 +311,8 @@ def _engine(entry: ScenarioEntry, folder: Path) -> Engine:
     own = own_calibrations(_beside(folder, entry.calibration))
     found = calibrated_by(found, own)
     if not found.calibration:
-        engines = ", ".join(sorted({calibration.engine for calibration in own.values()}))
-        raise PlannerError(
-            f"calibration: {entry.calibration} was measured under {engines or 'nothing'}, not {found.name}"
-        )
+        under = ", ".join(sorted({calibration.engine for calibration in own.values()})) or "nothing"
+        raise PlannerError(f"calibration: {entry.calibration} was measured under {under}, not {found.name}")
     return found
 
 
@@ -323,27 +321,10 @@ def _beside(folder: Path, file: str) -> Path:
     return Path(file) if not is_file(folder / file) and is_file(Path(file)) else folder / file
 
 
-def _known(given: Mapping[str, Any], known: Mapping[str, object], what: str) -> Mapping[str, Any]:
-    """What was given, if all its names are known."""
-    for key in given:
-        if key not in known:
-            raise did_you_mean(key, known, what)
-    return given
-
-
-def _refusal(args: Mapping[str, Setting], engine: Engine, card: Gpu, served: Model) -> PlannerError | None:
-    """What the engine has against these arguments on this GPU."""
-    try:
-        resolve(args, engine, card, served)
-    except PlannerError as error:
-        return error
-    return None
-
-
 def engine_arguments(given: Mapping[str, Setting]) -> Mapping[str, Setting]:
     """Engine arguments with the types that the engine gives them."""
-    known = _known(given, EngineArgs.__dataclass_fields__, "engine argument")
-    return check(_EngineArgs, known, "engine_args").model_dump(exclude_none=True)
+    all_known(given, EngineArgs.__dataclass_fields__, "engine argument")
+    return check(_EngineArgs, given, "engine_args").model_dump(exclude_none=True)
 
 
 def _workload(entry: WorkloadEntry, longest: float, folder: Path) -> Workload:
@@ -357,10 +338,8 @@ def _workload(entry: WorkloadEntry, longest: float, folder: Path) -> Workload:
     if entry.concurrency is not None:
         for name in ("rate", "requests", "trace", "burstiness"):
             if getattr(entry, name) is not None:
-                raise PlannerError(
-                    f"workload: with a concurrency a request comes when another is answered: leave out {name}, or give "
-                    "rate instead of concurrency"
-                )
+                when = "with a concurrency a request comes when another is answered"
+                raise PlannerError(f"workload: {when}: leave out {name}, or give rate instead of concurrency")
     if entry.requests and entry.within_hours:
         if rate is not None:
             raise PlannerError("workload: give a rate, or requests within_hours, not both")
@@ -372,7 +351,10 @@ def _workload(entry: WorkloadEntry, longest: float, folder: Path) -> Workload:
             "trace, or requests with within_hours"
         )
     measured = (base.prompt, base.output) if base else (None, None)
-    prompt, output = map(_mean, (entry.prompt_tokens, entry.output_tokens), measured)
+    prompt, output = (
+        (given and (given.exactly or given.mean)) or (own.mean if own else 0.0)  # mean tokens, as far as they are known
+        for given, own in zip((entry.prompt_tokens, entry.output_tokens), measured, strict=True)
+    )
     prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
     return Workload(
         prompt=_lengths(entry.prompt_tokens, "prompt", longest - output, measured[0]),
@@ -387,12 +369,6 @@ def _workload(entry: WorkloadEntry, longest: float, folder: Path) -> Workload:
     )
 
 
-def _mean(entry: LengthsEntry | None, measured: Lengths | None) -> float:
-    """Mean tokens, as far as they are known."""
-    given = entry and (entry.exactly or entry.mean)
-    return given or (measured.mean if measured else 0.0)
-
-
 def _lengths(entry: LengthsEntry | None, side: Side, longest: float, measured: Lengths | None) -> Lengths:
     """The lengths asked for, or else those measured; with a mean alone, spread as in a comparable public trace."""
     field = f"{side}_tokens"
@@ -402,11 +378,9 @@ def _lengths(entry: LengthsEntry | None, side: Side, longest: float, measured: L
         return measured
     given = entry.model_dump(exclude_none=True)
     try:
+        if others := ", ".join({*given} - {"exactly"}) if entry.exactly else "":
+            raise PlannerError(f"exactly says that all lengths are alike: leave out {others}")
         if entry.exactly is not None:
-            if len(given) > 1:
-                raise PlannerError(
-                    f"exactly says that all lengths are alike: leave out {', '.join({*given} - {'exactly'})}"
-                )
             return Lengths.fixed(entry.exactly)
         if entry.mean is None:
             raise PlannerError("needs the mean (best with p50 and p95), or exactly for lengths that are all alike")
@@ -425,14 +399,18 @@ def _possible(scenario: Scenario) -> None:
         raise PlannerError("gpus: name at least one candidate GPU")
     if not scenario.service_level and not scenario.offline:
         raise PlannerError("service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)")
-    served = [model(scenario.model, quantization=quantization) for quantization in scenario.quantizations or (None,)]
+    served = [model(scenario.model, quantization=quantization) for quantization in scenario.quantizations]
     if scenario.speculation:
         scenario.speculation.load()
     for kv_cache_dtype in scenario.kv_cache_dtypes:
-        args = {"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}
-        refusals = [_refusal(args, scenario.engine, candidate.gpu, served[0]) for candidate in scenario.gpus]
-        if all(refusals):
-            raise refusals[0]  # type: ignore[misc]
+        args, refusals = {"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}, []
+        for candidate in scenario.gpus:
+            try:
+                resolve(args, scenario.engine, candidate.gpu, served[0])
+            except PlannerError as error:
+                refusals.append(error)
+        if len(refusals) == len(scenario.gpus):
+            raise refusals[0]
     for candidate in scenario.gpus:
         if candidate.interconnect:
             interconnect(candidate.gpu, candidate.interconnect)
