@@ -65,48 +65,10 @@ def _init(options: argparse.Namespace) -> None:
 
 
 def _check(options: argparse.Namespace) -> None:
-    from planner.facts.prices import price_per_hour
-    from planner.models.registry import model
+    from planner.operations.answer import understood
     from planner.planning.scenario import load_scenario
 
-    found = load_scenario(options.scenario, _overrides(options))
-    served, workload = model(found.model), found.workload
-    cards = []
-    for candidate in found.gpus:
-        price = price_per_hour(candidate.gpu, found.prices)
-        asked = f"{price.usd:.2f} USD/h" if price else "price unknown: add it to `prices`"
-        when = f" ({price.low:.2f} to {price.high:.2f}, {price.date})" if price and price.date else ""
-        cards.append(f"up to {candidate.at_most} x {candidate.gpu}, {asked}{when}")
-    even = "" if workload.rate is None or found.offline else f", burstiness {workload.burstiness:.3g}"
-    traffic = f"{workload.rate:.4g} requests/s" if workload.rate else f"{workload.concurrency:,} users in a closed loop"
-    if workload.trace is not None:
-        traffic += f"; trace {workload.trace}"
-    elif found.offline:
-        traffic = f"{workload.requests:,} requests at once, {traffic} to be done in time"
-    formats = ", ".join(name or "as the checkpoint is" for name in found.quantizations)
-    prefix = f"{workload.prefix_hit_rate:.0%} of " + (
-        f"requests find {workload.prefix_tokens:,} prompt tokens cached" if workload.prefix_tokens
-        else "all prompt tokens are found cached"
-    )  # fmt: skip
-    lines = [
-        ("model", f"{found.model}: {served.architecture.params_total / 1e9:.2f} B parameters, context "
-                  f"{served.architecture.max_position:,}"),
-        ("formats", f"weights {formats}; KV cache {', '.join(found.kv_cache_dtypes)}"),
-        *(("GPUs", card) for card in cards),
-        ("engine", f"{found.engine.name} {found.engine.version}"
-                   + "".join(f", {name} {value}" for name, value in found.engine_args.items())),
-        ("traffic", traffic + even),
-        ("prompt", str(workload.prompt)),
-        ("output", str(workload.output)),
-        *([("prefix", prefix)] if workload.prefix_hit_rate else []),
-        *(("service level", str(target)) for target in found.service_level),
-        ("headroom", f"{found.headroom:.0%} of the capacity stays free"),
-        ("refused", f"at most {found.refused_at_most:.1%} of requests, as longer than max_model_len"),
-        *([("speculation", str(found.speculation))] if found.speculation else []),
-        *(("assumed", note) for note in found.assumptions),
-    ]  # fmt: skip
-    print(one_line(f"{found.name}: {found.question}"))
-    print(aligned(lines))
+    print(understood(load_scenario(options.scenario, _overrides(options))))
 
 
 def _models(options: argparse.Namespace) -> None:

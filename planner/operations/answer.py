@@ -14,7 +14,8 @@ from planner.core.files import folder, replacing, spare
 from planner.core.quantities import Interval, PlannerError, aligned, one_line
 from planner.facts.prices import price_per_hour
 from planner.latency.performance import LATENCIES, POINTS, Performance
-from planner.operations.launch import FILES, documents, file_names, launch
+from planner.models.registry import model
+from planner.operations.launch import FILES, documents, file_names, launch, render
 from planner.planning.candidate import Candidate, asked_rps, describe, energy, free_share, held, milliseconds, run_hours
 from planner.planning.scenario import Scenario, Target
 from planner.planning.search import Plan
@@ -112,40 +113,37 @@ def _triple(value: Interval | None) -> list[float] | None:
     return None if value is None or math.isnan(value.mid) else [value.mid, value.lo, value.hi]
 
 
-SAID = {"holds": "holds", "at_risk": "holds, but at risk", "nothing_meets": "nothing meets the service level"}
-
-
 def told(plan: Plan) -> str:
     """The answer in a dozen lines."""
     scenario, best = plan.scenario, plan.best
-    lines = [("Question", one_line(" ".join(scenario.question.split()))), ("Verdict", SAID[plan.verdict])]
-    if best is None or best.prediction.performance is None:
-        return aligned([*lines, ("Why", plan.binding.sentence)])
-    found, memory = best.prediction.performance, best.prediction.memory
-    lines.append(("Run" if plan.chosen else "Nearest", f"{scenario.model} on {describe(best.deployment)}"))
-    if plan.chosen:
-        lines.append(("Command", launch(best.prediction).line))
-    if per_token := best.prediction.usd_per_mtok_output:
-        tokens = f"at the first price ${per_token:.2f} a million output tokens"
-        if (hours := run_hours(scenario, best)) and best.usd_per_hour:
-            tokens += f", ${hours * best.usd_per_hour:,.2f} for all of it in {hours:.3g} hours"
-        lines.append(("Cost", f"${best.prediction.usd:,.2f} an hour; {tokens}"))
-    if power := energy(scenario, best):
-        lines.append(("Power", "; ".join(f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in power)))
-    lines += [_promise(target, found) for target in scenario.service_level]
-    if found.capacity:
-        spare = free_share(scenario, best.prediction) or 0.0
-        free = f"{spare:.0%} free" if spare >= 0 else "overloaded"
-        asked = f"at {asked_rps(scenario, best.prediction):.3g} (asked for: {scenario.headroom:.0%} free)"
-        lines.append(("Capacity", f"{found.capacity:.3g} requests/s, {free} {asked}"))
-    lines.append(("Memory", f"{memory.pool.kv_tokens:,} tokens of KV cache an engine, {found.kv_usage:.0%} in use"))
-    lines += [("Reason", reason) for reason in plan.reasons]
-    lines += [("Limited by", plan.binding.sentence)] if plan.chosen else []
-    others = {"Runner-up": plan.runner_up, "Safer": None if plan.safer is plan.runner_up else plan.safer}
-    lines += [(name, str(other)) for name, other in others.items() if other]
-    lines += [("Assumed", text) for text in scenario.assumptions]
-    lines.append(("How sure", f"80 % intervals, {found.how}; step costs: {found.basis}"))
-    return aligned(lines)
+    found = best.prediction.performance if best else None
+    if best is None or found is None:
+        return _lines("plan", plan=plan, asked=scenario, found=None)
+    return _lines(
+        "plan",
+        plan=plan,
+        asked=scenario,
+        best=best,
+        found=found,
+        describe=describe,
+        launch=launch,
+        hours=run_hours(scenario, best),
+        power=[f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in energy(scenario, best)],
+        promises=[_promise(target, found) for target in scenario.service_level],
+        spare=free_share(scenario, best.prediction) or 0.0,
+        planned=asked_rps(scenario, best.prediction),
+    )
+
+
+def understood(scenario: Scenario) -> str:
+    """What a scenario asks, line by line."""
+    head = one_line(f"{scenario.name}: {scenario.question}")
+    return f"{head}\n{_lines('check', asked=scenario, served=model(scenario.model), price_of=price_per_hour)}"
+
+
+def _lines(template: str, **values: Any) -> str:
+    """What a template says, its lines parted at their first bar."""
+    return aligned(line.split(" | ", 1) for line in render(template, **values).splitlines() if line)
 
 
 def _promise(target: Target, found: Performance) -> tuple[str, str]:

@@ -146,14 +146,15 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=lambda shown: shown if isinstance(shown, Markup) else one_line(shown),
     )
-    made.filters |= {"ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}", "yaml": as_yaml}
+    made.filters |= {"f": format, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}", "yaml": as_yaml}
     made.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
     made.filters["promql"] = quoting(lambda text: json.dumps(text, ensure_ascii=False))
     made.filters["quote"] = quoting(shlex.quote)
     return made
 
 
-def _render(template: str, **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
+    """What one of the `templates` makes of `values`."""
     return _templates().get_template(f"{template}.j2").render(**values)
 
 
@@ -174,7 +175,7 @@ def launch(prediction: Prediction) -> Launch:
         elif method(speculation.method).draft in ("layer", "heads"):  # weights that the plan knows only the size of
             speculative["model"] = f"NAME-OF-ITS-{speculation.method.upper()}-HEAD"
     left = memory.total - memory.weights.mid - memory.activation.mid - memory.non_torch.mid
-    text = _render(
+    text = render(
         f"flags/{engine.name}",
         args=args,
         name=deployment.model.name,
@@ -259,7 +260,7 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
         "metrics": engine.facts["metrics"],
         "usd_per_hour": prediction.usd_per_hour,
     }
-    return {name: _render(name, **values) for name in file_names(prediction)}
+    return {name: render(name, **values) for name in file_names(prediction)}
 
 
 def ramp(prediction: Prediction) -> dict[float, Performance]:
