@@ -162,7 +162,7 @@ def rent(plan: Plan) -> pd.DataFrame:
         rows += [("price of a GPU", str(price))]
     else:
         rows += [("price", f"none is known for {card}: set prices in the scenario")]
-    rows += [(f"power of the GPUs ({what})", value) for what, value in energy(plan.scenario, best)]
+    rows += [(f"drawn by the GPUs ({what})", value) for what, value in energy(plan.scenario, best)]
     if found:
         rows += [("output (tokens/s)", found.output_tps), ("requests served (requests/s)", found.request_tps)]
         rows += [("figures", f"80 % intervals, {found.how}")]
