@@ -217,7 +217,7 @@ def args(**changed: Any) -> MemoryPlan:
     base = on_h100(version="0.20.2")
     free = {"max_num_batched_tokens": 8192, "max_num_seqs": 256, "max_model_len": 8192, "gpu_memory_utilization": 0.9}
     given_args = replace(base.args, **{**free, **changed})
-    return plan(replace(base, args=resolve(given_args, base.engine, base.gpu, base.model)))
+    return plan(replace(base, args=resolve(vars(given_args), base.engine, base.gpu, base.model)))
 
 
 @settings(max_examples=60, deadline=None)

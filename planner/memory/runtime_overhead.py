@@ -26,7 +26,7 @@ PATCHES_PER_TOKEN = {"gemma": 16, "llava": 1}
 
 
 class Constant(Entry):
-    """One fitted constant; the head of `catalogs/memory.yaml` explains the fields."""
+    """One fitted constant; the heads of `catalogs/memory.yaml` and `catalogs/start_up.yaml` explain the fields."""
 
     value: float
     unit: str
@@ -50,18 +50,18 @@ class Constant(Entry):
 
 
 @cache
-def _constants() -> Mapping[str, tuple[tuple[tuple[int, int, int], Constant], ...]]:
+def _constants(file: str) -> Mapping[str, tuple[tuple[tuple[int, int, int], Constant], ...]]:
     known: dict[str, list[tuple[tuple[int, int, int], Constant]]] = {}
-    for title, constant in entries("memory.yaml", Constant).items():
+    for title, constant in entries(file, Constant).items():
         name, _, version = title.partition(" from ")
         known.setdefault(name, []).append((release(version) if version else (0, 0, 0), constant))
     return {name: tuple(sorted(versions, key=lambda v: v[0])) for name, versions in known.items()}
 
 
 @cache
-def constant(name: str, version: tuple[int, int, int]) -> Constant | None:
+def constant(name: str, version: tuple[int, int, int], file: str = "memory.yaml") -> Constant | None:
     """The entry of `name` that holds for the release `version`; None before its first."""
-    return next((c for since, c in reversed(_constants()[name]) if since <= version), None)
+    return next((c for since, c in reversed(_constants(file)[name]) if since <= version), None)
 
 
 def _release(deployment: Deployment) -> tuple[int, int, int]:

@@ -22,6 +22,7 @@ from planner.facts.deployment import Deployment
 from planner.facts.draft_models import method
 from planner.facts.engines import Engine, release
 from planner.facts.workload import DEFAULT_SECONDS, Lengths, Workload
+from planner.latency.start_up import STORAGE, start_up
 from planner.models.registry import model, repository
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Target
@@ -227,11 +228,12 @@ def file_names(prediction: Prediction) -> list[str]:
     return [name for name in FILES if prediction.deployment.engine.facts["metrics"] or name != "alerts.yml"]
 
 
-def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, str]:
+def documents(prediction: Prediction, targets: Sequence[Target], storage: str = STORAGE) -> dict[str, str]:
     """File name -> text: shell script, systemd template unit, benchmark, Prometheus rules, checklist (Markdown).
 
     `prediction` is the whole deployment's at its rate (or concurrency). `bench.sh` runs shares of that on one replica,
-    and states what the plan predicts for each. Raises `PlannerError` when the deployment does not fit.
+    and states what the plan predicts for each. A starting server reads its weights from `storage`. Raises
+    `PlannerError` when the deployment does not fit.
     """
     if prediction.performance is None:
         raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
@@ -258,6 +260,7 @@ def documents(prediction: Prediction, targets: Sequence[Target]) -> dict[str, st
         "prompts": {rate: benchmark_prompts(rate) for rate in steps},
         "range_ratio": RANGE_RATIO,
         "metrics": engine.facts["metrics"],
+        "start_up": start_up(deployment, storage),
         "usd_per_hour": prediction.usd_per_hour,
     }
     return {name: render(name, **values) for name in file_names(prediction)}

@@ -18,6 +18,7 @@ from planner.facts.engines import Engine, EngineArgs, engine, resolve
 from planner.facts.gpus import Gpu, gpu, interconnect
 from planner.facts.workload import Lengths, Side, Workload, read_trace
 from planner.latency.calibration import calibrated_by, own_calibrations
+from planner.latency.start_up import STORAGE, check_storage
 from planner.memory.budget import Term
 from planner.models.registry import model
 from planner.planning.framework import Traits
@@ -124,6 +125,7 @@ class ScenarioEntry(Entry):
     headroom: Part = 0.2
     refused_at_most: Part = 0.01
     context_buffer: Amount = 0.1
+    storage: str = STORAGE
     prices: dict[str, Positive] = Field(default_factory=dict)
     other_tenants_gib: Amount = 0.0
     memory_calibration: dict[Term, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(default_factory=dict)
@@ -189,6 +191,7 @@ class Scenario:
     headroom: float = 0.2  # share of the capacity (requests/s) that stays free in the busiest hour
     refused_at_most: float = 0.01  # share of requests that may be refused, being longer than max_model_len
     context_buffer: float = 0.1
+    storage: str = STORAGE  # what a starting server reads its weights from
     prices: Mapping[str, float] = field(default_factory=dict)
     other_tenants: int = 0  # bytes on each GPU
     memory_calibration: Mapping[str, float] = field(default_factory=dict)  # bytes to add to terms of every plan
@@ -288,6 +291,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             headroom=entry.headroom,
             refused_at_most=entry.refused_at_most,
             context_buffer=entry.context_buffer,
+            storage=check_storage(entry.storage),
             prices={gpu(key).name: usd for key, usd in entry.prices.items()},
             other_tenants=bytes_of(
                 entry.other_tenants_gib, max((gpu(g.gpu).memory for g in entry.gpus), default=0), "other_tenants_gib"
