@@ -14,13 +14,9 @@ from planner.core.files import folder, replacing, spare
 from planner.core.quantities import Interval, PlannerError, aligned, one_line
 from planner.facts.prices import price_per_hour
 from planner.latency.performance import LATENCIES, POINTS, Performance
-<<<<<<< HEAD
+from planner.latency.start_up import start_up
 from planner.models.registry import model
 from planner.operations.launch import FILES, documents, file_names, launch, render
-=======
-from planner.latency.start_up import start_up
-from planner.operations.launch import FILES, documents, file_names, launch
->>>>>>> 5191574 (Seconds of a start by phase: column start_up_s, plan.json, terminal, checklist; storage is the scenario's)
 from planner.planning.candidate import Candidate, asked_rps, describe, energy, free_share, held, milliseconds, run_hours
 from planner.planning.scenario import Scenario, Target
 from planner.planning.search import Plan
@@ -122,7 +118,6 @@ def _triple(value: Interval | None) -> list[float] | None:
 def told(plan: Plan) -> str:
     """The answer in a dozen lines."""
     scenario, best = plan.scenario, plan.best
-<<<<<<< HEAD
     found = best.prediction.performance if best else None
     if best is None or found is None:
         return _lines("plan", plan=plan, asked=scenario, found=None)
@@ -139,6 +134,7 @@ def told(plan: Plan) -> str:
         promises=[_promise(target, found) for target in scenario.service_level],
         spare=free_share(scenario, best.prediction) or 0.0,
         planned=asked_rps(scenario, best.prediction),
+        start_up=start_up(best.deployment, scenario.storage),
     )
 
 
@@ -151,38 +147,6 @@ def understood(scenario: Scenario) -> str:
 def _lines(template: str, **values: Any) -> str:
     """What a template says, its lines parted at their first bar."""
     return aligned(line.split(" | ", 1) for line in render(template, **values).splitlines() if line)
-=======
-    lines = [("Question", one_line(" ".join(scenario.question.split()))), ("Verdict", SAID[plan.verdict])]
-    if best is None or best.prediction.performance is None:
-        return aligned([*lines, ("Why", plan.binding.sentence)])
-    found, memory = best.prediction.performance, best.prediction.memory
-    lines.append(("Run" if plan.chosen else "Nearest", f"{scenario.model} on {describe(best.deployment)}"))
-    if plan.chosen:
-        lines.append(("Command", launch(best.prediction).line))
-    if per_token := best.prediction.usd_per_mtok_output:
-        tokens = f"at the first price ${per_token:.2f} a million output tokens"
-        if (hours := run_hours(scenario, best)) and best.usd_per_hour:
-            tokens += f", ${hours * best.usd_per_hour:,.2f} for all of it in {hours:.3g} hours"
-        lines.append(("Cost", f"${best.prediction.usd:,.2f} an hour; {tokens}"))
-    if power := energy(scenario, best):
-        lines.append(("Power", "; ".join(f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in power)))
-    lines += [_promise(target, found) for target in scenario.service_level]
-    if found.capacity:
-        spare = free_share(scenario, best.prediction) or 0.0
-        free = f"{spare:.0%} free" if spare >= 0 else "overloaded"
-        asked = f"at {asked_rps(scenario, best.prediction):.3g} (asked for: {scenario.headroom:.0%} free)"
-        lines.append(("Capacity", f"{found.capacity:.3g} requests/s, {free} {asked}"))
-    lines.append(("Memory", f"{memory.pool.kv_tokens:,} tokens of KV cache an engine, {found.kv_usage:.0%} in use"))
-    if begins := start_up(best.deployment, scenario.storage):
-        lines.append(("Start-up", str(begins)))
-    lines += [("Reason", reason) for reason in plan.reasons]
-    lines += [("Limited by", plan.binding.sentence)] if plan.chosen else []
-    others = {"Runner-up": plan.runner_up, "Safer": None if plan.safer is plan.runner_up else plan.safer}
-    lines += [(name, str(other)) for name, other in others.items() if other]
-    lines += [("Assumed", text) for text in scenario.assumptions]
-    lines.append(("How sure", f"80 % intervals, {found.how}; step costs: {found.basis}"))
-    return aligned(lines)
->>>>>>> 5191574 (Seconds of a start by phase: column start_up_s, plan.json, terminal, checklist; storage is the scenario's)
 
 
 def _promise(target: Target, found: Performance) -> tuple[str, str]:

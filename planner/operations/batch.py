@@ -39,31 +39,10 @@ if TYPE_CHECKING:
     from planner.planning.search import Plan
 
 _LATENCIES = tuple(f"{m}_ms_{q}" for m in LATENCIES for q in POINTS)
-<<<<<<< HEAD
 _MEMORY, _LOAD, _SCORED = COLUMNS["outputs"].values()
 OUTPUTS = (*_MEMORY, *_LATENCIES, *_LOAD, *(f"{name}_{end}" for name in _SCORED for end in ("lo", "hi")), "calibration",
            "warnings")  # fmt: skip
 """Every output column, in order; `templates/columns.yaml` explains them."""
-=======
-_SCORED = ("kv_available_gib", "max_concurrency_x", "ttft_ms_mean", "ttft_ms_p99", "tpot_ms_mean", "tpot_ms_p99",
-           "output_tps", "e2e_ms_mean", "e2e_ms_p99", "capacity_rps", "power_w_per_gpu")  # fmt: skip
-OUTPUTS = (
-    "id", "status", "error", "params_total", "params_active", "weights_gib", "activation_gib", "cudagraph_gib",
-    "non_torch_gib", "kv_available_gib", "kv_bytes_per_token", "state_bytes_per_seq", "num_gpu_blocks", "block_size",
-    "bytes_per_block", "kv_tokens", "max_concurrency_x", *_LATENCIES, "output_tps", "total_tps", "request_tps",
-    "output_tps_per_gpu", "preemptions_per_request", "kv_usage_p99", "queue_ms_p99", "decode_batch_mean",
-    "spec_speedup", "usd_per_mtok_output", "usd_per_hour", "power_w_per_gpu", "joules_per_output_token", "start_up_s",
-    "capacity_rps", *(f"{name}_{end}" for name in _SCORED for end in ("lo", "hi")), "calibration", "warnings",
-)  # fmt: skip
-"""Every output column, in order.
-
-`kv_bytes_per_token` is what one more token of a long context costs on one GPU: layers with a sliding window, whose
-cache has stopped growing by then, are left out (gemma-3-27b in BF16: 81,920 bytes; with its windowed layers 507,904,
-which is what vLLM's specs of all layers add up to and what tokens cost until the windows are full). Windows and states
-are counted in `num_gpu_blocks`, `bytes_per_block` and `max_concurrency_x`. `start_up_s` is a first start: nothing
-cached, weights on a local disk.
-"""
->>>>>>> 5191574 (Seconds of a start by phase: column start_up_s, plan.json, terminal, checklist; storage is the scenario's)
 MOST_BYTES = 16 * MIB
 """Of a batch."""
 
