@@ -34,7 +34,7 @@ def test_the_equation_printed_gives_its_own_result(name: str, gpu: str, tp: int,
     assert sorted(table["kind of layer"]) == kinds
     assert table["layers"].sum() == len(found.deployment.model.architecture.layers)
     assert table["bytes per token"].sum() == found.pool.layout.kv_bytes_per_token == token
-    assert evaluated(kv_worked(found, 1000)) == (token, token)
+    assert evaluated(kv_worked(found)) == (token, token)
 
 
 def test_what_a_pipeline_stage_and_shared_caches_keep() -> None:
@@ -42,7 +42,7 @@ def test_what_a_pipeline_stage_and_shared_caches_keep() -> None:
     halved = kv_table(plan(deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4, pp=2)))
     assert halved["layers"].sum() == 40
     third = plan(deploy_on("google/gemma-3-27b-it", "L40S", tp=2, pp=3))  # stages hold 3, 3 and 4 of 10 full layers
-    assert evaluated(kv_worked(third, 1000)) == (4 * 8 * 256 * 2, third.pool.layout.kv_bytes_per_token)
+    assert evaluated(kv_worked(third)) == (4 * 8 * 256 * 2, third.pool.layout.kv_bytes_per_token)
     shared = kv_table(plan(deploy_on("google/gemma-4-E4B", "H100"))).set_index("one layer keeps")["layers"]
     assert shared["nothing"] == 18 and shared.sum() == 42
 

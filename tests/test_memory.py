@@ -13,8 +13,8 @@ from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment, deploy_on
 from planner.facts.engines import resolve
 from planner.facts.workload import Lengths, Workload
-from planner.memory.budget import TERMS, MemoryPlan, plan, safe_utilization
-from planner.memory.limits import gains, longest_model_len, preemption_risk, safe_max_num_seqs, sequence_table
+from planner.memory.budget import TERMS, MemoryPlan, longest_model_len, plan, safe_utilization
+from planner.memory.limits import gains, preemption_risk, safe_max_num_seqs, sequence_table
 
 H100 = int(79.19 * GIB)
 LOGS = [  # llm-d-planner accuracy runs (Apache-2.0), vLLM 0.19.0 on H100: activation peak, non-torch, available KV; GiB

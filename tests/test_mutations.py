@@ -15,8 +15,8 @@ from planner.core.catalog import read_yaml
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import deploy_on
 from planner.facts.workload import Lengths, Workload
-from planner.memory.budget import TERMS, MemoryPlan, plan
-from planner.memory.limits import longest_model_len, safe_max_num_seqs
+from planner.memory.budget import TERMS, MemoryPlan, longest_model_len, plan
+from planner.memory.limits import safe_max_num_seqs
 from planner.models.registry import _catalog, model, models
 from planner.planning.scenario import scenario, scenario_path
 from planner.planning.search import search
@@ -58,7 +58,7 @@ def finite(found: MemoryPlan) -> None:
         assert -math.inf < interval.lo <= interval.mid <= interval.hi < math.inf, name
     safe_max_num_seqs(found, CHAT)
     longest_model_len(found)
-    printed = str(found) + found.remedy + kv_table(found).to_string() + kv_worked(found, 1000)
+    printed = str(found) + found.remedy + kv_table(found).to_string() + kv_worked(found)
     assert not re.search(r"\b(nan|inf)\b", printed)
 
 

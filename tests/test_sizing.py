@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from planner.core.quantities import GIB
 from planner.facts.deployment import deploy_on
 from planner.facts.workload import Lengths, Workload
-from planner.memory.budget import memory_of, plan
-from planner.memory.limits import gains, longest_model_len, sequence_table
+from planner.memory.budget import longest_model_len, memory_of, plan
+from planner.memory.limits import gains, sequence_table
 from planner.studies import memory_sweeps
 
 LLAMA = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=8192)

@@ -22,7 +22,7 @@ from planner.models.quantization import named
 from planner.parallelism.layouts import refuse
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 Status = Literal["ok", "at_risk", "does_not_fit"]
 Term = Literal["weights", "activation", "non_torch", "cudagraph"]
@@ -90,17 +90,6 @@ class MemoryPlan:
     def remedy(self) -> str:
         """The smallest change that would make it fit; empty when it fits."""
         return "" if self.status == "ok" else _remedy(self)
-
-    def frame(self) -> pd.DataFrame:
-        """One row per term: GiB with its 80 % interval."""
-        import pandas as pd
-
-        rows: dict[str, Interval] = {"requested": Interval.exactly(self.requested)}
-        rows |= {term: getattr(self, term) for term in TERMS}
-        rows["kv_available"] = self.kv_available
-        return pd.DataFrame({name: (i / GIB).__dict__ for name, i in rows.items()}).T.rename(
-            columns={"lo": "lo_gib", "mid": "gib", "hi": "hi_gib"}
-        )
 
     @property
     def starts(self) -> bool:
@@ -273,7 +262,7 @@ def _changes(found: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
     if args.max_num_seqs > 256:
         yield "set max_num_seqs to 256", changed(max_num_seqs=256)
     for share, text in ((current, ""), (safe, f"gpu_memory_utilization to {safe} and ")):
-        if share > 0 and (length := _longest(plan(changed(gpu_memory_utilization=share)))) >= 1024:
+        if share > 0 and (length := longest_model_len(plan(changed(gpu_memory_utilization=share)))[0]) >= 1024:
             yield f"set {text}max_model_len to {length}", changed(gpu_memory_utilization=share, max_model_len=length)
     formats = deployment.engine.facts["kv_cache_dtypes"]
     if (args.kv_cache_dtype or "auto") == "auto" and (not formats or "fp8" in formats):
@@ -289,9 +278,16 @@ def _changes(found: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
             yield f"store the weights in {what}", replace(deployment, model=smaller)
 
 
-def _longest(found: MemoryPlan) -> int:
-    """The largest max_model_len that the lower end of the KV cache holds, at most what the model was made for."""
-    reserve = 1 if found.deployment.engine.facts["null_block_reserved"] else 0
-    low = found.layout.pool([max(0.0, found.kv_available.lo)] * len(found.layout.stage_bytes_per_block))
-    longest = found.layout.longest(max(0, low.num_blocks - reserve))
-    return min(longest, found.deployment.model.architecture.max_position)
+def longest_model_len(found: MemoryPlan) -> tuple[int, int]:
+    """The largest max_model_len that surely starts (lower end of the KV interval), and that the middle says starts.
+
+    Never above what the model was trained for.
+    """
+    limit = found.deployment.model.architecture.max_position
+    reserve = bool(found.deployment.engine.facts["null_block_reserved"])
+    blocks = (
+        math.floor(max(0.0, size) / found.pool.bytes_per_block)
+        for size in (found.kv_available.lo, found.kv_available.mid)
+    )
+    safe, likely = (min(limit, found.layout.longest(max(0, n - reserve))) for n in blocks)
+    return safe, likely

@@ -27,21 +27,6 @@ _DRAWS = np.outer((0.8191725, 0.6710436, 0.5497005), np.arange(1, 1025)) % 1
 """1,024 points that fill the unit cube evenly (Roberts' R3 sequence): a prompt, an answer, and how far it has come."""
 
 
-def longest_model_len(found: MemoryPlan) -> tuple[int, int]:
-    """The largest max_model_len that surely starts (lower end of the KV interval), and that the middle says starts.
-
-    Never above what the model was trained for.
-    """
-    limit = found.deployment.model.architecture.max_position
-    reserve = bool(found.deployment.engine.facts["null_block_reserved"])
-    blocks = (
-        math.floor(max(0.0, size) / found.pool.bytes_per_block)
-        for size in (found.kv_available.lo, found.kv_available.mid)
-    )
-    safe, likely = (min(limit, found.layout.longest(max(0, n - reserve))) for n in blocks)
-    return safe, likely
-
-
 def preemption_risk(found: MemoryPlan, workload: Workload, sequences: int) -> float:
     """Probability that `sequences` concurrent requests outgrow the pool at a random moment, so that one is preempted.
 

@@ -21,8 +21,7 @@ from planner.facts.workload import Workload
 from planner.latency.calibration import calibrated_by, own_calibrations
 from planner.latency.performance import LATENCIES, POINTS
 from planner.latency.start_up import start_up
-from planner.memory.budget import memory_of
-from planner.memory.limits import longest_model_len
+from planner.memory.budget import longest_model_len, memory_of
 from planner.operations.batch_columns import (
     COLUMNS,
     ENGINE_ARGS,

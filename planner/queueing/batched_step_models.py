@@ -25,31 +25,6 @@ def column(values: Any) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Levels:
-    """Functions given at every whole number from 0 on: straight between them, constant after the last one."""
-
-    values: np.ndarray  # of all functions, one after the other
-    first: np.ndarray  # [cases, 1, 1] where those of each case begin
-    last: np.ndarray  # [cases, 1, 1] and up to which number they go
-
-    @classmethod
-    def of(cls, functions: Sequence[np.ndarray], case: np.ndarray) -> Levels:
-        """Each function's values, and [cases] the number of the function that each case has."""
-        sizes = np.array([len(values) for values in functions])
-        first = np.cumsum(sizes) - sizes
-        return cls(np.concatenate(functions), first[case][:, None, None], sizes[case][:, None, None] - 1)
-
-    def __call__(self, count: np.ndarray | float) -> np.ndarray:
-        """The function of every case at its counts, [cases, ...]."""
-        if not self.last.any():
-            return self.values.take(self.first)
-        at = np.minimum(count, self.last)
-        whole = at.astype(np.intp)
-        low = self.values.take(self.first + whole)
-        return low + (at - whole) * (self.values.take(self.first + np.minimum(whole + 1, self.last)) - low)
-
-
-@dataclass(frozen=True)
 class Lines:
     """Functions given at some whole numbers from 0 on: straight between them, constant after the last one."""
 
@@ -87,6 +62,12 @@ class Lines:
 
 
 @lru_cache(maxsize=64)
+def _every(count: int) -> np.ndarray:
+    """Knots at every whole number."""
+    return np.arange(float(count))
+
+
+@lru_cache(maxsize=64)
 def _lines(knots: bytes) -> np.ndarray:
     """[last knot + 1] the number of the last knot up to each whole number."""
     grid = np.frombuffer(knots)
@@ -98,8 +79,8 @@ class StepModels(StepModel):
     """Step costs as one: every number is [cases, 1, 1], and what is asked of it has three axes too."""
 
     of_tokens: Lines = field(repr=False)
-    of_rows: Levels = field(repr=False)
-    of_sequences: Levels = field(repr=False)
+    of_rows: Lines = field(repr=False)
+    of_sequences: Lines = field(repr=False)
 
     def tokens(self, count: np.ndarray | float) -> np.ndarray:
         return self.of_tokens(count)
@@ -119,8 +100,8 @@ def stack(steps: Sequence[StepModel]) -> StepModels:
     numbers = np.array([attrgetter(*NUMBERS)(step) for step in each], float)[case]
     tables: dict[str, Any] = {
         "of_tokens": Lines.of([(step.grid, step.grid_s) for step in each], case),
-        "of_rows": Levels.of([step.rows_s for step in each], case),
-        "of_sequences": Levels.of([step.sequences_s for step in each], case),
+        "of_rows": Lines.of([(_every(len(step.rows_s)), step.rows_s) for step in each], case),
+        "of_sequences": Lines.of([(_every(len(step.sequences_s)), step.sequences_s) for step in each], case),
         "decode_windows": _windows([step.decode_windows for step in each], case),
         "prefill_windows": _windows([step.prefill_windows for step in each], case),
     }

@@ -38,47 +38,44 @@ def kv_table(found: MemoryPlan) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).groupby(columns[:3:2], sort=False, as_index=False).sum()[columns]
 
 
-def kv_worked(found: MemoryPlan, tokens: int) -> str:
-    """The equation as Markdown with LaTeX, and what a sequence of `tokens` then holds of the pool."""
-    pool, layout, cut = found.pool, found.layout, found.deployment.layout
-    where = f"TP{cut.tp}" + ", on the pipeline stage where a token costs most" * (cut.pp > 1)
-    where += ", the draft's layers counted with the model's" * bool(draft_layers(found.deployment))
+def kv_worked(found: MemoryPlan) -> str:
+    """What one more token of a long context takes on one GPU, as Markdown with LaTeX."""
+    layout, cut = found.layout, found.deployment.layout
     terms = [
         rf"{layers} \times {_keeps(found, mixer, chr(92) + 'times', bare=True)}"
         for mixer, layers in _kinds(found).items()
         if any(cache.kind == "full" for cache in _caches(found, mixer))
     ]
-    total = f"{pool.layout.kv_bytes_per_token:,.0f}".replace(",", "{,}")
+    if not terms:
+        return "No layer keeps the whole context: beyond the windows, one more token takes nothing."
+    where = f"TP{cut.tp}" + ", on the pipeline stage where a token costs most" * (cut.pp > 1)
+    where += ", the draft's layers counted with the model's" * bool(draft_layers(found.deployment))
+    total = f"{layout.kv_bytes_per_token:,.0f}".replace(",", "{,}")
     added = " + ".join(terms) if layout.dcp == 1 else rf"\left({' + '.join(terms)}\right) / {layout.dcp}"
-    said = [
-        f"On one GPU of this deployment ({where}), one more token of a long context takes"
-        if terms
-        else "No layer keeps the whole context: beyond the windows, one more token takes nothing."
+    said = f"On one GPU of this deployment ({where}), one more token of a long context takes"
+    return said + "\n\n" + rf"$${added} = {total} \text{{ bytes}}$$"
+
+
+def pool_table(found: MemoryPlan, tokens: int) -> pd.DataFrame:
+    """The pool as this version of the engine counts it, and what a sequence of `tokens` holds of it."""
+    import pandas as pd
+
+    pool, layout = found.pool, found.layout
+    held = layout.blocks_for(tokens)
+    rows = [
+        ("KV cache (GiB; below 0: what the budget lacks)", found.kv_available / GIB),
+        ("tokens of a block", layout.block_size),
+        ("bytes of a block", pool.bytes_per_block),
+        ("groups of layers, each with blocks of its own", len(layout.groups)),
+        ("lost to filling groups and blocks up (%)", layout.padding * 100),
+        ("blocks", pool.num_blocks),
+        ("tokens", pool.kv_tokens),
+        (f"sequences of max_model_len = {layout.max_model_len:,} that it lets start", found.max_concurrency),
+        ("the same, decoding: no windows kept for prompts", pool.sequences(layout.max_model_len)),
+        (f"blocks of a sequence of {tokens:,} tokens", held),
+        ("the same in MiB", held * pool.bytes_per_block / MIB),
     ]
-    if terms:
-        said.append(rf"$${added} = {total} \text{{ bytes}}$$")
-    size = found.kv_available.mid / GIB
-    said.append(
-        (f"The pool has {size:.2f} GiB." if size > 0 else f"The budget lacks {-size:.2f} GiB before any pool.")
-        + f" Cut into blocks of {layout.block_size} tokens "
-        f"({pool.bytes_per_block:,} bytes) that is {pool.num_blocks:,} blocks, or **{pool.kv_tokens:,} tokens** as "
-        f"this version counts them: {found.max_concurrency:.1f} sequences of max_model_len = {layout.max_model_len:,}. "
-        f"A sequence of {tokens:,} tokens holds {layout.blocks_for(tokens):,} blocks, "
-        f"{layout.blocks_for(tokens) * pool.bytes_per_block / MIB:,.1f} MiB."
-    )
-    if (decoding := pool.sequences(layout.max_model_len)) > found.max_concurrency.mid:
-        said[-1] += (
-            f" (The engine reserves windows for {layout.in_flight:,} tokens of prompt being computed; sequences that "
-            f"decode hold less, and {decoding:,} of them fit.)"
-        )
-    if len(layout.groups) > 1:
-        said[-1] += (
-            f" The layers form {len(layout.groups)} groups that draw on one pool, each with blocks of its own"
-            + f"; filling groups and blocks up to equal size wastes {layout.padding:.1%} of it."
-            * (layout.padding >= 0.0005)
-            + "." * (layout.padding < 0.0005)
-        )
-    return "\n\n".join(said)
+    return pd.DataFrame(rows, columns=["pool", "value"])
 
 
 def _kinds(found: MemoryPlan) -> Counter[Mixer]:

@@ -12,8 +12,8 @@ from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
 from planner.latency.step_model import step_model
-from planner.memory.budget import MemoryPlan, plan, safe_utilization
-from planner.memory.limits import longest_model_len, safe_max_num_seqs
+from planner.memory.budget import LABELS, MemoryPlan, longest_model_len, plan, safe_utilization
+from planner.memory.limits import safe_max_num_seqs
 from planner.memory.weights import rank_bytes
 from planner.models.registry import model
 
@@ -44,13 +44,7 @@ def terms(found: MemoryPlan) -> pd.DataFrame:
     """One row per term of the budget: GiB with its interval, and whether `gpu_memory_utilization` has to hold it."""
     import pandas as pd
 
-    names = {
-        "weights": "weights",
-        "activation": "activation peak",
-        "non_torch": "non-torch",
-        "cudagraph": "CUDA graphs",
-    }
-    rows = [(label, getattr(found, term) / GIB, term in found.in_budget) for term, label in names.items()]
+    rows = [(label, getattr(found, term) / GIB, term in found.in_budget) for term, label in LABELS.items()]
     rows = [("budget", Interval.exactly(found.requested / GIB), True), *rows]
     rows += [("KV cache", found.kv_available / GIB, True), ("driver context", found.context / GIB, False)]
     rows += [("other tenants", Interval.exactly(found.other_tenants / GIB), False)]
