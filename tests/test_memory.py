@@ -61,10 +61,13 @@ def test_before_0_17_the_sampler_took_far_more() -> None:
 
 
 def test_the_second_model_runner_profiles_less_and_keeps_nothing_for_graphs() -> None:
-    """vLLM 0.23.0 with its defaults, Qwen3-14B on an H100: 288,608 tokens. Qwen2.5 stays with the first runner."""
+    """vLLM 0.23.0 with its defaults, Qwen3-14B on an H100: 288,608 tokens. Qwen2.5 follows in 0.25."""
     found = plan(on_h100("Qwen/Qwen3-14B", "0.23.0"))
     assert found.pool.kv_tokens == pytest.approx(288_608, rel=0.005)
     assert "cudagraph" not in found.in_budget
+    card = {"engine_version": "0.26.0", "gpu_memory_utilization": 0.85}
+    dense = plan(deploy_on("Qwen/Qwen2.5-3B", "RTX 5080", **card))
+    assert dense.pool.kv_tokens == pytest.approx(205_888, rel=0.04)
     first = plan(on_h100("Qwen/Qwen2.5-14B", "0.23.0"))
     assert "cudagraph" in first.in_budget and first.activation.mid > 1.5 * found.activation.mid
     assert "cudagraph" in plan(on_h100("Qwen/Qwen3-14B", "0.29.0")).in_budget
