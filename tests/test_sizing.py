@@ -75,7 +75,6 @@ def test_the_length_that_is_said_to_start_starts_and_a_longer_one_does_not(share
         assert plan(made.with_args(max_model_len=likely)).pool.max_concurrency_x >= 1
     if 0 < likely < 131072:
         assert plan(made.with_args(max_model_len=likely + 16)).pool.max_concurrency_x < 1
-        assert f"{likely:,}" in memory_sweeps.startable(found)
 
 
 def test_one_more_gib_holds_a_gib_of_tokens() -> None:

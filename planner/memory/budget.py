@@ -57,11 +57,6 @@ class MemoryPlan:
     warnings: tuple[str, ...]
 
     @property
-    def other_tenants(self) -> int:
-        """Bytes that other processes hold on this GPU."""
-        return self.deployment.other_tenants
-
-    @property
     def headroom(self) -> int:
         """Bytes outside the budget: driver context, other tenants, and terms that the engine doesn't budget."""
         return self.total - self.requested
@@ -79,7 +74,7 @@ class MemoryPlan:
         rest, outside = self.headroom, {}
         for name, size in {
             "driver context": round(self.context.mid),
-            "other tenants": self.other_tenants,
+            "other tenants": self.deployment.other_tenants,
             **others,
         }.items():
             outside[name] = min(rest, size)
@@ -210,7 +205,7 @@ def _judge(found: MemoryPlan, pools: list[KvPool]) -> tuple[Status, str]:
 def _free_at_start(found: MemoryPlan) -> Interval:
     if found.deployment.gpu_free is not None:
         return Interval.exactly(found.deployment.gpu_free)
-    return (-found.context + (found.total - found.other_tenants)).map(lambda size: max(0.0, size))
+    return (-found.context + (found.total - found.deployment.other_tenants)).map(lambda size: max(0.0, size))
 
 
 def _after_pool(found: MemoryPlan) -> tuple[float, Interval]:

@@ -12,7 +12,7 @@ from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
 from planner.latency.step_model import step_model
-from planner.memory.budget import LABELS, MemoryPlan, longest_model_len, plan, safe_utilization
+from planner.memory.budget import LABELS, MemoryPlan, plan, safe_utilization
 from planner.memory.limits import safe_max_num_seqs
 from planner.memory.weights import rank_bytes
 from planner.models.registry import model
@@ -47,7 +47,7 @@ def terms(found: MemoryPlan) -> pd.DataFrame:
     rows = [(label, getattr(found, term) / GIB, term in found.in_budget) for term, label in LABELS.items()]
     rows = [("budget", Interval.exactly(found.requested / GIB), True), *rows]
     rows += [("KV cache", found.kv_available / GIB, True), ("driver context", found.context / GIB, False)]
-    rows += [("other tenants", Interval.exactly(found.other_tenants / GIB), False)]
+    rows += [("other tenants", Interval.exactly(found.deployment.other_tenants / GIB), False)]
     return pd.DataFrame(rows, columns=["term", "GiB", "inside the budget"])
 
 
@@ -140,13 +140,3 @@ def judged(found: MemoryPlan) -> str:
         return ""
     verdict = "It may die after start-up." if found.status == "at_risk" else "It does not start."
     return f"{verdict} {found.reason}. Way out: {found.remedy}."
-
-
-def startable(found: MemoryPlan) -> str:
-    """The max_model_len that starts, surely and probably."""
-    safe, likely = longest_model_len(found)
-    if safe == found.deployment.model.architecture.max_position:
-        return f"All {safe:,} tokens that the model was made for surely start."
-    if likely == 0:
-        return "No length starts."
-    return f"Up to {safe:,} tokens surely start, up to {likely:,} probably."

@@ -28,7 +28,7 @@ from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 from planner.planning.what_if import WhatIf
 from planner.queueing.steady_state import Performance
-from planner.studies.layout_study import state
+from planner.studies.layout_study import frame, state
 from planner.studies.ramp_test import ramp_test
 
 if TYPE_CHECKING:
@@ -180,31 +180,23 @@ def spare(plan: Plan) -> str:
     if best is None or found is None or found.capacity is None:
         return ""
     wanted, free = asked_rps(scenario, best.prediction), free_share(scenario, best.prediction) or 0.0
+    most, what, end = found.capacity, "traffic", "it is overloaded"
+    said = f"It serves {most:.3g} requests/s at most, and {wanted:.3g} are planned."
     if hours := run_hours(scenario, best):
-        many = scenario.workload.num_prompts or 0
-        done = f"It is done with {many:,} requests in {hours:.3g} hours, of {many / wanted / 3600:.3g} that there are. "
-        grow = (1 - scenario.headroom) * found.request_tps.mid / wanted - 1
-        return done + _room(free, scenario.headroom) + _growth("work", grow, found.request_tps / wanted + -1.0)
+        most, what, end, many = found.request_tps, "work", "it is late", scenario.workload.num_prompts or 0
+        said = f"It is done with {many:,} requests in {hours:.3g} hours, of {many / wanted / 3600:.3g} that there are."
+    elif scenario.workload.rate is None:
+        said = f"{scenario.workload.concurrency:,} users send {wanted:.3g} requests/s; it serves {most:.3g} at most."
+    elif free < 0:
+        return f"{said} It is overloaded: queues grow until requests are turned away."
+    said += f" So {max(free, 0.0):.0%} stay free, where {scenario.headroom:.0%} are asked for."
+    grow, over = (1 - scenario.headroom) * most.mid / wanted - 1, most / wanted + -1.0
     if scenario.workload.rate is None:
-        users = f"{scenario.workload.concurrency:,} users send {wanted:.3g} requests/s; "
-        return f"{users}it serves {found.capacity:.3g} at most. {_room(free, scenario.headroom)}".strip()
-    said = f"It serves {found.capacity:.3g} requests/s at most, and {wanted:.3g} are planned. "
-    if free < 0:
-        return f"{said}It is overloaded: queues grow until requests are turned away."
-    grow = (1 - scenario.headroom) * found.capacity.mid / wanted - 1
-    return said + _room(free, scenario.headroom) + _growth("traffic", grow, found.capacity / wanted + -1.0)
-
-
-def _room(free: float, headroom: float) -> str:
-    return f"So {max(free, 0.0):.0%} stay free, where {headroom:.0%} are asked for. "
-
-
-def _growth(what: str, grow: float, over: Interval) -> str:
+        return said
     if grow < 0:
-        return f"There is no room for more {what}."
+        return f"{said} There is no room for more {what}."
     low = f" ({_more(over.lo)} at the pessimistic end)" if over.lo > 0 else ""
-    end = "it is late" if what == "work" else "it is overloaded"
-    return f"The {what} may grow {_more(grow)} until that is used up, and {_more(over.mid)}{low} until {end}."
+    return f"{said} The {what} may grow {_more(grow)} until that is used up, and {_more(over.mid)}{low} until {end}."
 
 
 def _more(share: float) -> str:
@@ -314,23 +306,14 @@ def alternatives(plan: Plan, most: int = 10) -> pd.DataFrame:
 
     "figures" says whether a row was replayed or is the closed form's.
     """
-    import pandas as pd
-
-    rows = []
-    for candidate in plan.candidates[:most]:
-        found = candidate.prediction.performance
-        row: dict[str, object] = {
-            "deployment": describe(candidate.deployment),
-            "USD per hour": _usd(candidate.usd_per_hour),
-        }
-        for target in plan.scenario.service_level:
-            value = getattr(found, target.metric)[target.percentile] if found else None
-            row[f"{target.name} (ms)"] = value and value * 1e3
-        if plan.scenario.offline:
-            row["requests/s"] = found and found.request_tps
-        row |= {"service level": state(candidate)} if plan.chosen else {"what is missing": distance(plan, candidate)}
-        rows.append(row | {"figures": found and found.source})
-    return pd.DataFrame(rows)
+    shown, names = plan.candidates[:most], {"Service level": "service level", "Figures": "figures"}
+    data = frame(plan, shown).rename(columns={**names, "Requests/s": "requests/s"})
+    data["deployment"] = [describe(candidate.deployment) for candidate in shown]
+    data["USD per hour"] = [_usd(candidate.usd_per_hour) for candidate in shown]
+    data["what is missing"] = [distance(plan, candidate) for candidate in shown]
+    promised = [f"{target.name} (ms)" for target in plan.scenario.service_level]
+    held = "service level" if plan.chosen else "what is missing"
+    return data[["deployment", "USD per hour", *promised, *["requests/s"] * plan.scenario.offline, held, "figures"]]
 
 
 def distance(plan: Plan, candidate: Candidate) -> str:
