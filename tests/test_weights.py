@@ -97,6 +97,14 @@ def test_mtp_layers_are_loaded_only_to_speculate() -> None:
     assert 11.6 < (drafting - plain) * 8 / 1e9 < 12.6  # 11.6 B in FP8; latents and the bf16 join are on every rank
 
 
+def test_experts_in_four_bits_whatever_the_checkpoint_calls_itself() -> None:
+    """DeepSeek-V4-Flash on 2 H200, vLLM 0.23.0 and 0.27.1 log 74.08 and 74.34 GiB; its config says quant_method fp8."""
+    mixed = rank_bytes(deploy_on("deepseek-ai/DeepSeek-V4-Flash", "H200", tp=2, engine_version="0.27.1"))[0]
+    assert mixed / GIB == pytest.approx(74.2, rel=0.01)
+    whole = rank_bytes(deploy_on("sgl-project/DeepSeek-V4-Flash-FP8", "H200", tp=2, engine_version="0.27.1"))[0]
+    assert 1.7 < whole / mixed < 1.9
+
+
 def test_lora_slots() -> None:
     """Rank-16 adapters on all linear layers of Llama-3.1-8B have 41,943,040 parameters (PEFT counts the same)."""
     weights = [weight for layer in model("meta-llama/Llama-3.1-8B").architecture.layers for weight in layer.weights]
