@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 from planner.core.catalog import entries
 from planner.core.quantities import GB, Interval, did_you_mean
@@ -17,11 +18,15 @@ STORAGE = "nvme"
 """What weights are read from unless said otherwise."""
 
 
+@cache
+def _storages() -> tuple[str, ...]:
+    return tuple(title.partition(" ")[2] for title in entries(CATALOG, Constant) if title.startswith("storage "))
+
+
 def check_storage(name: str) -> str:
     """`name`, where the catalog knows its rate; else `PlannerError`."""
-    known = [title.partition(" ")[2] for title in entries(CATALOG, Constant) if title.startswith("storage ")]
-    if name not in known:
-        raise did_you_mean(name, known, "storage")
+    if name not in _storages():
+        raise did_you_mean(name, _storages(), "storage")
     return name
 
 
