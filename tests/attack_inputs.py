@@ -1,8 +1,8 @@
 """Attacks on what comes in: hostile files, rows and flags, given to the doors that users have.
 
-`python tests/attack_inputs.py --count 1000 --seed 0` makes so many inputs and prints one line per violation: an
-exception that is no `PlannerError`, a refusal that is no single sentence, a figure of an answer that is NaN, negative
-or infinite, over 10 s or 1 GB.
+`python tests/attack_inputs.py --count 100000 --jobs 2` makes so many inputs, always the same of a `--seed`, and prints
+one line per violation: an exception that is no `PlannerError`, a refusal that is no single sentence, a figure of an
+answer that is NaN, negative or infinite, over 10 s or 1 GB.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import csv
 import io
 import json
 import math
+import os
 import random
 import re
 import resource
@@ -24,14 +25,18 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from scenario_generator import generate
+from test_output_files import MEASURED
+from test_plan_command import QUESTION
 
 from planner.core.quantities import PlannerError
 from planner.faces import cli
@@ -47,6 +52,7 @@ from planner.planning.scenario import load_scenario
 from planner.simulator.schedule_cases import run_case
 
 SECONDS, BYTES = 10.0, 10**9
+"""Of one input: on its processor, and at once."""
 SIGNED = re.compile(r"_lo$|^error|^warnings|^id$|kv_available")
 """Figures that may be negative: the low ends of what does not fit."""
 JUNK: list[Any] = [
@@ -69,15 +75,17 @@ def places(data: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def spoilt(data: Any, rng: random.Random) -> Any:
-    """A copy with a few values dropped, scaled, or replaced by junk or by one another."""
-    data = copy.deepcopy(data)
+    """A copy with a few values dropped, scaled, or replaced by junk or by one another; half the time just scaled."""
+    data, mild = copy.deepcopy(data), rng.random() < 0.5
     for _ in range(rng.choice((1, 1, 2, 4))):
-        known = list(places(data))
+        known = [(at, key) for at, key in places(data) if not mild or type(at[key]) in (int, float)]
         if not known:
             break
         at, key = rng.choice(known)
         kind = rng.random()
-        if kind < 0.15:
+        if mild:
+            at[key] *= rng.choice((0, 0.25, 0.5, 2, 3, 16, 1000))
+        elif kind < 0.15:
             del at[key]
         elif kind < 0.4 and type(at[key]) in (int, float):
             at[key] *= rng.choice((-1, 0, 0.5, 1e-9, 10, 1000, 10**6, 10**12, 10**20))
@@ -91,7 +99,7 @@ def spoilt(data: Any, rng: random.Random) -> Any:
 
 def torn(text: str, rng: random.Random) -> bytes:
     """Now and then with text cut, doubled or put in, or bytes that are no UTF-8."""
-    if rng.random() < 0.7:
+    if rng.random() < 0.85:
         return text.encode("utf-8", "surrogatepass" if rng.random() < 0.5 else "replace")
     start, end = sorted(rng.randrange(len(text) + 1) for _ in range(2))
     middle = rng.choice(("", 2 * text[start:end], rng.choice(TEXT), rng.choice(TEXT) + text[start:end]))
@@ -106,8 +114,19 @@ def written(path: Path, text: str, rng: random.Random) -> Path:
     return path
 
 
+ATOMS = ("a", "e", ".", "*", "+", "?", "(", ")", "|", "[a-z]", r"\d", "{2,}", "^", "$", "(?=", "(?!", r"\1", "layers",
+         "[", r"\.", "(?i)", "(?P<a>", "mixer", ".*", "(a|e)", "\\")  # fmt: skip
+
+
 def configuration(rng: random.Random, folder: Path) -> Any:
     config = spoilt(_config(rng.choice(models())), rng)
+    if rng.random() < 0.3:
+        patterns = [
+            "re:" * (rng.random() < 0.8) + "".join(rng.choices(ATOMS, k=rng.choice((3, 9, 30)))) for _ in range(3)
+        ]
+        groups = {"a": {"weights": {"num_bits": 8}, "targets": patterns}}
+        config["quantization_config"] = {"quant_method": "fp8", "config_groups": rng.choice((None, groups)),
+                                         "ignore": patterns}  # fmt: skip
     path = written(folder / "config.json", json.dumps(config), rng)
     return plan(deploy_on(model(path), rng.choice(("H100", "L4", "B200")), tp=rng.choice((1, 2, 8))))
 
@@ -184,43 +203,73 @@ def _deployment() -> Deployment:
     return deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100")
 
 
+REQUESTS = [{"id": f"r{i}", "arrival_step": i, "output_len": 9, "prompt_len": 30 + i} for i in range(6)]
+REQUESTS.append({"id": "n", "arrival_step": 9, "output_len": 4, "prompt": [["sys", 32], ["out:r1", 5]]})
+CASE = {"config": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks": 40, "block_size": 16,
+                   "max_model_len": 400, "groups": [{"type": "full"}]}, "requests": REQUESTS}  # fmt: skip
+
+
 def case(rng: random.Random, folder: Path, spoil: Callable[..., Any] = spoilt) -> Any:
-    config = {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks": 40, "block_size": 16, "max_model_len": 400,
-              "enable_prefix_caching": rng.random() < 0.5, "groups": [{"type": "full"}]}  # fmt: skip
-    requests = [{"id": f"r{i}", "arrival_step": i, "output_len": 9, "prompt_len": 30 + i} for i in range(6)]
-    requests.append({"id": "n", "arrival_step": 9, "output_len": 4, "prompt": [["sys", 32], ["out:r1", 5]]})
-    data = spoil({"config": config, "requests": requests}, rng)
+    cached = CASE["config"] | {"enable_prefix_caching": rng.random() < 0.5}
+    data = spoil({"config": cached, "requests": REQUESTS}, rng)
     return run_case(written(folder / "case.json", json.dumps(data), rng), folder / "steps.csv")
 
 
-def command(rng: random.Random, folder: Path) -> Any:
-    def any_text() -> str:
-        return str(rng.choice(JUNK + TEXT)).replace("\x00", "0")[:120_000]
+COMMANDS = yaml.safe_load((cli.TEMPLATES / "commands.yaml").read_text(encoding="utf-8"))
+FILES = {
+    "mine.yaml": yaml.safe_dump(QUESTION),
+    "runs.csv": MEASURED,
+    "vllm.log": EXAMPLE.read_text(encoding="utf-8"),
+    "bench.json": json.dumps(BENCH),
+    "case.json": json.dumps(CASE),
+    "own.yaml": "H100-SXM: {coefficients: {}}",
+    "scenario.yaml": "mine",
+    "rows.csv": "id,model,gpu,isl,osl,tp\n1,meta-llama/Llama-3.1-8B-Instruct,H100,9,9,1\n",
+}
+LIKELY = {"rows": "rows.csv", "log": "vllm.log", "case": "case.json", "results": "runs.csv",
+          "--calibration": "own.yaml", "--fixed-step-time": "0.1", "--gpu": "H100"}  # fmt: skip
+FIELDS = ("workload.rate", "gpus.0.at_most", "model", "engine_args", "a" + ".b" * 5000, "question", "engine_version",
+          "gpus.0.gpu", "workload.prompt_tokens", "service_level.ttft.p95", "headroom")  # fmt: skip
 
-    place = (
-        "workload.rate",
-        "gpus.0.at_most",
-        "model",
-        "other_tenants_gib",
-        "engine_args",
-        "a" + ".b" * 5000,
-        "question",
-    )
-    sets = [f"--set={rng.choice((*place, any_text()))}={any_text()}" for _ in range(rng.randrange(3))]
-    name = rng.choice(("chat-70b", "chatbot-throughput", any_text(), str(folder), "/dev/zero"))
-    line = rng.choice((["check", name, *sets], ["check", "chat-70b", *sets], ["models", any_text()],
-                       ["gpus", any_text()],
-                       ["explain-log", name], ["replay", name], ["predict", name, "--out", str(folder / "o.csv")],
-                       ["calibrate", name], ["replay", "--fixed-step-time", any_text(), name]))  # fmt: skip
-    said = io.StringIO()
+
+def command(rng: random.Random, folder: Path) -> Any:
+    """A command of `commands.yaml` with hostile arguments, in a folder of hostile files, none of which may change."""
+
+    def any_text() -> str:
+        raw = str(rng.choice(JUNK + TEXT)).replace("\x00", "0")[:120_000].encode("utf-8", "surrogatepass")
+        return (
+            os.fsdecode(raw) if rng.random() < 0.5 else os.fsdecode(torn(rng.choice((*FIELDS, "H100", "8")), rng)[:99])
+        )
+
+    def value(argument: str) -> str:
+        if argument == "--set":
+            return f"{rng.choice((*FIELDS, any_text()))}={any_text()}"
+        if argument in ("--out", "--step-log", "--requests", "file"):
+            return rng.choice(("o.yaml", "out", "o.csv", any_text().lstrip("/."), *line[1:2]))
+        known = "chat-70b" if argument == "scenario" else rng.choice(list(FILES))
+        likely = LIKELY.get(argument, "mine.yaml")
+        return any_text() if line[0] == "report" else rng.choice((likely, likely, known, str(folder), any_text()))
+
+    before = {name: written(folder / name, text, rng).read_bytes() for name, text in FILES.items()}
+    line = [rng.choice(list(COMMANDS))]
+    for argument, how in COMMANDS[line[0]].get("takes", {}).items():
+        if rng.random() < {"file": 0.3, "--out": 0}.get(argument, 0.6 * argument.startswith("--")):
+            continue
+        given = value(argument) if how.get("action") != "store_true" else ""
+        line.append(given if not argument.startswith("--") else f"{argument}={given}" if given else argument)
+    told, said = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     try:
-        with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")), contextlib.redirect_stderr(said):
-            status = cli.main(line)
+        with contextlib.chdir(folder), contextlib.redirect_stdout(told), contextlib.redirect_stderr(said):
+            status = cli.main([part.replace("\x00", "0") for part in line])
     except SystemExit:  # argparse, which has its own sentence
         return None
+    finally:
+        for name, text in before.items():
+            assert (folder / name).read_bytes() == text, f"{line} changed {name}"
     if status == 2:
         raise PlannerError(said.getvalue().removeprefix("planner: ").rstrip("\n"))
-    return None
+    told.seek(0)
+    return told.read()
 
 
 DOORS: dict[str, Door] = {d.__name__: d for d in (configuration, question, trace, log, row, benchmark, case, command)}
@@ -257,15 +306,20 @@ def ready() -> None:
         case(random.Random(3), Path(folder), lambda data, _: data)
 
 
+def most_bytes() -> int:
+    """That this process ever had in memory."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def _late(*_: object) -> None:
-    raise TimeoutError(f"not done after {2 * SECONDS:.0f} s")
+    raise TimeoutError(f"not done after {6 * SECONDS:.0f} s")
 
 
 def attacked(door: str, seed: int) -> tuple[str, str]:
     """How the input `seed` of a door fared (ok or refused), and what was wrong with that."""
-    rng, began = random.Random(f"{door} {seed}"), time.monotonic()
+    rng, began, before = random.Random(f"{door} {seed}"), time.process_time(), most_bytes()
     signal.signal(signal.SIGALRM, _late)
-    signal.alarm(2 * int(SECONDS))
+    signal.alarm(6 * int(SECONDS))
     with tempfile.TemporaryDirectory() as folder:
         try:
             wrong, fared = impossible(DOORS[door](rng, Path(folder))), "ok"
@@ -279,9 +333,10 @@ def attacked(door: str, seed: int) -> tuple[str, str]:
             )
         finally:
             signal.alarm(0)
-    taken = time.monotonic() - began
-    if taken > SECONDS:
+    if (taken := time.process_time() - began) > SECONDS:
         wrong = wrong or f"it took {taken:.0f} s"
+    if (peak := most_bytes()) > max(BYTES, before):
+        wrong = wrong or f"it took {peak:,} bytes"
     return fared, wrong
 
 
@@ -290,21 +345,24 @@ def main() -> int:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=DOORS)
+    parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args()
+    os.environ["HF_HUB_OFFLINE"] = "1"
     resource.setrlimit(resource.RLIMIT_AS, (8 * BYTES, 8 * BYTES))
-    ready()
+    turns = (
+        [options.only] if options.only else [*DOORS, *2 * [door for door in DOORS if door not in ("row", "command")]]
+    )
+    doors = [turns[number % len(turns)] for number in range(options.count)]
+    seeds = range(options.seed * 10**7, options.seed * 10**7 + options.count)
     fates, wrongs = Counter[str](), 0
-    for number in range(options.count):
-        door = options.only or list(DOORS)[number % len(DOORS)]
-        seed = options.seed * 10**7 + number
-        fared, wrong = attacked(door, seed)
-        if resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 > BYTES:
-            print(f"{door} {seed}: over {BYTES:,} bytes")
-            return 1
-        fates[f"{door} {fared}"] += 1
-        if wrong:
-            wrongs += 1
-            print(f"{door} {seed}: {wrong}", flush=True)
+    with ProcessPoolExecutor(options.jobs, initializer=ready) as pool:
+        for door, seed, (fared, wrong) in zip(
+            doors, seeds, pool.map(attacked, doors, seeds, chunksize=50), strict=True
+        ):
+            fates[f"{door} {fared}"] += 1
+            if wrong:
+                wrongs += 1
+                print(f"{door} {seed}: {wrong}", flush=True)
     print(f"{options.count:,} inputs, {wrongs} violations: " + ", ".join(f"{k} {n}" for k, n in sorted(fates.items())))
     return int(wrongs > 0)
 

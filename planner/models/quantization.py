@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -322,8 +323,10 @@ def _steps(pattern: str) -> float:
     if len(expression) > 1000 or re.search(r"\)[*+{]|\\[1-9]|\(\?(P=|\()", expression):
         return inf
     try:
-        re.compile(_expression(pattern))
-    except (re.error, RecursionError, OverflowError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            re.compile(_expression(pattern))
+    except (re.error, RecursionError, OverflowError, Warning) as error:
         raise PlannerError(f"quantization_config: {pattern!r:.80} is no regular expression: {error}") from None
     repeats, options = (len(re.findall(kind, expression)) for kind in (r"[*+{]", r"(?<!\()\?"))
     alternatives = prod(1 + part.count("|") for part in re.split(r"[()]", expression))

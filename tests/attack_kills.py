@@ -1,0 +1,147 @@
+"""Attacks on what is written: commands that are killed, ended or interrupted at random moments.
+
+`python tests/attack_kills.py --count 50` does so many to every command (`--only report` for the slow one) and prints
+one line per violation: a half file or files of two answers under final names, a changed input, a next run that fails or
+answers otherwise, an answer that `predict --resume` loses or finds again, over 2 s after Ctrl-C, a child left running.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import yaml
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from attack_inputs import CASE, MEASURED, QUESTION
+
+ROOT = Path(__file__).parents[1]
+ROW = "{},meta-llama/Llama-3.1-8B-Instruct,H100,{},64,{}\n"
+ROWS = [
+    "id,model,gpu,isl,osl,concurrency\n" + "".join(ROW.format(n, 500 + n, 16) for n in range(many)) for many in (9, 24)
+]
+CASES = [json.dumps({**CASE, "requests": CASE["requests"][:many]}) for many in (3, 7)]
+QUESTIONS = [yaml.safe_dump({**QUESTION, "workload": {**QUESTION["workload"], "rate": rate}}) for rate in (3, 4)]
+MEASUREMENTS = [MEASURED, MEASURED.replace("60,24", "70,30")]
+COMMANDS = {
+    "plan": (["plan", "mine.yaml", "--out", "out"], "mine.yaml", QUESTIONS),
+    "predict": (["predict", "rows.csv", "--out", "answers.csv"], "rows.csv", ROWS),
+    "calibrate": (["calibrate", "runs.csv", "--out", "own.yaml"], "runs.csv", MEASUREMENTS),
+    "replay": (["replay", "case.json", "--step-log", "steps.csv"], "case.json", CASES),
+    "report": (["report", "mine.yaml", "--out", "out"], "mine.yaml", QUESTIONS),
+}  # fmt: skip
+"""Command line, its input, and what stands in that for the answer that is there before, and for the new one."""
+SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+QUICK = ("plan", "predict", "calibrate", "replay")
+
+
+def contents(folder: Path) -> Mapping[str, bytes]:
+    """Path -> what is in it, without what killed writers leave under names of their own, and dates within a PDF."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "tmp" not in path.relative_to(folder).parts]
+    found = {str(path): path.read_bytes() for path in files if path.suffix not in (".part", ".partial")}
+    pdf = {name: b"whole" for name, text in found.items() if text[:5] == b"%PDF-" and text.rstrip().endswith(b"%%EOF")}
+    return {str(Path(name).relative_to(folder)): text for name, text in (found | pdf).items()}
+
+
+def started(folder: Path, line: list[str]) -> subprocess.Popen[bytes]:
+    (folder / "tmp").mkdir(exist_ok=True)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "SOURCE_DATE_EPOCH": "0"}
+    return subprocess.Popen([sys.executable, "-m", "planner", *line], cwd=folder, env=environment, process_group=0,
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+
+
+class Victim:
+    """A command with its answers before and after, and the seconds that it takes."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        self.line, self.input, texts = COMMANDS[name]
+        self.before, self.folder = folder / "before", folder / "now"
+        self.before.mkdir()
+        for text in texts:
+            (self.before / self.input).write_text(text)
+            if text is texts[-1]:
+                shutil.copytree(self.before, self.folder)
+            began = time.monotonic()
+            assert started(self.folder if text is texts[-1] else self.before, self.line).wait() == 0
+            self.seconds = time.monotonic() - began
+        self.old, self.new = contents(self.before), contents(self.folder)
+        assert self.old.keys() == self.new.keys() and self.old != self.new
+
+    def killed(self, rng: random.Random) -> tuple[str, str]:
+        """By which signal, or that it came too late, and what was wrong afterwards."""
+        shutil.rmtree(self.folder)
+        shutil.copytree(self.before, self.folder)
+        sent, running = rng.choice(SIGNALS), started(self.folder, self.line)
+        try:
+            running.wait(rng.uniform(0.2, 1.05) * self.seconds)
+            fate = "done"
+        except subprocess.TimeoutExpired:
+            fate = sent.name
+        children = psutil.Process(running.pid).children(recursive=True) if fate != "done" else []
+        began = time.monotonic()
+        if fate != "done":
+            (os.killpg if sent is signal.SIGINT else os.kill)(running.pid, sent)
+        running.wait()
+        if sent is signal.SIGINT and time.monotonic() - began > 2:
+            return fate, f"it ended {time.monotonic() - began:.1f} s after Ctrl-C"
+        if alive := psutil.wait_procs(children, timeout=10)[1]:
+            return fate, f"{len(alive)} children went on"
+        if (found := contents(self.folder)) not in (self.old, self.new):
+            return fate, f"neither old nor new: {[name for name in self.new if found.get(name) != self.new[name]]}"
+        return fate, self.again()
+
+    def again(self) -> str:
+        """What is wrong with the next run; kept answers are marked, which those found again would not be."""
+        partial, kept = next(self.folder.glob("*.partial"), None), 0
+        if partial:
+            whole = partial.read_bytes()
+            kept = whole[: whole.rfind(b"\n") + 1].count(b",ok,")
+            partial.write_bytes(whole.replace(b",ok,", b",kept,", kept))
+        status = started(self.folder, [*self.line, *["--resume"] * bool(partial)]).wait()
+        found = {name: text.replace(b",kept,", b",ok,", kept) for name, text in contents(self.folder).items()}
+        if status or found != self.new or (partial and partial.exists()):
+            return f"the next run ends with {status}, or is not as it would have been"
+        marked = sum(text.count(b",kept,") for text in contents(self.folder).values())
+        return f"{kept - marked} of {kept} answers were found again" if marked != kept else ""
+
+
+def attacked(name: str, count: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
+    """How often a command ended how, of `count` times, and what was wrong."""
+    rng, fates, wrongs = random.Random(f"{name} {seed}"), Counter[str](), []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        victim = Victim(name, Path(folder))
+        for turn in range(count):
+            fate, wrong = victim.killed(rng)
+            fates[fate] += 1
+            wrongs += [f"{name}, turn {turn}, {fate}: {wrong}"] if wrong else []
+    return fates, wrongs
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--count", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=COMMANDS, nargs="+", default=list(COMMANDS))
+    options, failed = parser.parse_args(), False
+    for name in options.only:
+        fates, wrongs = attacked(name, options.count, options.seed)
+        print("\n".join([*wrongs, f"{name}: {len(wrongs)} violations, {dict(fates)}"]), flush=True)
+        failed |= bool(wrongs)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
