@@ -57,6 +57,8 @@ class Facts(Entry):
     """Everything known of one engine version; the head of `catalogs/engines.yaml` explains every field."""
 
     upto: str
+    program: str
+    port: PositiveInt
     gpu_memory_utilization: float = Field(gt=0, le=1)
     memory_budget: Literal["total", "static", "free"]
     limits: tuple[Tier, ...]

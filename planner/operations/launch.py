@@ -37,17 +37,6 @@ DRAIN_S = 120
 """Seconds that requests in flight get to finish when the server is stopped."""
 DIRECTORY = "/opt/headroom"
 """Where the systemd unit expects `serve.sh`."""
-PROGRAMS = {
-    "vllm": ("vllm serve {model}", 8000),
-    "sglang": ("python -m sglang.launch_server --model-path {model}", 30000),
-    "trtllm": ("trtllm-serve {model}", 8000),
-    "tgi": ("text-generation-launcher --model-id {model}", 3000),
-}
-"""How each engine is started, and the port of its first replica."""
-VISIBLE = {"nvidia": "CUDA_VISIBLE_DEVICES", "amd": "HIP_VISIBLE_DEVICES", "intel": "ZE_AFFINITY_MASK"}
-"""The variable by which each vendor's runtime hides GPUs from a process."""
-GROUPS = {"amd": "render video", "intel": "render video"}
-"""The groups whose members may use each vendor's GPUs, where not everybody may."""
 ONLINE = ("fp8", "bitsandbytes")
 """Quantizations that an engine applies to a 16-bit checkpoint while it loads; others need a checkpoint of their own."""
 RAMP = (0.25, 0.5, 0.75, 1.0, 1.25)
@@ -147,6 +136,7 @@ def _templates() -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=lambda shown: shown if isinstance(shown, Markup) else one_line(shown),
     )
+    made.globals |= {"drain_s": DRAIN_S, "directory": DIRECTORY}
     made.filters |= {"f": format, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}", "yaml": as_yaml}
     made.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
     made.filters["promql"] = quoting(lambda text: json.dumps(text, ensure_ascii=False))
@@ -182,7 +172,6 @@ def launch(prediction: Prediction) -> Launch:
         name=deployment.model.name,
         layout=deployment.layout,
         can=can,
-        drain_s=DRAIN_S,
         speculative=speculative,
         online_quantization=converted if converted in ONLINE else "",
         total_gib=memory.total / GIB,
@@ -199,8 +188,8 @@ def launch(prediction: Prediction) -> Launch:
         if can and name not in can:
             raise PlannerError(f"{engine.name} {engine.version} has no option {name}")
         flags.append(Flag(name, unquote(value) or None, reason))
-    program, port = PROGRAMS[engine.name]
-    return Launch(deployment, program.format(model=checkpoint), port, tuple(flags))
+    program = engine.facts["program"].format(model=checkpoint)
+    return Launch(deployment, program, engine.facts["port"], tuple(flags))
 
 
 def _checkpoint(deployment: Deployment) -> str:
@@ -243,17 +232,11 @@ def documents(prediction: Prediction, targets: Sequence[Target], storage: str = 
     values: dict[str, Any] = {
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
         "launch": launch(prediction),
+        "p": prediction,
         "d": deployment,
-        "checkpoint": _checkpoint(deployment),
         "layout": layout,
+        "checkpoint": _checkpoint(deployment),
         "nodes": math.ceil(layout.gpus_per_replica / deployment.gpus_per_node),
-        "visible": VISIBLE[deployment.gpu.vendor],
-        "groups": GROUPS.get(deployment.gpu.vendor, ""),
-        "directory": DIRECTORY,
-        "drain_s": DRAIN_S,
-        "memory": prediction.memory,
-        "performance": prediction.performance,
-        "workload": prediction.workload,
         "targets": targets,
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
         "ramp": (steps := ramp(prediction)),
@@ -261,7 +244,6 @@ def documents(prediction: Prediction, targets: Sequence[Target], storage: str = 
         "range_ratio": RANGE_RATIO,
         "metrics": engine.facts["metrics"],
         "start_up": start_up(deployment, storage),
-        "usd_per_hour": prediction.usd_per_hour,
     }
     return {name: render(name, **values) for name in file_names(prediction)}
 
