@@ -126,12 +126,11 @@ def predict_row(
         deployments = [read_deployment(served, cells, folder, notes, pool) for pool in pools or [""]]
         if own:
             deployments = [replace(found, engine=calibrated_by(found.engine, own)) for found in deployments]
+        if workload and "max_model_len" not in cells:
+            deployments = [that_starts(deployment, workload, notes) for deployment in deployments]
         if workload is None:
             found = Prediction(deployments[-1], None, memory_of(deployments[-1]), None, None)
-            return answer | _columns(found) | {"warnings": ";".join((*notes, *found.warnings))}
-        if "max_model_len" not in cells:
-            deployments = [that_starts(deployment, workload, notes) for deployment in deployments]
-        if pools:
+        elif pools:
             found = evaluate_disaggregated(deployments[0], deployments[1], workload)
         else:
             found = predict(deployments[0], workload)

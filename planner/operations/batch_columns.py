@@ -39,6 +39,7 @@ _READ: dict[str, tuple[Callable[[str], Cell], str]] = {
     "size": (lambda cell: int(_number(cell, 1, 2**40, whole=True)), "a whole number from 1"),
     "count": (lambda cell: int(_number(cell, 0, 2**40, whole=True)), "a whole number from 0"),
     "positive": (lambda cell: _number(cell, 1e-9, 1e12), "a number above 0"),
+    "ms": (lambda cell: _number(cell, 1e-9, 1e12), "milliseconds above 0"),
     "rate": (lambda cell: _number(cell, 1e-9), "a number above 0, or inf"),
     "amount": (lambda cell: _number(cell, 0, 1e12), "a number from 0"),
     "share": (lambda cell: _number(cell, 0, 1), "a number from 0 to 1"),
@@ -56,11 +57,11 @@ def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Cell], list[str]]:
     cells: dict[str, Cell] = {}
     notes = []
     for name, text in row.items():
-        if name not in INPUTS:
+        if name not in INPUTS and name not in COLUMNS["measured"]:
             near = difflib.get_close_matches(name, INPUTS, n=1, cutoff=0.85)
             notes += [f"column {name} is ignored, did you mean {near[0]}?"] if near else []
         elif text.strip():
-            read, accepted = _READ[INPUTS[name]]
+            read, accepted = _READ[INPUTS.get(name) or COLUMNS["measured"][name]]
             try:
                 cells[name] = read(text.strip())
             except (ValueError, KeyError, OverflowError):

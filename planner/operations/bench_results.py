@@ -24,24 +24,26 @@ from planner.facts.gpus import gpu
 from planner.facts.traces import Trace
 from planner.facts.workload import Lengths, Workload
 from planner.operations.batch import that_starts
-from planner.operations.batch_columns import INPUTS, POOL_SIZES, read_cells, read_deployment, read_model, read_workload
+from planner.operations.batch_columns import (
+    COLUMNS,
+    INPUTS,
+    POOL_SIZES,
+    read_cells,
+    read_deployment,
+    read_model,
+    read_workload,
+)
 from planner.operations.calibration_fit import Point
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search
 from planner.studies.summary import subject
 
-MEASURED = ("measured_ttft_ms", "measured_tpot_ms")
-"""Columns beside those of the batch interface: means over a run; an empty cell was not measured."""
-INFERENCEX = {
-    "id": "id", "backend": "engine", "backend_version": "engine_version", "model_path": "model", "system": "gpu",
-    "tp_size": "tp", "pp_size": "pp", "isl": "isl", "osl": "osl", "mode": "mode",
-    "silicon_concurrency": "concurrency", "silicon_ttft_ms": MEASURED[0], "silicon_tpot_ms": MEASURED[1],
-}  # fmt: skip
-"""Column of an InferenceX table -> that of the batch interface."""
+MEASURED = tuple(COLUMNS["measured"])
+"""Means over a run, in columns beside those of the batch interface; an empty cell was not measured."""
+THEIRS = COLUMNS["inferencex"]
+"""What an InferenceX table calls its columns and formats, and what the batch interface does."""
 MOST_BYTES, MOST_RUNS = 128 * MIB, 10_000
 """Of a file of results."""
-FORMATS = {"fp8": "fp8", "fp4": "nvfp4"}
-"""InferenceX's `precision` -> `quantization`; a checkpoint that is stored in as many bits keeps its own format."""
 Tokens = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -178,7 +180,8 @@ def _bench(path: Path, deployment: Deployment, prefix_tokens: int) -> tuple[list
         except PlannerError as error:
             raise PlannerError(f"{where}, {error}") from None
         points.append(Point(where, deployment, workload, run.mean_ttft_ms / 1e3, run.mean_tpot_ms / 1e3 or None))
-        longest, most = _longest(workload), deployment.args.max_model_len
+        trace, most = workload.trace, deployment.args.max_model_len
+        longest = (trace.prompt + trace.output).max() if trace else workload.prompt.mean + workload.output.mean
         if longest > most:
             raise PlannerError(f"{where}: a request has {longest:,.0f} tokens, over the plan's max_model_len {most:,}")
         named, served = (name.rpartition("/")[2].casefold() for name in (run.model_id, deployment.model.name))
@@ -187,12 +190,6 @@ def _bench(path: Path, deployment: Deployment, prefix_tokens: int) -> tuple[list
         if run.failed:
             notes.append(f"{where}: {run.failed} requests failed; the other {run.completed} count")
     return points, notes
-
-
-def _longest(workload: Workload) -> float:
-    """Tokens of the longest request, prompt and output together."""
-    trace = workload.trace
-    return workload.prompt.mean + workload.output.mean if trace is None else float((trace.prompt + trace.output).max())
 
 
 def _runs(path: Path) -> Iterator[Any]:
@@ -214,7 +211,7 @@ def _table(path: Path, wanted: Deployment | None) -> tuple[list[Point], list[str
     rows = csv_lines(path, 16 * MIB)
     header = [name.strip() for name in next(rows, (1, []))[1]]
     theirs = {"model_path", "system"} <= set(header)
-    columns = {INFERENCEX.get(name, name) if theirs else name for name in header}
+    columns = {THEIRS["columns"].get(name, name) if theirs else name for name in header}
     if "gpu" not in columns or not {"model", "model_config"} & columns or not set(MEASURED) & columns:
         raise PlannerError(
             f"{path.name}, line 1: expected the batch interface's columns (gpu, model, ...) and {MEASURED[0]} or "
@@ -266,11 +263,11 @@ def _as_batch(row: Mapping[str, str]) -> dict[str, str]:
     concurrency in a closed loop, to servers without a prefix cache (InferenceX's scripts; SemiAnalysis, Apache-2.0).
     Experts are spread over the tp GPUs where `moe_ep_size` is above 1; `attention_dp_size` counts the same GPUs again.
     """
-    cells = {ours: row[theirs] for theirs, ours in INFERENCEX.items() if theirs in row}
+    cells = {ours: row[theirs] for theirs, ours in THEIRS["columns"].items() if theirs in row}
     if _whole(row.get("moe_ep_size", "1")) > 1 and "tp" in cells:
         cells["ep"] = cells["tp"]
-    if row.get("precision") in FORMATS:
-        cells["quantization"] = FORMATS[row["precision"]]
+    if row.get("precision") in THEIRS["precision"]:
+        cells["quantization"] = THEIRS["precision"][row["precision"]]
     if "concurrency" in cells:
         cells["num_prompts"] = str(10 * _whole(cells["concurrency"]))
         cells["max_num_seqs"] = str(max(256, _whole(cells["concurrency"])))
@@ -288,10 +285,10 @@ def _whole(cell: str) -> int:
 
 def _point(name: str, row: Mapping[str, str], folder: Path, notes: Counter[str]) -> Point:
     """The run in a filled row of the batch interface's columns."""
-    times = [_seconds(row, column) for column in MEASURED]
+    cells, said = read_cells({column: cell for column, cell in row.items() if column != "mode"})
+    times = [seconds and seconds / 1e3 for seconds in map(cells.pop, MEASURED, (None, None))]
     if times == [None, None]:
         raise PlannerError(f"{' and '.join(MEASURED)} are both empty")
-    cells, said = read_cells({column: cell for column, cell in row.items() if column not in (*MEASURED, "mode")})
     if not {"concurrency", "request_rate", "trace"} & set(cells):
         raise PlannerError("concurrency (or request_rate, or trace) is missing")
     served, workload = read_model(cells, folder), read_workload(cells, folder, said)
@@ -302,15 +299,3 @@ def _point(name: str, row: Mapping[str, str], folder: Path, notes: Counter[str])
         deployment = that_starts(deployment, workload, said)
     notes.update(said)
     return Point(name, deployment, workload, *times)
-
-
-def _seconds(row: Mapping[str, str], column: str) -> float | None:
-    """A measured time, milliseconds in its cell."""
-    cell = row.get(column, "")
-    try:
-        seconds = float(cell) / 1e3 if cell else None
-    except ValueError:
-        seconds = math.nan
-    if seconds is not None and not 0 < seconds < math.inf:
-        raise PlannerError(f"{column}: expected milliseconds above 0, got {cell!r}")
-    return seconds
