@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -94,10 +94,8 @@ class Explanation:
     @property
     def fragment(self) -> str:
         """The calibration as a line of a scenario file; empty where the log states no term."""
-        shifts = {term: round(size / GIB, 2) + 0.0 for term, size in self.calibration.items()}
-        if not shifts:
-            return ""
-        return f"memory_calibration: {{{', '.join(f'{t}: {gib:g}' for t, gib in shifts.items())}}}"
+        shifts = ", ".join(f"{term}: {round(size / GIB, 2) + 0.0:g}" for term, size in self.calibration.items())
+        return f"memory_calibration: {{{shifts}}}" if shifts else ""
 
     def frame(self) -> pd.DataFrame:
         """One row per line: planned with its interval, logged, logged minus planned, whether the interval holds it."""
@@ -134,16 +132,13 @@ def deployment_of(log: StartupLog, gpu: str | None = None, planned: Deployment |
     said.pop("gpu", None)
     if card is None:
         total = said.get("gpu_total", 0)
-        near = [known.name for known in gpus() if abs(known.memory - total) < 0.02 * total]
-        raise PlannerError(
-            "the log does not name its GPU: add --gpu NAME, or --scenario"
-            + f"; with {total / GIB:.2f} GiB it may be {' or '.join(near)}" * bool(near)
-        )
+        near = " or ".join(known.name for known in gpus() if abs(known.memory - total) < 0.02 * total)
+        hint = f"; with {total / GIB:.2f} GiB it may be {near}" if near else ""
+        raise PlannerError(f"the log does not name its GPU: add --gpu NAME, or --scenario{hint}")
     served, chip = _served(name, stored, planned), find_gpu(card) if isinstance(card, str) else card
     if abs(said.get("gpu_total", chip.memory) - chip.memory) > 0.1 * chip.memory:
-        raise PlannerError(
-            f"the log's GPU has {said['gpu_total'] / GIB:.2f} GiB, {chip.name} has {chip.memory / GIB:.2f} GiB"
-        )
+        sizes = said["gpu_total"] / GIB, chip.memory / GIB
+        raise PlannerError(f"the log's GPU has {sizes[0]:.2f} GiB, {chip.name} has {sizes[1]:.2f} GiB")
     for size in ("tp", "pp", "dp", "dcp"):
         if not isinstance(said.get(size, 1), int):
             raise PlannerError(f"the log's {size} is {said[size]!r:.60}, not a whole number")
@@ -153,12 +148,10 @@ def deployment_of(log: StartupLog, gpu: str | None = None, planned: Deployment |
         said.setdefault("max_loras", 1)
     base: dict[str, Any] = {}
     if planned is not None:
-        layout = planned.layout
-        base = {"tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "dcp": layout.dcp}
+        base = {size: getattr(planned.layout, size) for size in ("tp", "pp", "dp", "ep", "dcp")}
+        base |= {name: getattr(planned, name) for name in ("other_tenants", "gpus_per_node", "speculation")}
         base |= {"engine": planned.engine.name, "engine_version": planned.engine.version}
-        base |= {"other_tenants": planned.other_tenants, "memory_calibration": dict(planned.memory_calibration)}
-        base |= {"gpus_per_node": planned.gpus_per_node, "speculation": planned.speculation}
-        base |= {} if log.complete else asdict(planned.args)
+        base |= {"memory_calibration": dict(planned.memory_calibration), **({} if log.complete else vars(planned.args))}
     said |= engine_arguments({name: value for name, value in said.items() if name in EngineArgs.__dataclass_fields__})
     if speculation is not None:
         method, draft, tokens = speculation

@@ -66,17 +66,13 @@ def budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
     ]
     data = pd.DataFrame(rows, columns=["plan", "order", "part", "gib"])
     present = [part for part in PARTS if part in set(data["part"])]
-    return (
-        alt.Chart(data, height=alt.Step(26))
-        .mark_bar()
-        .encode(
-            x=alt.X("gib:Q", title="GiB on one GPU (the fullest rank)"),
-            y=alt.Y("plan:N", title=None, sort=list(plans)),
-            color=alt.Color(
-                "part:N", title=None, scale=alt.Scale(domain=present, range=[PARTS[part] for part in present])
-            ),
-            order=alt.Order("order:Q"),
-        )
+    scale = alt.Scale(domain=present, range=[PARTS[part] for part in present])
+    bars = alt.Chart(data, height=alt.Step(26)).mark_bar()
+    return bars.encode(
+        x=alt.X("gib:Q", title="GiB on one GPU (the fullest rank)"),
+        y=alt.Y("plan:N", title=None, sort=list(plans)),
+        color=alt.Color("part:N", title=None, scale=scale),
+        order=alt.Order("order:Q"),
     )
 
 

@@ -15,14 +15,11 @@ def sweep(data: pd.DataFrame, chosen: float | None = None, log: bool = False) ->
     x, y = data.columns[:2]
     dots = data.drop(columns=y).assign(mid=ends(data[y])["mid"])
     scale = alt.Scale(domain=list(STATUS), range=list(STATUS.values()))
-    points = (
-        alt.Chart(dots)
-        .mark_point()
-        .encode(
-            x=alt.X(x, scale=alt.Scale(type="log" if log else "linear", nice=False)),
-            y=alt.Y("mid", scale=_from_zero(dots["mid"])),
-            color=alt.Color("status", title=None, scale=scale),
-        )
+    points = alt.Chart(dots).mark_point()
+    points = points.encode(
+        x=alt.X(x, scale=alt.Scale(type="log" if log else "linear", nice=False)),
+        y=alt.Y("mid", scale=_from_zero(dots["mid"])),
+        color=alt.Color("status", title=None, scale=scale),
     )
     layers = [lines(data, x, y, log=log), points]
     if chosen is not None:

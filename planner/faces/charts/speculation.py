@@ -42,35 +42,22 @@ def heat_map(surface: pd.DataFrame, line: pd.DataFrame, here: tuple[float, float
         )
         layers = [alt.Chart(cells).mark_rect().encode(x=x, x2="right", y=y, y2="high", color=color)]
         edge = line[(line["k"] == k) & (line["acceptance_rate"] >= rates[0] - half)]
-        layers.append(
-            alt.Chart(edge)
-            .mark_line(color="black", strokeDash=[5, 3], clip=True)
-            .encode(x="batch", y="acceptance_rate")
-        )
+        even = alt.Chart(edge).mark_line(color="black", strokeDash=[5, 3], clip=True)
+        layers.append(even.encode(x="batch", y="acceptance_rate"))
         if here is not None:
             spot = pd.DataFrame({"batch": [min(max(here[0], batches[0]), batches[-1])], "acceptance_rate": [here[1]]})
-            layers.append(
-                alt.Chart(spot)
-                .mark_point(size=110, color="black", filled=False, strokeWidth=2)
-                .encode(x="batch", y="acceptance_rate")
-            )
+            ring = alt.Chart(spot).mark_point(size=110, color="black", filled=False, strokeWidth=2)
+            layers.append(ring.encode(x="batch", y="acceptance_rate"))
         panels.append(alt.layer(*layers).properties(width=165, height=132, title=f"k = {k}"))
     return alt.hconcat(*panels)
 
 
 def step_parts(frame: pd.DataFrame) -> alt.TopLevelMixin:
     """Milliseconds per token by part, without and with speculation. Columns: way, part, ms per token."""
-    return (
-        alt.Chart(frame, height=alt.Step(34))
-        .mark_bar()
-        .encode(
-            x=alt.X("ms per token", title="milliseconds per token and sequence"),
-            y=alt.Y("way", title=None, sort=None),
-            color=alt.Color(
-                "part",
-                title=None,
-                sort=None,
-                scale=alt.Scale(domain=["target", "draft"], range=[PALETTE[0], MUTED]),
-            ),
-        )
+    scale = alt.Scale(domain=["target", "draft"], range=[PALETTE[0], MUTED])
+    bars = alt.Chart(frame, height=alt.Step(34)).mark_bar()
+    return bars.encode(
+        x=alt.X("ms per token", title="milliseconds per token and sequence"),
+        y=alt.Y("way", title=None, sort=None),
+        color=alt.Color("part", title=None, sort=None, scale=scale),
     )

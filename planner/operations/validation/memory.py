@@ -84,19 +84,14 @@ def residuals() -> pd.DataFrame:
 def accuracy(found: pd.DataFrame) -> str:
     """The mean absolute errors of `residuals` in a sentence."""
 
-    def off(planned: str, logged: str) -> float:
-        known = found[found[logged].notna()]
-        mids = known[planned].map(lambda interval: interval.mid)
-        return float(((mids - known[logged]) / known[logged]).abs().mean())
+    def off(what: str) -> float:
+        known = found[found[f"logged {what}"].notna()]
+        mids, logged = known[f"planned {what}"].map(lambda interval: interval.mid), known[f"logged {what}"]
+        return float(((mids - logged) / logged).abs().mean())
 
-    weights, pool = (
-        off("planned weights (GiB)", "logged weights (GiB)"),
-        off("planned KV (GiB)", "logged KV (GiB)"),
-    )
-    sequences = off("planned sequences", "logged sequences")
     return (
-        f"Over these {len(found)} logs the mean absolute error is {weights:.1%} for the weights, "
-        f"{found['error (%)'].abs().mean():.1f}% of the budget for the KV cache ({pool:.1%} of its own size) and "
-        f"{sequences:.1%} for the number of full-length sequences; {found['inside'].sum()} of the {len(found)} logged "
-        f"KV caches lie in their 80 % interval."
+        f"Over these {len(found)} logs the mean absolute error is {off('weights (GiB)'):.1%} for the weights, "
+        f"{found['error (%)'].abs().mean():.1f}% of the budget for the KV cache ({off('KV (GiB)'):.1%} of its own "
+        f"size) and {off('sequences'):.1%} for the number of full-length sequences; {found['inside'].sum()} of the "
+        f"{len(found)} logged KV caches lie in their 80 % interval."
     )
