@@ -75,17 +75,11 @@ class Fields:
 
     def flag(self, name: str, default: bool = False) -> bool:
         """True or false."""
-        value = self.get(name, default)
-        if not isinstance(value, bool):
-            raise self.refuse(name, "true or false", value)
-        return value
+        return self._of(bool, name, default, "true or false")
 
     def text(self, name: str, default: str = "") -> str:
         """A string."""
-        value = self.get(name, default)
-        if not isinstance(value, str):
-            raise self.refuse(name, "a string", value)
-        return value
+        return self._of(str, name, default, "a string")
 
     def items(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> list[Any]:
         """A list of `kind`, empty when the field is absent; at least `count` long when `count` is given."""
@@ -104,7 +98,10 @@ class Fields:
 
     def sub(self, name: str) -> Mapping[str, Any] | None:
         """A nested configuration, or None when absent."""
-        value = self.get(name)
-        if value is not None and not isinstance(value, Mapping):
-            raise self.refuse(name, "a mapping", value)
+        return self._of((Mapping, type(None)), name, None, "a mapping")
+
+    def _of(self, kind: Any, name: str, default: Any, accepted: str) -> Any:
+        value = self.get(name, default)
+        if not isinstance(value, kind):
+            raise self.refuse(name, accepted, value)
         return value

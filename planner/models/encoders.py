@@ -139,7 +139,6 @@ def encoders(count: int) -> Weights:
 
 
 TOWERS: dict[str, Callable[[Fields, Fields, int], Weights]] = {
-    "qwen": qwen, "clip": clip, "pixtral": pixtral, "llama4": llama4, "gemma4": gemma4, "moonvit": moonvit,
-    "minimax": minimax,
-}  # fmt: skip
+    tower.__name__: tower for tower in (qwen, clip, pixtral, llama4, gemma4, moonvit, minimax)
+}
 """Builders by the name that families give their tower: (vision_config, whole configuration, decoder width)."""

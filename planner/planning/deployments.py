@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.facts.deployment import Deployment, ParallelLayout, Speculation, deploy_on
 from planner.facts.workload import Workload
-from planner.memory.budget import MemoryPlan, memory_of, safe_utilization
+from planner.memory.budget import memory_of, safe_utilization
 from planner.memory.limits import safe_max_num_seqs
 from planner.models.registry import Model
 from planner.planning.scenario import CandidateGpu, Scenario
@@ -56,11 +56,8 @@ def _beside_others(scenario: Scenario, deployment: Deployment) -> Deployment:
     if not 0 < safe < share:
         return deployment
     less = deployment.with_args(gpu_memory_utilization=safe)
-    return less if _standing(memory_of(less)) > _standing(usual) else deployment
-
-
-def _standing(memory: MemoryPlan) -> tuple[bool, bool]:
-    return memory.starts, memory.status == "ok"
+    standings = [(memory.starts, memory.status == "ok") for memory in (memory_of(less), usual)]
+    return less if standings[0] > standings[1] else deployment
 
 
 def _filled(scenario: Scenario, deployment: Deployment) -> Deployment:
