@@ -173,7 +173,7 @@ def test_what_is_planned_for_and_what_stays_free_is_the_same_everywhere(
         assert row["Limit"] == pytest.approx(found["planned_rps"])
         most = row["Predicted"] * (1 / (1 - plan.scenario.headroom))
         assert 1 - row["Limit"] / most.mid == pytest.approx(free)
-        assert f"{max(free, 0):.0%} stay free" in summary.spare(plan)
+        assert f"{max(free, 0):.0%} stay free" in summary.room(plan)
 
 
 def test_the_tail_that_is_drawn_is_the_one_that_is_stated(

@@ -74,7 +74,7 @@ def test_where_nothing_meets_the_nearest_stands_first(nothing: Plan) -> None:
 
 def test_a_change_costs_what_its_own_plan_costs(plan: Plan) -> None:
     dearer = search(replace(plan.scenario, prices={"RTX-3090": 0.94, "RTX-4090": 9, "A10G": 9, "L4": 9}))
-    row = summary.changes(plan, (WhatIf("dearer", dearer),)).iloc[0]
+    row = summary.changed(plan, (WhatIf("dearer", dearer),)).iloc[0]
     assert (row["USD per hour"], row["plan"]) == ("0.94", "the same")
     assert describe(dearer.chosen.deployment) == describe(plan.chosen.deployment)
     assert row["cost change (%)"] == f"{(0.94 / plan.chosen.usd_per_hour - 1) * 100:+.0f}"
@@ -188,7 +188,7 @@ def test_one_requests_life_is_its_mean_times(plan: Plan) -> None:
 
 def test_a_drawn_tail_passes_through_the_stated_percentiles(plan: Plan) -> None:
     found = run(plan.chosen.deployment, plan.chosen.prediction.workload)
-    data = tail_latency.curve(found, "ttft", plan.chosen.prediction.performance)
+    data = tail_latency.distribution(found, "ttft", plan.chosen.prediction.performance)
     rows = drawn_rows(charts_replay.tails({"TTFT": data}, {"TTFT": [("p95", 1000.0)]}), "name")
     stated = plan.chosen.prediction.performance.ttft
     for point in ("p50", "p95", "p99"):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import arrivals, blocks_of, ramp, shared_prefix
 from planner.simulator.kernel_types import ENTRY, Rules, StepTable, Traffic
-from planner.simulator.replay import ReplayResult, replay, run
+from planner.simulator.replay import ReplayResult, replay, replay_traffic
 from planner.simulator.schedule_cases import run_case
 
 SCHEDULES = Path(__file__).parent / "data" / "schedules"
@@ -324,11 +324,11 @@ def test_many_equal_steps_at_once_are_the_same_steps(seed: int) -> None:
     arrival = np.sort(rng.random(n)) * float(rng.choice([0.0, 0.5, 5.0]))
     traffic = Traffic(arrival, prompt, output, np.empty(0), *content, 0, 1e-3, 1e-6)
     try:
-        together = run(rules, table, traffic).outcome
+        together = replay_traffic(rules, table, traffic).outcome
     except PlannerError:  # one that never fits, whichever way it is replayed
         with pytest.raises(PlannerError):
-            run(rules, table, traffic, log=True)
+            replay_traffic(rules, table, traffic, log=True)
         return
-    apart = run(rules, table, traffic, log=True).outcome
+    apart = replay_traffic(rules, table, traffic, log=True).outcome
     for name in ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached", "totals", "usage"):
         assert getattr(together, name) == pytest.approx(getattr(apart, name), rel=1e-9, abs=1e-12)

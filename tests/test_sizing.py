@@ -22,7 +22,7 @@ PER_TOKEN = 2 * 32 * 8 * 128 * 2
 
 
 def test_the_terms_inside_the_budget_are_the_budget() -> None:
-    table = memory_sweeps.terms(memory_of(LLAMA)).set_index("term")
+    table = memory_sweeps.budget_terms(memory_of(LLAMA)).set_index("term")
     inside = table[table["inside the budget"]].drop(index="budget")["GiB"]
     assert sum(value.mid for value in inside) == pytest.approx(table.loc["budget", "GiB"].mid, abs=1e-6)
     assert table.loc["budget", "GiB"].mid == pytest.approx(LLAMA.args.gpu_memory_utilization * LLAMA.gpu_total / GIB)

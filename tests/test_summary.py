@@ -59,7 +59,7 @@ def test_a_month_has_730_hours_and_the_range_is_that_of_the_price() -> None:
 def test_traffic_may_grow_by_what_is_said_until_headroom_and_capacity_are_used_up() -> None:
     asked, chosen = plan().scenario, plan().chosen
     assert chosen
-    said = re.sub(r"\([^)]*\)", "", summary.spare(plan()))
+    said = re.sub(r"\([^)]*\)", "", summary.room(plan()))
     grow, over = (int(n) / 100 for n in re.findall(r"by (\d+)%", said))
     for more, headroom in ((grow, asked.headroom), (over, 0.0)):
         for extra, fits in ((-0.01, True), (0.02, False)):

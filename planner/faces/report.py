@@ -22,7 +22,7 @@ from planner.facts.prices import price_per_hour
 from planner.operations.answer import told, write
 from planner.planning.scenario import load_scenario, scenario_path
 from planner.planning.search import Plan, search
-from planner.studies.summary import BASES, asked, lost, spare, verdict
+from planner.studies.summary import BASES, asked, lost, room, verdict
 
 NOTEBOOKS = shipped("notebooks")
 TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
@@ -153,7 +153,7 @@ def _title(plan: Plan) -> dict[str, Any]:
     best = plan.best
     found = best.prediction.performance if best else None
     answer = {"name": scenario.name, "question": " ".join(scenario.question.split()), "verdict": verdict(plan)}
-    answer["spare"] = " ".join([spare(plan), lost(plan)[1]]) if plan.chosen else ""
+    answer["spare"] = " ".join([room(plan), lost(plan)[1]]) if plan.chosen else ""
     if best and found:
         facts["Figures"] = f"80 % intervals, {found.how}; step costs {BASES[found.basis]}"
         if price := price_per_hour(best.deployment.gpu, scenario.prices):

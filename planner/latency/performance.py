@@ -15,6 +15,8 @@ LATENCIES = ("ttft", "tpot", "itl", "e2e")
 """What is told of a request's time."""
 POINTS = ("mean", "p50", "p95", "p99")
 """Where a latency's distribution is told."""
+LATE = (0.50, 0.95, 0.99)
+"""Shares of values that the last three of them do not exceed."""
 WIDER = np.array([1.0, 1.0, 1.25, 1.5])
 """By `POINTS`, in standard deviations of the mean's: tails are less certain."""
 Z99 = 2.3263

@@ -15,7 +15,7 @@ from functools import cached_property
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.draft_models import draft_layers
-from planner.memory.kv_layers import Cache, Kind, count_caches, kept, kv_width
+from planner.memory.kv_layers import Cache, CacheKind, count_caches, kept, kv_width
 from planner.memory.weights import partition
 from planner.models.architecture import Architecture, LatentAttention, Layer, Recurrent
 
@@ -33,7 +33,7 @@ GDN_CHECKPOINT_FROM = (0, 33, 0)
 class Group:
     """Layers that share block tables: a request holds `blocks()` of the pool for them, whatever their number."""
 
-    kind: Kind
+    kind: CacheKind
     layers: int
     block_size: int
     window: int = 0

@@ -13,7 +13,7 @@ from typing import Literal
 
 from planner.models.architecture import LatentAttention, Layer, Mixer, Recurrent
 
-Kind = Literal["full", "window", "chunked", "state"]
+CacheKind = Literal["full", "window", "chunked", "state"]
 
 _WIDTH = {"float32": 4.0, "fp8": 1.0, "int8": 1.0, "turboquant_4bit": 0.5, "nvfp4": 0.5625, "fp4": 0.5625}
 FP8_DS_MLA, NVFP4_DS_MLA, V4_LATENT = 656, 352, 584
@@ -29,7 +29,7 @@ def kv_width(kv_cache_dtype: str) -> float:
 class Cache:
     """One cache of a layer: `token_bytes` per token of context, or `state_bytes` per sequence."""
 
-    kind: Kind
+    kind: CacheKind
     token_bytes: float = 0
     window: int = 0
     state_bytes: int = 0
@@ -51,7 +51,7 @@ def mixer_caches(mixer: Mixer, tp: int, kv_cache_dtype: str, k: int = 0) -> list
         return _latent_caches(mixer, width)
     scales = 8 if kv_cache_dtype.endswith("per_token_head") else 0
     token = max(1, mixer.kv_heads // tp) * ((mixer.head_dim + mixer.v_head_dim) * width + scales)
-    kind: Kind = "full" if not mixer.window else "chunked" if mixer.chunked else "window"
+    kind: CacheKind = "full" if not mixer.window else "chunked" if mixer.chunked else "window"
     return [Cache(kind, token, mixer.window or 0)]
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from planner.core.quantities import Z80, Interval, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import BOUNDS, Lengths, Workload
-from planner.latency.performance import LATENCIES, POINTS, WIDER, Performance
+from planner.latency.performance import LATE, LATENCIES, POINTS, WIDER, Performance
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
 from planner.memory.kv_cache import KvPool
@@ -93,7 +93,7 @@ class Run:
 
     def quantile(self, metric: str, q: float) -> Interval:
         """Seconds that a share `q` of the values of `metric` does not exceed."""
-        wider = float(np.interp(q, (0.5, 0.95, 0.99), WIDER[1:]))
+        wider = float(np.interp(q, LATE, WIDER[1:]))
         return self._interval(metric, lambda run: run.quantile(metric, q), wider)
 
     def _interval(self, metric: str, read: Callable[[ReplayResult], float], wider: float) -> Interval:

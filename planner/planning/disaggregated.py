@@ -19,7 +19,7 @@ from planner.core.quantities import Interval, PlannerError
 from planner.facts.arrivals import arrivals
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
-from planner.latency.performance import FP8_KV, POINTS, WIDER, Performance
+from planner.latency.performance import FP8_KV, LATE, POINTS, WIDER, Performance
 from planner.latency.speculation import step_of
 from planner.latency.step_model import StepModel
 from planner.memory.budget import MemoryPlan, memory_of
@@ -123,7 +123,7 @@ class Pools:
         saturated = workload.rate is not None and workload.rate >= peak
         shares = run.tokens / max(run.tokens.sum(), 1e-9)
         batch, reached = float(shares @ np.arange(seats + 1)), np.cumsum(shares)
-        gaps = [steps[min(int(np.searchsorted(reached, q)), seats)] for q in (0.5, 0.95, 0.99)]
+        gaps = [steps[min(int(np.searchsorted(reached, q)), seats)] for q in LATE]
         spread, first = self.decode.sigma_tpot, max(self.prefill.sigma_ttft, SIGMA_TTFT)
         mixed = math.hypot(first * ttft.mean(), spread * decoding.mean()) / (ttft.mean() + decoding.mean())
         served = Interval.factor(rate, spread)
@@ -149,7 +149,7 @@ class Pools:
 
 
 def _stats(values: np.ndarray, sigma: float) -> dict[str, Interval]:
-    return _named((values.mean(), *np.quantile(values, (0.5, 0.95, 0.99))), sigma)
+    return _named((values.mean(), *np.quantile(values, LATE)), sigma)
 
 
 def _named(values: Iterable[float], sigma: float) -> dict[str, Interval]:

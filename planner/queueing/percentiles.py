@@ -14,12 +14,10 @@ from statistics import NormalDist
 import numpy as np
 
 from planner.facts.workload import Workload
-from planner.latency.performance import WIDER, Performances
+from planner.latency.performance import LATE, WIDER, Performances
 from planner.latency.step_model import StepModel
-from planner.queueing.prefill_interference import Traffic, mean
+from planner.queueing.prefill_interference import Mix, mean
 
-LATE = np.array([0.50, 0.95, 0.99])
-"""Percentiles of `latency.performance.POINTS`."""
 NORMAL = np.array([NormalDist().inv_cdf(q) for q in LATE])
 
 
@@ -28,7 +26,7 @@ class State:
     """One engine of every case in its steady state, [cases, 1, 1]: what spreads around it makes a `Performance`."""
 
     step: StepModel
-    traffic: Traffic
+    traffic: Mix
     per_token: np.ndarray  # s of a step that only decodes
     added: np.ndarray  # s that one prompt adds to the steps it rides on
     tpot: np.ndarray  # per streamed output
@@ -67,25 +65,25 @@ def variance(values: np.ndarray) -> np.ndarray:
     return np.maximum(mean(values**2) - mean(values) ** 2, 0.0)
 
 
-def performance(s: State, workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Performances:
+def spread(s: State, workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Performances:
     """Spread the means over requests and tokens, and put the calibration's intervals around them."""
     step, t, outputs = s.step, s.traffic, mean(s.traffic.outputs)
     later, extra = outputs - 1, np.maximum(s.tpot - s.per_token, 1e-12)
     # how many prompts interfere with one request varies like a Poisson count; over few tokens a mean varies more
     meetings = np.maximum(s.rate * s.tpot, 1e-9)
-    spread = extra**2 / meetings + s.tpot**2 * t.jitter
-    tpots = np.maximum(gamma(s.tpot, spread * mean(1 / t.outputs) + s.level**2), s.per_token)
+    varies = extra**2 / meetings + s.tpot**2 * t.jitter
+    tpots = np.maximum(gamma(s.tpot, varies * mean(1 / t.outputs) + s.level**2), s.per_token)
     # a share of the gaps holds a Poisson count of chunks: a Weibull distribution of about their mean and variance
     chunks = np.ceil(t.prompts / step.max_tokens)
     one = s.added / mean(chunks)
     carrying = -np.expm1(-extra / one)
     uneven = mean(t.prompts**2 / chunks) * mean(chunks) / mean(t.prompts) ** 2
     shape = np.sqrt(np.maximum(carrying * (1 + (one * uneven + s.level**2 / extra) / extra) - 1, 0.0))
-    gap = extra / carrying * np.maximum(np.log(carrying / (1 - LATE)), 0.0) ** shape
+    gap = extra / carrying * np.maximum(np.log(carrying / (1 - np.array(LATE))), 0.0) ** shape
     whole = s.ttft + later * s.tpot
     first, decoding = step.sigma_ttft, step.sigma_tpot
     mixed = np.sqrt((first * s.ttft) ** 2 + (decoding * (whole - s.ttft)) ** 2) / whole
-    strays = s.ttft_varies + s.tpot**2 * variance(t.outputs) + later**2 * (spread / outputs + s.level**2)
+    strays = s.ttft_varies + s.tpot**2 * variance(t.outputs) + later**2 * (varies / outputs + s.level**2)
     each = np.maximum(t.tokens - 1, 1e-9) / np.maximum(later, 1e-9)  # tokens of a gap
 
     def points(average: np.ndarray, percentiles: np.ndarray) -> np.ndarray:

@@ -22,7 +22,7 @@ NOTHING = np.zeros_like(SHARES)
 
 
 @dataclass(frozen=True)
-class Traffic:
+class Mix:
     """Workloads as the mean lengths of `SHARES` of their requests."""
 
     prompts: np.ndarray  # tokens to compute, [cases, 1, slices]
@@ -33,7 +33,7 @@ class Traffic:
     jitter: np.ndarray  # variance of the tokens that a step streams, by their mean squared
 
 
-def traffic(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Traffic:
+def mixes(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Mix:
     """The traffic of every case; what several have in common is worked out once."""
     kinds = [
         (
@@ -60,7 +60,7 @@ def traffic(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Traffi
     found = np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, variance / per_step**2
     places = {kind: k for k, kind in enumerate(distinct)}
     place = [places[kind] for kind in kinds]
-    return Traffic(*(values[place] for values in found))
+    return Mix(*(values[place] for values in found))
 
 
 def mean(values: np.ndarray) -> np.ndarray:
@@ -73,7 +73,7 @@ def decode_s(step: StepModel, batch: np.ndarray, context: np.ndarray) -> np.ndar
     return step.decode_step(np.maximum(batch, 1.0), context)
 
 
-def engine_s(step: StepModel, t: Traffic, running: np.ndarray) -> np.ndarray:
+def engine_s(step: StepModel, t: Mix, running: np.ndarray) -> np.ndarray:
     """What a request takes of an engine at least, s: its tokens and rows in the fullest steps, and its attention.
 
     A token is cheapest in a full step, for it shares reading the weights with most others; all stages of a pipeline
@@ -89,7 +89,7 @@ def engine_s(step: StepModel, t: Traffic, running: np.ndarray) -> np.ndarray:
 
 
 def prefill_s(
-    step: StepModel, t: Traffic, beside: np.ndarray, others: np.ndarray
+    step: StepModel, t: Mix, beside: np.ndarray, others: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(chunks, s that they add to the steps they ride on, its share of them by tokens) of every prompt, [..., slices].
 
@@ -108,14 +108,14 @@ def prefill_s(
     return chunks, alone + shared + others * mean(attention), share
 
 
-def first_chunk(step: StepModel, t: Traffic, beside: np.ndarray) -> np.ndarray:
+def first_chunk(step: StepModel, t: Mix, beside: np.ndarray) -> np.ndarray:
     """Share of every prompt that the first of its chunks holds, where `beside` sequences decode."""
     if np.all(step.stages == 1):  # nobody asks
         return np.ones_like(t.prompts)
     return np.minimum(np.maximum(step.max_tokens - beside * (1 + step.drafts), 1.0) / t.prompts, 1.0)
 
 
-def burst_s(step: StepModel, t: Traffic, requests: np.ndarray) -> np.ndarray:
+def burst_s(step: StepModel, t: Mix, requests: np.ndarray) -> np.ndarray:
     """When `requests` prompts that arrive together have their first tokens, [cases, 1, slices] from short to long ones.
 
     Each step takes max_num_batched_tokens, of which one goes to each sequence that decodes already: with d of them a
@@ -146,7 +146,7 @@ def burst_s(step: StepModel, t: Traffic, requests: np.ndarray) -> np.ndarray:
     return np.where(total <= 1, mean(each), done)
 
 
-def spilled(arriving: np.ndarray, room: np.ndarray, t: Traffic) -> np.ndarray:
+def spilled(arriving: np.ndarray, room: np.ndarray, t: Mix) -> np.ndarray:
     """Steps that a prompt waits because those before it fill the steps: `arriving` prompts in each, room for `room`.
 
     What is left over after each step is a random walk that cannot fall below 0. Its mean for normal increments is
@@ -159,7 +159,7 @@ def spilled(arriving: np.ndarray, room: np.ndarray, t: Traffic) -> np.ndarray:
 
 
 def microbatches(
-    step: StepModel, t: Traffic, running: np.ndarray, decode: np.ndarray, first: np.ndarray | float = 0.0,
+    step: StepModel, t: Mix, running: np.ndarray, decode: np.ndarray, first: np.ndarray | float = 0.0,
     stays: np.ndarray | float = np.inf, front: np.ndarray = NOTHING,
 ) -> np.ndarray:  # fmt: skip
     """Microbatches among which a pipeline's sequences are spread, 1 to its number of stages.

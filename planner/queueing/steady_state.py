@@ -20,15 +20,15 @@ import numpy as np
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
-from planner.latency.performance import Performance, Performances
+from planner.latency.performance import LATE, Performance, Performances
 from planner.latency.speculation import step_of
 from planner.latency.step_model import StepModel
 from planner.queueing.batched_step_models import column, stack
-from planner.queueing.percentiles import LATE, State, gamma, level_sd, performance, variance
+from planner.queueing.percentiles import State, gamma, level_sd, spread, variance
 from planner.queueing.prefill_interference import (
     EDGES,
     QUANTILES,
-    Traffic,
+    Mix,
     burst_s,
     decode_s,
     engine_s,
@@ -36,10 +36,10 @@ from planner.queueing.prefill_interference import (
     longest,
     mean,
     microbatches,
+    mixes,
     prefill_s,
     spilled,
     takers,
-    traffic,
 )
 
 if TYPE_CHECKING:
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "Performance", "Performances", "closed_loop", "closed_loops", "open_loop", "open_loops"]
 
-WAVES = np.arange(1, 33)[:, None]
+GENERATIONS = np.arange(1, 33)[:, None]
 """Generations of requests that a closed loop tells apart."""
-COUNTS = np.linspace(0, 1, 24)[:, None]
+LOADS = np.linspace(0, 1, 24)[:, None]
 """Numbers of sequences at which throughput is worked out, as powers of the largest."""
-TOGETHER = 256
+AT_ONCE = 256
 """Cases that are evaluated at once: what they need stays in a core's cache."""
 ROOM = 1 << 21
 """Numbers in a block that glibc has to see once to keep as much freed memory; else every part faults its pages in anew.
@@ -106,21 +106,21 @@ def open_loops(cases: Sequence[Case]) -> Performances:
     return _by_parts(_open, cases)
 
 
-def _by_parts(loop: Callable[[Sequence[Case], StepModel, Traffic], State], cases: Sequence[Case]) -> Performances:
+def _by_parts(loop: Callable[[Sequence[Case], StepModel, Mix], State], cases: Sequence[Case]) -> Performances:
     """`loop` over some of the cases at a time, with their step costs and traffic."""
     found = []
-    if len(cases) > TOGETHER:
+    if len(cases) > AT_ONCE:
         np.empty(ROOM)
-    for start in range(0, len(cases), TOGETHER):
-        part = cases[start : start + TOGETHER]
+    for start in range(0, len(cases), AT_ONCE):
+        part = cases[start : start + AT_ONCE]
         steps = [case.step or step_of(case.deployment) for case in part]
         workloads = [case.workload for case in part]
-        lengths = traffic(workloads, steps)
-        found.append(performance(loop(part, stack(steps), lengths), workloads, steps))
+        lengths = mixes(workloads, steps)
+        found.append(spread(loop(part, stack(steps), lengths), workloads, steps))
     return Performances.joined(found)
 
 
-def _capacity(cases: Sequence[Case], t: Traffic, step: StepModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _capacity(cases: Sequence[Case], t: Mix, step: StepModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(sequences that run at once, sequences that the KV pool holds, which of the two binds) in one engine."""
     pools = [case.plan.pool for case in cases]
     contexts = np.maximum((t.context - mean(t.cached)).astype(int), 1).ravel().tolist()
@@ -135,7 +135,7 @@ def _capacity(cases: Sequence[Case], t: Traffic, step: StepModel) -> tuple[np.nd
     return np.minimum(most, held), held, np.where(most <= held, "max_num_seqs", "kv")
 
 
-def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
+def _closed(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     """A first burst and the waves of requests that replace it.
 
     Between its first token and its last a request lives among the others as `_interleaved` says. Outputs of one
@@ -161,12 +161,12 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     burst = burst_s(step, t, running - single)
     start = np.where(single, front[..., :1] + lone + ahead * decode_s(step, np.ones(1), t.context), mean(front))
     burst += start
-    counted = waves >= WAVES
+    counted = waves >= GENERATIONS
     counted = counted / counted.sum(axis=1, keepdims=True)  # the share of all waves that each one is
     # later prompts come as the outputs end: those of one step together, until different lengths (wave k: sqrt(12 k)
     # standard deviations apart) have scattered them
     differ = np.maximum(mean(t.outputs**2) - outputs**2, 0.0) + outputs * t.jitter
-    apart = np.sqrt(12 * WAVES * differ) * tpot
+    apart = np.sqrt(12 * GENERATIONS * differ) * tpot
     apart_from = single * (together >= running)  # the one that comes first
     bunch = burst_s(step, t, np.maximum(together - apart_from, 1.0))[..., -1:]
     lockstep = np.maximum(1 - apart / bunch, 0)
@@ -198,7 +198,7 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     later_ttft, burst = later_ttft + short + queue, burst + short + queue * QUANTILES
     ttft = ttft + short + queue * (1 - 0.5 / waves)
     varies = mean(later_ttft**2) * (1 - 1 / waves) + mean(burst**2) / waves - ttft**2
-    slowest = 1 - (1 - LATE) * waves  # of the first burst, which is a share of 1 / waves
+    slowest = 1 - (1 - np.array(LATE)) * waves  # of the first burst, which is a share of 1 / waves
     first = np.take_along_axis(burst, np.maximum(EDGES.searchsorted(slowest) - 1, 0), axis=-1)
     ttfts = np.maximum(gamma(mean(later_ttft), variance(later_ttft)), np.where(slowest > 0, first, 0.0))
     return State(
@@ -224,7 +224,7 @@ class _Interleaved(NamedTuple):
 
 
 def _interleaved(
-    step: StepModel, t: Traffic, running: np.ndarray, front: np.ndarray, waves: np.ndarray, ahead: np.ndarray
+    step: StepModel, t: Mix, running: np.ndarray, front: np.ndarray, waves: np.ndarray, ahead: np.ndarray
 ) -> _Interleaved:
     """The mean step of a closed loop with `running` requests N in flight, and what becomes of a request in it.
 
@@ -273,7 +273,7 @@ def _interleaved(
 
 
 def _bunched(
-    step: StepModel, t: Traffic, running: np.ndarray, together: np.ndarray, front: np.ndarray, start: np.ndarray,
+    step: StepModel, t: Mix, running: np.ndarray, together: np.ndarray, front: np.ndarray, start: np.ndarray,
     bunch: np.ndarray, plain: np.ndarray, steps: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
     """TTFT of prompts that come as outputs of one length end, and s that each decodes longer because of its bunch.
@@ -310,7 +310,7 @@ def _over(values: np.ndarray, shares: np.ndarray) -> np.ndarray:
     return (values * shares).sum(axis=1, keepdims=True)
 
 
-def _open(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
+def _open(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     """Arrivals at random find the others as they are on average (PASTA; those in flight share steps like a processor).
 
     They wait for the rest of the step that they meet; with asynchronous scheduling for the next one, scheduled
@@ -325,7 +325,7 @@ def _open(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     # in flight by Little's law: the number whose throughput is the rate. Every step has `counts / outputs` new prompts.
     width = 1 + step.drafts
     cap = np.minimum(most, step.max_tokens * step.stages * outputs / (size + later * width))
-    counts = cap * np.maximum(cap, 64.0) ** (COUNTS - 1)
+    counts = cap * np.maximum(cap, 64.0) ** (LOADS - 1)
     alone, each, *_ = _steps(step, t, counts, most)
     throughput = np.maximum.accumulate(counts / (outputs * each), axis=1)
     peak = throughput[:, -1:]
@@ -378,7 +378,7 @@ def _open(cases: Sequence[Case], step: StepModel, t: Traffic) -> State:
     )  # fmt: skip
 
 
-def _steps(step: StepModel, t: Traffic, inside: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, ...]:
+def _steps(step: StepModel, t: Mix, inside: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, ...]:
     """What a request sees that finds `inside` others: s of a step without prompts and on average, s that one adds.
 
     The last is the number of microbatches, each of which has one step in a round.

@@ -18,7 +18,7 @@ import numpy as np
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import Content, arrivals, shared_prefix
 from planner.facts.engines import engine
-from planner.latency.performance import LATENCIES, POINTS
+from planner.latency.performance import LATE, LATENCIES, POINTS
 from planner.simulator.kernel_types import (
     GAUGE,
     ITL_FIRST,
@@ -185,16 +185,15 @@ class ReplayResult:
 
     @cached_property
     def _stats(self) -> dict[str, dict[str, float]]:
-        shares = 0.5, 0.95, 0.99
         found = {}
         for metric in (*LATENCIES, "queue"):
             values = np.full(4, math.nan)
             if metric == "itl" and self.outcome.itl.any():
                 gaps = (self.outcome.last_token - self.outcome.first_token).sum() * self.second
                 values[0] = gaps / (self.gaps * self.outcome.itl.sum())
-                values[1:] = [self.quantile("itl", q) for q in shares]
+                values[1:] = [self.quantile("itl", q) for q in LATE]
             elif metric != "itl" and len(times := getattr(self, metric)):
-                values[0], values[1:] = times.mean(), np.quantile(times, shares)
+                values[0], values[1:] = times.mean(), np.quantile(times, LATE)
             found[metric] = dict(zip(POINTS, values.tolist(), strict=True))
         return found
 
@@ -264,10 +263,10 @@ def replay(
         rank = np.argsort(np.argsort(np.zeros(len(arrival)) if priority is None else priority, kind="stable"))
     ids, start = content or (np.empty(0), np.empty(0))
     traffic = Traffic(arrival, prompt, output, rank, ids, start, concurrency, request_s, prompt_token_s)
-    return run(rules, table, traffic, gauge_s=gauge_s)
+    return replay_traffic(rules, table, traffic, gauge_s=gauge_s)
 
 
-def run(
+def replay_traffic(
     rules: Rules, table: StepTable, traffic: Traffic, *, names: Sequence[str] | None = None, where: str = "",
     timed: bool = True, log: bool = False, gauge_s: float = 0.0,
 ) -> ReplayResult:  # fmt: skip

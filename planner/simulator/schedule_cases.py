@@ -18,14 +18,14 @@ from planner.core.files import replacing
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import blocks_of
 from planner.simulator.kernel_types import ENTRY, FINISHED, PREEMPTED, STEP, Rules, StepTable, Traffic
-from planner.simulator.replay import ReplayResult, is_recent, run
+from planner.simulator.replay import ReplayResult, is_recent, replay_traffic
 
 STEP_LOG = ("step", "scheduled_tokens", "running", "waiting", "free_blocks", "preempted", "finished", "scheduled")
 """Columns of the step log."""
 
-MOST_STEPS = 3_000_000
+LONGEST_LOG = 3_000_000
 """Of all requests of a case: what its step log lists."""
-Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
 Step = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 
@@ -39,17 +39,17 @@ class WindowGroup(Entry):
     """A KV-cache group of sliding-window layers."""
 
     type: Literal["sliding_window"]
-    window: Count
+    window: Positive
 
 
 class CaseConfig(Entry):
     """Engine arguments of a case; `num_blocks` includes the engine's null block."""
 
-    max_num_seqs: Count
-    max_num_batched_tokens: Count
+    max_num_seqs: Positive
+    max_num_batched_tokens: Positive
     num_blocks: Annotated[int, Field(ge=2, le=2**24, strict=True)]
-    block_size: Count
-    max_model_len: Count
+    block_size: Positive
+    max_model_len: Positive
     enable_prefix_caching: bool = False
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] = 0
@@ -73,10 +73,10 @@ class CaseRequest(Entry):
 
     id: str
     arrival_step: Step
-    output_len: Count
+    output_len: Positive
     priority: Annotated[int, Field(ge=-(2**53), le=2**53, strict=True)] = 0
-    prompt_len: Count | None = None
-    prompt: list[tuple[str, Count]] | None = Field(default=None, min_length=1)
+    prompt_len: Positive | None = None
+    prompt: list[tuple[str, Positive]] | None = Field(default=None, min_length=1)
 
     @property
     def segments(self) -> list[tuple[str, int]]:
@@ -122,8 +122,8 @@ def _check_requests(file: str, config: CaseConfig, requests: Sequence[CaseReques
 
     chunk = min(config.max_num_batched_tokens, config.long_prefill_token_threshold or math.inf)
     steps = sum(sum(tokens for _, tokens in r.segments) / chunk + r.output_len for r in requests)
-    if steps > MOST_STEPS:
-        raise PlannerError(f"{file}: requests of {steps:.3g} steps together are more than the {MOST_STEPS:,} replayed")
+    if steps > LONGEST_LOG:
+        raise PlannerError(f"{file}: requests of {steps:.3g} steps together are more than the {LONGEST_LOG:,} replayed")
 
 
 def _traffic(config: CaseConfig, requests: Sequence[CaseRequest]) -> Traffic:
@@ -151,7 +151,9 @@ def run_case(path: str | Path, step_log: str | Path | None = None, fixed_step_ti
     config, requests = read_case(path)
     names = [request.id for request in requests]
     table = StepTable(np.zeros(1), np.zeros(1))
-    result = run(config.rules(), table, _traffic(config, requests), names=names, where=path.name, timed=False, log=True)
+    result = replay_traffic(
+        config.rules(), table, _traffic(config, requests), names=names, where=path.name, timed=False, log=True
+    )
     if step_log is not None:
         with replacing(Path(step_log)) as (part,), part.open("w", newline="", encoding="utf-8") as file:
             write_steps(file, result, names)

@@ -30,7 +30,7 @@ from planner.simulator.kernel_types import (
     StepTable,
     Traffic,
 )
-from planner.simulator.step_kernels import accepted, coast, cost, itl_bin, put, unschedule
+from planner.simulator.step_kernels import coast, cost, drafts_kept, itl_bin, put, unschedule
 
 
 @njit("f8[:,::1](f8[:,::1], i8, f8, f8, f8, f8, f8, f8)", cache=KEPT)
@@ -340,7 +340,7 @@ def _simulate(
             room = min(output[i], model_len - prompt[i]) - made[i]
             if not yields[j] or room == 0 or (depth > 2 and not current):
                 continue  # a chunk of a prompt; ended meanwhile; put back to the queue too long ago
-            kept = accepted(rules, i, made[i], drafted) if drafted else 0
+            kept = drafts_kept(rules, i, made[i], drafted) if drafted else 0
             if made[i] == 0:
                 first_token[i] = ends[first]
             else:

@@ -158,7 +158,7 @@ def coast(
 
 
 @compiled
-def accepted(rules: Any, request: int, position: int, drafted: int) -> int:
+def drafts_kept(rules: Any, request: int, position: int, drafted: int) -> int:
     """Drafted tokens kept: draws that depend on seed, request and position only (SplitMix64)."""
     for k in range(drafted):
         z = np.uint64(rules.seed) + np.uint64(request) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(position + k + 1)

@@ -15,7 +15,7 @@ from planner.models.architecture import LatentAttention, Layer, Mixer, Recurrent
 if TYPE_CHECKING:
     import pandas as pd
 
-RECURRENT = {
+STATES_OF = {
     "mamba1": "state space (Mamba)", "mamba2": "state space (Mamba-2)", "gdn": "gated delta rule",
     "kda": "Kimi delta attention", "lightning": "linear attention", "short_conv": "short convolution",
 }  # fmt: skip
@@ -98,7 +98,7 @@ def _caches(found: MemoryPlan, mixer: Mixer) -> list[Cache]:
 
 def _name(mixer: Mixer) -> str:
     if isinstance(mixer, Recurrent):
-        return RECURRENT.get(mixer.kind, mixer.kind)
+        return STATES_OF.get(mixer.kind, mixer.kind)
     if not mixer.stores_kv:
         return "attention on an earlier layer's cache"
     if isinstance(mixer, LatentAttention):

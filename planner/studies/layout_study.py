@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 PRECISION = 0.02
 """Of a capacity: the bisection stops within this power of two."""
-MANY = 16
+MOST_SHAPES = 16
 """Shapes that are held against each other at most: beyond that those whose stages are a power of two."""
-MOST = 64
+MOST_GPUS = 64
 """GPUs of the last resort, where a model fits nowhere that the scenario allows."""
 SHAPES = (ParallelLayout(tp=2), ParallelLayout(tp=4), ParallelLayout(tp=8), ParallelLayout(pp=2))
 """What is held against each other for its messages."""
@@ -50,9 +50,9 @@ def studied(plan: Plan) -> tuple[Plan, str]:
         if change.plan.candidates:
             return change.plan, change.change
     for name in OTHER_GPUS:
-        wider = search(replace(plan.scenario, gpus=(CandidateGpu(gpu(name), MOST),)))
+        wider = search(replace(plan.scenario, gpus=(CandidateGpu(gpu(name), MOST_GPUS),)))
         if wider.candidates:
-            return wider, f"up to {MOST} x {name}"
+            return wider, f"up to {MOST_GPUS} x {name}"
     raise PlannerError(f"{plan.scenario.name}: {plan.binding}")
 
 
@@ -100,7 +100,7 @@ def _placed(candidate: Candidate) -> tuple[object, ...]:
     return candidate.deployment.gpu, candidate.deployment.layout, candidate.preference
 
 
-def needed(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+def fewest(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """Of each GPU and shape the fewest replicas that meet the service level, or the most where none do."""
     kept: dict[object, Candidate] = {}
     for candidate in candidates:
@@ -157,9 +157,11 @@ def comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candidate]:
     kept = [c for c in candidates if c.prediction.fits and c.deployment.layout.gpus_per_replica <= most]
     own = [c for c in kept if c.deployment.gpu == best.gpu]
     shown = own if len(own) > 1 else kept
-    if len(shown) <= MANY:
+    if len(shown) <= MOST_SHAPES:
         return shown
-    return [c for c in shown if c.deployment.layout.pp & (c.deployment.layout.pp - 1) == 0 or c is plan.best][:MANY]
+    return [c for c in shown if c.deployment.layout.pp & (c.deployment.layout.pp - 1) == 0 or c is plan.best][
+        :MOST_SHAPES
+    ]
 
 
 def replicas(candidates: Sequence[Candidate]) -> dict[str, Candidate]:

@@ -40,7 +40,7 @@ def formats() -> dict[str, Format]:
     return entries("formats.yaml", Format)
 
 
-def terms(found: MemoryPlan) -> pd.DataFrame:
+def budget_terms(found: MemoryPlan) -> pd.DataFrame:
     """One row per term of the budget: GiB with its interval, and whether `gpu_memory_utilization` has to hold it."""
     import pandas as pd
 

@@ -15,13 +15,13 @@ from planner.memory.budget import MemoryPlan
 if TYPE_CHECKING:
     import pandas as pd
 
-EXAMPLE = Speculation("eagle3", 3, 0.62)
+EXAMPLE_DRAFT = Speculation("eagle3", 3, 0.62)
 """Considered where a scenario names nothing: what chat-70b cites for an EAGLE-3 head."""
 
 
 def considered(deployment: Deployment, speculation: Speculation | None) -> Deployment:
-    """`deployment` with its own speculation, else the scenario's, else `EXAMPLE`."""
-    return replace(deployment, speculation=deployment.speculation or speculation or EXAMPLE)
+    """`deployment` with its own speculation, else the scenario's, else `EXAMPLE_DRAFT`."""
+    return replace(deployment, speculation=deployment.speculation or speculation or EXAMPLE_DRAFT)
 
 
 def possible(deployment: Deployment) -> tuple[str, ...]:

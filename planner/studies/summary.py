@@ -173,7 +173,7 @@ def _cell(value: object) -> object:
     return value if not isinstance(value, Interval) else f"{value:,.2f}" if value.mid < 100 else f"{value:,.0f}"
 
 
-def spare(plan: Plan) -> str:
+def room(plan: Plan) -> str:
     """How much traffic it serves at most, what is free of that, and by how much the traffic may grow."""
     scenario, best = plan.scenario, plan.best
     found = best.prediction.performance if best else None
@@ -375,7 +375,7 @@ def counts(plan: Plan) -> str:
     )
 
 
-def changes(plan: Plan, found: tuple[WhatIf, ...]) -> pd.DataFrame:
+def changed(plan: Plan, found: tuple[WhatIf, ...]) -> pd.DataFrame:
     """Each change with the plan that follows, replayed, and its cost beside today's."""
     import pandas as pd
 

@@ -15,7 +15,7 @@ import numpy as np
 from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
-from planner.latency.performance import LATENCIES, POINTS, Performance
+from planner.latency.performance import LATE, LATENCIES, POINTS, Performance
 from planner.memory.budget import memory_of
 from planner.planning.benchmark_run import Run, once, sample
 from planner.planning.candidate import held
@@ -28,7 +28,6 @@ SWEEP = 1500
 """Requests of each run of a sweep."""
 KEEPS_UP = 0.95
 """Served share of the arrivals from which on a deployment counts as following them."""
-SHARES = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 
 
 def latencies(
@@ -58,15 +57,15 @@ def points(found: Performance | Run) -> dict[str, Interval | float]:
     return {f"{at} {metric.upper()} (ms)": found.at(metric, at) * 1e3 for metric in LATENCIES for at in POINTS}
 
 
-def curve(found: Run, metric: str, steady: Performance | None = None) -> pd.DataFrame:
+def distribution(found: Run, metric: str, steady: Performance | None = None) -> pd.DataFrame:
     """Latency (ms, 80 % interval) by the share of values that are slower, down to 0.1 %: the distribution's tail.
 
     Columns: slower, lo, mid, hi, name ("p50", "p95", "p99" or nothing) and, where there is a name, "closed form".
     """
     import pandas as pd
 
-    slower_shares = sorted({*np.geomspace(1, 1e-3, 91).round(6), *(round(1 - q, 6) for q in SHARES.values())})
-    names = {round(1 - q, 6): name for name, q in SHARES.items()}
+    slower_shares = sorted({*np.geomspace(1, 1e-3, 91).round(6), *(round(1 - q, 6) for q in LATE)})
+    names = {round(1 - q, 6): name for name, q in zip(POINTS[1:], LATE, strict=True)}
     rows = []
     for share in slower_shares:
         value, name = found.quantile(metric, 1 - share) * 1e3, names.get(share)
@@ -121,7 +120,7 @@ def by_pool(deployment: Deployment, workload: Workload, points: int = 7, request
     return pd.DataFrame(rows)
 
 
-def kept(swept: pd.DataFrame) -> pd.DataFrame:
+def keeping_up(swept: pd.DataFrame) -> pd.DataFrame:
     """The rows of a sweep in which the deployment keeps up with its traffic; all of them where it nowhere does."""
     enough = swept[[value.mid >= 100 * KEEPS_UP for value in swept["Served (%)"]]]
     return enough if len(enough) > 1 else swept

@@ -17,7 +17,7 @@ _LABELS = " : ".join(f"abs(datum.value - {share}) < 1e-6 ? '{name}'" for name, s
 
 
 def tails(curves: Mapping[str, pd.DataFrame], limits: Mapping[str, Sequence[tuple[str, float]]]) -> alt.TopLevelMixin:
-    """One panel per latency, each a `tails.curve`: ms against percentile, with its 80 % band.
+    """One panel per latency, each a `tail_latency.distribution`: ms against percentile, with its 80 % band.
 
     `limits`: (percentile, ms) of the service level by latency; hollow points are the closed form's.
     """
@@ -78,7 +78,7 @@ def ramp(
 
 
 def crowds(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
-    """How many requests run and wait over time in one engine, a panel per case; see `tails.crowd`."""
+    """How many requests run and wait over time in one engine, a panel per case; see `ramp_test.crowd`."""
     rows = [
         data.assign(case=name).melt(["Seconds", "case"], GAUGES, "kind", "requests") for name, data in cases.items()
     ]
