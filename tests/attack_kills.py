@@ -56,11 +56,11 @@ def contents(folder: Path) -> Mapping[str, bytes]:
     return {str(Path(name).relative_to(folder)): text for name, text in (found | pdf).items()}
 
 
-def started(folder: Path, line: list[str]) -> subprocess.Popen[bytes]:
+def started(folder: Path, line: list[str], stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "SOURCE_DATE_EPOCH": "0"}
     return subprocess.Popen([sys.executable, "-m", "planner", *line], cwd=folder, env=environment, process_group=0,
-                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+                            stdout=subprocess.DEVNULL, stderr=stderr)  # fmt: skip
 
 
 class Victim:
@@ -110,10 +110,11 @@ class Victim:
             whole = partial.read_bytes()
             kept = whole[: whole.rfind(b"\n") + 1].count(b",ok,")
             partial.write_bytes(whole.replace(b",ok,", b",kept,", kept))
-        status = started(self.folder, [*self.line, *["--resume"] * bool(partial)]).wait()
+        with started(self.folder, [*self.line, *["--resume"] * bool(partial)], subprocess.PIPE) as run:
+            said = run.communicate()[1].decode(errors="replace")[-300:]
         found = {name: text.replace(b",kept,", b",ok,", kept) for name, text in contents(self.folder).items()}
-        if status or found != self.new or (partial and partial.exists()):
-            return f"the next run ends with {status}, or is not as it would have been"
+        if run.returncode or found != self.new or (partial and partial.exists()):
+            return f"the next run ends with {run.returncode}, or is not as it would have been: {said}"
         marked = sum(text.count(b",kept,") for text in contents(self.folder).values())
         return f"{kept - marked} of {kept} answers were found again" if marked != kept else ""
 
@@ -121,6 +122,9 @@ class Victim:
 def attacked(name: str, count: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
     """How often a command ended how, of `count` times, and what was wrong."""
     rng, fates, wrongs = random.Random(f"{name} {seed}"), Counter[str](), []
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a shell's background jobs ignore, and their children
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         victim = Victim(name, Path(folder))
         for turn in range(count):

@@ -15,6 +15,7 @@ from attack_inputs import DOORS, attacked, ready
 
 from planner.core.catalog import Entry, check, parse_json, parse_yaml, read_text
 from planner.core.quantities import PlannerError
+from planner.faces.cli import main
 from planner.facts import traces
 from planner.facts.traces import read_trace
 from planner.models.from_config import from_config
@@ -242,6 +243,12 @@ def test_numbers_beyond_floats_are_no_tokens(tmp_path: Path) -> None:
 def test_a_refusal_is_one_printable_line_whatever_it_quotes() -> None:
     said = str(PlannerError("a\nb\x1b[31m\ud800" + "c" * 10**6))
     assert said.startswith("a b\\x1b[31m\\ud800ccc") and said.isprintable() and len(said) <= 400
+
+
+def test_a_part_of_a_name_takes_no_time_however_long(capsys: pytest.CaptureFixture[str]) -> None:
+    began = time.process_time()
+    assert main(["models", "[" * 30_000]) == 2 and time.process_time() - began < 2
+    assert "at most 200 letters" in capsys.readouterr().err
 
 
 def test_a_name_is_no_glob_pattern() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import nbformat
@@ -11,6 +13,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from pypdf import PageObject, PdfReader
 
 from planner.core.quantities import PlannerError
+from planner.faces import report as report_module
 from planner.faces.report import report, walk
 from planner.planning.scenario import scenario_path
 
@@ -160,3 +163,20 @@ def test_the_default_walk(tmp_path):
     ):
         assert title in text
     assert "Traceback" not in text and "object at 0x" not in text
+
+
+def test_ctrl_c_does_not_wait_for_the_notebooks_that_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    import papermill
+
+    ended = threading.Event()
+    monkeypatch.setattr(papermill, "inspect_notebook", lambda _: {})
+    monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: ended.wait(20))
+    monkeypatch.setattr(report_module, "as_completed", interrupted)
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        report_module._execute([tmp_path / "a.ipynb"], {}, tmp_path, print)
+    assert time.monotonic() - began < 10
+    ended.set()

@@ -110,6 +110,8 @@ def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
     """Those of `names` that hold `pattern`, in which `*` is anything; `PlannerError` if there are none."""
     from fnmatch import fnmatchcase
 
+    if len(pattern) > 200:
+        raise PlannerError(f"a part of a name has at most 200 letters, got {len(pattern):,}")
     names = list(names)
     found = [name for name in names if fnmatchcase(name.casefold(), f"*{pattern.casefold()}*")]
     if not found:

@@ -127,7 +127,7 @@ def _execute(
                 raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
             progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s)")
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(wait=False, cancel_futures=True)
     return [work / notebook.name for notebook in notebooks]
 
 
