@@ -74,6 +74,10 @@ def places(data: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value)
 
 
+def scaled(number: float, by: float) -> float:
+    return number * by if abs(number) < 1e300 else number
+
+
 def spoilt(data: Any, rng: random.Random) -> Any:
     """A copy with a few values dropped, scaled, or replaced by junk or by one another; half the time just scaled."""
     data, mild = copy.deepcopy(data), rng.random() < 0.5
@@ -84,12 +88,11 @@ def spoilt(data: Any, rng: random.Random) -> Any:
         at, key = rng.choice(known)
         kind = rng.random()
         if mild:
-            with contextlib.suppress(OverflowError):
-                at[key] *= rng.choice((0, 0.25, 0.5, 2, 3, 16, 1000))
+            at[key] = scaled(at[key], rng.choice((0, 0.25, 0.5, 2, 3, 16, 1000)))
         elif kind < 0.15:
             del at[key]
         elif kind < 0.4 and type(at[key]) in (int, float):
-            at[key] *= rng.choice((-1, 0, 0.5, 1e-9, 10, 1000, 10**6, 10**12, 10**20))
+            at[key] = scaled(at[key], rng.choice((-1, 0, 0.5, 1e-9, 10, 1000, 10**6, 10**12, 10**20)))
         elif kind < 0.5:
             other, name = rng.choice(known)
             at[key] = copy.deepcopy(other.get(name) if isinstance(other, dict) else other[name : name + 1])
