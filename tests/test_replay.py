@@ -191,6 +191,20 @@ def test_shared_prefix_is_computed_once() -> None:
     assert result.ttft[1] < result.ttft[0]
 
 
+@pytest.mark.parametrize("prefix", [0, 320])
+def test_groups_with_blocks_of_two_sizes_share_prefixes_and_a_pool(prefix: int) -> None:
+    """As gemma-4 with an FP8 cache: windows in blocks of 16 tokens, full attention in blocks of 32; preempted, too."""
+    groups = np.array([(64, 16), (64, 16), (0, 32)], np.int64)
+    prompt, output = np.full(60, 400), np.full(60, 200)
+    content = shared_prefix(prompt, output, np.full(60, prefix), 16)
+    both = rules(enable_prefix_caching=True, max_num_seqs=60, max_num_batched_tokens=512, num_blocks=500, groups=groups)
+    found = replay(both, StepTable(np.ones(1), np.zeros(1)), np.zeros(60), prompt, output, content=content)
+    assert found.outcome.preemptions.sum() > 0 and found.outcome.totals[5] == 499
+    assert np.isfinite(found.outcome.last_token).all()
+    assert set(found.outcome.cached) <= {0, prefix}
+    assert (found.outcome.cached[1:] == prefix).mean() > 0.5
+
+
 def test_blocks_are_equal_where_all_before_is() -> None:
     texts = [[("a", 20), ("b", 30)], [("a", 20), ("b", 12)], [("b", 32)], [("a", 16), ("b", 16)], [("c", 32)]]
     numbers, start = blocks_of(texts, 16)

@@ -126,21 +126,25 @@ def _publish(pool: Any, block: int, key: int) -> None:
 
 @compiled
 def longest_hit(pool: Any, content: Any, most: int, groups: Any) -> int:
-    """Blocks of the longest cached prefix, up to `most`: each group needs all of it, or the window before its end."""
+    """Blocks of the longest cached prefix, up to `most`: each group needs all of it, or the window before its end.
+
+    Contents, and what is returned, are of blocks as group 0 has them, the smallest; `wide` of them make one of group g.
+    """
     hit, count, settled = most, len(groups), False
     while not settled:
         settled = True
         for g in range(count):
             window, size = groups[g]
-            need = hit if window == 0 else max(1, (window + size - 2) // size)
+            wide = size // groups[0, 1]
+            need = max(1, (window + size - 2) // size)
             if window == 0:
                 run = 0
-                while run < hit and pool.cached[content[run] * count + g] >= 0:
+                while (run + 1) * wide <= hit and pool.cached[content[(run + 1) * wide - 1] * count + g] >= 0:
                     run += 1
             elif window > 0:
                 run = end = 0
-                for j in range(hit - 1, -1, -1):
-                    if pool.cached[content[j] * count + g] < 0:
+                for j in range(hit // wide - 1, -1, -1):
+                    if pool.cached[content[(j + 1) * wide - 1] * count + g] < 0:
                         run = 0
                         continue
                     if run == 0:
@@ -151,8 +155,8 @@ def longest_hit(pool: Any, content: Any, most: int, groups: Any) -> int:
                 run = end if run else 0
             else:
                 continue
-            settled &= run == hit
-            hit = run
+            settled &= run * wide == hit
+            hit = run * wide
     return hit
 
 
@@ -198,10 +202,11 @@ def claim(rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, 
     for_all = for_part = 0
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
-        have = hit if window >= 0 else 0
+        wide = size // rules.groups[0, 1]
+        have = hit // wide if hit and window >= 0 else 0
         idle = 0
-        for j in range(max(0, hit * size - window + 1) // size if window > 0 else 0, have):
-            idle += pool.refs[pool.cached[content[j] * len(rules.groups) + g]] == 0
+        for j in range(max(0, have * size - window + 1) // size if window > 0 else 0, have):
+            idle += pool.refs[pool.cached[content[(j + 1) * wide - 1] * len(rules.groups) + g]] == 0
         for_all += max(0, min(needed(whole, window, size), cap[g]) - have) + idle
         for_part += max(0, needed(part, window, size) - have) + idle
     return max(for_all, for_part)
@@ -214,10 +219,12 @@ def adopt(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) ->
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
         if hit and window >= 0:
-            tables.held[s, g] = hit
-            tables.passed[s, g] = max(0, hit * size - window + 1) // size if window > 0 else 0
-            for j in range(tables.passed[s, g], hit):
-                block = pool.cached[content[j] * len(rules.groups) + g]
+            wide = size // rules.groups[0, 1]
+            have = hit // wide
+            tables.held[s, g] = have
+            tables.passed[s, g] = max(0, have * size - window + 1) // size if window > 0 else 0
+            for j in range(tables.passed[s, g], have):
+                block = pool.cached[content[(j + 1) * wide - 1] * len(rules.groups) + g]
                 tables.blocks[s, g, j] = block
                 if pool.refs[block] == 0:
                     pool.next[pool.prev[block]] = pool.next[block]
@@ -262,6 +269,7 @@ def publish(rules: Any, pool: Any, tables: Any, s: int, content: Any, tokens: in
     count, full = len(rules.groups), tokens // rules.groups[0, 1]
     for j in range(tables.published[s], full):
         for g in range(count):
-            if rules.groups[g, 0] >= 0 and j >= tables.passed[s, g]:
-                _publish(pool, tables.blocks[s, g, j], content[j] * count + g)
+            wide = rules.groups[g, 1] // rules.groups[0, 1]
+            if rules.groups[g, 0] >= 0 and (j + 1) % wide == 0 and (j + 1) // wide > tables.passed[s, g]:
+                _publish(pool, tables.blocks[s, g, (j + 1) // wide - 1], content[j] * count + g)
     tables.published[s] = max(full, tables.published[s])

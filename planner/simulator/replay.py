@@ -323,7 +323,7 @@ def engine_rules(deployment: Deployment, pool: KvPool, seed: int = 0) -> Rules:
     """The rules of one engine (one data-parallel rank) of `deployment` with the KV `pool` of its memory plan."""
     args, speculation = deployment.args, deployment.speculation
     groups: list[tuple[int, int]] = []
-    for group in sorted(pool.layout.groups, key=lambda group: group.kind == "state"):
+    for group in sorted(pool.layout.groups, key=lambda group: (group.kind == "state", group.block_size)):
         reach = {"full": 0, "state": -group.states}.get(group.kind, group.window)
         groups.append((reach, group.block_size * pool.layout.dcp))
     k = speculation.num_speculative_tokens if speculation else 0
