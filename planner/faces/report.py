@@ -139,8 +139,8 @@ def _title(plan: Plan) -> dict[str, Any]:
         "Model": scenario.model,
         "Traffic": asked(scenario).partition("; ")[2],
         "Service level": ", ".join(str(target) for target in scenario.service_level) or "all done in time",
-        "Headroom": f"{scenario.headroom:.0%} of the capacity stays free"
-        + " in the busiest hour" * (not scenario.offline),
+        "Headroom": scenario.headroom
+        and f"{scenario.headroom:.0%} of the capacity stays free{' in the busiest hour' * (not scenario.offline)}",
         **({"Taken for granted": " ".join(scenario.assumptions)} if scenario.assumptions else {}),
         "GPUs considered": ", ".join(
             f"{candidate.gpu.name} (at most {candidate.at_most})" for candidate in scenario.gpus
@@ -159,7 +159,7 @@ def _title(plan: Plan) -> dict[str, Any]:
         if price := price_per_hour(best.deployment.gpu, scenario.prices):
             facts["Price"] = str(price)
     said = {part: one_line(text) for part, text in answer.items()}
-    return {**said, "facts": [(fact, one_line(text)) for fact, text in facts.items()]}
+    return {**said, "facts": [(fact, one_line(text)) for fact, text in facts.items() if text]}
 
 
 def _left_out(plan: Plan) -> list[str]:

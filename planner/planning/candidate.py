@@ -174,6 +174,8 @@ def _load(
     most = most_rps(scenario, performance)
     assert free is not None and most is not None
     used = 1 - free
+    if scenario.workload.rate is None:
+        return [], [], min(used, 1.0)  # users wait for their answers: no queue grows, whatever they send
     share = used / planned
     if share > 1 and scenario.offline:
         spare = f", of which {scenario.headroom:.0%} should stay free" if used <= 1 else ""
@@ -183,7 +185,7 @@ def _load(
         times = f"{used:.3g} times" if used >= 2 else f"{used:.1%} of" if share > 1.005 else f"{used:.3%} of"
         said = f"{asked:.3g} requests/s are {times} the {most.mid:.3g} it serves at most, {beyond}"
         return [("capacity", said)], [], share
-    slow = asked > most.lo and scenario.workload.rate is not None
+    slow = asked > most.lo
     return [], [f"it may serve only {most.lo:.3g} of {asked:.3g} requests/s"] * slow, share
 
 

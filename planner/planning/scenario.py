@@ -188,7 +188,9 @@ class Scenario:
     service_level: tuple[Target, ...]
     offline: bool = False
     engine_args: Mapping[str, Setting] = field(default_factory=dict)
-    headroom: float = 0.2  # share of the capacity (requests/s) that stays free in the busiest hour
+    headroom: float = (
+        0.2  # share of the capacity (requests/s) that stays free in the busiest hour; 0 for users in a loop
+    )
     refused_at_most: float = 0.01  # share of requests that may be refused, being longer than max_model_len
     context_buffer: float = 0.1
     storage: str = STORAGE  # what a starting server reads its weights from
@@ -288,7 +290,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             ),
             offline=entry.workload.requests is not None,
             engine_args=engine_args,
-            headroom=entry.headroom,
+            headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
             refused_at_most=entry.refused_at_most,
             context_buffer=entry.context_buffer,
             storage=check_storage(entry.storage),
