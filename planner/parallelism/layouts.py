@@ -59,15 +59,15 @@ def refuse(model: Model, layout: ParallelLayout, gpus_per_node: int, engine: Eng
     return None
 
 
-def _block_widths(model: Model, layout: ParallelLayout, experts: bool) -> set[tuple[str, int, int]]:
+def _block_widths(model: Model, layout: ParallelLayout, experts: bool) -> dict[tuple[str, int, int], None]:
     """Sizes that tensor parallelism cuts and that must stay whole 128-blocks: (name, size, cut over)."""
-    found: set[tuple[str, int, int]] = set()
+    found: dict[tuple[str, int, int], None] = {}
     for layer in model.architecture.distinct_layers:
         for weight in layer.weights:
             if experts and weight.part == "routed_experts" and weight.shard == "column" and layout.ep == 1:
-                found.add(("the experts' gate and up", weight.rows, layout.tp * layout.dp))
+                found["the experts' gate and up", weight.rows, layout.tp * layout.dp] = None
             elif weight.part in ("dense_mlp", "shared_experts") and weight.shard == "column":
-                found.add(("gate and up", weight.rows, layout.tp))
+                found["gate and up", weight.rows, layout.tp] = None
     return found
 
 

@@ -21,7 +21,7 @@ from planner.planning.scenario import Scenario
 
 TRIES = 60
 """Candidates that are replayed at most."""
-AFTER = 6
+AFTER = 10
 """Candidates that are replayed at most once one holds, for a runner-up and a safer one."""
 NEAR = 1.4
 """The closed form can be wrong by so much: up to here beyond a limit it does not rule a candidate out."""
@@ -83,8 +83,10 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
         worse = bool(found.holding) and not _may_beat(pending[0], found.holding[0])
         if worse and (found.enough or not after):
             break
-        tries, after = tries - 1, after - worse
         asked = pending.pop(0)
+        if worse and not _promising(asked, found):
+            continue
+        tries, after = tries - 1, after - worse
         tried, layout = settled(scenario, asked), asked.deployment.layout
         if tried.meets:
             insort(found.holding, tried, key=lambda candidate: candidate.rank)
@@ -94,6 +96,11 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
             if (layout.replicas + 1) * layout.gpus_per_replica <= at_most.get(tried.deployment.gpu, math.inf):
                 add(_with(scenario, asked, 1))
     return found
+
+
+def _promising(candidate: Candidate, found: Confirmed) -> bool:
+    """Whether the closed form says that it may be the runner-up, or once there is one, the safer plan."""
+    return candidate.meets and not (candidate.at_risk and found.other(found.holding[0]))
 
 
 def _may_beat(candidate: Candidate, best: Candidate) -> bool:
