@@ -124,13 +124,14 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
 
 def _beyond_hardware(asked: Scenario, deployment: Deployment, performance: Any) -> Iterator[str]:
     """FLOP/s above the matrix units' peak, or steps faster than the weights can be read."""
-    gpu, layout, need = deployment.gpu, deployment.layout, work(deployment).matmuls
+    gpu, layout, need = deployment.gpu, deployment.layout, work(deployment)
     cached = asked.workload.cached_tokens if deployment.args.enable_prefix_caching else 0.0
     tokens = performance.total_tps.mid - performance.request_tps.mid * cached
-    busy = tokens / layout.gpus * layout.tp * sum(matmul.flops / gpu.flops[matmul.dtype] for matmul in need)
+    busy = tokens / layout.gpus * layout.tp * sum(m.flops / gpu.flops[m.dtype] for m in need.matmuls)
     if busy > 1:  # the stages of a pipeline work side by side
         yield f"{tokens:,.0f} tokens/s take {busy:.2f} x the peak FLOP/s"
-    read = sum(m.bytes * (m.active / m.experts / layout.ep if m.experts else 1) for m in need) / gpu.bandwidth
+    routed = sum(e.layers * e.bytes * e.held * e.active / e.total / layout.ep for e in need.experts)
+    read = (sum(m.bytes for m in need.matmuls) + routed) / gpu.bandwidth
     drafted = 1 + (deployment.speculation.num_speculative_tokens if deployment.speculation else 0)
     for metric, share in (("tpot", drafted), ("itl", 1), ("ttft", 1)):
         seconds = getattr(performance, metric)["p50"].mid

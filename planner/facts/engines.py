@@ -42,6 +42,7 @@ class Capture(Entry):
     max_cc10: PositiveInt
     coarse_from: PositiveInt
     by_seqs: bool
+    pieces: Literal["every step", "prompts", "none"]
 
 
 class RunnerV2(Entry):

@@ -83,6 +83,12 @@ class Gpu:
     power: float  # W
     supported: Mapping[str, tuple[str, str | None]] = field(hash=False)  # engine -> first version, last or None
 
+    @property
+    def generation(self) -> str:
+        """Of GPUs whose kernels are alike: the architecture, data-centre and desktop Blackwell apart."""
+        family = self.architecture.removesuffix("-ultra")
+        return f"{family}-desktop" if family == "blackwell" and (self.compute_capability or 0) >= 12 else family
+
     def __str__(self) -> str:
         return f"{self.name} ({self.memory / GIB:.1f} GiB, {self.bandwidth / GB:,.0f} GB/s)"
 

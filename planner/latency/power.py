@@ -111,16 +111,15 @@ def activity(
     for share, tokens in kinds:
         for m in w.matmuls:
             flops = m.flops * (1.0 if in_blocks else FORMATS.get(m.dtype, 1.0))
-            if not m.experts:
-                read += share * m.bytes
-                dense += share * tokens * flops
-                continue
+            read += share * m.bytes
+            dense += share * tokens * flops
+        for e in w.experts:
             routed = tokens * layout.dp
-            touched = 1 - (1 - m.active / m.experts) ** routed
-            tile = TILES[0] if routed <= m.experts and not in_blocks else TILES[1]
-            padded = max(touched * tile, routed * m.active / m.experts + touched * tile / 2)
-            read += share * m.bytes * touched
-            experts += share * padded * flops / layout.dp * m.experts / m.active
+            touched = e.held * (1 - (1 - e.active / e.total) ** routed)
+            tile = TILES[0] if routed <= e.total and not in_blocks else TILES[1]
+            padded = max(touched * tile, routed * e.active / e.ranks + touched * tile / 2)
+            read += share * e.layers * touched * e.bytes
+            experts += share * e.layers * padded * e.flops * (1.0 if in_blocks else FORMATS.get(e.dtype, 1.0))
     read, dense, experts = (steps * each for each in (read, dense, experts))
     read += decoded * w.state_bytes
     for c in w.contexts:

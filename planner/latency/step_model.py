@@ -7,6 +7,7 @@ the ridge. A mixture of E experts of which k serve a token reads E (1 - (1 - k/E
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
@@ -16,13 +17,15 @@ import numpy as np
 
 from planner.facts.coefficients import Coefficients
 from planner.facts.deployment import Deployment
+from planner.facts.engines import cudagraph_sizes
 from planner.latency.calibration import Basis, calibration_of
-from planner.latency.step_work import Matmul, kv_dtype, work
+from planner.latency.fused_experts import expert_kernel
+from planner.latency.step_work import FusedExperts, Matmul, kv_dtype, work
 from planner.memory.kv_cache import kv_width
 from planner.parallelism.layouts import collectives
 
 PINGPONG = 0.35
-"""Share of the host's step and row time that asynchronous scheduling leaves in the GPU's way."""
+"""Share of the host's time per sequence that asynchronous scheduling leaves in the GPU's way."""
 
 
 @dataclass(frozen=True)
@@ -153,27 +156,44 @@ def pairs(tokens: np.ndarray | float, context: np.ndarray | float = 0.0, window:
 
 
 @cache
-def _grid(limit: int) -> np.ndarray:
-    """Token counts from 0 to `limit`, dense where the roofline bends."""
+def _grid(limit: int, captured: int) -> np.ndarray:
+    """Token counts from 0 to `limit`, dense where the roofline bends and beside the largest that runs from a graph."""
     steps = np.unique(np.round(np.geomspace(1, max(limit, 2), 56)))
-    return np.unique(np.concatenate([[0.0], steps, [float(limit)]]))
+    return np.unique(np.concatenate([[0.0], steps, np.minimum([captured, captured + 1, limit], float(limit))]))
 
 
 def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Coefficients) -> np.ndarray:
     """Seconds of a group of linears for these token counts."""
     gpu = deployment.gpu
     rate = gpu.flops[m.dtype] * {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
+    if m.bits <= 8 and m.dtype in ("bf16", "fp16"):
+        rate *= c.gemm_widened
     bandwidth = gpu.bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
-    touched = np.ones_like(tokens)
-    if m.experts:
-        touched = 1 - (1 - m.active / m.experts) ** ((tokens * deployment.layout.dp) ** c.expert_spread)
-        bandwidth, rate = bandwidth * c.expert_memory, rate * c.expert_gemm
-    read, compute, latency = (
-        m.bytes * touched / bandwidth,
-        tokens * m.flops / rate,
-        m.kernels * c.kernel_s * (tokens > 0),
-    )
-    return _norm(read, compute, latency)
+    read = np.full_like(tokens, m.bytes / bandwidth)
+    return _norm(read, tokens * m.flops / rate, m.kernels * c.kernel_s * (tokens > 0))
+
+
+def _expert_seconds(e: FusedExperts, tokens: np.ndarray, deployment: Deployment, c: Coefficients) -> np.ndarray:
+    """Seconds of the fused-experts kernels of all layers: latency, norm(read, compute), activations moved.
+
+    T tokens route as differently as T^0.9 independent ones, so they touch E (1 - (1 - k/E)^(T^0.9)) of E experts. Each
+    touched expert's rows are padded to whole tiles. Experts are asked for unevenly (`SKEW` of a mean): of R ranks with
+    n experts each the fullest has 1 + SKEW sqrt(2 ln R / n) times the mean (the largest of R normal variables).
+    """
+    gpu, kernel = deployment.gpu, expert_kernel(deployment.gpu, deployment.engine, e.format)
+    everyone = tokens * deployment.layout.dp  # a rank's experts see the tokens of all data-parallel ranks
+    touched = e.held * (1 - (1 - e.active / e.total) ** (everyone**SPREAD))
+    rows = everyone * e.active / e.ranks * (1 + SKEW * math.sqrt(2 * math.log(e.ranks) / e.held))
+    read = touched * e.bytes / (gpu.bandwidth * kernel.memory)
+    compute = (rows + touched * kernel.padding) * e.flops / (gpu.flops[e.dtype] * kernel.gemm * c.expert_gemm)
+    moved = rows * e.row_bytes * kernel.passes / gpu.bandwidth
+    return e.layers * (kernel.latency_s * c.expert_latency * (tokens > 0) + _norm(read, compute) + moved)
+
+
+SPREAD = 0.9
+"""Exponent of the tokens that route independently, seen in the served models' expert counts."""
+SKEW = 0.4
+"""Standard deviation of how often an expert is asked for, of the mean."""
 
 
 def _norm(*times: np.ndarray) -> np.ndarray:
@@ -190,39 +210,46 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
     gpu, args, w = deployment.gpu, deployment.args, work(deployment)
     known = calibration_of(deployment.model, gpu, deployment.engine)
     c = coefficients or known.coefficients
-    tokens = _grid(args.max_num_batched_tokens)
+    speculation = deployment.speculation
+    captured = max(
+        cudagraph_sizes(deployment.engine, args, gpu, speculation.num_speculative_tokens if speculation else 0),
+        default=0,
+    )
+    tokens = _grid(args.max_num_batched_tokens, captured)
     parts: dict[str, np.ndarray] = {
-        "dense linears": sum(
-            (_matmul_seconds(m, tokens, deployment, c) for m in w.matmuls if not m.experts), np.zeros(len(tokens))
-        ),
-        "experts": sum(
-            (_matmul_seconds(m, tokens, deployment, c) for m in w.matmuls if m.experts), np.zeros(len(tokens))
-        ),
+        "dense linears": sum((_matmul_seconds(m, tokens, deployment, c) for m in w.matmuls), np.zeros(len(tokens))),
+        "experts": sum((_expert_seconds(e, tokens, deployment, c) for e in w.experts), np.zeros(len(tokens))),
         "collectives": sum((part.seconds for part in collectives(deployment, tokens, c)), np.zeros(len(tokens))),
         "activations": tokens * w.token_bytes * c.token_passes / gpu.bandwidth,
         "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
     }
-    launches = (w.kernels + sum(m.kernels for m in w.matmuls)) * c.launch_s
+    kernels = w.kernels + sum(m.kernels for m in w.matmuls) + sum(e.layers * EXPERT_KERNELS for e in w.experts)
+    launches, pieces = kernels * c.launch_s, deployment.engine.facts["capture"]["pieces"]
+    between = launches if pieces == "none" else min(w.pieces * c.launch_s, launches)
+    parts["launches"] = (launches - between) * (tokens > captured) * (not args.enforce_eager)
     host = PINGPONG if args.async_scheduling else 1.0
     rows = np.arange(args.max_num_seqs + 1, dtype=float)
+    head = _matmul_seconds(w.head, rows, deployment, c)
+    alone = float(sum(part[1] for part in parts.values()) + head[1])  # the GPU, for a step of one token
+    exposed = float(_norm(np.array(alone), np.array(c.step_s))) - alone if args.async_scheduling else c.step_s
     sampling = rows * w.vocab * 4 * SAMPLING_PASSES / gpu.bandwidth
     rate = gpu.bandwidth * c.kv
     peak = gpu.flops["bf16" if "bf16" in gpu.flops else "fp16"] * c.attention
     multiplied = {k.window: max(k.decode_flops, queries * k.query_flops) / peak for k in w.contexts}
     decode = {k.window: ((k.bytes / rate) ** 2 + multiplied[k.window] ** 2) ** 0.5 for k in w.contexts}
     prefill = {k.window: k.prefill_flops / peak for k in w.contexts}
-    return StepModel(
+    step = StepModel(
         grid=tokens,
         parts=parts,
         max_tokens=args.max_num_batched_tokens,
-        rows_s=_matmul_seconds(w.head, rows, deployment, c) + sampling + rows * c.row_s * host,
+        rows_s=head + sampling + rows * c.row_s * host,
         decode_context_s=decode.get(None, 0.0),
         decode_windows=tuple((window, s) for window, s in decode.items() if window),
         prefill_pair_s=prefill.get(None, 0.0),
         prefill_windows=tuple((window, s) for window, s in prefill.items() if window),
         state_s=w.state_bytes / rate,
-        fixed_s=c.step_s * host + (launches if args.enforce_eager else 0.0),
-        prefill_step_s=0.0 if args.enforce_eager else launches,
+        fixed_s=exposed + (launches if args.enforce_eager else between if pieces == "every step" else 0.0),
+        prefill_step_s=0.0 if args.enforce_eager or pieces == "every step" else between,
         request_s=c.request_s,
         prompt_token_s=c.prompt_token_s,
         stages=deployment.layout.pp,
@@ -231,7 +258,10 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
         sigma_tpot=known.sigma_tpot,
         sigma_ttft=known.sigma_ttft,
     )
+    return step if c.pace == 1 else step.scaled(c.pace)
 
 
+EXPERT_KERNELS = 6
+"""Launched by one fused-experts layer: sorting, quantizing, two products, activation, sum."""
 SAMPLING_PASSES = 4
 """fp32 passes over the logits of one row in a greedy or plain-temperature sampler: cast, scale, softmax, draw."""

@@ -5,13 +5,12 @@ Matrix products are gathered by number format, attention by window, so that a st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 
 from planner.facts.deployment import Deployment
-from planner.facts.gpus import Gpu
 from planner.latency.calibration import calibration_of
 from planner.memory.kv_cache import kv_width
 from planner.memory.weights import rank_shape, weight_bytes
@@ -33,8 +32,22 @@ class Matmul:
     flops: float
     bits: float = 16.0  # per stored weight
     kernels: int = 1
-    experts: int = 0  # of how many experts per layer (0: dense)
-    active: int = 0
+
+
+@dataclass(frozen=True)
+class FusedExperts:
+    """The routed experts of all layers that share a number format and shape, on one GPU."""
+
+    dtype: str  # of the matrix units
+    format: str  # of weights and activations together, as `catalogs/calibration/experts.yaml` names it
+    layers: int
+    held: int  # experts of a layer on this GPU
+    total: int
+    active: int  # per token
+    ranks: int  # that the experts are dealt out to (1: each is cut over all GPUs)
+    bytes: float  # of one expert
+    flops: float  # of one row in one expert
+    row_bytes: float  # activations that one row moves: in, between and out, in 16 bit
 
 
 @dataclass(frozen=True)
@@ -53,11 +66,13 @@ class Work:
     """What a step has to do, per token, row and context token, on one GPU of every pipeline stage in turn."""
 
     matmuls: tuple[Matmul, ...]
+    experts: tuple[FusedExperts, ...]
     head: Matmul
     vocab: float
     contexts: tuple[Context, ...]
     state_bytes: float  # read and written per sequence and step
     kernels: int  # launched one after the other, all layers
+    pieces: int  # launched where graphs leave attention out: each layer's cache write, attention and next piece
     token_bytes: float  # one pass over the activations of one token, all layers
 
 
@@ -75,26 +90,61 @@ def _matmul(model: Model, weight: Weight, deployment: Deployment, prefix: str = 
 
 
 def _matmuls(deployment: Deployment) -> tuple[Matmul, ...]:
-    """Every linear of the layers, gathered by format and by dense or expert."""
-    model, layout = deployment.model, deployment.layout
-    found: dict[tuple[str, float, int, int], list[float]] = {}  # bytes, FLOP per token, kernels
-    for (layer, prefix), times in model.distinct_layers.items():
+    """Every linear of the layers but the routed experts', gathered by format."""
+    found: dict[tuple[str, float], list[float]] = {}  # bytes, FLOP per token, kernels
+    for (layer, prefix), times in deployment.model.distinct_layers.items():
         for weight in layer.weights:
-            if not weight.linear:
-                continue
-            dtype, size, flops, bits = _matmul(model, weight, deployment, prefix)
-            experts = active = 0
-            if weight.part == "routed_experts" and isinstance(layer.mlp, Experts):
-                experts, active = layer.mlp.total, layer.mlp.active
-                flops *= active / experts * layout.dp  # a rank's experts see the tokens of all data-parallel ranks
-            total = found.setdefault((dtype, bits, experts, active), [0.0, 0.0, 0])
-            total[0] += size * times
-            total[1] += flops * times
-            total[2] += 2 * times * (weight.shard == "row")  # each comes with a fused column-parallel one
+            if weight.linear and weight.part != "routed_experts":
+                dtype, size, flops, bits = _matmul(deployment.model, weight, deployment, prefix)
+                total = found.setdefault((dtype, bits), [0.0, 0.0, 0])
+                total[0] += size * times
+                total[1] += flops * times
+                total[2] += 2 * times * (weight.shard == "row")  # each comes with a fused column-parallel one
     return tuple(
-        Matmul(dtype, size, flops, bits, int(kernels), experts, active)
-        for (dtype, bits, experts, active), (size, flops, kernels) in found.items()
+        Matmul(dtype, size, flops, bits, int(kernels)) for (dtype, bits), (size, flops, kernels) in found.items()
     )
+
+
+def _experts(deployment: Deployment) -> tuple[FusedExperts, ...]:
+    """The routed experts of every layer, gathered by format and shape."""
+    model, layout = deployment.model, deployment.layout
+    found: dict[FusedExperts, int] = {}
+    for (layer, prefix), times in model.distinct_layers.items():
+        weights = [weight for weight in layer.weights if weight.linear and weight.part == "routed_experts"]
+        if not weights or not isinstance(layer.mlp, Experts):
+            continue
+        dtype, _, _, bits = _matmul(model, weights[0], deployment, prefix)
+        scheme = model.quantization.scheme(weights[0], prefix)
+        shapes = [rank_shape(weight, layout) for weight in weights]
+        held = shapes[0][2]
+        inner = sum(rows for (rows, _, _), weight in zip(shapes, weights, strict=True) if weight.shard == "column")
+        one = FusedExperts(
+            dtype=dtype,
+            format=_format(dtype, bits, scheme.method if scheme else ""),
+            layers=1,
+            held=held,
+            total=layer.mlp.total,
+            active=layer.mlp.active,
+            ranks=layout.ep,
+            bytes=sum(weight_bytes(model, weight, layout, prefix) for weight in weights) / held,
+            flops=2.0 * sum(rows * cols for rows, cols, _ in shapes),
+            row_bytes=2.0 * (2 * model.architecture.hidden + 1.5 * inner),
+        )
+        found[one] = found.get(one, 0) + times
+    return tuple(replace(one, layers=times) for one, times in found.items())
+
+
+def _format(dtype: str, bits: float, method: str) -> str:
+    """Of a fused-experts kernel: the matrix units' format where weights have it too, else that of the weights."""
+    if bits > 8:
+        return "bf16"
+    if bits == 8 and dtype in ("bf16", "fp16"):
+        return "int4"  # narrow weights, widened
+    if bits == 8:
+        return "fp8_block" if method == "fp8_block" else "fp8"
+    if dtype == "fp4":
+        return "nvfp4"
+    return ("mxfp4_fp8" if dtype == "fp8" else "mxfp4") if method == "mxfp4" else "int4"
 
 
 def kv_dtype(deployment: Deployment) -> str:
@@ -139,7 +189,7 @@ def _contexts(deployment: Deployment) -> tuple[Context, ...]:
     return tuple(Context(window, *costs) for window, costs in found.items())
 
 
-def _kernels(model: Model, layer: Layer, prefix: str, gpu: Gpu) -> int:
+def _kernels(model: Model, layer: Layer, prefix: str) -> int:
     """Kernels of one layer beside its matrix products and all-reduces, as vLLM's compiled graph leaves them."""
     schemes = [model.quantization.scheme(weight, prefix) for weight in layer.weights if weight.linear]
     used = [scheme for scheme in schemes if scheme is not None]
@@ -148,9 +198,8 @@ def _kernels(model: Model, layer: Layer, prefix: str, gpu: Gpu) -> int:
         count += 5 if isinstance(mixer, Attention) else 9 if isinstance(mixer, LatentAttention) else 8
         if isinstance(mixer, LatentAttention) and mixer.has_indexer_cache:
             count += 7  # query and key projections, norm, rotation, quantization, scores, top-k
-    if isinstance(layer.mlp, Experts):  # norm, router, top-k, sorting, activation, sum; FlashInfer fuses the 4-bit ones
-        fused = "fp4" in gpu.flops and any(scheme.bits < 6 for scheme in used)
-        count += (3 if fused else 6) + 2 * bool(layer.mlp.shared_intermediate)
+    if isinstance(layer.mlp, Experts):  # norm, router, top-k; the rest is the fused kernel's
+        count += 3 + 2 * bool(layer.mlp.shared_intermediate)
     elif layer.mlp is not None:
         count += 2
     # compilation folds the quantization of activations into the norm or activation before, but not in blocks
@@ -165,13 +214,12 @@ def work(deployment: Deployment) -> Work:
     head = next(w for part in ("lm_head", "embedding") for w in architecture.ends if w.part == part)
     return Work(
         matmuls=_matmuls(deployment),
+        experts=_experts(deployment),
         head=Matmul(*_matmul(model, head, deployment)),
         vocab=architecture.vocab,
         contexts=_contexts(deployment),
         state_bytes=2.0 * sum(m.state_bytes(tp) for m in architecture.mixers if isinstance(m, Recurrent)),
-        kernels=sum(
-            times * _kernels(model, layer, prefix, deployment.gpu)
-            for (layer, prefix), times in model.distinct_layers.items()
-        ),
+        kernels=sum(times * _kernels(model, layer, prefix) for (layer, prefix), times in model.distinct_layers.items()),
+        pieces=3 * len(architecture.mixers),
         token_bytes=2.0 * architecture.hidden * len(architecture.layers),
     )

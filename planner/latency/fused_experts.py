@@ -1,0 +1,48 @@
+"""What a fused mixture-of-experts kernel reaches by GPU generation and number format: `calibration/experts.yaml`."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from pydantic import PositiveFloat
+
+from planner.core.catalog import Entry, entries
+from planner.facts.engines import Engine, release
+from planner.facts.gpus import Gpu
+
+
+class ExpertKernel(Entry):
+    """One fused-experts layer, measured alone."""
+
+    memory: PositiveFloat  # of bandwidth, reading the experts that a step touches
+    gemm: PositiveFloat  # of the dense peak
+    padding: PositiveFloat  # rows that tiles add to each touched expert
+    latency_s: PositiveFloat
+    passes: PositiveFloat  # over the activations of its rows
+    source: str
+    date: str
+
+
+@cache
+def expert_kernels() -> dict[str, ExpertKernel]:
+    """All entries by "GENERATION FORMAT" or "GENERATION FORMAT before VERSION"."""
+    return entries("calibration/experts.yaml", ExpertKernel)
+
+
+@cache
+def expert_kernel(gpu: Gpu, engine: Engine, format: str) -> ExpertKernel:
+    """The kernel of `engine` on `gpu`; of a generation that nobody measured that of Hopper."""
+    found = expert_kernels()
+    name = f"{gpu.generation} {format}"
+    bounds = [key.partition(" before ")[2] for key in found if key.startswith(f"{name} before ")]
+    above = [bound for bound in bounds if engine.name == "vllm" and engine.release < release(bound)]
+    name = f"{name} before {min(above, key=release)}" if above else name
+    near = {"fp8": "fp8_block", "fp8_block": "fp8", "mxfp4": "int4", "mxfp4_fp8": "mxfp4", "nvfp4": "int4"}.get(format)
+    return (
+        found.get(name)
+        or found.get(f"{gpu.generation} {near}")
+        or found[f"hopper {format if format in HOPPER else near}"]
+    )
+
+
+HOPPER = ("bf16", "fp8", "fp8_block", "int4", "mxfp4")
