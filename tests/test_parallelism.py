@@ -9,12 +9,12 @@ from planner.facts.coefficients import Coefficients
 from planner.facts.deployment import ParallelLayout, deploy_on
 from planner.facts.engines import engine
 from planner.facts.gpus import gpu
-from planner.latency.calibration import calibrations
+from planner.latency.calibration import catalog
 from planner.models.registry import model
 from planner.parallelism.layouts import allreduce_seconds, collectives, legal_layouts, pipeline_bubble, refuse
 
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
-PRIOR = Coefficients(**calibrations("vllm")["prior"].coefficients)
+PRIOR = Coefficients(**catalog("vllm").common.coefficients)
 
 
 def test_llama_70b_takes_tp_8_but_not_tp_3_nor_tp_across_nodes():

@@ -15,7 +15,7 @@ from planner.operations.validation import serving, timed
 from planner.operations.validation.serving import (
     ServingCurve,
     accuracy,
-    fits,
+    held_back,
     nearest,
     rests_on,
     serving_curves,
@@ -165,14 +165,18 @@ def test_the_nearest_curve_shares_engine_then_gpu_then_family() -> None:
 def test_what_a_prediction_rests_on() -> None:
     llama = deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4)
     assert "measured points of H100-SXM under vllm" in rests_on(llama)
-    assert "there are no measurements of MI300X" in rests_on(deploy_on("meta-llama/Llama-3.1-8B", "MI300X"))
+    assert "there are no measurements of V100" in rests_on(deploy_on("meta-llama/Llama-3.1-8B", "V100"))
     own = Calibration(coefficients={"memory": 0.8}, models=("llama",), points=7, source="our own runs", date="2026-11")
     mine = replace(llama, engine=replace(llama.engine, calibration={"H100-SXM": own}))
     assert "on 7 measured points of H100-SXM" in rests_on(mine) and "our own runs" in rests_on(mine)
 
 
-def test_every_fitted_gpu_states_its_points_and_its_spread() -> None:
-    table = fits()
+def test_what_was_held_back_is_told_for_every_engine_and_kind_of_new() -> None:
+    """Whole models, GPUs and releases that a fit went without are predicted worse than loads of known ones."""
+    table = held_back()
+    tpot = table[table["metric"] == "tpot"].set_index(["engine", "new"])
     assert {"vllm", "sglang", "trtllm"} == set(table["engine"])
-    assert (table["points"] > 0).all() and (table["error"] != "").all()
-    assert table["80 % interval of TPOT"].notna().all()
+    for engine in ("vllm", "sglang", "trtllm"):
+        assert tpot.loc[(engine, "curve"), "median"] < tpot.loc[(engine, "model"), "median"] < 0.25
+    assert tpot.loc[("vllm", "pair"), "median"] < 0.12 and (tpot["runs"] > 200).all()
+    assert tpot["inside"].between(0.7, 0.9).all()

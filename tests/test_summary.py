@@ -69,9 +69,9 @@ def test_traffic_may_grow_by_what_is_said_until_headroom_and_capacity_are_used_u
 
 
 def test_a_lost_replica_is_replayed_without_headroom() -> None:
-    chosen = plan().chosen
+    chosen = plan(rate=30).chosen
     assert chosen and chosen.deployment.layout.replicas > 1
-    fewer, said = summary.lost(plan())
+    fewer, said = summary.lost(plan(rate=30))
     assert fewer and fewer.deployment.layout.replicas == chosen.deployment.layout.replicas - 1
     assert ("still keeps every promise" in said) == fewer.meets
     single, alone = summary.lost(plan(rate=1))

@@ -217,9 +217,9 @@ def _calibrate(options: argparse.Namespace) -> None:
     fitted, date = fit(results.points, means=replayed, noise=REPEATS), f"{today():%Y-%m-%d}"
     print("\n".join((*results.notes, str(fitted))))
     if options.out is None:
-        print(f"saved: {fitted.save_shipped(date)}")
+        print("not saved: name a file with --out to plan with it")
     else:
-        fitted.save_own(options.out, date)
+        fitted.save(options.out, date)
         print(f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration: {options.out}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from pydantic import PositiveFloat
+from pydantic import Field, PositiveFloat
 
 from planner.core.catalog import Entry
 
@@ -15,23 +15,24 @@ class Coefficients:
 
     memory: float  # of bandwidth, reading weights of dense linears
     memory_fp4: float  # the same for 4-bit weights
-    expert_memory: float  # of what dense weights reach, reading those of the experts that a step touches
     kv: float  # of bandwidth, reading KV cache in decode
     gemm_bf16: float  # of dense peak, by the dtype that the matrix units compute in
     gemm_fp8: float
     gemm_fp4: float
-    expert_gemm: float  # of what a dense GEMM of that dtype reaches
-    expert_spread: float  # exponent: a batch of T tokens routes as differently as T^spread independent ones
+    gemm_widened: float  # of what 16-bit weights reach, where narrow ones are widened to 16 bit first
+    expert_gemm: float  # of what the fused-experts kernel reaches when measured alone
+    expert_latency: float  # of its latency measured alone, what is seen in a step
     attention: float  # of dense bf16 peak, prefill attention
     link: float  # of link bandwidth, large all-reduces
     allreduce_s: float  # latency of one small all-reduce between two GPUs
     kernel_s: float  # latency of one kernel in a CUDA graph that no roofline covers
     token_passes: float  # activations of one token: passes over `hidden` bf16 values per layer
-    step_s: float  # host time of one step that the GPU waits for
+    step_s: float  # host time of one step; with asynchronous scheduling only what outlasts the GPU's
     row_s: float  # the same, per scheduled sequence
     launch_s: float  # issuing one kernel outside a CUDA graph: what steps with prompt tokens, and eager ones, wait for
     request_s: float  # front end per request before its first token: HTTP, scheduling, detokenizing
     prompt_token_s: float  # the same per prompt token: tokenizing, moving
+    pace: float  # of the whole step, against what the others give: young kernels and a model's own lie above 1
 
 
 def coefficient_names() -> tuple[str, ...]:
@@ -40,7 +41,7 @@ def coefficient_names() -> tuple[str, ...]:
 
 
 class Calibration(Entry):
-    """One entry of a calibration file; coefficients that it leaves out are those of the file's `prior`."""
+    """One GPU of an owner's calibration file; coefficients that it leaves out are the catalog's."""
 
     coefficients: dict[str, PositiveFloat]
     sigma_tpot: PositiveFloat | None = None  # standard deviation of ln(measured / predicted)
@@ -50,6 +51,45 @@ class Calibration(Entry):
     points: int = 0
     versions: tuple[str, ...] = ()
     residuals: str = ""
-    engine: str = ""  # in an owner's file; a catalog's is named after it
+    engine: str = ""
+    source: str
+    date: str
+
+
+class Effect(Entry):
+    """One entry of a calibration catalog: what its conditions change, as factors of the coefficients before it.
+
+    It holds for every deployment that meets all of its conditions.
+    """
+
+    generation: str | None = None  # of the GPU, see `Gpu.generation`
+    gpu: str | None = None
+    model: str | None = None  # by `model_type`
+    quantization: str | None = None
+    before: str | None = None  # the engine's release; of several alike the lowest above it holds
+    times: dict[str, PositiveFloat] = Field(default_factory=dict)
+    kv_cache_dtype: str = "auto"  # what the measured recipes set where a deployment leaves it open
+    spread_tpot: PositiveFloat = 1.0  # of a generation's errors, against those of all
+    spread_ttft: PositiveFloat = 1.0
+    points: int = 0
+    versions: tuple[str, ...] = ()
+
+
+class Widths(Entry):
+    """Standard deviations of ln(measured / predicted) on what was held back as a whole."""
+
+    curve: PositiveFloat  # a load that was not measured
+    pair: PositiveFloat  # a model, in its number format, that was measured on other GPUs only
+    model: PositiveFloat  # one of a kind that was not measured
+    gpu: PositiveFloat
+    version: PositiveFloat  # a release apart from all measured ones
+
+
+class Common(Entry):
+    """What all effects of a calibration catalog start from."""
+
+    coefficients: dict[str, PositiveFloat]
+    sigma_tpot: Widths
+    sigma_ttft: Widths
     source: str
     date: str

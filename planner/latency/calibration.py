@@ -1,25 +1,29 @@
-"""What fraction of its published peaks a GPU reaches under an engine: `catalogs/calibration/ENGINE.yaml`, by GPU.
+"""What fraction of its published peaks a GPU reaches under an engine: `catalogs/calibration/ENGINE.yaml`.
 
-An owner's own file, of entries by GPU in the same form, comes before the catalog where an `Engine` carries it.
+Coefficients are what all measured runs of an engine have in common, times what a GPU's generation, the GPU, the
+engine's release and the model change, each pulled towards 1 as far as measurements leave it open (partial pooling).
+An owner's own file, of entries by GPU, comes before the catalog where an `Engine` carries it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from math import log
 from pathlib import Path
 from typing import Literal
 
-from planner.core.catalog import CATALOGS, entries
+from planner.core.catalog import CATALOGS, check, entries, read_yaml
 from planner.core.quantities import PlannerError, did_you_mean
-from planner.facts.coefficients import Calibration, Coefficients, coefficient_names
+from planner.facts.coefficients import Calibration, Coefficients, Common, Effect, Widths, coefficient_names
 from planner.facts.engines import Engine, release
-from planner.facts.gpus import Gpu, gpu, gpus
+from planner.facts.gpus import Gpu, gpu
 from planner.models.registry import Model
 
 Basis = Literal["measured", "model-transfer", "gpu-transfer", "prior"]
+NEW = ("pair", "model", "gpu", "version")
+"""What may be new in a question, beside its load."""
 
 
 @dataclass(frozen=True)
@@ -28,40 +32,66 @@ class Calibrated:
 
     coefficients: Coefficients
     basis: Basis
+    new: tuple[str, ...]  # of `NEW`
     sigma_tpot: float
     sigma_ttft: float
     kv_cache_dtype: str
+    points: int  # that were measured of this GPU under this engine
     note: str
 
 
-WIDTHS: dict[Basis, tuple[float, float]] = {
-    "measured": (0.08, 0.20),
-    "model-transfer": (0.12, 0.30),
-    "gpu-transfer": (0.15, 0.35),
-    "prior": (0.30, 0.50),
-}
-"""Default standard deviations of ln(measured / predicted) for TPOT and TTFT, by basis."""
+@dataclass(frozen=True)
+class Catalog:
+    """A calibration catalog."""
+
+    common: Common
+    effects: Mapping[str, Effect]
+
+    def holds(self, effect: Effect, engine: Engine, **asked: str) -> bool:
+        """Whether `asked` and the engine's release meet its conditions, and no lower `before` of its kind does."""
+        if any(getattr(effect, name) not in (None, value) for name, value in asked.items()):
+            return False
+        if effect.before is None:
+            return True
+        kind = {name: getattr(effect, name) for name in asked}
+        bounds = [
+            release(other.before)
+            for other in self.effects.values()
+            if other.before and {name: getattr(other, name) for name in asked} == kind
+        ]
+        return release(effect.before) == min((bound for bound in bounds if engine.release < bound), default=None)
 
 
 @cache
-def calibrations(engine: str) -> dict[str, Calibration]:
-    """The calibration file of `engine`; an engine without one is planned with vLLM's."""
-    file = catalog_file(engine)
-    found = _entries(file if file.exists() else catalog_file("vllm"))
-    if missing := set(coefficient_names()) - found["prior"].coefficients.keys():
-        raise PlannerError(f"calibration/{engine}.yaml, entry prior: field is missing: {', '.join(sorted(missing))}")
-    return found
+def catalog(engine: str) -> Catalog:
+    """The calibrations of `engine`; an engine without any is planned with vLLM's."""
+    file = (
+        f"calibration/{engine}.yaml"
+        if (CATALOGS / "calibration" / f"{engine}.yaml").exists()
+        else "calibration/vllm.yaml"
+    )
+    data = dict(read_yaml(CATALOGS / file))
+    common = check(Common, data.pop("common", None), f"{file}, entry common")
+    found = {name: check(Effect, fields, f"{file}, entry {name}") for name, fields in data.items()}
+    if missing := set(coefficient_names()) - common.coefficients.keys():
+        raise PlannerError(f"{file}, entry common: field is missing: {', '.join(sorted(missing))}")
+    for name, effect in found.items():
+        _known_names(effect.times, f"{file}, entry {name}")
+    return Catalog(common, found)
 
 
-def catalog_file(engine: str) -> Path:
-    """Where the catalog keeps the calibrations of `engine`."""
-    return CATALOGS / "calibration" / f"{engine}.yaml"
+def _known_names(coefficients: Mapping[str, float], where: str) -> None:
+    for unknown in coefficients.keys() - set(coefficient_names()):
+        raise PlannerError(f"{where}: {did_you_mean(unknown, set(coefficient_names()), 'coefficient')}")
 
 
 def own_calibrations(path: Path) -> dict[str, Calibration]:
     """An owner's calibration file, by GPU; `PlannerError` for whatever is wrong in it."""
     try:
-        return {gpu(name).name: entry for name, entry in _entries(path).items()}
+        found = entries(path.name, Calibration, path.parent)
+        for name, entry in found.items():
+            _known_names(entry.coefficients, f"{path.name}, entry {name}")
+        return {gpu(name).name: entry for name, entry in found.items()}
     except PlannerError as error:
         raise PlannerError(f"{error} ({path.name} is read as a calibration, by GPU)") from None
 
@@ -71,65 +101,70 @@ def calibrated_by(engine: Engine, own: Mapping[str, Calibration]) -> Engine:
     return replace(engine, calibration={name: e for name, e in own.items() if e.engine in ("", engine.name)})
 
 
-def _entries(path: Path) -> dict[str, Calibration]:
-    found = entries(path.name, Calibration, path.parent)
-    names = set(coefficient_names())
-    for name, entry in found.items():
-        for unknown in entry.coefficients.keys() - names:
-            raise PlannerError(f"{path.name}, entry {name}: {did_you_mean(unknown, names, 'coefficient')}")
-    return found
-
-
-def _known(engine: Engine) -> Mapping[str, Calibration]:
-    """All entries for `engine`: the catalog's, those of GPUs that its owner measured replaced."""
-    own = engine.calibration
-    shipped = {name: e for name, e in calibrations(engine.name).items() if name.partition(" before ")[0] not in own}
-    return {**shipped, **own}
-
-
-def entry_name(engine: Engine, name: str) -> str:
-    """The entry for `name` that covers the engine's release: the lowest "NAME before VERSION" above it, else "NAME"."""
-    bounds = [key.partition(" before ")[2] for key in _known(engine) if key.startswith(f"{name} before ")]
-    above = [bound for bound in bounds if engine.release < release(bound)]
-    return f"{name} before {min(above, key=release)}" if above else name
-
-
-def _entry(engine: Engine, name: str) -> Calibration | None:
-    return _known(engine).get(entry_name(engine, name))
-
-
-def _generation(gpu: Gpu) -> tuple[str, int]:
-    """Architecture and major compute capability: data-centre and desktop Blackwell are two things."""
-    return gpu.architecture, int(gpu.compute_capability or 0)
-
-
 @cache
-def calibrated(gpu: Gpu, engine: Engine, model_type: str) -> Calibrated:
-    """Coefficients for `gpu` under `engine`: its own entry, its architecture's or nearest sibling's, or the prior.
+def calibrated(gpu: Gpu, engine: Engine, model_type: str, quantization: str) -> Calibrated:
+    """Coefficients for `gpu` under `engine` and a model of this `model_type` (config.json) and quantization method."""
+    known = catalog(engine.name)
+    asked = {"generation": gpu.generation, "gpu": gpu.name, "model": model_type, "quantization": quantization}
+    effects = [effect for effect in known.effects.values() if known.holds(effect, engine, **asked)]
+    values = dict(known.common.coefficients)
+    for effect in effects:
+        for name, factor in effect.times.items():
+            values[name] *= factor
+    here = [effect for effect in known.effects.values() if effect.gpu == gpu.name and effect.model]
+    measured = [e for e in here if (e.model, e.quantization) == (model_type, quantization)]
+    versions = {release(version) for e in (measured or here or known.effects.values()) for version in e.versions}
+    apart = bool(versions) and not min(versions) <= engine.release <= max(versions)
+    there = next((e for e in effects if e.generation and not (e.before or e.gpu or e.model)), None)
+    is_known = {
+        "pair": bool(measured),
+        "model": any(effect.model == model_type for effect in known.effects.values()),
+        "gpu": bool(here),
+        "version": not apart,
+    }
+    basis: Basis = "measured" if measured else "model-transfer" if here else "gpu-transfer" if there else "prior"
+    new = tuple(name for name in NEW if not is_known[name])
+    tpot = _width(known.common.sigma_tpot, new) * (there.spread_tpot if there else UNSEEN)
+    ttft = _width(known.common.sigma_ttft, new) * (there.spread_ttft if there else UNSEEN)
+    dtype = next((e.kv_cache_dtype for e in effects if e.kv_cache_dtype != "auto"), "auto")
+    found = Calibrated(
+        Coefficients(**values), basis, new, tpot, ttft, dtype, sum(e.points for e in here), known.common.source
+    )
+    own = engine.calibration.get(gpu.name)
+    return found if own is None else _owned(found, own, model_type)
 
-    `model_type` (config.json) decides whether the model's family was among those measured.
-    """
-    known = _known(engine)
-    own, family, prior = _entry(engine, gpu.name), _entry(engine, gpu.architecture), known["prior"]
-    if own is None and family is None:  # the sibling of the same generation with the nearest bandwidth
-        siblings = [other for other in gpus() if _generation(other) == _generation(gpu) and other.name in known]
-        nearest = min(siblings, key=lambda other: abs(log(other.bandwidth / gpu.bandwidth)), default=None)
-        family = _entry(engine, nearest.name) if nearest else None
-    chosen = own or family or prior
-    basis: Basis = "prior"
-    if own is not None:
-        basis = "measured" if model_type in own.models else "model-transfer"
-    elif family is not None:
-        basis = "gpu-transfer"
-    coefficients = replace(Coefficients(**prior.coefficients), **chosen.coefficients)
-    tpot, ttft = WIDTHS[basis]
-    if basis == "measured":
-        tpot, ttft = chosen.sigma_tpot or tpot, chosen.sigma_ttft or ttft
+
+UNSEEN = 2.0
+"""How much less certain a GPU is of whose generation none was measured."""
+
+
+def _width(widths: Widths, new: tuple[str, ...]) -> float:
+    """The spread for a load, widened by what else is `new`: what each adds to that of a load alone, in squares."""
+    extra = {name: max(getattr(widths, name) ** 2 - widths.curve**2, 0.0) for name in new}
+    if "model" in extra or "gpu" in extra:  # each of them is a new pair, too
+        extra.pop("pair", None)
+    return math.sqrt(widths.curve**2 + sum(extra.values()))
+
+
+def _owned(known: Calibrated, own: Calibration, model_type: str) -> Calibrated:
+    """`known` with what an owner measured of this GPU."""
+    coefficients = replace(known.coefficients, **own.coefficients)
+    tpot, ttft = known.sigma_tpot, known.sigma_ttft
+    if model_type in own.models:
+        tpot, ttft = own.sigma_tpot or tpot, own.sigma_ttft or ttft
     else:  # carried over, nothing is more certain than where it was measured
-        tpot, ttft = max(tpot, chosen.sigma_tpot or 0), max(ttft, chosen.sigma_ttft or 0)
-    return Calibrated(coefficients, basis, tpot, ttft, chosen.kv_cache_dtype, chosen.source)
+        tpot, ttft = max(tpot, own.sigma_tpot or 0), max(ttft, own.sigma_ttft or 0)
+    basis: Basis = "measured" if model_type in own.models else "model-transfer"
+    new = () if basis == "measured" else known.new
+    return Calibrated(coefficients, basis, new, tpot, ttft, own.kv_cache_dtype, own.points, own.source)
 
 
 def calibration_of(model: Model, gpu: Gpu, engine: Engine) -> Calibrated:
     """`calibrated` for a model."""
-    return calibrated(gpu, engine, model.architecture.model_type)
+    return calibrated(gpu, engine, model.architecture.model_type, method_of(model))
+
+
+def method_of(model: Model) -> str:
+    """The number format of most of its weights, as calibrations name it."""
+    main = model.quantization.main
+    return main.method if main else "none"

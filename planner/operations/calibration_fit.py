@@ -22,16 +22,7 @@ from planner.core.quantities import Z80, Interval, PlannerError
 from planner.facts.coefficients import Calibration, Coefficients, coefficient_names
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
-from planner.latency.calibration import (
-    WIDTHS,
-    Calibrated,
-    calibrated,
-    calibration_of,
-    calibrations,
-    catalog_file,
-    entry_name,
-    own_calibrations,
-)
+from planner.latency.calibration import Calibrated, calibration_of, own_calibrations
 from planner.latency.step_model import step_model
 from planner.memory.budget import memory_of
 from planner.queueing.steady_state import closed_loop, open_loop
@@ -43,10 +34,10 @@ if TYPE_CHECKING:
 NOISE_TPOT, NOISE_TTFT = 0.05, 0.15
 """Spread of ln(measured) that no model explains: repeats of a public point differ by 1-9 % (TPOT) and 4-16 % (TTFT)."""
 SPREAD = {
-    "memory": 0.05, "memory_fp4": 0.1, "expert_memory": 0.1, "kv": 0.12, "gemm_bf16": 0.1, "gemm_fp8": 0.15,
-    "gemm_fp4": 0.2, "expert_gemm": 0.2, "expert_spread": 0.05, "attention": 0.15, "link": 0.15, "allreduce_s": 0.25,
-    "kernel_s": 0.25, "token_passes": 0.25, "step_s": 0.35, "row_s": 0.35, "launch_s": 0.35, "request_s": 0.4,
-    "prompt_token_s": 0.5,
+    "memory": 0.05, "memory_fp4": 0.1, "kv": 0.12, "gemm_bf16": 0.1, "gemm_fp8": 0.15, "gemm_fp4": 0.2,
+    "gemm_widened": 0.2, "expert_gemm": 0.2, "expert_latency": 0.2, "attention": 0.15, "link": 0.15,
+    "allreduce_s": 0.25, "kernel_s": 0.25, "token_passes": 0.25, "step_s": 0.35, "row_s": 0.35, "launch_s": 0.35,
+    "request_s": 0.4, "prompt_token_s": 0.5, "pace": 0.1,
 }  # fmt: skip
 """Prior standard deviation of each coefficient's logarithm around the catalog's value: how much GPUs differ."""
 FREEDOM = 4.0
@@ -57,13 +48,13 @@ WORTH = 4.0
 WORDS = {
     "memory": "weights are read at {} of the memory bandwidth",
     "memory_fp4": "4-bit weights are read at {} of the memory bandwidth",
-    "expert_memory": "experts' weights are read at {} of what others reach",
     "kv": "the KV cache is read at {} of the memory bandwidth",
     "gemm_bf16": "BF16 matrix products reach {} of the GPU's peak",
     "gemm_fp8": "FP8 matrix products reach {} of the GPU's peak",
     "gemm_fp4": "FP4 matrix products reach {} of the GPU's peak",
-    "expert_gemm": "experts' matrix products reach {} of what others reach",
-    "expert_spread": "T tokens are routed as differently as T^{} independent ones",
+    "gemm_widened": "matrix products whose weights are widened first reach {} of the others",
+    "expert_gemm": "fused experts reach {} of what they reach alone",
+    "expert_latency": "of the fused experts' latency {} is seen",
     "attention": "attention over prompts reaches {} of the GPU's peak",
     "link": "large all-reduces reach {} of the links' bandwidth",
     "allreduce_s": "a small all-reduce takes {}",
@@ -74,6 +65,7 @@ WORDS = {
     "launch_s": "launching a kernel outside a CUDA graph takes {}",
     "request_s": "the front end takes {} per request",
     "prompt_token_s": "the front end takes {} per prompt token",
+    "pace": "a step takes {} of what all this gives",
 }
 """What each coefficient says of a machine; {} is its value as `_amount` writes it."""
 TOLD, FAR, STRANGE = 0.03, 3.0, 0.5
@@ -124,8 +116,7 @@ class Fitted:
         """
         left = np.abs(self.held_back[:, column])
         left = left[np.isfinite(left)]
-        usual, own = WIDTHS["measured"], (self.known.sigma_tpot, self.known.sigma_ttft)
-        assumed = (own if self.known.basis == "measured" else usual)[1 - column]
+        assumed = (self.known.sigma_ttft, self.known.sigma_tpot)[column]
         seen = float(np.quantile(left, 0.8)) / Z80 if len(left) else 0.0
         variance = (len(left) * seen**2 + WORTH * assumed**2) / (len(left) + WORTH)
         return max(float(np.sqrt(variance)), REPEATS[column])
@@ -150,15 +141,18 @@ class Fitted:
             date=date,
         )
 
-    def save(self, catalog: Path, date: str) -> None:
-        """Put the entry at the end of the calibration file `catalog`, in the place of any before it.
+    def save(self, path: Path, date: str) -> None:
+        """Put the entry at the end of an owner's file, for a scenario's `calibration`, in the place of any before it.
 
-        Raises `PlannerError` where it cannot be written.
+        Raises `PlannerError` where it cannot be written, and for a file that holds the GPU under another engine.
         """
+        other = own_calibrations(path).get(self.entry) if path.exists() else None
+        if other and other.engine not in ("", self.engine):
+            raise PlannerError(f"{path} holds {self.entry} under {other.engine}; keep {self.engine} in another file")
         entry = self.calibration(date).model_dump(mode="json", exclude_defaults=True)
         added = yaml.safe_dump({self.entry: entry}, sort_keys=False, width=110)
         try:
-            text = catalog.read_text(encoding="utf-8") if catalog.exists() else ""
+            text = path.read_text(encoding="utf-8") if path.exists() else ""
             kept, skipping = [], False
             for line in text.splitlines(keepends=True):
                 if line[:1].strip() and not line.startswith("#"):
@@ -166,29 +160,11 @@ class Fitted:
                 if not skipping:
                     kept.append(line)
             head = "".join(kept).rstrip()
-            with replacing(catalog) as (part,):
+            with replacing(path) as (part,):
                 part.write_text(f"{head}\n\n{added}" if head else added, encoding="utf-8")
         except (OSError, ValueError) as error:
-            reason = str(error).removeprefix(f"cannot write {catalog}: ")
-            raise PlannerError(f"cannot write the calibration {catalog}: {reason}; name a file with --out") from None
-        calibrations.cache_clear()
-        calibrated.cache_clear()
-
-    def save_own(self, path: Path, date: str) -> None:
-        """Put the entry into an owner's file, for a scenario's `calibration`; `PlannerError` for a file of others."""
-        other = own_calibrations(path).get(self.entry) if path.exists() else None
-        if other and other.engine not in ("", self.engine):
-            raise PlannerError(f"{path} holds {self.entry} under {other.engine}; keep {self.engine} in another file")
-        self.save(path, date)
-
-    def save_shipped(self, date: str) -> Path:
-        """Put the entry into the catalog, in the place of the one that covers these runs; the catalog's file."""
-        catalog = catalog_file(self.engine)
-        if not catalog.exists():
-            raise PlannerError(f"the catalog has no calibrations of {self.engine}; name a file of your own with --out")
-        name = entry_name(self.points[0].deployment.engine, self.entry)
-        replace(self, entry=name).save(catalog, date)
-        return catalog
+            reason = str(error).removeprefix(f"cannot write {path}: ")
+            raise PlannerError(f"cannot write the calibration {path}: {reason}; name a file with --out") from None
 
     def frame(self) -> pd.DataFrame:
         """One row per run: measured milliseconds and the errors before and after, as fractions."""
@@ -249,7 +225,7 @@ def _amount(name: str, value: float) -> str:
     """A coefficient with its unit: seconds by its name, else a share, but for the two plain numbers."""
     if name.endswith("_s"):
         return f"{value * 1e3:.3g} ms" if value >= 1e-4 else f"{value * 1e6:.3g} us"
-    return f"{value:.3g}" if name in ("expert_spread", "token_passes") else f"{value:.0%}"
+    return f"{value:.3g}" if name == "token_passes" else f"{value:.0%}"
 
 
 def _reach(sigma: float) -> str:

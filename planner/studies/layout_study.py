@@ -120,7 +120,7 @@ def served_within(scenario: Scenario, deployment: Deployment) -> float:
     def meets(power: float) -> bool:
         return judge(replace(scenario, workload=workload.at((workload.rate or 1.0) * 2**power)), deployment, 1).meets
 
-    low, high = -8.0, 4.0
+    low, high = -8.0, 10.0
     if not meets(low):
         return 0.0
     while high - low > PRECISION:

@@ -189,10 +189,10 @@ def room(plan: Plan) -> str:
         said = f"{scenario.workload.concurrency:,} users send {wanted:.3g} requests/s; it serves {most:.3g} at most."
     elif free < 0:
         return f"{said} It is overloaded: queues grow until requests are turned away."
-    said += f" So {max(free, 0.0):.0%} stay free, where {scenario.headroom:.0%} are asked for."
-    grow, over = (1 - scenario.headroom) * most.mid / wanted - 1, most / wanted + -1.0
     if scenario.workload.rate is None:
         return said
+    said += f" So {max(free, 0.0):.0%} stay free, where {scenario.headroom:.0%} are asked for."
+    grow, over = (1 - scenario.headroom) * most.mid / wanted - 1, most / wanted + -1.0
     if grow < 0:
         return f"{said} There is no room for more {what}."
     low = f" ({_more(over.lo)} at the pessimistic end)" if over.lo > 0 else ""
@@ -259,7 +259,7 @@ def _risks(plan: Plan) -> Iterator[tuple[float, str, str, str]]:
     width = max((value.hi / value.mid - 1 for value in told if value.mid > 0), default=0.0)
     wide = f"up to {width:+.0%} on a promised latency" if width else f"{found.request_tps:.3g} requests/s"
     yield (
-        DOUBT[found.basis] + width / 2, "the step costs are estimates", f"{BASES[found.basis]}; {wide}",
+        min(DOUBT[found.basis] + width / 2, 2.9), "the step costs are estimates", f"{BASES[found.basis]}; {wide}",
         "bench.sh on one replica, then planner calibrate on its results",
     )  # fmt: skip
     if deployment.speculation:

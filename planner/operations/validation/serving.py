@@ -9,12 +9,11 @@ from typing import Literal
 import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from planner.core.catalog import CATALOGS, Entry, entries
+from planner.core.catalog import CATALOGS, Entry, entries, read_yaml
 from planner.core.quantities import Interval, PlannerError
 from planner.facts.deployment import Deployment, deploy_on
-from planner.facts.gpus import gpus
 from planner.facts.workload import Lengths, Workload
-from planner.latency.calibration import calibration_of, calibrations, entry_name
+from planner.latency.calibration import calibration_of
 from planner.latency.speculation import step_of
 from planner.planning.benchmark_run import sample
 
@@ -153,18 +152,14 @@ def nearest(deployment: Deployment, curves: Mapping[str, ServingCurve] | None = 
     return min((curves or serving_curves()).items(), key=unlike)[0]
 
 
-def fits() -> pd.DataFrame:
-    """What the shipped coefficients were fitted to, and how far off they were on what was held back, per GPU."""
-    names, rows = {gpu.name for gpu in gpus()}, []
-    for file in sorted((CATALOGS / "calibration").glob("*.yaml"), reverse=True):
-        for name, entry in calibrations(file.stem).items():
-            if name.partition(" before ")[0] not in names:
-                continue
-            row: dict[str, object] = {"engine": file.stem, "GPU": name, "points": entry.points}
-            row["error"] = entry.residuals
-            for metric, sigma in (("TPOT", entry.sigma_tpot), ("TTFT", entry.sigma_ttft)):
-                row[f"80 % interval of {metric}"] = _reach(sigma) if sigma else None
-            rows.append(row)
+def held_back() -> pd.DataFrame:
+    """How far off the shipped coefficients are on runs that their fit went without, by what was new in them."""
+    rows = [
+        {"engine": engine, "new": what, "metric": metric, **figures}
+        for engine, wholes in read_yaml(CATALOGS / HELD_BACK).items()
+        for what, metrics in wholes.items()
+        for metric, figures in metrics.items()
+    ]
     return pd.DataFrame(rows)
 
 
@@ -177,15 +172,23 @@ def rests_on(deployment: Deployment) -> str:
     """What the step costs of `deployment` rest on, and how wide its intervals are for that."""
     gpu, engine, family = deployment.gpu.name, deployment.engine, deployment.model.architecture.model_type
     known = calibration_of(deployment.model, deployment.gpu, engine)
-    entry = {**calibrations(engine.name), **engine.calibration}.get(entry_name(engine, gpu))
-    here, runs = f"{gpu} under {engine.name}", f"{entry.points} measured points" if entry else ""
+    here = f"{gpu} under {engine.name}"
     basis = {
-        "measured": f"on {runs} of {here}, models of the family {family} among them ({known.note})",
-        "model-transfer": f"on {runs} of {here}, none of them of a model of the family {family}",
+        "measured": f"on {known.points} measured points of {here}, such models among them ({known.note})",
+        "model-transfer": f"on {known.points} measured points of {here}, none of them of a model like this ({family})",
         "gpu-transfer": f"on measurements of other GPUs, for there are none of {here} ({known.note})",
         "prior": f"on what GPUs have in common, for there are no measurements of {here}",
     }[known.basis]
+    new = f" New here: {', '.join(WORDS[what] for what in known.new)}." if known.new else ""
     return (
-        f"The step costs of {deployment} rest {basis}. Its 80 % intervals reach "
+        f"The step costs of {deployment} rest {basis}.{new} Its 80 % intervals reach "
         f"{_reach(known.sigma_tpot)} for the mean TPOT and {_reach(known.sigma_ttft)} for the mean TTFT."
     )
+
+
+HELD_BACK = "validation/held_back.yaml"
+WORDS = {
+    "pair": "this model in this format on this GPU", "model": "models of this kind", "gpu": "the GPU",
+    "version": "the release",
+}  # fmt: skip
+"""What may be new in a question, in words."""

@@ -1,7 +1,6 @@
 """Replayed against measured, request by request: public runs under an open load kept in `catalogs/validation`.
 
-They are replayed with coefficients in which they had no part: the engine's `prior`, what fits to other GPUs have in
-common.
+Each is replayed at the catalog's step costs, in whose fit its means are two rows of thousands.
 """
 
 from __future__ import annotations
@@ -16,9 +15,7 @@ import pandas as pd
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from planner.core.catalog import entries
-from planner.facts.coefficients import Coefficients
 from planner.facts.workload import Trace, Workload
-from planner.latency.calibration import calibrations
 from planner.latency.step_model import step_model
 from planner.memory.budget import memory_of
 from planner.operations.validation.memory import Ran
@@ -36,6 +33,18 @@ class TimedRun(Ran):
         min_length=2
     )
     gauges: tuple[tuple[NonNegativeFloat, NonNegativeInt, NonNegativeInt], ...] = Field(min_length=2)
+
+    @property
+    def workload(self) -> Workload:
+        """Its requests, as they came."""
+        arrival, prompt, output = np.array(self.requests)[:, :3].T
+        return Workload.from_trace(Trace(Path(), arrival, prompt.astype(np.int64), output.astype(np.int64)))
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """Mean TTFT and TPOT in seconds."""
+        _, _, output, ttft, e2e = np.array(self.requests).T
+        return float(ttft.mean()) / 1e3, float(((e2e - ttft) / (output - 1)).mean()) / 1e3
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +83,9 @@ def timed_runs() -> dict[str, TimedRun]:
 
 
 def replayed(run: TimedRun) -> Replayed:
-    """`run` with its own arrivals and lengths, through the engine's schedule, at the prior's step costs."""
-    deployment = run.deployment
-    arrival, prompt, output = np.array(run.requests)[:, :3].T
-    workload = Workload.from_trace(Trace(Path(), arrival, prompt.astype(np.int64), output.astype(np.int64)))
-    prior = Coefficients(**calibrations(deployment.engine.name)["prior"].coefficients)
-    step = step_model(deployment, prior)
-    return Replayed(run, replay_workload(deployment, memory_of(deployment).pool, step, workload, gauge_s=SAMPLED))
+    """`run` with its own arrivals and lengths, through the engine's schedule."""
+    deployment, pool = run.deployment, memory_of(run.deployment).pool
+    return Replayed(run, replay_workload(deployment, pool, step_model(deployment), run.workload, gauge_s=SAMPLED))
 
 
 def accuracy(runs: Mapping[str, Replayed]) -> pd.DataFrame:

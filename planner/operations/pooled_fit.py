@@ -1,0 +1,496 @@
+"""Fit the calibration catalogs of all engines at once to every measured run: `make fit`.
+
+The logarithm of a coefficient is a sum: what all have in common, and what the engine, the GPU's generation, the GPU,
+the release and the model add. Each part has a normal prior around 0 (`LEVELS`), so that little data moves it little,
+and what a GPU lacks comes from its generation (partial pooling). Residuals are ln(predicted / measured) under a
+Student-t loss; Gauss-Newton on the closed form, which is moved by what the replay of each run gives beside it.
+
+Held back, the fit goes without all runs of a curve, a pair of model and GPU, a model, a GPU or a release at once, by
+one Newton step from the fit with all: their errors are the widths of the catalog's intervals.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from planner.core.catalog import CATALOGS, read_text
+from planner.core.files import replacing, today
+from planner.core.quantities import MIB, Z80, PlannerError
+from planner.facts.coefficients import Coefficients, coefficient_names
+from planner.facts.deployment import Deployment
+from planner.facts.engines import release
+from planner.facts.workload import Workload
+from planner.latency.calibration import NEW, calibrated, catalog, method_of
+from planner.latency.step_model import StepModel, step_model
+from planner.memory.budget import memory_of
+from planner.operations.batch import that_starts
+from planner.operations.batch_columns import read_cells, read_deployment, read_model, read_workload
+from planner.operations.validation.timed import timed_runs
+from planner.queueing.steady_state import Case, closed_loops, open_loops
+from planner.simulator.replay import replay_workload
+
+RUNS = CATALOGS / "validation" / "measured_runs.csv"
+METRICS = ("ttft", "tpot", "output_tps", "itl_p50")
+COLUMNS = ("measured_ttft_ms", "measured_tpot_ms", "measured_output_tps", "measured_itl_p50_ms")
+NOISE = np.array([0.12, 0.05, 0.08, 0.06])
+"""Spread of ln(measured), by `METRICS`, that no model explains: what repeats of a public point differ by."""
+FREEDOM = 4.0
+COMMON = {
+    "memory": (0.80, 0.1), "memory_fp4": (0.67, 0.2), "kv": (0.95, 0.15), "gemm_bf16": (0.715, 0.15),
+    "gemm_fp8": (0.566, 0.2), "gemm_fp4": (0.436, 0.3), "gemm_widened": (0.7, 0.2), "expert_gemm": (0.85, 0.3),
+    "expert_latency": (0.5, 0.3), "attention": (0.744, 0.2), "link": (0.322, 0.3), "allreduce_s": (6.77e-6, 0.3),
+    "kernel_s": (5.31e-6, 0.3), "token_passes": (7.73, 0.3), "step_s": (0.00182, 0.5), "row_s": (24.5e-6, 0.5),
+    "launch_s": (14e-6, 0.4), "request_s": (0.0078, 0.5), "prompt_token_s": (2.61e-6, 0.5), "pace": (1.0, 0.0),
+}  # fmt: skip
+"""What is known of each coefficient before any serving run, and how well: AIConfigurator's kernel tables."""
+HOST = ("step_s", "row_s", "launch_s", "request_s", "prompt_token_s")
+LEVELS: Mapping[str, tuple[float, float, Mapping[str, float]]] = {
+    "engine": (0.4, 0.8, {}),
+    "generation": (0.5, 0.1, {}),
+    "gpu": (0.3, 0.3, {}),
+    "gpu engine": (0.25, 0.3, {}),
+    "release": (0.0, 0.6, {"kernel_s": 0.1, "expert_latency": 0.1, "pace": 0.06}),
+    "release generation": (0.0, 0.0, {"pace": 0.12}),
+    "model": (0.0, 0.0, {"pace": 0.10}),
+    "model engine": (0.0, 0.0, {"pace": 0.07}),
+    "model format": (0.0, 0.0, {"pace": 0.05}),
+    "pair": (0.0, 0.0, {"pace": 0.05, "token_passes": 0.1, "request_s": 0.2}),
+    "curve": (0.0, 0.0, {"pace": 0.05}),
+}
+"""How much a part adds: of the common spread, for the device's coefficients and the host's; and spreads of its own."""
+RELEASES = {
+    "vllm": ("0.11.0", "0.12.0", "0.16.0", "0.18.0", "0.20.0"),
+    "sglang": ("0.5.6", "0.5.9", "0.5.12"),
+    "trtllm": ("1.0.0", "1.2.0"),
+}
+"""Where an engine's releases are parted: changes of its runner, its scheduler or its kernels."""
+FEW = 5.0
+"""Curves that say as much of a generation's spread as all other generations do."""
+TOLD = 0.02
+"""Factors nearer to 1 than this are not worth an entry."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One measured run: what ran, what was sent, and ln of what was measured by `METRICS` (seconds, tokens/s)."""
+
+    deployment: Deployment
+    workload: Workload
+    measured: np.ndarray
+    curve: str
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """What it shares its parts with, by level; parts of a name are joined by |."""
+        engine, gpu, model = self.deployment.engine, self.deployment.gpu, self.deployment.model
+        family = model.architecture.model_type
+        era = next((bound for bound in RELEASES[engine.name] if engine.release < release(bound)), "")
+        return {
+            "common": "",
+            "engine": engine.name,
+            "generation": gpu.generation,
+            "gpu": gpu.name,
+            "gpu engine": f"{gpu.name}|{engine.name}",
+            "release": f"{engine.name}|{era}",
+            "release generation": f"{engine.name}|{era}|{gpu.generation}",
+            "model": family,
+            "model engine": f"{family}|{engine.name}",
+            "model format": f"{family}|{method_of(model)}",
+            "pair": f"{family}|{method_of(model)}|{gpu.name}|{engine.name}",
+            "curve": self.curve,
+        }
+
+    @property
+    def held_back(self) -> dict[str, str]:
+        """The whole that it belongs to, by what may be new in a question."""
+        groups, engine = self.groups, self.deployment.engine
+        wholes = {"pair": groups["pair"], "model": groups["model"], "gpu": groups["gpu"]}
+        return {"curve": self.curve, **wholes, "version": f"{engine.name} {engine.version}"}
+
+
+def measured_runs(path: Path = RUNS) -> list[Run]:
+    """The runs of a CSV (the columns of `planner predict`, `COLUMNS`, `curve` and `source`) and the timed ones.
+
+    Raises `PlannerError` for a row that cannot be planned.
+    """
+    found = []
+    for number, row in enumerate(csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")), start=2):
+        try:
+            notes: list[str] = []
+            cells, _ = read_cells(row)
+            workload = read_workload(cells, path.parent, notes)
+            if workload is None:
+                raise PlannerError("isl and osl are missing")
+            deployment = read_deployment(read_model(cells, path.parent), cells, path.parent, notes)
+            deployment = that_starts(deployment, workload, notes)
+            if not (memory := memory_of(deployment)).starts:
+                raise PlannerError(memory.reason)
+        except PlannerError as error:
+            raise PlannerError(f"{path.name}, line {number}: {error}") from None
+        if not deployment.args.enable_prefix_caching:
+            workload = replace(workload, prefix_hit_rate=0.0)
+        values = [float(row.get(name) or "nan") / (1e3 if name.endswith("_ms") else 1) for name in COLUMNS]
+        found.append(Run(deployment, workload, np.log(values), row["curve"]))
+    for name, timed in timed_runs().items():
+        found.append(Run(timed.deployment, timed.workload, np.log([*timed.means, np.nan, np.nan]), name))
+    return found
+
+
+class Pool:
+    """Measured runs, and the parts that their coefficients are sums of.
+
+    `parts` are (level, group, coefficient); `of` [runs] the indices of each run's, and `which` of their coefficients.
+    """
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs, self.names = list(runs), coefficient_names()
+        self.plans = [memory_of(run.deployment) for run in runs]
+        self.measured = np.array([run.measured for run in runs])
+        self.start = np.log([COMMON[name][0] for name in self.names])
+        self.beside = np.zeros_like(self.measured)  # ln(replayed / closed form)
+        found: dict[tuple[str, str, str], float] = {}
+        self.of, self.which = [], []
+        for run in runs:
+            mine = [(level, group, name) for level, group in run.groups.items() for name in self.names]
+            spreads = {part: spread for part in mine if (spread := _spread(part[0], part[2])) > 0}
+            found |= spreads
+            places = {part: index for index, part in enumerate(found)} if len(spreads) else {}
+            self.of.append(np.array([places[part] for part in spreads]))
+            self.which.append(np.array([self.names.index(name) for _, _, name in spreads]))
+        self.parts, self.spread = list(found), np.array(list(found.values()))
+
+    def logs(self, sums: np.ndarray) -> np.ndarray:
+        """[runs, coefficients] logarithms of each run's coefficients."""
+        logs = np.tile(self.start, (len(self.runs), 1))
+        for row, of, which in zip(logs, self.of, self.which, strict=True):
+            np.add.at(row, which, sums[of])
+        return logs
+
+    def steps(self, logs: np.ndarray) -> list[StepModel]:
+        """The step cost of every run."""
+        values = np.exp(logs).tolist()
+        return [step_model(run.deployment, Coefficients(*row)) for run, row in zip(self.runs, values, strict=True)]
+
+    def predicted(self, logs: np.ndarray) -> np.ndarray:
+        """[runs, metrics] logarithms of what the closed form gives."""
+        found, steps = np.full_like(self.measured, np.nan), self.steps(logs)
+        cases = [
+            Case(r.deployment, plan, r.workload, s) for r, plan, s in zip(self.runs, self.plans, steps, strict=True)
+        ]
+        paced = [k for k, run in enumerate(self.runs) if run.workload.rate is not None]
+        done = open_loops([cases[k] for k in paced]) if paced else None
+        closed = sorted(set(range(len(cases))) - set(paced))
+        for place, k in enumerate(paced):
+            assert done is not None
+            limit = self.runs[k].workload.concurrency
+            if limit and (done.saturated[place] or (self.runs[k].workload.rate or 0) * done.e2e[place, 0] > limit):
+                cases[k] = replace(cases[k], workload=replace(self.runs[k].workload, rate=None))
+                closed.append(k)
+            else:
+                found[k, :3] = _means(done, place)
+        loops = closed_loops([cases[k] for k in closed])
+        for place, k in enumerate(closed):
+            found[k, :3] = _means(loops, place)
+        for k in np.flatnonzero(np.isfinite(self.measured[:, 3])).tolist():
+            load = self.runs[k].workload
+            batch = (load.concurrency or 1) / self.runs[k].deployment.engines
+            found[k, 3] = steps[k].decode_step(batch, load.prompt.mean + load.output.mean / 2)
+        return np.asarray(np.log(found))
+
+    def replayed(self, logs: np.ndarray) -> np.ndarray:
+        """[runs, metrics] logarithms of what the replay of each run's own requests gives; NaN where nothing asks."""
+        found = np.full_like(self.measured, np.nan)
+        for k, (run, step) in enumerate(zip(self.runs, self.steps(logs), strict=True)):
+            if np.isfinite(self.measured[k, :3]).any():
+                result = replay_workload(run.deployment, self.plans[k].pool, step, run.workload)
+                tokens = float(result.output.sum()) * run.deployment.engines / result.duration
+                found[k, :3] = result.stats("ttft")["mean"], result.stats("tpot")["mean"], tokens
+        return np.asarray(np.log(found))
+
+    def slopes(self, logs: np.ndarray, base: np.ndarray) -> np.ndarray:
+        """[runs, metrics, coefficients] derivatives of `predicted`."""
+        found = np.zeros((*base.shape, len(self.names)))
+        for k, name in enumerate(self.names):
+            if name == "pace":
+                found[:, :, k] = (1, 1, -1, 1)
+            else:
+                moved = logs.copy()
+                moved[:, k] += 0.05
+                found[:, :, k] = (self.predicted(moved) - base) / 0.05
+        return np.asarray(np.nan_to_num(np.clip(found, -3, 3)))
+
+    def normal(self, slopes: np.ndarray, errors: np.ndarray, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The normal matrix of some runs, and the gradient, both without the priors."""
+        weight = np.where(np.isfinite(errors), 1 / (NOISE**2 + np.nan_to_num(errors) ** 2 / FREEDOM), 0.0)
+        matrix, gradient = np.zeros((len(self.parts), len(self.parts))), np.zeros(len(self.parts))
+        for k in rows:
+            own = slopes[k][:, self.which[k]]
+            matrix[np.ix_(self.of[k], self.of[k])] += (own * weight[k][:, None]).T @ own
+            gradient[self.of[k]] += own.T @ (weight[k] * np.nan_to_num(errors[k]))
+        return matrix, gradient
+
+    def loss(self, errors: np.ndarray, sums: np.ndarray) -> float:
+        """Minus twice the logarithm of the posterior, but for a constant."""
+        unlikely = FREEDOM * np.log1p((errors / NOISE) ** 2 / FREEDOM)
+        return float(np.nansum(unlikely) + ((sums / self.spread) ** 2).sum())
+
+
+def _spread(level: str, name: str) -> float:
+    if level == "common":
+        return COMMON[name][1]
+    device, host, own = LEVELS[level]
+    return own.get(name, COMMON[name][1] * (host if name in HOST else device))
+
+
+def _means(found: Any, place: int) -> tuple[float, float, float]:
+    rate = found.request_tps[place] * found.output_tokens[place]
+    return found.ttft[place, 0], found.tpot[place, 0], rate
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """A pooled fit: the parts' sums, and ln(predicted / measured) of every run, fitted and held back."""
+
+    pool: Pool
+    sums: np.ndarray
+    errors: np.ndarray  # [runs, metrics]
+    slopes: np.ndarray
+
+    @cached_property
+    def held_back(self) -> dict[str, np.ndarray]:
+        """[runs, metrics] errors where the fit goes without the whole that a run belongs to, by what is left out."""
+        pool, prior = self.pool, 1 / self.pool.spread**2
+        everything = range(len(pool.runs))
+        matrix, gradient = pool.normal(self.slopes, self.errors, everything)
+        shared = np.array([level != "curve" for level, _, _ in pool.parts])
+        found = {}
+        for what in ("curve", *NEW):
+            wholes: dict[str, list[int]] = {}
+            for k, run in enumerate(pool.runs):
+                wholes.setdefault(run.held_back[what], []).append(k)
+            found[what] = np.full_like(self.errors, np.nan)
+            for rows in wholes.values():
+                own, pull = pool.normal(self.slopes, self.errors, rows)
+                rest = (matrix - own + np.diag(prior))[np.ix_(shared, shared)]
+                moved = np.where(shared, 0.0, -self.sums)
+                moved[shared] = -np.linalg.solve(rest, (gradient - pull + self.sums * prior)[shared])
+                for k in rows:
+                    found[what][k] = self.errors[k] + self.slopes[k][:, pool.which[k]] @ moved[pool.of[k]]
+        return found
+
+    def summary(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+        """By engine, what was left out and metric: runs, median and mean error, share inside the 80 % interval.
+
+        The interval of a run is put around by the errors of all other wholes than its own.
+        """
+        found: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+        for engine in RELEASES:
+            mine = [k for k, run in enumerate(self.pool.runs) if run.deployment.engine.name == engine]
+            for what in ("curve", *NEW):
+                wholes = np.array([self.pool.runs[k].held_back[what] for k in mine])
+                for column, name in enumerate(METRICS):
+                    seen = np.abs(self.held_back[what][mine, column])
+                    use = np.isfinite(seen)
+                    if len(np.unique(wholes[use])) < 3:
+                        continue
+                    inside = [
+                        seen[k] <= np.quantile(seen[use & (wholes != wholes[k])], 0.8) for k in np.flatnonzero(use)
+                    ]  # fmt: skip
+                    figures = {"runs": int(use.sum()), "median": np.median(seen[use]), "mean": np.mean(seen[use])}
+                    told = {key: round(float(np.expm1(value)), 4) for key, value in figures.items() if key != "runs"}
+                    found.setdefault(engine, {}).setdefault(what, {})[name] = {
+                        "runs": figures["runs"], **told, "inside": round(float(np.mean(inside)), 3)
+                    }  # fmt: skip
+        return found
+
+    def spreads(self, engine: str, column: int) -> dict[str, float]:
+        """By generation, how its errors without the pair compare with those of all runs; few curves say little."""
+        generations = np.array([run.deployment.gpu.generation for run in self.pool.runs])
+        errors, mine = np.abs(self.held_back["pair"][:, column]), self._of(engine)
+        curves = np.array([run.curve for run in self.pool.runs])
+        usual, found = np.nanquantile(errors[mine], 0.8), {}
+        for generation in np.unique(generations[mine]).tolist():
+            here = mine & (generations == generation) & np.isfinite(errors)
+            if many := len(np.unique(curves[here])):
+                own = np.quantile(errors[here], 0.8) / usual
+                found[generation] = float((many * own + FEW) / (many + FEW))
+        return found
+
+    def width(self, engine: str, what: str, column: int) -> float:
+        """Standard deviation of the errors held back, from their 80th percentile: a few bad runs don't count."""
+        spreads, mine = self.spreads(engine, column), self._of(engine)
+        errors = np.abs(self.held_back[what][:, column])
+        scale = np.array([spreads.get(run.deployment.gpu.generation, 1.0) for run in self.pool.runs])
+        return float(np.nanquantile((errors / scale)[mine], 0.8)) / Z80
+
+    def _of(self, engine: str) -> np.ndarray:
+        return np.array([run.deployment.engine.name == engine for run in self.pool.runs])
+
+    def catalog(self, engine: str, date: str) -> dict[str, Any]:
+        """The calibration catalog of `engine`."""
+        runs = [run for run in self.pool.runs if run.deployment.engine.name == engine]
+        parts = dict(zip(self.pool.parts, self.sums.tolist(), strict=True))
+
+        def sums(*places: tuple[str, str]) -> dict[str, float]:
+            found = {name: sum(parts.get((*place, name), 0.0) for place in places) for name in self.pool.names}
+            return {name: value for name, value in found.items() if value}
+
+        newest = max((run.deployment.engine.release, run.groups["release"]) for run in runs)[1]
+        start = sums(("common", ""), ("engine", engine), ("release", newest))
+        common = {
+            "coefficients": {
+                name: float(f"{value * np.exp(start.get(name, 0)):.4g}") for name, (value, _) in COMMON.items()
+            },
+            **{
+                f"sigma_{metric}": {what: round(self.width(engine, what, column), 3) for what in ("curve", *NEW)}
+                for column, metric in ((1, "tpot"), (0, "ttft"))
+            },
+            "source": f"{len(runs)} public runs, see validation/measured_runs.csv; make fit",
+            "date": date,
+        }
+        found: dict[str, Any] = {"common": common}
+
+        def add(name: str, of: Mapping[str, float], conditions: Mapping[str, object], always: bool = False) -> None:
+            times = {key: round(float(np.exp(value)), 3) for key, value in of.items() if abs(value) > TOLD}
+            if times or always:
+                found[name] = {**conditions, **({"times": times} if times else {})}
+
+        bounds = RELEASES[engine]
+        for bound in bounds:
+            older = sums(("release", f"{engine}|{bound}"))
+            there = any(run.groups["release"] == f"{engine}|{bound}" for run in runs)
+            if there:
+                latest = sums(("release", newest))
+                add(
+                    f"before {bound}",
+                    {n: older.get(n, 0) - latest.get(n, 0) for n in older | latest},
+                    {"before": bound},
+                )
+        era = newest.partition("|")[2]
+        for generation in dict.fromkeys(run.groups["generation"] for run in self.pool.runs):
+            latest = sums(("release generation", f"{engine}|{era}|{generation}"))
+            own = sums(("generation", generation), ("release generation", f"{engine}|{era}|{generation}"))
+            add(
+                generation,
+                own,
+                {"generation": generation},
+                always=any(run.groups["generation"] == generation for run in runs),
+            )
+            for column, metric in ((1, "tpot"), (0, "ttft")):
+                spread = self.spreads(engine, column).get(generation)
+                if spread and generation in found:
+                    found[generation][f"spread_{metric}"] = round(spread, 2)
+            for bound in bounds:
+                older = sums(("release generation", f"{engine}|{bound}|{generation}"))
+                if older:
+                    change = {n: older.get(n, 0) - latest.get(n, 0) for n in older | latest}
+                    add(f"{generation} before {bound}", change, {"generation": generation, "before": bound})
+        for gpu in dict.fromkeys(run.groups["gpu"] for run in self.pool.runs):
+            add(gpu, sums(("gpu", gpu), ("gpu engine", f"{gpu}|{engine}")), {"gpu": gpu})
+        for name, effect in catalog(engine).effects.items():
+            if effect.kv_cache_dtype != "auto":  # is a fact of the recipes, which no fit finds
+                found.setdefault(name, {"gpu": effect.gpu})["kv_cache_dtype"] = effect.kv_cache_dtype
+        for family in dict.fromkeys(run.groups["model"] for run in self.pool.runs):
+            own = sums(("model", family), ("model engine", f"{family}|{engine}"))
+            add(family, own, {"model": family}, always=any(run.groups["model"] == family for run in runs))
+        for label in dict.fromkeys(run.groups["model format"] for run in runs):
+            family, method = label.split("|")
+            add(f"{family} {method}", sums(("model format", label)), {"model": family, "quantization": method})
+        for label in dict.fromkeys(run.groups["pair"] for run in runs):
+            family, method, gpu, _ = label.split("|")
+            mine = [run for run in runs if run.groups["pair"] == label]
+            versions = sorted({run.deployment.engine.version for run in mine}, key=release)
+            conditions = {"gpu": gpu, "model": family, "quantization": method}
+            name = f"{family} {method} on {gpu}"
+            add(name, sums(("pair", label)), conditions, always=True)
+            found[name] |= {"points": len(mine), "versions": versions}
+        return found
+
+
+def pooled_fit(
+    runs: Sequence[Run], rounds: int = 9, replays: int = 2, tell: Callable[[str], None] = lambda line: None
+) -> Pooled:
+    """The parts that measured runs ask for: `rounds` of Gauss-Newton, with `replays` of all runs in between."""
+    pool = Pool(runs)
+    sums, prior = np.zeros(len(pool.parts)), 1 / pool.spread**2
+    at = {round(rounds * (k + 1) / (replays + 1)) for k in range(replays)}
+    for number in range(rounds):
+        logs = pool.logs(sums)
+        base = pool.predicted(logs)
+        if number in at:
+            pool.beside = np.nan_to_num(np.clip(pool.replayed(logs) - base, -1, 1))
+        slopes = pool.slopes(logs, base)
+        errors = base + pool.beside - pool.measured
+        matrix, gradient = pool.normal(slopes, errors, range(len(runs)))
+        step = -np.linalg.solve(matrix + np.diag(prior), gradient + sums * prior)
+        before = pool.loss(errors, sums)
+        for part in (1.0, 0.5, 0.25, 0.1):
+            tried = pool.predicted(pool.logs(sums + part * step)) + pool.beside - pool.measured
+            if (after := pool.loss(tried, sums + part * step)) < before:
+                sums, errors = sums + part * step, tried
+                break
+        medians = np.expm1(np.nanmedian(np.abs(errors), axis=0))
+        told = ", ".join(f"{name} {value:.1%}" for name, value in zip(METRICS, medians, strict=True))
+        tell(f"round {number + 1} of {rounds}: loss {before:,.0f} -> {min(after, before):,.0f}; median errors {told}")
+    return Pooled(pool, sums, errors, slopes)
+
+
+def save(found: Pooled, folder: Path = CATALOGS / "calibration") -> None:
+    """Write the catalogs of all engines, each with the guide that stands above its entries."""
+    for engine in RELEASES:
+        path = folder / f"{engine}.yaml"
+        guide = "".join(_guide(path.read_text(encoding="utf-8"))) if path.exists() else ""
+        with replacing(path) as (part,):
+            entries = found.catalog(engine, f"{today():%Y-%m-%d}")
+            text = yaml.dump(entries, sort_keys=False, width=110, Dumper=_Dumper)
+            part.write_text(f"{guide}\n{text}", encoding="utf-8")
+    with replacing(folder.parent / "validation" / "held_back.yaml") as (part,):
+        part.write_text(HELD_BACK + yaml.dump(found.summary(), sort_keys=False, Dumper=_Dumper), encoding="utf-8")
+    catalog.cache_clear()
+    calibrated.cache_clear()
+
+
+HELD_BACK = """\
+# How far off the step costs are on runs of measured_runs.csv that their fit went without: all of a curve, a pair of
+# model and GPU, a model, a GPU or a release at once. Errors are of ln(measured / predicted); inside: the share within
+# the 80 % interval, which is put around by the other wholes. Written by `make fit`.
+
+"""
+
+
+def _guide(text: str) -> Iterator[str]:
+    for line in text.splitlines(keepends=True):
+        if not line.startswith("#"):
+            return
+        yield line
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists and mappings of plain values on one line, an empty line between entries."""
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
+        plain = all(not isinstance(value, dict | list) for value in mapping.values())
+        return super().represent_mapping(tag, mapping, flow_style=plain and "source" not in mapping)
+
+    def write_line_break(self, data: Any = None) -> None:
+        super().write_line_break(data)
+        if len(self.indents) == 1:
+            super().write_line_break()
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
+        return super().represent_sequence(tag, sequence, flow_style=True)
+
+
+if __name__ == "__main__":
+    fitted = pooled_fit(measured_runs(), tell=print)
+    save(fitted)
+    print(yaml.dump(fitted.summary(), sort_keys=False, Dumper=_Dumper))

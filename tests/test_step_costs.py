@@ -1,0 +1,171 @@
+"""What a step costs, part by part: graphs, fused experts, the host; and how calibrations are put together."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from planner.core.quantities import PlannerError
+from planner.facts.coefficients import Coefficients
+from planner.facts.deployment import deploy_on
+from planner.facts.engines import engine
+from planner.facts.gpus import gpu
+from planner.latency.calibration import calibrated, calibration_of, catalog
+from planner.latency.fused_experts import expert_kernel, expert_kernels
+from planner.latency.step_model import _expert_seconds, step_model
+from planner.latency.step_work import FusedExperts
+from planner.operations.pooled_fit import LEVELS, RUNS, Pool, measured_runs, pooled_fit
+
+ALONE = replace(Coefficients(**catalog("vllm").common.coefficients), expert_gemm=1.0, expert_latency=1.0)
+"""Kernels as they are when nothing else runs."""
+
+
+def launches(**deployed: object) -> list[float]:
+    """Seconds that launching adds to a step with 100 prompt tokens, and to one with 600, of 8 decoding sequences."""
+    free = replace(ALONE, launch_s=1e-9)
+    found = deploy_on("meta-llama/Llama-3.1-8B", "H100", max_model_len=4096, **deployed)
+    whole, without = step_model(found, replace(ALONE, launch_s=20e-6)), step_model(found, free)
+    steps = [([(tokens, 0)], [500] * 8) for tokens in (100, 600)]
+    return [whole.step_seconds(*step).seconds - without.step_seconds(*step).seconds for step in steps]
+
+
+def test_a_small_mixed_step_does_not_pay_a_full_launch() -> None:
+    """vLLM serves steps of up to the largest captured size (512 here) from graphs cut at attention."""
+    small, large = launches()
+    assert 0 < small < 0.5 * large
+    assert large == pytest.approx(launches(enforce_eager=True)[1], rel=0.01)
+
+
+def test_prompts_run_without_graphs_where_an_engine_captures_decoding_only() -> None:
+    small, large = launches(engine="sglang", engine_version="0.5.9")
+    assert small == pytest.approx(large)
+
+
+def test_before_full_graphs_a_decode_step_launches_attention_between_the_pieces() -> None:
+    """vLLM pull 25444 (0.11.0): FULL_AND_PIECEWISE by default, 5.98 instead of 4.07 requests/s on a 30B-A3B."""
+    old, new = (
+        step_model(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version=version), ALONE)
+        for version in ("0.10.0", "0.11.0")
+    )
+    assert old.fixed_s - new.fixed_s == pytest.approx(32 * 3 * ALONE.launch_s, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "form", "expert_bytes", "tokens", "measured"),
+    [
+        # 128 experts of 3 x 2048 x 768, 8 per token, on one GPU: AIConfigurator's tables of vLLM 0.19 and 0.24, us
+        ("H100-SXM", "bf16", 2.0, 4096, 835), ("H100-SXM", "bf16", 2.0, 16384, 3016),
+        ("H100-SXM", "fp8_block", 1.0, 4096, 841), ("H100-SXM", "fp8", 1.0, 16384, 1967),
+        ("B200", "bf16", 2.0, 16384, 1352), ("B200", "fp8_block", 1.0, 4096, 554),
+        ("B200", "nvfp4", 0.5625, 16384, 738),
+        ("L40S", "fp8", 1.0, 4096, 1878), ("RTX-PRO-6000-Server", "bf16", 2.0, 4096, 1336),
+    ],
+)  # fmt: skip
+def test_fused_experts_take_what_their_kernels_were_measured_to(
+    name: str, form: str, expert_bytes: float, tokens: int, measured: float
+) -> None:
+    found = deploy_on("Qwen/Qwen3-30B-A3B", name, max_model_len=4096)
+    size, dtype = 3 * 2048 * 768, {"bf16": "bf16", "nvfp4": "fp4"}.get(form, "fp8")
+    layer = FusedExperts(dtype, form, 1, 128, 128, 8, 1, expert_bytes * size, 2.0 * size, 2 * (2 * 2048 + 3 * 768))
+    seconds = _expert_seconds(layer, np.array([float(tokens)]), found, ALONE)
+    assert seconds[0] == pytest.approx(measured * 1e-6, rel=0.25)
+
+
+def test_every_generation_has_a_kernel_for_every_format() -> None:
+    newest = engine("vllm")
+    for name in ("A100", "L40S", "H100", "B200", "RTX-PRO-6000", "MI300X", "V100"):
+        for form in ("bf16", "fp8", "fp8_block", "int4", "mxfp4", "mxfp4_fp8", "nvfp4"):
+            assert 0 < expert_kernel(gpu(name), newest, form).gemm <= 1
+    assert (
+        expert_kernel(gpu("B200"), engine("vllm", "0.17.0"), "fp8_block").gemm
+        < expert_kernels()["blackwell fp8_block"].gemm
+    )
+
+
+def test_the_fullest_rank_of_expert_parallelism_is_waited_for() -> None:
+    """Measured with skewed routing, EP8 and EP32 are 7-37 % above balanced experts (AIConfigurator)."""
+    found = deploy_on("Qwen/Qwen3-30B-A3B", "H100", max_model_len=4096)
+    whole = FusedExperts("bf16", "bf16", 1, 256, 256, 8, 1, 2.0, 2.0 * 3 * 2048 * 768, 0.0)
+    tokens, busy = np.array([32768.0]), replace(ALONE, expert_latency=1e-9)
+    for ranks in (8, 32):
+        one = replace(whole, held=256 // ranks, ranks=ranks)
+        even = _expert_seconds(whole, tokens, found, busy) / ranks
+        assert 1.05 < float((_expert_seconds(one, tokens, found, busy) / even)[0]) < 1.4
+
+
+def test_the_host_bounds_a_small_models_steps() -> None:
+    """Under asynchronous scheduling a step lasts as long as the longer of the two."""
+    slow = replace(ALONE, step_s=6e-3)
+    small, large = (
+        step_model(deploy_on(name, "B200", max_model_len=4096), slow)
+        for name in ("Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-72B")
+    )
+    assert float(small.decode_step(1, 100)) == pytest.approx(6e-3, rel=0.1)
+    assert large.fixed_s < 0.2 * 6e-3
+
+
+def test_what_is_new_widens_the_interval() -> None:
+    """A measured pair; a model on another GPU; a new model there; a new GPU as well; a new generation and release."""
+    newest, old = engine("vllm", "0.19.0"), engine("vllm", "0.8.5")
+    asked = [
+        calibrated(gpu("B200"), newest, "minimax_m2", "fp8_block"),
+        calibrated(gpu("H200"), newest, "qwen3", "none"),
+        calibrated(gpu("H200"), newest, "never_seen", "none"),
+        calibrated(gpu("L40S"), newest, "never_seen", "none"),
+        calibrated(gpu("V100"), old, "never_seen", "none"),
+    ]
+    assert [found.basis for found in asked] == ["measured", "model-transfer", "model-transfer", "gpu-transfer", "prior"]
+    assert asked[0].new == () and asked[1].new == ("pair",) and "model" in asked[2].new and "gpu" in asked[3].new
+    widths = [found.sigma_tpot for found in asked]
+    assert widths == sorted(widths) and widths[0] < 0.12
+
+
+def test_gpus_of_a_generation_inform_each_other() -> None:
+    """What an H100 lacks comes from Hopper: no coefficient of two Hopper GPUs is far from the other's."""
+    newest = engine("vllm")
+    ours, theirs = (calibrated(gpu(name), newest, "llama", "none").coefficients for name in ("H100-SXM", "H200-SXM"))
+    for name in ("memory", "kv", "gemm_bf16", "attention", "kernel_s"):
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=0.25), name
+
+
+def test_a_calibration_with_an_unknown_coefficient_is_refused(tmp_path, monkeypatch) -> None:
+    (tmp_path / "calibration").mkdir()
+    text = (RUNS.parents[1] / "calibration" / "vllm.yaml").read_text(encoding="utf-8")
+    (tmp_path / "calibration" / "vllm.yaml").write_text(
+        f"{text}\nvolta:\n  generation: volta\n  times: {{memry: 1.1}}\n"
+    )
+    monkeypatch.setattr("planner.latency.calibration.CATALOGS", tmp_path)
+    catalog.cache_clear()
+    with pytest.raises(PlannerError, match=r"entry volta: unknown coefficient 'memry'; did you mean memory"):
+        catalog("vllm")
+    monkeypatch.undo()
+    catalog.cache_clear()
+
+
+@pytest.mark.slow
+def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
+    """Runs of one L40S as the catalog predicts them, of another card 20 % slower: the pool tells them apart."""
+    runs = [run for run in measured_runs() if run.deployment.gpu.name in ("L4", "L20")][:40]
+    pool = Pool(runs)
+    even = pool.predicted(pool.logs(np.zeros(len(pool.parts))))
+    slower = np.where([run.deployment.gpu.name == "L20" for run in runs], 0.2, 0.0)[:, None]
+    made = [
+        replace(run, measured=np.where(np.isfinite(run.measured), value + shift, np.nan))
+        for run, value, shift in zip(runs, even, slower, strict=True)
+    ]
+    found = pooled_fit(made, rounds=3, replays=0)
+    logs = found.pool.logs(found.sums)
+    paces = {run.deployment.gpu.name: row for run, row in zip(runs, logs, strict=True)}
+    assert np.nanmedian(np.abs(found.errors[:, 1])) < 0.03
+    assert not np.allclose(paces["L4"], paces["L20"])
+
+
+def test_parts_of_a_coefficient_are_pulled_to_nothing() -> None:
+    assert set(LEVELS) >= {"engine", "generation", "gpu", "release", "model", "pair"}
+    assert all(0 <= spread <= 1 for device, host, own in LEVELS.values() for spread in (device, host, *own.values()))
+
+
+def test_a_models_own_pace_is_part_of_its_calibration() -> None:
+    found = deploy_on("openai/gpt-oss-120b", "H100", tp=2)
+    known = calibration_of(found.model, found.gpu, found.engine)
+    assert known.basis == "measured" and 0.7 < known.coefficients.pace < 1.4
