@@ -113,7 +113,7 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
     if performance.decode_batch > (args.max_num_seqs or math.inf) * 1.001:
         yield f"{performance.decode_batch:.0f} sequences decode at once, above max_num_seqs {args.max_num_seqs}"
     holding = served * (outputs.mean - 1) * performance.tpot["mean"].mid / layout.replicas / layout.dp
-    if outputs.mean > 20 and holding > 3 and not 0.6 / layout.pp < performance.decode_batch / holding < 1.7:
+    if outputs.mean > 20 and holding > 3 and not 0.5 / layout.pp < performance.decode_batch / holding < 1.7:
         yield f"{performance.decode_batch:.1f} sequences decode at once, and {holding:.1f} by its rate and TPOT"
     if (capacity := middle(getattr(performance, "capacity", None))) < served * 0.98:
         yield f"its capacity, {capacity:.4g} requests/s, is less than the {served:.4g} that it serves"

@@ -27,12 +27,13 @@ from planner.memory.weights import draft_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
-STEP_S = 1.2e-3
+STEP_S = 1.0e-3
 """What a speculative step adds whatever it drafts: rejection sampling, rolling back, preparing inputs twice.
 
-Fitted with `PASS_S` to the batch-1 rows of Llama-3.1-8B: vLLM issue 20780 (H100 class), SpecForge's bundle (H200).
+Set with `PASS_S` between the rows of Llama-3.1-8B (vLLM issue 20780, SpecForge's bundle; predicted 5 % too slow) and those
+of Qwen3's mixtures of experts (3-7 % too fast).
 """
-PASS_S = 0.25e-3
+PASS_S = 0.2e-3
 """Launching one draft pass and sampling from it."""
 SIGMA = 0.10
 """Standard deviation of ln(measured / predicted) of a speed-up (the target's own step cost cancels in it)."""

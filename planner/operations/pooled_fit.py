@@ -438,8 +438,8 @@ def pooled_fit(
             if (after := pool.loss(tried, sums + part * step)) < before:
                 sums, errors = sums + part * step, tried
                 break
-        medians = np.expm1(np.nanmedian(np.abs(errors), axis=0))
-        told = ", ".join(f"{name} {value:.1%}" for name, value in zip(METRICS, medians, strict=True))
+        sizes = {name: each[np.isfinite(each)] for name, each in zip(METRICS, np.abs(errors).T, strict=True)}
+        told = ", ".join(f"{name} {np.expm1(np.median(each)):.1%}" for name, each in sizes.items() if len(each))
         tell(f"round {number + 1} of {rounds}: loss {before:,.0f} -> {min(after, before):,.0f}; median errors {told}")
     return Pooled(pool, sums, errors, slopes)
 
