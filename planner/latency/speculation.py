@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 STEP_S = 1.0e-3
 """What a speculative step adds whatever it drafts: rejection sampling, rolling back, preparing inputs twice.
 
-Set with `PASS_S` between the rows of Llama-3.1-8B (vLLM issue 20780, SpecForge's bundle; predicted 5 % too slow) and those
-of Qwen3's mixtures of experts (3-7 % too fast).
+Set with `PASS_S` between the rows of Llama-3.1-8B (vLLM issue 20780, SpecForge's bundle; predicted 5 % too slow) and
+those of Qwen3's mixtures of experts (3-7 % too fast).
 """
 PASS_S = 0.2e-3
 """Launching one draft pass and sampling from it."""
