@@ -155,10 +155,18 @@ def nearest(deployment: Deployment, curves: Mapping[str, ServingCurve] | None = 
 def held_back() -> pd.DataFrame:
     """How far off the shipped coefficients are on runs that their fit went without, by what was new in them."""
     rows = [
-        {"engine": engine, "new": what, "metric": metric, **figures}
+        {"engine": engine, "new": what}
+        | {
+            f"{metric} {name}": figure * scale
+            for key, metric in (("tpot", "TPOT"), ("ttft", "TTFT"))
+            for name, figure, scale in (
+                ("runs", metrics[key]["runs"], 1),
+                ("error (%)", metrics[key]["median"], 100),
+                ("inside (%)", metrics[key]["inside"], 100),
+            )
+        }
         for engine, wholes in read_yaml(CATALOGS / HELD_BACK).items()
         for what, metrics in wholes.items()
-        for metric, figures in metrics.items()
     ]
     return pd.DataFrame(rows)
 
