@@ -65,11 +65,9 @@ class Catalog:
 @cache
 def catalog(engine: str) -> Catalog:
     """The calibrations of `engine`; an engine without any is planned with vLLM's."""
-    file = (
-        f"calibration/{engine}.yaml"
-        if (CATALOGS / "calibration" / f"{engine}.yaml").exists()
-        else "calibration/vllm.yaml"
-    )
+    file = f"calibration/{engine}.yaml"
+    if not (CATALOGS / file).exists():
+        file = "calibration/vllm.yaml"
     data = dict(read_yaml(CATALOGS / file))
     common = check(Common, data.pop("common", None), f"{file}, entry common")
     found = {name: check(Effect, fields, f"{file}, entry {name}") for name, fields in data.items()}

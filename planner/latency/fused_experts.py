@@ -37,12 +37,10 @@ def expert_kernel(gpu: Gpu, engine: Engine, format: str) -> ExpertKernel:
     bounds = [key.partition(" before ")[2] for key in found if key.startswith(f"{name} before ")]
     above = [bound for bound in bounds if engine.name == "vllm" and engine.release < release(bound)]
     name = f"{name} before {min(above, key=release)}" if above else name
-    near = {"fp8": "fp8_block", "fp8_block": "fp8", "mxfp4": "int4", "mxfp4_fp8": "mxfp4", "nvfp4": "int4"}.get(format)
-    return (
-        found.get(name)
-        or found.get(f"{gpu.generation} {near}")
-        or found[f"hopper {format if format in HOPPER else near}"]
-    )
+    near = NEAR.get(format, format)
+    names = name, f"{gpu.generation} {near}", f"hopper {format}", f"hopper {near}"
+    return next(found[each] for each in names if each in found)
 
 
-HOPPER = ("bf16", "fp8", "fp8_block", "int4", "mxfp4")
+NEAR = {"fp8": "fp8_block", "fp8_block": "fp8", "mxfp4": "int4", "mxfp4_fp8": "mxfp4", "nvfp4": "int4"}
+"""The format whose kernel is most like another's, where that was not measured."""

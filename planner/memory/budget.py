@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.deployment import Deployment
@@ -20,9 +20,6 @@ from planner.memory.kv_cache import KvLayout, KvPool, kv_layout
 from planner.memory.weights import rank_bytes
 from planner.models.quantization import named
 from planner.parallelism.layouts import refuse
-
-if TYPE_CHECKING:
-    pass
 
 Status = Literal["ok", "at_risk", "does_not_fit"]
 Term = Literal["weights", "activation", "non_torch", "cudagraph"]

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from planner.core.catalog import MOST_CELLS, csv_lines
 from planner.core.files import spare
@@ -139,6 +139,15 @@ def predict_row(
     except Exception as error:  # one odd row must not end the others
         return {**answer, "status": "error", "error": f"this row cannot be planned ({type(error).__name__}: {error})"}
     return answer | _columns(found) | {"warnings": ";".join((*notes, *found.warnings))}
+
+
+def read_run(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> tuple[Deployment, Workload]:
+    """What ran, and what was sent, by the cells of a measured row; `PlannerError` for a row that says neither."""
+    workload = read_workload(cells, folder, notes)
+    if workload is None:
+        raise PlannerError("isl and osl are missing")
+    deployment = read_deployment(read_model(cells, folder), cells, folder, notes)
+    return deployment if "max_model_len" in cells else that_starts(deployment, workload, notes), workload
 
 
 def that_starts(deployment: Deployment, workload: Workload, notes: list[str]) -> Deployment:

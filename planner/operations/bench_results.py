@@ -23,15 +23,12 @@ from planner.facts.engines import engine
 from planner.facts.gpus import gpu
 from planner.facts.traces import Trace
 from planner.facts.workload import Lengths, Workload
-from planner.operations.batch import that_starts
+from planner.operations.batch import read_run
 from planner.operations.batch_columns import (
     COLUMNS,
     INPUTS,
     POOL_SIZES,
     read_cells,
-    read_deployment,
-    read_model,
-    read_workload,
 )
 from planner.operations.calibration_fit import Point
 from planner.planning.scenario import load_scenario
@@ -291,11 +288,6 @@ def _point(name: str, row: Mapping[str, str], folder: Path, notes: Counter[str])
         raise PlannerError(f"{' and '.join(MEASURED)} are both empty")
     if not {"concurrency", "request_rate", "trace"} & set(cells):
         raise PlannerError("concurrency (or request_rate, or trace) is missing")
-    served, workload = read_model(cells, folder), read_workload(cells, folder, said)
-    if workload is None:
-        raise PlannerError("isl and osl are missing")
-    deployment = read_deployment(served, cells, folder, said)
-    if "max_model_len" not in cells:
-        deployment = that_starts(deployment, workload, said)
+    deployment, workload = read_run(cells, folder, said)
     notes.update(said)
     return Point(name, deployment, workload, *times)

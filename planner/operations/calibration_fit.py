@@ -25,7 +25,9 @@ from planner.facts.workload import Workload
 from planner.latency.calibration import Calibrated, calibration_of, own_calibrations
 from planner.latency.step_model import step_model
 from planner.memory.budget import memory_of
-from planner.queueing.steady_state import closed_loop, open_loop
+from planner.planning.benchmark_run import taken_on
+from planner.planning.prediction import perform
+from planner.queueing.steady_state import Case
 from planner.simulator.replay import replay_workload
 
 if TYPE_CHECKING:
@@ -236,16 +238,9 @@ def _reach(sigma: float) -> str:
 
 def predicted(point: Point, c: Coefficients) -> tuple[float, float]:
     """Mean TTFT and TPOT in seconds of a run with these coefficients, in closed form."""
-    step, workload, deployment = step_model(point.deployment, c), point.workload, point.deployment
-    if not deployment.args.enable_prefix_caching:
-        workload = replace(workload, prefix_hit_rate=0.0)
-    if workload.rate is not None:
-        found = open_loop(deployment, memory_of(deployment), workload, step)
-        in_flight = workload.rate * found.e2e["mean"].mid
-        if workload.concurrency is None or (not found.saturated and in_flight <= workload.concurrency):
-            return found.ttft["mean"].mid, found.tpot["mean"].mid
-        workload = replace(workload, rate=None)  # the limit on requests in flight is what it runs at
-    found = closed_loop(deployment, memory_of(deployment), workload, step)
+    deployment = point.deployment
+    load = taken_on(deployment, point.workload)
+    (found,) = perform([Case(deployment, memory_of(deployment), load, step_model(deployment, c))])
     return found.ttft["mean"].mid, found.tpot["mean"].mid
 
 

@@ -12,10 +12,11 @@ one Newton step from the fit with all: their errors are the widths of the catalo
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
+from itertools import product, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ from planner.facts.workload import Workload
 from planner.latency.calibration import NEW, calibrated, catalog, method_of
 from planner.latency.step_model import StepModel, step_model
 from planner.memory.budget import memory_of
-from planner.operations.batch import that_starts
-from planner.operations.batch_columns import read_cells, read_deployment, read_model, read_workload
+from planner.operations.batch import read_run
+from planner.operations.batch_columns import read_cells
 from planner.operations.validation.timed import timed_runs
-from planner.queueing.steady_state import Case, closed_loops, open_loops
+from planner.planning.benchmark_run import taken_on
+from planner.planning.prediction import perform
+from planner.queueing.steady_state import Case
 from planner.simulator.replay import replay_workload
 
 RUNS = CATALOGS / "validation" / "measured_runs.csv"
@@ -80,7 +83,7 @@ TOLD = 0.02
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """One measured run: what ran, what was sent, and ln of what was measured by `METRICS` (seconds, tokens/s)."""
 
     deployment: Deployment
@@ -117,7 +120,7 @@ class Run:
         return {"curve": self.curve, **wholes, "version": f"{engine.name} {engine.version}"}
 
 
-def measured_runs(path: Path = RUNS) -> list[Run]:
+def measured_runs(path: Path = RUNS) -> list[MeasuredRun]:
     """The runs of a CSV (the columns of `planner predict`, `COLUMNS`, `curve` and `source`) and the timed ones.
 
     Raises `PlannerError` for a row that cannot be planned.
@@ -125,23 +128,16 @@ def measured_runs(path: Path = RUNS) -> list[Run]:
     found = []
     for number, row in enumerate(csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")), start=2):
         try:
-            notes: list[str] = []
             cells, _ = read_cells(row)
-            workload = read_workload(cells, path.parent, notes)
-            if workload is None:
-                raise PlannerError("isl and osl are missing")
-            deployment = read_deployment(read_model(cells, path.parent), cells, path.parent, notes)
-            deployment = that_starts(deployment, workload, notes)
+            deployment, workload = read_run(cells, path.parent, [])
             if not (memory := memory_of(deployment)).starts:
                 raise PlannerError(memory.reason)
         except PlannerError as error:
             raise PlannerError(f"{path.name}, line {number}: {error}") from None
-        if not deployment.args.enable_prefix_caching:
-            workload = replace(workload, prefix_hit_rate=0.0)
         values = [float(row.get(name) or "nan") / (1e3 if name.endswith("_ms") else 1) for name in COLUMNS]
-        found.append(Run(deployment, workload, np.log(values), row["curve"]))
+        found.append(MeasuredRun(deployment, taken_on(deployment, workload), np.log(values), row["curve"]))
     for name, timed in timed_runs().items():
-        found.append(Run(timed.deployment, timed.workload, np.log([*timed.means, np.nan, np.nan]), name))
+        found.append(MeasuredRun(timed.deployment, timed.workload, np.log([*timed.means, np.nan, np.nan]), name))
     return found
 
 
@@ -151,22 +147,21 @@ class Pool:
     `parts` are (level, group, coefficient); `of` [runs] the indices of each run's, and `which` of their coefficients.
     """
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[MeasuredRun]) -> None:
         self.runs, self.names = list(runs), coefficient_names()
         self.plans = [memory_of(run.deployment) for run in runs]
         self.measured = np.array([run.measured for run in runs])
         self.start = np.log([COMMON[name][0] for name in self.names])
         self.beside = np.zeros_like(self.measured)  # ln(replayed / closed form)
-        found: dict[tuple[str, str, str], float] = {}
+        places: dict[tuple[str, str, str], int] = {}
         self.of, self.which = [], []
         for run in runs:
             mine = [(level, group, name) for level, group in run.groups.items() for name in self.names]
-            spreads = {part: spread for part in mine if (spread := _spread(part[0], part[2])) > 0}
-            found |= spreads
-            places = {part: index for index, part in enumerate(found)} if len(spreads) else {}
-            self.of.append(np.array([places[part] for part in spreads]))
-            self.which.append(np.array([self.names.index(name) for _, _, name in spreads]))
-        self.parts, self.spread = list(found), np.array(list(found.values()))
+            mine = [part for part in mine if _spread(part[0], part[2]) > 0]
+            self.of.append(np.array([places.setdefault(part, len(places)) for part in mine]))
+            self.which.append(np.array([self.names.index(name) for _, _, name in mine]))
+        self.parts = list(places)
+        self.spread = np.array([_spread(level, name) for level, _, name in places])
 
     def logs(self, sums: np.ndarray) -> np.ndarray:
         """[runs, coefficients] logarithms of each run's coefficients."""
@@ -182,24 +177,13 @@ class Pool:
 
     def predicted(self, logs: np.ndarray) -> np.ndarray:
         """[runs, metrics] logarithms of what the closed form gives."""
-        found, steps = np.full_like(self.measured, np.nan), self.steps(logs)
+        steps = self.steps(logs)
         cases = [
-            Case(r.deployment, plan, r.workload, s) for r, plan, s in zip(self.runs, self.plans, steps, strict=True)
+            Case(run.deployment, plan, run.workload, step)
+            for run, plan, step in zip(self.runs, self.plans, steps, strict=True)
         ]
-        paced = [k for k, run in enumerate(self.runs) if run.workload.rate is not None]
-        done = open_loops([cases[k] for k in paced]) if paced else None
-        closed = sorted(set(range(len(cases))) - set(paced))
-        for place, k in enumerate(paced):
-            assert done is not None
-            limit = self.runs[k].workload.concurrency
-            if limit and (done.saturated[place] or (self.runs[k].workload.rate or 0) * done.e2e[place, 0] > limit):
-                cases[k] = replace(cases[k], workload=replace(self.runs[k].workload, rate=None))
-                closed.append(k)
-            else:
-                found[k, :3] = _means(done, place)
-        loops = closed_loops([cases[k] for k in closed])
-        for place, k in enumerate(closed):
-            found[k, :3] = _means(loops, place)
+        found = np.full_like(self.measured, np.nan)
+        found[:, :3] = [(done.ttft["mean"].mid, done.tpot["mean"].mid, done.output_tps.mid) for done in perform(cases)]
         for k in np.flatnonzero(np.isfinite(self.measured[:, 3])).tolist():
             load = self.runs[k].workload
             batch = (load.concurrency or 1) / self.runs[k].deployment.engines
@@ -251,11 +235,6 @@ def _spread(level: str, name: str) -> float:
     return own.get(name, COMMON[name][1] * (host if name in HOST else device))
 
 
-def _means(found: Any, place: int) -> tuple[float, float, float]:
-    rate = found.request_tps[place] * found.output_tokens[place]
-    return found.ttft[place, 0], found.tpot[place, 0], rate
-
-
 @dataclass(frozen=True)
 class Pooled:
     """A pooled fit: the parts' sums, and ln(predicted / measured) of every run, fitted and held back."""
@@ -294,7 +273,7 @@ class Pooled:
         """
         found: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
         for engine in RELEASES:
-            mine = [k for k, run in enumerate(self.pool.runs) if run.deployment.engine.name == engine]
+            mine = np.flatnonzero(self._of(engine)).tolist()
             for what in ("curve", *NEW):
                 wholes = np.array([self.pool.runs[k].held_back[what] for k in mine])
                 for column, name in enumerate(METRICS):
@@ -312,24 +291,30 @@ class Pooled:
                     }  # fmt: skip
         return found
 
-    def spreads(self, engine: str, column: int) -> dict[str, float]:
-        """By generation, how its errors without the pair compare with those of all runs; few curves say little."""
+    @cached_property
+    def spreads(self) -> dict[tuple[str, int, str], float]:
+        """By engine, metric and generation, how its errors without the pair compare with those of all runs.
+
+        Few curves say little: of `FEW` half of it counts.
+        """
         generations = np.array([run.deployment.gpu.generation for run in self.pool.runs])
-        errors, mine = np.abs(self.held_back["pair"][:, column]), self._of(engine)
         curves = np.array([run.curve for run in self.pool.runs])
-        usual, found = np.nanquantile(errors[mine], 0.8), {}
-        for generation in np.unique(generations[mine]).tolist():
-            here = mine & (generations == generation) & np.isfinite(errors)
-            if many := len(np.unique(curves[here])):
-                own = np.quantile(errors[here], 0.8) / usual
-                found[generation] = float((many * own + FEW) / (many + FEW))
+        found = {}
+        for engine, column in product(RELEASES, (0, 1)):
+            errors, mine = np.abs(self.held_back["pair"][:, column]), self._of(engine)
+            usual = np.nanquantile(errors[mine], 0.8)
+            for generation in np.unique(generations[mine]).tolist():
+                here = mine & (generations == generation) & np.isfinite(errors)
+                if many := len(np.unique(curves[here])):
+                    own = np.quantile(errors[here], 0.8) / usual
+                    found[engine, column, generation] = float((many * own + FEW) / (many + FEW))
         return found
 
     def width(self, engine: str, what: str, column: int) -> float:
         """Standard deviation of the errors held back, from their 80th percentile: a few bad runs don't count."""
-        spreads, mine = self.spreads(engine, column), self._of(engine)
-        errors = np.abs(self.held_back[what][:, column])
-        scale = np.array([spreads.get(run.deployment.gpu.generation, 1.0) for run in self.pool.runs])
+        mine, errors = self._of(engine), np.abs(self.held_back[what][:, column])
+        kinds = (run.deployment.gpu.generation for run in self.pool.runs)
+        scale = np.array([self.spreads.get((engine, column, generation), 1.0) for generation in kinds])
         return float(np.nanquantile((errors / scale)[mine], 0.8)) / Z80
 
     def _of(self, engine: str) -> np.ndarray:
@@ -364,36 +349,27 @@ class Pooled:
             if times or always:
                 found[name] = {**conditions, **({"times": times} if times else {})}
 
-        bounds = RELEASES[engine]
+        def change(older: dict[str, float], latest: dict[str, float]) -> dict[str, float]:
+            return {name: older.get(name, 0) - latest.get(name, 0) for name in older | latest}
+
+        bounds, latest, measured = RELEASES[engine], sums(("release", newest)), {run.groups["release"] for run in runs}
         for bound in bounds:
-            older = sums(("release", f"{engine}|{bound}"))
-            there = any(run.groups["release"] == f"{engine}|{bound}" for run in runs)
-            if there:
-                latest = sums(("release", newest))
-                add(
-                    f"before {bound}",
-                    {n: older.get(n, 0) - latest.get(n, 0) for n in older | latest},
-                    {"before": bound},
-                )
-        era = newest.partition("|")[2]
+            if f"{engine}|{bound}" in measured:
+                older = sums(("release", f"{engine}|{bound}"))
+                add(f"before {bound}", change(older, latest), {"before": bound})
+        era, generations = newest.partition("|")[2], {run.groups["generation"] for run in runs}
         for generation in dict.fromkeys(run.groups["generation"] for run in self.pool.runs):
             latest = sums(("release generation", f"{engine}|{era}|{generation}"))
             own = sums(("generation", generation), ("release generation", f"{engine}|{era}|{generation}"))
-            add(
-                generation,
-                own,
-                {"generation": generation},
-                always=any(run.groups["generation"] == generation for run in runs),
-            )
+            add(generation, own, {"generation": generation}, always=generation in generations)
             for column, metric in ((1, "tpot"), (0, "ttft")):
-                spread = self.spreads(engine, column).get(generation)
-                if spread and generation in found:
+                if spread := self.spreads.get((engine, column, generation)):
                     found[generation][f"spread_{metric}"] = round(spread, 2)
             for bound in bounds:
                 older = sums(("release generation", f"{engine}|{bound}|{generation}"))
                 if older:
-                    change = {n: older.get(n, 0) - latest.get(n, 0) for n in older | latest}
-                    add(f"{generation} before {bound}", change, {"generation": generation, "before": bound})
+                    conditions = {"generation": generation, "before": bound}
+                    add(f"{generation} before {bound}", change(older, latest), conditions)
         for gpu in dict.fromkeys(run.groups["gpu"] for run in self.pool.runs):
             add(gpu, sums(("gpu", gpu), ("gpu engine", f"{gpu}|{engine}")), {"gpu": gpu})
         for name, effect in catalog(engine).effects.items():
@@ -417,7 +393,7 @@ class Pooled:
 
 
 def pooled_fit(
-    runs: Sequence[Run], rounds: int = 9, replays: int = 2, tell: Callable[[str], None] = lambda line: None
+    runs: Sequence[MeasuredRun], rounds: int = 9, replays: int = 2, tell: Callable[[str], None] = lambda line: None
 ) -> Pooled:
     """The parts that measured runs ask for: `rounds` of Gauss-Newton, with `replays` of all runs in between."""
     pool = Pool(runs)
@@ -448,7 +424,8 @@ def save(found: Pooled, folder: Path = CATALOGS / "calibration") -> None:
     """Write the catalogs of all engines, each with the guide that stands above its entries."""
     for engine in RELEASES:
         path = folder / f"{engine}.yaml"
-        guide = "".join(_guide(path.read_text(encoding="utf-8"))) if path.exists() else ""
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        guide = "".join(takewhile(lambda line: line.startswith("#"), lines))
         with replacing(path) as (part,):
             entries = found.catalog(engine, f"{today():%Y-%m-%d}")
             text = yaml.dump(entries, sort_keys=False, width=110, Dumper=_Dumper)
@@ -465,13 +442,6 @@ HELD_BACK = """\
 # the 80 % interval, which is put around by the other wholes. Written by `make fit`.
 
 """
-
-
-def _guide(text: str) -> Iterator[str]:
-    for line in text.splitlines(keepends=True):
-        if not line.startswith("#"):
-            return
-        yield line
 
 
 class _Dumper(yaml.SafeDumper):

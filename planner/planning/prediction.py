@@ -144,7 +144,7 @@ def evaluate_all(
         for deployment, workload in cases
     ]
     loads = {k: Case(one.deployment, one.memory, one.load) for k, one in enumerate(found) if one.memory.starts}
-    for k, steady in zip(loads, _perform(list(loads.values())), strict=True):
+    for k, steady in zip(loads, perform(list(loads.values())), strict=True):
         found[k] = replace(found[k], performance=steady)
     return found
 
@@ -155,7 +155,7 @@ def price_of(deployment: Deployment, prices: Mapping[str, float]) -> Interval | 
     return Interval(price.low, price.usd, price.high) * deployment.layout.gpus if price else None
 
 
-def _perform(cases: Sequence[Case]) -> list[Performance]:
+def perform(cases: Sequence[Case]) -> list[Performance]:
     """Open loops where there is a rate, closed ones where there is none or it would hold more than the concurrency."""
     found: dict[int, Performance] = {}
     if paced := [k for k, case in enumerate(cases) if case.workload.rate is not None]:
