@@ -132,7 +132,7 @@ def _beyond_hardware(asked: Scenario, deployment: Deployment, performance: Any) 
         yield f"{tokens:,.0f} tokens/s take {busy:.2f} x the peak FLOP/s"
     routed = sum(e.layers * e.bytes * e.held * e.active / e.total / layout.ep for e in need.experts)
     read = (sum(m.bytes for m in need.matmuls) + routed) / gpu.bandwidth
-    drafted = 1 + (deployment.speculation.num_speculative_tokens if deployment.speculation else 0)
+    drafted = 1 + deployment.drafts
     for metric, share in (("tpot", drafted), ("itl", 1), ("ttft", 1)):
         seconds = getattr(performance, metric)["p50"].mid
         if asked.workload.output.p50 > drafted and seconds < 0.95 * read / share:

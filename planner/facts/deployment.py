@@ -90,6 +90,11 @@ class Deployment:
         """Schedulers that share the traffic: data-parallel ranks of all replicas."""
         return self.layout.replicas * self.layout.dp
 
+    @property
+    def drafts(self) -> int:
+        """Tokens that a sequence drafts in a step; 0 without speculation."""
+        return self.speculation.num_speculative_tokens if self.speculation else 0
+
     def with_args(self, **args: Any) -> Deployment:
         """The same with other engine arguments."""
         return replace(self, args=replace(self.args, **args))

@@ -186,7 +186,7 @@ def break_even_acceptance(deployment: Deployment, batch: float, context: float) 
     """The acceptance rate above which speculation pays at this batch; None when no rate does."""
     found = speculate(deployment, batch, context)
     needed = (found.verify_s + found.draft_s) / found.plain_s
-    k = deployment.speculation.num_speculative_tokens if deployment.speculation else 0
+    k = deployment.drafts
     return acceptance_from_length(max(needed, 1.0), k) if needed <= k + 1 else None
 
 

@@ -93,8 +93,7 @@ def start_up(deployment: Deployment, storage: str = STORAGE) -> StartUp | None:
     experts = model.architecture.is_moe
     compilation = ["compile-layer", *["compile-experts"] * experts]
     compilation += ["compile-quantized"] * (model.quantization.activation != "bf16")
-    k = deployment.speculation.num_speculative_tokens if deployment.speculation else 0
-    sizes = len(cudagraph_sizes(deployment.engine, args, deployment.gpu, k))
+    sizes = len(cudagraph_sizes(deployment.engine, args, deployment.gpu, deployment.drafts))
     return StartUp(
         process=of(1.0, "process") + (of(1.0, "workers") if layout.gpus_per_replica > 1 else 0.0),
         weights=max(read(max(held), "loader"), read(whole, f"storage {storage}"), key=lambda phase: phase.mid),

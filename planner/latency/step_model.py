@@ -210,11 +210,7 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
     gpu, args, w = deployment.gpu, deployment.args, work(deployment)
     known = calibration_of(deployment.model, gpu, deployment.engine)
     c = coefficients or known.coefficients
-    speculation = deployment.speculation
-    captured = max(
-        cudagraph_sizes(deployment.engine, args, gpu, speculation.num_speculative_tokens if speculation else 0),
-        default=0,
-    )
+    captured = max(cudagraph_sizes(deployment.engine, args, gpu, deployment.drafts), default=0)
     tokens = _grid(args.max_num_batched_tokens, captured)
     parts: dict[str, np.ndarray] = {
         "dense linears": sum((_matmul_seconds(m, tokens, deployment, c) for m in w.matmuls), np.zeros(len(tokens))),

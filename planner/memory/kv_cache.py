@@ -216,8 +216,8 @@ def stage_layers(deployment: Deployment) -> list[tuple[Layer, ...]]:
 def kv_layout(deployment: Deployment) -> KvLayout:
     """How the engine lays out the KV cache of `deployment`."""
     model, args, engine, layout = deployment.model, deployment.args, deployment.engine, deployment.layout
-    architecture, facts, speculation = model.architecture, engine.facts, deployment.speculation
-    dtype, k = kv_format(deployment), speculation.num_speculative_tokens if speculation else 0
+    architecture, facts = model.architecture, engine.facts
+    dtype, k = kv_format(deployment), deployment.drafts
     stages = [count_caches(layers, layout.tp, dtype, k) for layers in stage_layers(deployment)]
     block_size = args.block_size or facts["block_size"]
     if engine.name == "vllm" and args.block_size is None:

@@ -190,15 +190,14 @@ def cudagraph_estimate(deployment: Deployment) -> Interval:
     Piecewise graphs at every size, full ones up to max_num_seqs sequences; the first full graph on Hopper holds
     FlashAttention-3's split results. vLLM 0.20.2 v1/worker/gpu_model_runner.py:5949.
     """
-    k = deployment.speculation.num_speculative_tokens if deployment.speculation else 0
-    sizes = cudagraph_sizes(deployment.engine, deployment.args, deployment.gpu, k)
+    sizes = cudagraph_sizes(deployment.engine, deployment.args, deployment.gpu, deployment.drafts)
     if not sizes:
         return Interval.exactly(0)
     architecture = deployment.model.architecture
     if architecture.model_type == "gpt_oss" and sizes[-1] == 512:  # vLLM captures up to 1024 for it (0.19.0 logs)
         most = min(1024, deployment.args.max_num_batched_tokens, 2 * deployment.args.max_num_seqs)
         sizes = (*sizes, *range(528, most + 1, 16))
-    decode = sum(size <= deployment.args.max_num_seqs * (1 + k) for size in sizes)
+    decode = sum(size <= deployment.args.max_num_seqs * (1 + deployment.drafts) for size in sizes)
     first = _of(deployment, "graph-first-mib").times(MIB)
     if deployment.gpu.compute_capability == 9.0 and _release(deployment) >= (0, 11, 0):
         splits = Interval.exactly(_split_bytes(architecture, deployment.layout.tp, sizes[-1]))

@@ -326,7 +326,7 @@ def engine_rules(deployment: Deployment, pool: KvPool, seed: int = 0) -> Rules:
     for group in sorted(pool.layout.groups, key=lambda group: (group.kind == "state", group.block_size)):
         reach = {"full": 0, "state": -group.states}.get(group.kind, group.window)
         groups.append((reach, group.block_size * pool.layout.dcp))
-    k = speculation.num_speculative_tokens if speculation else 0
+    k = deployment.drafts
     ahead = k if speculation and speculation.method.lower().startswith(LOOKAHEAD_METHODS) else 0
     return Rules(
         args.max_num_seqs, args.max_num_batched_tokens, pool.num_blocks, args.max_model_len,

@@ -91,9 +91,8 @@ def _kinds(found: MemoryPlan) -> Counter[Mixer]:
 
 
 def _caches(found: MemoryPlan, mixer: Mixer) -> list[Cache]:
-    speculation = found.deployment.speculation
-    k = speculation.num_speculative_tokens if speculation else 0
-    return mixer_caches(mixer, found.deployment.layout.tp, kv_format(found.deployment), k)
+    deployment = found.deployment
+    return mixer_caches(mixer, deployment.layout.tp, kv_format(deployment), deployment.drafts)
 
 
 def _name(mixer: Mixer) -> str:
