@@ -238,10 +238,19 @@ def _reach(sigma: float) -> str:
 
 def predicted(point: Point, c: Coefficients) -> tuple[float, float]:
     """Mean TTFT and TPOT in seconds of a run with these coefficients, in closed form."""
-    deployment = point.deployment
-    load = taken_on(deployment, point.workload)
-    (found,) = perform([Case(deployment, memory_of(deployment), load, step_model(deployment, c))])
-    return found.ttft["mean"].mid, found.tpot["mean"].mid
+    ((ttft, tpot),) = _predicted([point], [c])[0]
+    return float(ttft), float(tpot)
+
+
+def _predicted(points: Sequence[Point], trials: Sequence[Coefficients]) -> np.ndarray:
+    """`predicted` of every run with each of these coefficients, [trials, points, TTFT and TPOT], all at once."""
+    loads = [Case(p.deployment, memory_of(p.deployment), taken_on(p.deployment, p.workload)) for p in points]
+    cases: list[Case] = []
+    for c in trials:
+        steps = {deployment: step_model(deployment, c) for deployment in {load.deployment for load in loads}}
+        cases += [replace(load, step=steps[load.deployment]) for load in loads]
+    means = [(found.ttft["mean"].mid, found.tpot["mean"].mid) for found in perform(cases)]
+    return np.array(means).reshape(len(trials), len(points), 2)
 
 
 def replayed(point: Point, c: Coefficients) -> tuple[float, float]:
@@ -275,27 +284,35 @@ def fit(
     measured = np.log([[np.nan if v is None else v for v in (p.ttft, p.tpot)] for p in points])
     use = np.isfinite(measured)
 
-    def errors(logs: np.ndarray, means: Means = means) -> np.ndarray:
-        c = replace(before, **dict(zip(names, map(float, np.exp(logs)), strict=True)))
-        return np.log([_means(means, point, c) for point in points]) - measured
+    def at(logs: np.ndarray) -> Coefficients:
+        return replace(before, **dict(zip(names, map(float, np.exp(logs)), strict=True)))
+
+    def errors(logs: np.ndarray) -> np.ndarray:
+        return np.log([_means(means, point, at(logs)) for point in points]) - measured
 
     def loss(found: np.ndarray, logs: np.ndarray) -> float:
         unlikely = FREEDOM * np.log1p((found / noise) ** 2 / FREEDOM)
         return float(np.nansum(unlikely) + (((logs - start) / width) ** 2).sum())
 
-    def linear(found: np.ndarray, logs: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Slopes [points, 2, names] of errors in units of the noise, robustly weighted; the unit; the normal matrix."""
-        closed = errors(logs, predicted)
-        slopes = np.stack([(errors(logs + 0.03 * axis, predicted) - closed) / 0.03 for axis in np.eye(len(names))], -1)
+    def linear(found: np.ndarray, logs: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Slopes [points, 2, names] of errors in units of the noise, robustly weighted; the unit; the normal matrix.
+
+        The last are the errors in closed form, whose slopes these are.
+        """
+        moved = [logs, *(logs + 0.03 * axis for axis in np.eye(len(names)))]
+        closed, *there = np.log(_predicted(points, [at(each) for each in moved])) - measured
+        slopes = (np.stack(there, -1) - closed[..., None]) / 0.03
         unit = np.array(noise) * np.sqrt(1 + np.where(use, found / noise, 0.0) ** 2 / FREEDOM)
         slopes = np.where(use[..., None], slopes, 0.0) / unit[..., None]
-        return slopes, unit, np.einsum("pmi,pmj->ij", slopes, slopes) + np.diag(1 / width**2)
+        return slopes, unit, np.einsum("pmi,pmj->ij", slopes, slopes) + np.diag(1 / width**2), closed
 
+    for point in points:
+        _means(predicted, point, before)
     logs, damping = start.copy(), 1e-2
     first = found = errors(logs)
     best = loss(found, logs)
     for _ in range(rounds):
-        slopes, unit, normal = linear(found, logs)
+        slopes, unit, normal, _ = linear(found, logs)
         pull = -np.einsum("pmi,pm->i", slopes, np.where(use, found, 0.0) / unit) - (logs - start) / width**2
         while damping < 1e4:
             trial = logs + np.clip(np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), -0.7, 0.7)
@@ -309,12 +326,11 @@ def fit(
         logs, found, best = trial, next_found, cost
         if gain < 1e-3 * best:
             break
-    after = replace(before, **dict(zip(names, map(float, np.exp(logs)), strict=True)))
-    slopes, unit, normal = linear(found, logs)
+    slopes, unit, normal, closed = linear(found, logs)
     leverage = np.einsum("pmi,ij,pnj->pmn", slopes, np.linalg.inv(normal), slopes)  # of a run on its own prediction
     alone = np.linalg.solve(np.eye(2) - leverage, (np.where(use, found, 0.0) / unit)[..., None])[..., 0] * unit
-    held_back = np.where(use, alone + errors(logs, predicted) - found, np.nan)
-    return Fitted(entry, known, after, tuple(points), np.stack([first, found], axis=1), held_back)
+    held_back = np.where(use, alone + closed - found, np.nan)
+    return Fitted(entry, known, at(logs), tuple(points), np.stack([first, found], axis=1), held_back)
 
 
 def _means(means: Means, point: Point, c: Coefficients) -> tuple[float, float]:
