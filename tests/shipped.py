@@ -7,6 +7,7 @@ from altair import TopLevelMixin
 
 from planner.planning.scenario import load_scenario
 from planner.planning.search import Plan, search
+from planner.queueing.steady_state import Case, Performance, closed_loops, open_loops
 
 
 @cache
@@ -19,3 +20,13 @@ def drawn_rows(chart: TopLevelMixin, key: str) -> dict[Any, dict[str, Any]]:
     """The rows of a chart's data that have the column `key`, by its value."""
     datasets = chart.to_dict()["datasets"].values()
     return {row[key]: row for rows in datasets for row in rows if key in row}
+
+
+def closed_loop(*case: Any) -> Performance:
+    """`closed_loops` of one `Case`, given by its fields."""
+    return closed_loops([Case(*case)])[0]
+
+
+def open_loop(*case: Any) -> Performance:
+    """`open_loops` of one `Case`, given by its fields."""
+    return open_loops([Case(*case)])[0]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from shipped import closed_loop, open_loop
 
 from planner.facts.deployment import Speculation, deploy_on
 from planner.facts.workload import Lengths, Workload
@@ -15,7 +16,7 @@ from planner.latency.performance import POINTS
 from planner.latency.speculation import step_of
 from planner.latency.step_work import work
 from planner.memory.budget import plan
-from planner.queueing.steady_state import Case, closed_loop, closed_loops, open_loop, open_loops
+from planner.queueing.steady_state import Case, closed_loops, open_loops
 from planner.simulator.replay import replay_workload
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from shipped import closed_loop, open_loop
 
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Speculation, deploy_on
@@ -18,7 +19,7 @@ from planner.latency.step_model import pairs, step_model
 from planner.latency.step_work import work
 from planner.memory.budget import plan
 from planner.queueing.batched_step_models import stack
-from planner.queueing.steady_state import Case, closed_loop, closed_loops, open_loop, open_loops
+from planner.queueing.steady_state import Case, closed_loops, open_loops
 from planner.simulator.replay import replay_workload
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"

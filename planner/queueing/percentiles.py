@@ -16,7 +16,7 @@ import numpy as np
 from planner.facts.workload import Workload
 from planner.latency.performance import LATE, WIDER, Performances
 from planner.latency.step_model import StepModel
-from planner.queueing.prefill_interference import Mix, mean
+from planner.queueing.prefill_interference import Mix, mean, variance
 
 NORMAL = np.array([NormalDist().inv_cdf(q) for q in LATE])
 
@@ -58,11 +58,6 @@ def gamma(average: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """[cases, 1, percentiles] of gamma distributions (Wilson and Hilferty 1931)."""
     k = average**2 / np.maximum(variance, 1e-30)
     return average * np.maximum(1 - 1 / (9 * k) + NORMAL / (3 * np.sqrt(k)), 0.0) ** 3
-
-
-def variance(values: np.ndarray) -> np.ndarray:
-    """Over the slices."""
-    return np.maximum(mean(values**2) - mean(values) ** 2, 0.0)
 
 
 def spread(s: State, workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Performances:

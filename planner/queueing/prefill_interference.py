@@ -32,6 +32,11 @@ class Mix:
     context: np.ndarray  # mean tokens that a decoding sequence attends to
     jitter: np.ndarray  # variance of the tokens that a step streams, by their mean squared
 
+    @property
+    def scatter(self) -> np.ndarray:
+        """Variance of the steps that an output takes."""
+        return variance(self.outputs) + mean(self.outputs) * self.jitter
+
 
 def mixes(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Mix:
     """The traffic of every case; what several have in common is worked out once."""
@@ -66,6 +71,11 @@ def mixes(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Mix:
 def mean(values: np.ndarray) -> np.ndarray:
     """Mean over the slices."""
     return (values @ SHARES)[..., None]
+
+
+def variance(values: np.ndarray) -> np.ndarray:
+    """Variance over the slices."""
+    return np.maximum(mean(values**2) - mean(values) ** 2, 0.0)
 
 
 def decode_s(step: StepModel, batch: np.ndarray, context: np.ndarray) -> np.ndarray:
@@ -122,9 +132,8 @@ def burst_s(step: StepModel, t: Mix, requests: np.ndarray) -> np.ndarray:
     step finishes (max_num_batched_tokens - d) / L prompts of L tokens, at its end.
     """
     sizes, size, width = t.prompts, mean(t.prompts), 1 + step.drafts
-    # those of the first step decode from the next one on, and of single outputs none do
+    # those of the first step decode from the next one on
     decoding = np.maximum(requests * QUANTILES - step.max_tokens / size, 0.0) / step.stages
-    decoding = decoding * np.minimum(mean(t.outputs) - 1, 1.0)
     # where they leave nothing, prompts take the places of those that end
     left = step.max_tokens * size / (size + np.maximum(mean(t.outputs) - 1, 0.0) * width)
     budget = np.maximum(step.max_tokens - decoding * width, np.maximum(left, 1.0))
@@ -135,27 +144,10 @@ def burst_s(step: StepModel, t: Mix, requests: np.ndarray) -> np.ndarray:
     each = each + fresh * step.prefill_attention(sizes, t.cached)
     steps = requests * SHARES * sizes / budget
     before = steps.cumsum(axis=-1)
-    total = np.maximum(before[..., -1:], 1.0)
     reached = before - steps / 2 + sizes / (2 * budget)
-    ends = np.minimum(np.ceil(reached - 1e-9), total)
+    ends = np.minimum(np.ceil(reached - 1e-9), np.maximum(before[..., -1:], 1.0))
     done = (steps * each).cumsum(axis=-1) + (ends - before) * each
-    # the last step is not full, but costs what any does
-    plain = decode_s(step, decoding, size + t.cached)
-    done += np.where(reached > np.floor(total), (np.ceil(total) - total) * plain, 0.0)
-    done = done / step.stages + (1 - 1 / step.stages) * each  # stages of a pipeline work on as many steps
-    return np.where(total <= 1, mean(each), done)
-
-
-def spilled(arriving: np.ndarray, room: np.ndarray, t: Mix) -> np.ndarray:
-    """Steps that a prompt waits because those before it fill the steps: `arriving` prompts in each, room for `room`.
-
-    What is left over after each step is a random walk that cannot fall below 0. Its mean for normal increments is
-    sd / (2 b) - 0.5826 sd + sd b / 4 with b = (room - arriving) / sd (Chang and Peres 1997); the exponential has the
-    same first terms and holds for large b too.
-    """
-    sd = np.sqrt(arriving * mean(t.prompts**2)) / mean(t.prompts) + 1e-9
-    b = np.maximum((room - arriving) / sd, 0.25)
-    return sd / (2 * b) * np.exp(-1.1652 * b - 0.18 * b**2) / room
+    return done / step.stages + (1 - 1 / step.stages) * each  # stages of a pipeline work on as many steps
 
 
 def microbatches(
@@ -184,7 +176,6 @@ def microbatches(
     crowd = np.where(beside < least, crowd, 1.0)
     formed = running * mean(1.0 * (t.prompts > budget)) + outputs * np.where(least > 1, crowd, 0.0)
     each = np.minimum(running / step.stages, 30.0) + 1e-9
-    differ = np.maximum(mean(t.outputs**2) - outputs**2, 0.0) + outputs * t.jitter
     fed = step.stages - 1.0  # others that prompts reach
     if np.any(front):
         one, many = decode_s(step, decode, t.context), decode_s(step, decode / step.stages, t.context)
@@ -198,34 +189,27 @@ def microbatches(
         begun = np.minimum(first, room)
         first = first - begun
         kept = room * formed * lasts / (room + formed * lasts + 1e-30)
-        past = np.minimum(stays / (lasts + 1 / np.maximum(differ, 1e-9)), 1e9)
+        past = np.minimum(stays / (lasts + 1 / np.maximum(t.scatter, 1e-9)), 1e9)
         others = others + kept + (begun - kept) * -np.expm1(-past) / past
     full = np.minimum((decode * (1 + step.drafts) + beside * size) / step.max_tokens, step.stages)
     return np.minimum(np.maximum(1 + others, full), np.maximum(running, 1.0))
 
 
 def longest(
-    step: StepModel, prompts: np.ndarray, microbatches: np.ndarray, chunks: np.ndarray, plain: np.ndarray,
-    added: np.ndarray, room: np.ndarray, *, gathered: bool,
-) -> np.ndarray:  # fmt: skip
+    step: StepModel, prompts: np.ndarray, microbatches: np.ndarray, chunks: np.ndarray, room: np.ndarray
+) -> np.ndarray:
     """Prompts that delay a round of a pipeline's microbatches, of the `prompts` that it holds.
 
     All wait behind the slowest microbatch. Its prompts are the maximum of g Poisson counts of mean p / g: p when it is
-    small and p / g + 0.74 (1 - 1 / g) p^0.5 when it is large. But who arrives at random (`gathered`) during a long step
-    joins its own microbatch, the next to be scheduled, as long as there is `room`: with steps of S without prompts,
-    g - 1 gaps of a round last S / stages and one the rest. Chunks of one prompt follow each other through the stages:
-    only the first keeps the others waiting from end to end.
+    small and p / g + 0.74 (1 - 1 / g) p^0.5 when it is large, as far as a step has `room`. Chunks of one prompt follow
+    each other through the stages: only the first keeps the others waiting from end to end.
     """
     if np.all(step.stages == 1):
         return prompts
     even = prompts / microbatches
     most = np.maximum(np.minimum(prompts, room), even)
-    joined = np.zeros_like(even)
-    if gathered:
-        gaps = (microbatches - 1) * plain / step.stages / (plain + added * most)
-        joined = np.clip(1 - gaps * microbatches / np.maximum(microbatches - 1, 1e-9), 0.0, 1.0) * (room >= 1)
     alone = (1 - 1 / microbatches) / chunks * prompts
-    return np.minimum(even + alone * (joined + (1 - joined) / np.sqrt(1 + prompts / 0.55)), most)
+    return np.minimum(even + alone / np.sqrt(1 + prompts / 0.55), most)
 
 
 def takers(

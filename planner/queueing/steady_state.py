@@ -3,8 +3,8 @@
 Little's law ties the sequences in flight to the time each stays; a step's cost ties that time to their number.
 The replay does the same exactly and slower. Against it, with the same step costs, the median errors of cases drawn at
 random are: closed loops TTFT 3 %, TPOT 1 %; open loops up to 85 % load TTFT 3 %, TPOT 3 %, p95 12 %; pipelines up to
-85 % load TTFT 4 %, TPOT 4 %, p95 11-15 %; full pipelines with 1 to 64 output tokens serve 4 % less or more, at most
-1.42 x in 600 cases; from 87 % load to saturation TTFT 23 %, TPOT 9 %.
+85 % load TTFT 5 %, TPOT 5 %, p95 13-17 %; full pipelines with 2 to 64 output tokens serve 4 % less or more, at most
+1.55 x in 600 cases; from 87 % load to saturation TTFT 23 %, TPOT 9 %.
 
 All formulas are for many cases at once: their arrays have three axes, [cases, what is varied, slices of lengths].
 """
@@ -24,7 +24,7 @@ from planner.latency.performance import LATE, Performance, Performances
 from planner.latency.speculation import step_of
 from planner.latency.step_model import StepModel
 from planner.queueing.batched_step_models import column, stack
-from planner.queueing.percentiles import State, gamma, level_sd, spread, variance
+from planner.queueing.percentiles import State, gamma, level_sd, spread
 from planner.queueing.prefill_interference import (
     EDGES,
     QUANTILES,
@@ -38,14 +38,14 @@ from planner.queueing.prefill_interference import (
     microbatches,
     mixes,
     prefill_s,
-    spilled,
     takers,
+    variance,
 )
 
 if TYPE_CHECKING:
     from planner.memory.budget import MemoryPlan
 
-__all__ = ["Case", "Performance", "Performances", "closed_loop", "closed_loops", "open_loop", "open_loops"]
+__all__ = ["Case", "Performance", "Performances", "closed_loops", "open_loops"]
 
 GENERATIONS = np.arange(1, 33)[:, None]
 """Generations of requests that a closed loop tells apart."""
@@ -70,37 +70,23 @@ class Case:
     step: StepModel | None = None
 
 
-def closed_loop(
-    deployment: Deployment, plan: MemoryPlan, workload: Workload, step: StepModel | None = None
-) -> Performance:
-    """A fixed number of requests in flight over all replicas; each that ends is replaced at once.
+def closed_loops(cases: Sequence[Case]) -> Performances:
+    """Of every case: a fixed number of requests in flight over all replicas; each that ends is replaced at once.
 
     The run starts with all of them arriving together and lasts `num_prompts` requests (default: 10 per unit of
     concurrency), so the mean TTFT holds that first burst, as in InferenceX and `vllm bench serve --max-concurrency`.
-    `step` replaces the catalog's step cost. Raises `PlannerError` without a concurrency or room for a sequence.
+    Raises `PlannerError` without a concurrency or room for a sequence.
     """
-    return closed_loops([Case(deployment, plan, workload, step)])[0]
-
-
-def open_loop(
-    deployment: Deployment, plan: MemoryPlan, workload: Workload, step: StepModel | None = None
-) -> Performance:
-    """Requests arriving at a rate over all replicas, whatever the deployment does with them; steady state.
-
-    `step` replaces the catalog's step cost. Raises `PlannerError` without a rate or room for a sequence.
-    """
-    return open_loops([Case(deployment, plan, workload, step)])[0]
-
-
-def closed_loops(cases: Sequence[Case]) -> Performances:
-    """`closed_loop` of every case, together."""
     if any(case.workload.concurrency is None for case in cases):
         raise PlannerError("a closed loop needs a concurrency")
     return _by_parts(_closed, cases)
 
 
 def open_loops(cases: Sequence[Case]) -> Performances:
-    """`open_loop` of every case, together."""
+    """Of every case: requests arriving at a rate over all replicas, whatever the deployment does with them.
+
+    Raises `PlannerError` without a rate or room for a sequence.
+    """
     if any(case.workload.rate is None for case in cases):
         raise PlannerError("an open loop needs a request rate")
     return _by_parts(_open, cases)
@@ -151,9 +137,9 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     ahead = _ahead(cases)
     running, outputs = np.minimum(present, most), mean(t.outputs)
     waves, front = prompts / concurrency, step.request_s + step.prompt_token_s * t.prompts
-    others, later = np.maximum(running - 1, 0.0), outputs - 1
+    later = outputs - 1
     m = _interleaved(step, t, running, front, waves, ahead)
-    per_token, tpot, own, added, room, period = m.per_token, m.tpot, m.own, m.added, m.room, m.period
+    per_token, tpot, own, added, room = m.per_token, m.tpot, m.own, m.added, m.room
     together = np.minimum(np.maximum(room / step.stages, 1.0), running)
     # if their lengths differ one prompt comes first, and starts alone
     single = 1.0 * ((t.prompts[..., -1:] > t.prompts[..., :1]) & (running > 1))
@@ -161,35 +147,25 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     burst = burst_s(step, t, running - single)
     start = np.where(single, front[..., :1] + lone + ahead * decode_s(step, np.ones(1), t.context), mean(front))
     burst += start
-    counted = waves >= GENERATIONS
-    counted = counted / counted.sum(axis=1, keepdims=True)  # the share of all waves that each one is
     # later prompts come as the outputs end: those of one step together, until different lengths (wave k: sqrt(12 k)
     # standard deviations apart) have scattered them
-    differ = np.maximum(mean(t.outputs**2) - outputs**2, 0.0) + outputs * t.jitter
-    apart = np.sqrt(12 * GENERATIONS * differ) * tpot
-    apart_from = single * (together >= running)  # the one that comes first
-    bunch = burst_s(step, t, np.maximum(together - apart_from, 1.0))[..., -1:]
-    lockstep = np.maximum(1 - apart / bunch, 0)
+    apart = np.sqrt(12 * GENERATIONS * t.scatter) * tpot
+    bunch = burst_s(step, t, together)[..., -1:]
+    lockstep = np.maximum(1 - apart / bunch, 0).mean(axis=1, keepdims=True, where=waves >= GENERATIONS)
     shared = np.minimum(np.maximum(bunch - per_token, 0) / together, added)  # a prompt's part of a step of several
     # nobody of the own bunch decodes yet: only the others' prompts come between, spread over all outputs
     tight = per_token + np.maximum(running - together, 0) * shared / (outputs * step.stages)
-    steps = np.ceil(front / per_token) + ahead
-    # while one of single outputs is computed, the next of all others arrive
-    start = np.where((single > 0) & (outputs < 1.5), np.maximum(front, lone), start)
-    bunched, delay = _bunched(step, t, running, together, front, start, bunch, per_token, steps)
-    tight = tight + delay / np.maximum(later, 1.0)
-    # a wave that is not scattered over the whole of a stay yet has more prompts in its steps
-    window = np.minimum(np.hypot(burst[..., -1:], apart), period)
-    arriving = others / window * tpot
-    waits = np.maximum(spilled(arriving, room, t), (running / room - window / tpot) / 2) * tpot
-    denser = np.minimum(arriving, room) - np.minimum(others / period * tpot, room)
-    waits = waits + denser * added * (1 + steps.mean(axis=-1, keepdims=True))
-    waits = np.maximum(waits, m.spill)
-    share = _over(lockstep, counted)
-    scattered = _over((1 - lockstep) * waits, counted)
-    tpot = tpot - share * np.maximum(tpot - tight, 0.0) * (1 - 0.5 / waves)
+    # the steps before a bunch may hold others; a pipeline has several under way, of k bunches of single outputs k - 1
+    # (what arrives while there is nothing else to schedule waits for the end of the oldest step)
+    bunches, steps = running / together, np.ceil(front / per_token) + ahead
+    behind = np.maximum(steps - steps * (steps + 1) / (2 * bunches), 0.0)
+    before = (steps * per_token + behind * (bunch - per_token)) / step.stages
+    alternate = bunch / np.clip(np.ceil(bunches) - 1, 1, step.stages)
+    before = np.where((outputs < 1.5) & (step.stages > 1), alternate, before)
+    bunched = np.where(bunches > 1, np.maximum(before, front), start) + bunch
+    tpot = tpot - lockstep * np.maximum(tpot - tight, 0.0) * (1 - 0.5 / waves)
     bunched = np.where(m.backlog > 0, np.maximum(own + m.backlog, bunched), bunched)
-    later_ttft = share * bunched + (1 - share) * own + scattered
+    later_ttft = lockstep * bunched + (1 - lockstep) * (own + m.backlog)
     opening = ((running - single) * mean(burst) + single * (lone + front[..., :1])) / running
     ttft = (1 - 1 / waves) * mean(later_ttft) + opening / waves  # of those that need not wait for a slot
     short = np.maximum(running * engine_s(step, t, running) - ttft - later * tpot, 0.0)  # no engine exceeds its GPUs
@@ -218,9 +194,7 @@ class _Interleaved(NamedTuple):
     added: np.ndarray  # A: what a prompt adds to its steps
     room: np.ndarray  # prompts that fit into the steps of a round
     own: np.ndarray  # TTFT of each slice of prompts, its wait for the scheduler included
-    period: np.ndarray  # a whole stay, until the same seat sends its next request
-    spill: np.ndarray  # of it, waiting because prompts come that do not fit
-    backlog: np.ndarray  # the same where they never fit, so that all take turns
+    backlog: np.ndarray  # s that a prompt waits because more come than fit, so that all take turns
 
 
 def _interleaved(
@@ -252,7 +226,7 @@ def _interleaved(
         chunks, whole, share = prefill_s(step, t, decode / groups, np.hstack([near / -np.expm1(-near) - 1, near]))
         added, whole = mean(share[:, :1]), whole[:, 1:]
         head = first_chunk(step, t, decode / groups)
-        slowest = longest(step, beside, taking, 1 / mean(head), per_token, added, room / step.stages, gathered=False)
+        slowest = longest(step, beside, taking, 1 / mean(head), room / step.stages)
         slowed = added * slowest / beside
         alone = mean(_piped(step, head, share[:, :1]))  # what the own prompt adds
         each = passed * per_token + slowed * others - alone
@@ -265,39 +239,10 @@ def _interleaved(
         own = wait + per_token + _piped(step, head, whole) + (chunks - 1) * tpot / step.stages
         period = mean(own) + later * tpot
         backlog = np.maximum(running * tpot / room - period, 0.0)  # prompts wait until all others had their turn
-        spill = np.maximum(spilled(others * tpot / period, room, t) * tpot, backlog)
-        period = period + spill
+        period = period + backlog
         passed = np.maximum((period - alone) / tpot, 1.0)
         decode = np.maximum(np.minimum(running * later * tpot / period, fit), least)
-    return _Interleaved(groups, per_token, decode, tpot, added, room, own, period, spill, backlog)
-
-
-def _bunched(
-    step: StepModel, t: Mix, running: np.ndarray, together: np.ndarray, front: np.ndarray, start: np.ndarray,
-    bunch: np.ndarray, plain: np.ndarray, steps: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-    """TTFT of prompts that come as outputs of one length end, and s that each decodes longer because of its bunch.
-
-    A bunch is as many as a step holds, and the steps before it may hold others. A pipeline has several under way. What
-    arrives while it has nothing else to schedule waits for the end of the oldest step. So bunches whose steps end
-    within the front end's time do not follow each other: the first goes through all stages alone, then all others
-    come; and of k bunches of single outputs, only k - 1 are under way.
-    """
-    bunches, outputs = running / together, mean(t.outputs)
-    behind = np.maximum(steps - steps * (steps + 1) / (2 * bunches), 0.0)
-    before = (steps * plain + behind * (bunch - plain)) / step.stages
-    partly = np.where(bunches < 2, 2 - 2 / np.maximum(bunches, 1.0), 1.0)  # one of two is smaller, and holds fewer
-    alternate = partly * bunch / np.clip(np.ceil(bunches) - 1, 1, step.stages)
-    before = np.where((outputs < 1.5) & (step.stages > 1), alternate, before)
-    ttft = np.where(bunches > 1, np.maximum(before, front), start) + bunch
-    if np.all(step.stages == 1):
-        return ttft, np.zeros_like(plain)
-    rest = np.maximum(running - together, 0.0)
-    merged = np.minimum(mean(front) * step.stages / (np.maximum(bunches - 1, 1e-9) * plain), 1.0)
-    merged = merged * (bunches > 1) * (bunches <= step.stages) * (outputs >= 1.5)
-    second = mean(burst_s(step, t, rest))
-    delay = np.minimum(second, bunch) * together / running  # the first bunch decodes beside the second's prompts
-    return merged * (front + bunch + rest / running * second) + (1 - merged) * ttft, merged * delay
+    return _Interleaved(groups, per_token, decode, tpot, added, room, own, backlog)
 
 
 def _ahead(cases: Sequence[Case]) -> np.ndarray:
@@ -305,16 +250,11 @@ def _ahead(cases: Sequence[Case]) -> np.ndarray:
     return column([case.deployment.args.async_scheduling and case.deployment.layout.pp == 1 for case in cases])
 
 
-def _over(values: np.ndarray, shares: np.ndarray) -> np.ndarray:
-    """Mean over what is varied."""
-    return (values * shares).sum(axis=1, keepdims=True)
-
-
 def _open(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     """Arrivals at random find the others as they are on average (PASTA; those in flight share steps like a processor).
 
     They wait for the rest of the step that they meet; with asynchronous scheduling for the next one, scheduled
-    before; for prompts that fill the steps before theirs; for a running slot; and in an overload for the backlog.
+    before; for a running slot; and in an overload for the backlog.
     """
     offered = column([case.workload.rate for case in cases])
     engines = column([case.deployment.engines for case in cases])
@@ -341,15 +281,9 @@ def _open(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     spread = noise + uneven - 1
     longer = rate * slowed**2 * spread / np.maximum(1 - (rate * slowed) ** 2, 0.05)
     busy = 1 - np.exp(-inside)
-    # microbatches follow each other through a pipeline, so that the last gap of a round is the longest
-    stage = plain / step.stages
-    last = tpot + longer - (groups - 1) * stage
-    residual = ((groups - 1) * stage**2 + last**2) / (2 * (tpot + longer))
-    chunks, whole, _ = prefill_s(step, t, decode / groups, rate * 2 * residual)
+    met = tpot + longer
+    chunks, whole, _ = prefill_s(step, t, decode / groups, rate * met)
     own = plain + _piped(step, first_chunk(step, t, decode / groups), whole) + (chunks - 1) * tpot / step.stages
-    room = np.maximum(step.max_tokens * step.stages - decode * width, 1.0) / size
-    full = plain + room / step.stages * added
-    left = spilled(np.minimum(rate * full, room), room, t) * full
     fixed = busy * ahead * plain
     crowded = (inside / most) ** (np.sqrt(2 * (most + 1)) - 1)  # chance that all slots are taken (Sakasegawa)
     prompts = column([case.workload.requests for case in cases])
@@ -357,10 +291,9 @@ def _open(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     walked = 2 / 3 * np.sqrt(2 / np.pi * (noise + 1) * prompts / engines) / peak
     slots = crowded * (noise + 1) / (2 * np.maximum(np.abs(peak - offered / engines), 1e-9))
     slots = np.minimum(slots, crowded * walked)
-    full_time = np.minimum(load, 1.0) ** (np.sqrt(2 * (most + 1)) - 1)  # then their number does not vary
-    level = level_sd(tpot, alone[:, :1], inside, saturated) * np.sqrt(1 - full_time)
-    moves = busy * (residual + ahead * (tpot - plain)) + left + slots
-    varies = busy * last**2 / 12 + (1 + 2 * ahead) * beside * slowed**2 * spread + left**2
+    level = level_sd(tpot, alone[:, :1], inside, saturated)
+    moves = busy * (met / 2 + ahead * (tpot - plain)) + slots
+    varies = busy * met**2 / 12 + (1 + 2 * ahead) * beside * slowed**2 * spread
     varies = varies + slots**2 * (2 / np.maximum(crowded, 1e-9) - 1) + (busy * (0.5 + ahead) * level) ** 2
     backlog = np.where(saturated, prompts / offered * (1 - 1 / load), 0.0)
     filling = np.minimum(most * engines / prompts, 1.0)
@@ -391,9 +324,7 @@ def _steps(step: StepModel, t: Mix, inside: np.ndarray, most: np.ndarray) -> tup
     _, _, share = prefill_s(step, t, decode / groups, beside / groups / alone - 1)
     added = mean(share)
     room = np.maximum(step.max_tokens - decode / groups * (1 + step.drafts), 1.0) / mean(t.prompts)
-    slowest = longest(
-        step, beside, groups, 1 / mean(first_chunk(step, t, decode / groups)), plain, added, room, gathered=True
-    )
+    slowest = longest(step, beside, groups, 1 / mean(first_chunk(step, t, decode / groups)), room)
     return plain, plain + slowest * added, added, groups
 
 
@@ -402,7 +333,7 @@ def _piped(step: StepModel, head: np.ndarray, whole: np.ndarray) -> np.ndarray:
 
     The stages work on as many chunks at once, so that all but the largest only take up the first stage.
     """
-    return whole if np.all(step.stages == 1) else whole * (head + (1 - head) / step.stages)
+    return whole * (head + (1 - head) / step.stages)
 
 
 def _interpolated(x: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:

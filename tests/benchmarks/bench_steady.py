@@ -19,7 +19,7 @@ from planner.facts.workload import Lengths, Workload
 from planner.latency.speculation import step_of
 from planner.memory.budget import plan
 from planner.planning.prediction import memory_of
-from planner.queueing.steady_state import Case, Performances, closed_loops, open_loop, open_loops
+from planner.queueing.steady_state import Case, Performances, closed_loops, open_loops
 
 CHAT = Workload(Lengths.lognormal(1000, 2500), Lengths.lognormal(250, 600), rate=5.0, concurrency=64)
 GPUS, MODELS = ("A100-80GB", "L40S", "H100", "H200", "B200"), ("Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct")
@@ -73,8 +73,7 @@ def test_a_sweep_over_rates(benchmark: BenchmarkFixture, cases: list[Case]) -> N
 
 
 def test_one_at_a_time(benchmark: BenchmarkFixture, cases: list[Case]) -> None:
-    case = cases[0]
-    benchmark(open_loop, case.deployment, case.plan, case.workload, case.step)
+    benchmark(open_loops, cases[:1])
 
 
 def test_a_memory_plan_and_a_step_cost(benchmark: BenchmarkFixture, cases: list[Case]) -> None:
