@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from glob import escape
 from pathlib import Path
 from typing import Any
@@ -124,8 +124,12 @@ def model(
     return found
 
 
+@lru_cache(maxsize=256)
 def _stored_as(wanted: str, found: Model) -> Model:
-    """`found` in the format called `wanted`: as it is, converted, or another checkpoint of it; else refused."""
+    """`found` in the format called `wanted`: as it is, converted, or another checkpoint of it; else refused.
+
+    The same for the same, so that what has been worked out of a deployment is known of its like.
+    """
     stored = found.quantization
     if q.agrees(wanted, stored):
         return found
