@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from planner.core.quantities import GIB, MIB
 from planner.facts.draft_models import draft_layers
@@ -11,9 +12,6 @@ from planner.memory.budget import MemoryPlan
 from planner.memory.kv_cache import kv_format, stage_layers
 from planner.memory.kv_layers import Cache, kv_width, mixer_caches
 from planner.models.architecture import LatentAttention, Layer, Mixer, Recurrent
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 STATES_OF = {
     "mamba1": "state space (Mamba)", "mamba2": "state space (Mamba-2)", "gdn": "gated delta rule",
@@ -26,8 +24,6 @@ def kv_table(found: MemoryPlan) -> pd.DataFrame:
 
     Bytes are per GPU: for every token of context, and, in windows and states, for every sequence however long.
     """
-    import pandas as pd
-
     rows = []
     for mixer, layers in _kinds(found).items():
         caches = _caches(found, mixer)
@@ -58,8 +54,6 @@ def kv_worked(found: MemoryPlan) -> str:
 
 def pool_table(found: MemoryPlan, tokens: int) -> pd.DataFrame:
     """The pool as this version of the engine counts it, and what a sequence of `tokens` holds of it."""
-    import pandas as pd
-
     pool, layout = found.pool, found.layout
     held = layout.blocks_for(tokens)
     rows = [

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from planner.core.quantities import GB, GIB, PlannerError
 from planner.facts.deployment import Deployment, ParallelLayout
@@ -23,9 +24,6 @@ from planner.planning.deployments import deployment_of
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search import Plan, search
 from planner.planning.what_if import OTHER_GPUS, what_if
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PRECISION = 0.02
 """Of a capacity: the bisection stops within this power of two."""
@@ -81,23 +79,17 @@ def layouts(plan: Plan) -> tuple[Candidate, ...]:
     In closed form, but for those that the search has replayed.
     """
     found = []
-    told = {_placed(c): c for c in reversed(plan.candidates) if c.stated}
+    told = {candidate.identity: candidate for candidate in reversed(plan.candidates) if candidate.stated}
     for card in plan.scenario.gpus:
         like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
         if like is None:
             continue
-        for shape in legal_layouts(
-            like.deployment.model, card.gpu, card.at_most, card.gpus_per_node, plan.scenario.engine
-        ):
+        model, engine = like.deployment.model, plan.scenario.engine
+        for shape in legal_layouts(model, card.gpu, card.at_most, card.gpus_per_node, engine):
             for replicas in range(1, card.at_most // shape.gpus_per_replica + 1):
-                layout = replace(shape, replicas=replicas)
-                known = told.get((card.gpu, layout, like.preference))
-                found.append(known or place(plan.scenario, like, card, layout))
+                placed = place(plan.scenario, like, card, replace(shape, replicas=replicas))
+                found.append(told.get(placed.identity, placed))
     return tuple(found)
-
-
-def _placed(candidate: Candidate) -> tuple[object, ...]:
-    return candidate.deployment.gpu, candidate.deployment.layout, candidate.preference
 
 
 def fewest(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
@@ -131,22 +123,18 @@ def served_within(scenario: Scenario, deployment: Deployment) -> float:
 
 def frame(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
     """One row per candidate: its layout, cost, each promised latency, throughput, and whether it is the chosen one."""
-    import pandas as pd
-
     rows = []
     for candidate in candidates:
         layout, found = candidate.deployment.layout, candidate.prediction.performance
-        row: dict[str, Any] = {"GPU": candidate.deployment.gpu.name, "Layout": str(layout), "GPUs": layout.gpus}
-        row |= {"TP": f"TP{layout.tp}" + f" EP{layout.ep}" * (layout.ep > 1), "PP": layout.pp}
-        row |= {"Replicas": layout.replicas, "USD per hour": candidate.usd_per_hour}
-        for target in plan.scenario.service_level:
-            value = found and getattr(found, target.metric)[target.percentile] * 1e3
-            row[f"{target.name} (ms)"] = value
-        row |= {"Output tokens/s": found and found.output_tps, "Requests/s": found and found.request_tps}
-        row |= {"Service level": state(candidate) if found else "does not fit"}
-        row |= {"Figures": found and found.source}
-        row |= {"Saturated": bool(found and found.saturated)}
-        rows.append(row | {"Chosen": candidate is plan.chosen})
+        rows.append({
+            "GPU": candidate.deployment.gpu.name, "Layout": str(layout), "GPUs": layout.gpus,
+            "TP": f"TP{layout.tp}" + f" EP{layout.ep}" * (layout.ep > 1), "PP": layout.pp,
+            "Replicas": layout.replicas, "USD per hour": candidate.usd_per_hour,
+            **{f"{t.name} (ms)": found and found.at(t.metric, t.percentile) * 1e3 for t in plan.scenario.service_level},
+            "Output tokens/s": found and found.output_tps, "Requests/s": found and found.request_tps,
+            "Service level": state(candidate) if found else "does not fit", "Figures": found and found.source,
+            "Saturated": bool(found and found.saturated), "Chosen": candidate is plan.chosen,
+        })  # fmt: skip
     return pd.DataFrame(rows)
 
 
@@ -159,9 +147,7 @@ def comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candidate]:
     shown = own if len(own) > 1 else kept
     if len(shown) <= MOST_SHAPES:
         return shown
-    return [c for c in shown if c.deployment.layout.pp & (c.deployment.layout.pp - 1) == 0 or c is plan.best][
-        :MOST_SHAPES
-    ]
+    return [c for c in shown if c.deployment.layout.pp.bit_count() == 1 or c is plan.best][:MOST_SHAPES]
 
 
 def replicas(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
@@ -174,25 +160,19 @@ def replicas(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
 
 def replicas_of(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
     """One row per shape of one replica: memory of its fullest GPU, sequences that fit, requests/s it can promise."""
-    import pandas as pd
-
     length, rows = round(plan.scenario.workload.total_quantile(0.95)), []
     for name, candidate in replicas(candidates).items():
         layout, memory = candidate.deployment.layout, candidate.prediction.memory
         row: dict[str, Any] = {"One replica": name, "GPUs": layout.gpus_per_replica}
         row |= {"Weights (GiB per GPU)": memory.weights / GIB, "KV cache (GiB per GPU)": memory.kv_available / GIB}
         row |= {f"Sequences of {length:,} tokens": memory.pool.sequences(length)}
-        served = served_within(plan.scenario, candidate.deployment)
-        rows.append(
-            row | {"Requests/s": served or None, "Requests/s per GPU": served / layout.gpus_per_replica or None}
-        )
+        served = served_within(plan.scenario, candidate.deployment) or None
+        rows.append(row | {"Requests/s": served, "Requests/s per GPU": served and served / layout.gpus_per_replica})
     return pd.DataFrame(rows)
 
 
 def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     """What the service level (offline: the deadline) asks for, and what the candidate is predicted to do."""
-    import pandas as pd
-
     found, rows = candidate.prediction.performance, []
     for target in scenario.service_level if found else ():
         value = getattr(found, target.metric)[target.percentile]
@@ -206,11 +186,11 @@ def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"])
 
 
-def shortlist(plan: Plan, candidates: Iterable[Candidate], most: int = 12) -> pd.DataFrame:
-    """The best `most` that fit, from best to worst (the nearest first where none meets the service level)."""
+def shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
+    """The best dozen that fit, from best to worst (the nearest first where none meets the service level)."""
     fit = [candidate for candidate in candidates if candidate.prediction.fits]
     fit.sort(key=lambda candidate: candidate.rank if plan.chosen else (candidate.margin,))
-    data = frame(plan, fit[:most])
+    data = frame(plan, fit[:12])
     data["USD per hour"] = [usd if usd is None else f"{usd:,.2f}" for usd in data["USD per hour"]]
     hidden = ["GPUs", "TP", "PP", "Replicas", "Saturated", "Chosen"]
     hidden += ["Requests/s"] * bool(plan.scenario.service_level) + ["GPU"] * (data["GPU"].nunique() == 1)
@@ -227,12 +207,7 @@ def front(data: pd.DataFrame, cost: str, value: str, more_is_better: bool = Fals
     """For each row whether none costs as little and has as good a middle of `value`: the Pareto front."""
     sign = -1 if more_is_better else 1
     points = [(usd, sign * interval.mid) for usd, interval in zip(data[cost], data[value], strict=True)]
-    best, kept = float("inf"), set()
-    for usd, figure in sorted(set(points)):
-        if figure < best:
-            best = figure
-            kept.add((usd, figure))
-    return [point in kept for point in points]
+    return [not any(other < point and other[1] <= point[1] for other in points) for point in points]
 
 
 def messages(deployment: Deployment, batch: int, context: float) -> pd.DataFrame:
@@ -240,8 +215,6 @@ def messages(deployment: Deployment, batch: int, context: float) -> pd.DataFrame
 
     In a decode step of `batch` sequences with `context` tokens each, and in a step of as many prompt tokens as fit.
     """
-    import pandas as pd
-
     card, tokens, rows = deployment.gpu, deployment.args.max_num_batched_tokens, []
     own = card.link if deployment.link_bandwidth == card.link_bandwidth else "as wired"
     inside = {own: deployment.link_bandwidth}
@@ -265,18 +238,14 @@ def messages(deployment: Deployment, batch: int, context: float) -> pd.DataFrame
 
 def bubbles(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.DataFrame:
     """Idle share of pipelines of these `sizes`, by the micro-batches that follow one another."""
-    import pandas as pd
-
     rows = [(f"PP{pp}", m, pipeline_bubble(pp, m) * 100) for pp in sizes for m in range(1, most + 1)]
     return pd.DataFrame(rows, columns=["Pipeline", "Micro-batches in a row", "Idle (% of GPU time)"])
 
 
 def rules(deployment: Deployment) -> pd.DataFrame:
     """Which tensor-parallel sizes the engine accepts for this model in one node, and why not the others."""
-    import pandas as pd
-
-    sizes = (1, 2, 3, 4, 8, 16)
-    why = [refuse(deployment.model, ParallelLayout(tp=n), deployment.gpus_per_node, deployment.engine) for n in sizes]
-    return pd.DataFrame(
-        {"TP": sizes, "The engine": [f"refuses it: {reason}" if reason else "accepts it" for reason in why]}
-    )
+    rows = []
+    for tp in (1, 2, 3, 4, 8, 16):
+        reason = refuse(deployment.model, ParallelLayout(tp=tp), deployment.gpus_per_node, deployment.engine)
+        rows.append((tp, f"refuses it: {reason}" if reason else "accepts it"))
+    return pd.DataFrame(rows, columns=["TP", "The engine"])

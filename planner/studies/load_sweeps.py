@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.deployment import Deployment
@@ -23,10 +24,6 @@ from planner.planning.prediction import evaluate, evaluate_all
 from planner.planning.scenario import Scenario
 from planner.studies.layout_study import served_within
 from planner.studies.tail_latency import points
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 PREFIX_CACHE_COST = 0.01
 """Throughput that prefix caching costs where nothing is ever reused: under 1 % (vLLM blog, V1 alpha, January 2025)."""
@@ -57,8 +54,6 @@ def spaced(low: float, high: float, points: int = 24) -> list[int]:
 
 def by_concurrency(deployment: Deployment, workload: Workload, values: Sequence[int]) -> pd.DataFrame:
     """So many requests always in flight: a closed loop; one row per case that fits."""
-    import pandas as pd
-
     loads = [replace(workload, rate=None, concurrency=n, num_prompts=None) for n in values]
     found = zip(values, evaluate_all((deployment, load) for load in loads), strict=True)
     rows = [(n, one.performance) for n, one in found if one.performance]
@@ -70,8 +65,6 @@ def gaps(deployment: Deployment, workload: Workload, sequences: int, prompt: int
 
     Unchunked, the whole prompt is one step. The first and the last three gaps are undisturbed.
     """
-    import pandas as pd
-
     budget = deployment.args.max_num_batched_tokens if chunked else prompt + sequences
     share = math.ceil(sequences / deployment.layout.pp)  # of the sequences, in one of the batches under way
     step, contexts = step_of(deployment.with_args(max_num_batched_tokens=budget)), [round(workload.context)] * share
@@ -95,8 +88,6 @@ def long_prompt(
 
     The last row is without chunked prefill, for which the engine wants a budget of at least max_model_len.
     """
-    import pandas as pd
-
     rows = []
     whole = max(deployment.args.max_model_len, prompt + sequences)
     for budget, chunked in [*((budget, True) for budget in budgets), (whole, False)]:
@@ -112,16 +103,12 @@ def long_prompt(
 
 def by_reuse(scenario: Scenario, candidate: Candidate, shares: Sequence[float]) -> pd.DataFrame:
     """A share of all prompt tokens found in the prefix cache: TTFT, throughput when full, replicas needed."""
-    import pandas as pd
-
     alone = candidate.deployment.with_args(enable_prefix_caching=True)
     rows = []
     for share in shares:
         workload = replace(scenario.workload, prefix_tokens=0, prefix_hit_rate=share)
         busy, loaded = (evaluate(alone, w).performance for w in (full(alone, workload), workload))
-        each = served_within(
-            replace(scenario, workload=workload), replace(alone, layout=replace(alone.layout, replicas=1))
-        )
+        each = served_within(replace(scenario, workload=workload), alone.with_replicas(1))
         needed = math.ceil((workload.rate or 0) / each) if each else math.nan
         row: dict[str, Any] = {"Prompt tokens found in the cache (%)": share * 100, "Replicas needed": needed}
         row |= {"Requests/s, all slots taken": busy and busy.request_tps}

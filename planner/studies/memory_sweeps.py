@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from planner.core.catalog import Entry, entries
 from planner.core.quantities import GIB, Interval, PlannerError
@@ -17,15 +17,12 @@ from planner.memory.limits import safe_max_num_seqs
 from planner.memory.weights import rank_bytes
 from planner.models.registry import model
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 BATCH = 32
 """Sequences of a decode step by which weight formats are compared."""
 
 
 class Format(Entry):
-    """One entry of `catalogs/formats.yaml`."""
+    """One entry of `catalogs/formats.yaml`: a weight format with its published quality loss."""
 
     title: str
     checkpoint: str
@@ -34,16 +31,8 @@ class Format(Entry):
     date: str
 
 
-@cache
-def formats() -> dict[str, Format]:
-    """The weight formats with their published quality loss."""
-    return entries("formats.yaml", Format)
-
-
 def budget_terms(found: MemoryPlan) -> pd.DataFrame:
     """One row per term of the budget: GiB with its interval, and whether `gpu_memory_utilization` has to hold it."""
-    import pandas as pd
-
     rows = [(label, getattr(found, term) / GIB, term in found.in_budget) for term, label in LABELS.items()]
     rows = [("budget", Interval.exactly(found.requested / GIB), True), *rows]
     rows += [("KV cache", found.kv_available / GIB, True), ("driver context", found.context / GIB, False)]
@@ -53,8 +42,6 @@ def budget_terms(found: MemoryPlan) -> pd.DataFrame:
 
 def utilization_sweep(deployment: Deployment) -> pd.DataFrame:
     """KV cache (GiB, 80 % interval) and status over `gpu_memory_utilization`."""
-    import pandas as pd
-
     shares = [percent / 100 for percent in range(50, 100, 2)]
     plans = [(share, plan(deployment.with_args(gpu_memory_utilization=share))) for share in shares]
     rows = [(share, _floored(found.kv_available), found.status, found.reason) for share, found in plans]
@@ -63,8 +50,6 @@ def utilization_sweep(deployment: Deployment) -> pd.DataFrame:
 
 def length_sweep(deployment: Deployment) -> pd.DataFrame:
     """Full-length sequences that fit (80 % interval) over `max_model_len`."""
-    import pandas as pd
-
     lengths = [2**power for power in range(10, 31) if 2**power <= deployment.model.architecture.max_position]
     plans = [(length, plan(deployment.with_args(max_model_len=length))) for length in lengths]
     rows = [(length, found.max_concurrency, found.status) for length, found in plans]
@@ -78,39 +63,33 @@ def _floored(size: Interval) -> Interval:
 def format_plans(deployment: Deployment) -> Iterator[tuple[Format, Deployment]]:
     """The deployment's model in every weight format that makes it smaller than its checkpoint."""
     base = model(deployment.model.name)
-    for name, entry in formats().items():
+    for name, entry in entries("formats.yaml", Format).items():
         if name == "mxfp4" and not base.architecture.is_moe:  # what engines store in it are experts
             continue
         try:
             stored = base if name == "checkpoint" else model(deployment.model.name, quantization=name)
         except PlannerError:
             continue
-        candidate = replace(deployment, model=stored)
-        if name == "checkpoint" or max(rank_bytes(candidate)) < max(rank_bytes(replace(deployment, model=base))):
-            yield entry, candidate
+        sizes = [max(rank_bytes(replace(deployment, model=each))) for each in (stored, base)]
+        if name == "checkpoint" or sizes[0] < sizes[1]:
+            yield entry, replace(deployment, model=stored)
 
 
 def format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
     """Per weight format: weights, KV cache, sequences of `tokens` that fit, a decode step, quality, checkpoint."""
-    import pandas as pd
-
     rows = []
     for entry, stored in format_plans(deployment):
         found = plan(stored)
         step = step_model(stored).step_seconds([], [tokens] * BATCH).seconds * 1e3
-        size, fits = found.weights.map(lambda value: value / GIB), found.status != "does_not_fit"
-        rows.append(
-            (entry.title, size, _floored(found.kv_available), found.pool.sequences(tokens) if fits else 0,
-             step, entry.quality, entry.checkpoint, entry.source)
-        )  # fmt: skip
+        held = found.pool.sequences(tokens) if found.status != "does_not_fit" else 0
+        sizes = found.weights.map(lambda value: value / GIB), _floored(found.kv_available)
+        rows.append((entry.title, *sizes, held, step, entry.quality, entry.checkpoint, entry.source))
     columns = ["format", "weights (GiB)", "KV cache (GiB)", "sequences", f"decode step of {BATCH} (ms)"]
     return pd.DataFrame(rows, columns=[*columns, "published quality", "checkpoint", "source"])
 
 
 def tenants_sweep(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.DataFrame:
     """What other processes on the GPU leave: the largest safe utilization, and the KV cache with it."""
-    import pandas as pd
-
     rows = []
     for gib in tenants_gib:
         shared = replace(deployment, other_tenants=round(gib * GIB))

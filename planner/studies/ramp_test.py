@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from planner.core.quantities import Z80, Interval, PlannerError
 from planner.facts.arrivals import ramp
@@ -22,15 +22,10 @@ from planner.planning.scenario import Target
 from planner.simulator.replay import ReplayResult
 from planner.studies.tail_latency import KEEPS_UP, SWEEP, tail
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 OCTAVE = 0.1
 """The bisection for a ceiling stops within this power of two."""
-CROWD = 300
-"""Requests of a run whose gauges are drawn."""
-SAMPLES = 120
-"""Samples of the gauges over that run."""
+CROWD, SAMPLES = 300, 120
+"""Requests of a run whose gauges are drawn, and samples of the gauges over it."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +53,12 @@ def ramp_test(deployment: Deployment, workload: Workload, service_level: Sequenc
     """
     step = step_of(deployment)
     slower = math.exp(Z80 * step.sigma_tpot)
-    paces = 1 / slower, 1.0, slower
 
     @cache
     def run(power: float, pace: float) -> ReplayResult:
         return once(deployment, _loaded(workload, 2.0**power), SWEEP, pace=pace)
 
-    def broken(power: float, pace: float) -> str:
+    def broken(pace: float, power: float) -> str:
         return _breaks(run(power, pace), service_level)
 
     def around(power: float) -> Run:
@@ -74,11 +68,10 @@ def ramp_test(deployment: Deployment, workload: Workload, service_level: Sequenc
 
     if workload.rate is None:
         return _in_flight(deployment, around)
-    power = math.floor(math.log2(workload.rate)) - 2
-    loads = [power]
+    loads = [math.floor(math.log2(workload.rate)) - 2]
     while served(run(loads[-1], 1.0)) >= KEEPS_UP and len(loads) < 12:
         loads.append(loads[-1] + 1)
-    found = [_bisect(loads, partial(broken, pace=pace)) for pace in paces]
+    found = [_bisect(loads, partial(broken, pace)) for pace in (1 / slower, 1.0, slower)]
     data = _ramped("Requests/s offered", ((2.0**n, around(n), around(n).keeps_up * 2.0**n) for n in loads))
     return Ramp(data, "Requests/s offered", Interval(*sorted(held for held, _ in found)), found[1][1])
 
@@ -121,14 +114,12 @@ def _in_flight(deployment: Deployment, around: Callable[[float], Run]) -> Ramp:
 
 
 def _ramped(load: str, cases: Iterable[tuple[float, Run, Interval]]) -> pd.DataFrame:
-    import pandas as pd
-
     return pd.DataFrame([{load: at, "Requests/s served": through, **tail(found)} for at, found, through in cases])
 
 
-def surge(workload: Workload, factor: float, seconds: float, seed: int = 0) -> Workload:
+def surge(workload: Workload, factor: float, seconds: float) -> Workload:
     """`workload` for so many `seconds`, Poisson, with `factor` times its rate in the second of three equal parts."""
-    rng, rate = np.random.default_rng(seed), workload.rate or 0.0
+    rng, rate = np.random.default_rng(0), workload.rate or 0.0
     arrival = ramp((rate, factor * rate, rate), seconds / 3, rng)
     if len(arrival) < 2:
         raise PlannerError(f"{seconds:g} s at {rate:g} requests/s are too short for a surge: nobody comes")
@@ -149,5 +140,4 @@ def crowd(deployment: Deployment, workload: Workload, seconds: float) -> tuple[s
 
 def while_of(deployment: Deployment, workload: Workload) -> float:
     """Seconds in which one engine gets `CROWD` requests, to the nearest half minute."""
-    engines = deployment.engines
-    return max(round(CROWD * engines / (workload.rate or 1.0) / 30), 1) * 30.0
+    return max(round(CROWD * deployment.engines / (workload.rate or 1.0) / 30), 1) * 30.0

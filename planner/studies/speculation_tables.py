@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+
+import pandas as pd
 
 from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment, Speculation
 from planner.facts.draft_models import methods
 from planner.latency.speculation import Speedup, break_even_acceptance, speculate
 from planner.memory.budget import MemoryPlan
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 EXAMPLE_DRAFT = Speculation("eagle3", 3, 0.62)
 """Considered where a scenario names nothing: what chat-70b cites for an EAGLE-3 head."""
@@ -34,8 +32,6 @@ def break_even_line(
     deployment: Deployment, batches: Sequence[float], ks: Sequence[int], context: float
 ) -> pd.DataFrame:
     """The acceptance rate at which speculation breaks even, for each k and batch at which there is one."""
-    import pandas as pd
-
     rows = []
     for k in ks:
         drafting = deployment.speculation and replace(deployment.speculation, num_speculative_tokens=k)
@@ -46,8 +42,6 @@ def break_even_line(
 
 def step_parts(found: Speedup) -> pd.DataFrame:
     """Milliseconds per token and sequence by part, without and with speculation: columns way, part, ms per token."""
-    import pandas as pd
-
     per = 1e3 / found.tokens_per_step
     rows = [
         ("without", "target", found.plain_s * 1e3),
@@ -59,8 +53,6 @@ def step_parts(found: Speedup) -> pd.DataFrame:
 
 def draft_table(deployment: Deployment, memory: MemoryPlan, batch: float, context: float) -> pd.DataFrame:
     """One row per way to draft: GiB per GPU, sequences that it costs, speed-up at `batch`."""
-    import pandas as pd
-
     rows = []
     for name in dict.fromkeys((deployment.speculation.method if deployment.speculation else "", *possible(deployment))):
         drafting = deployment.speculation and replace(deployment.speculation, method=name)

@@ -6,11 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any
 
+import pandas as pd
+
+from planner.core.catalog import read_yaml
 from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment, ParallelLayout
 from planner.facts.prices import HOURS_PER_MONTH, price_per_hour
+from planner.latency.performance import Performance
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import (
@@ -27,22 +32,12 @@ from planner.planning.deployments import deployment_of
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 from planner.planning.what_if import WhatIf
-from planner.queueing.steady_state import Performance
 from planner.studies.layout_study import frame, state
 from planner.studies.ramp_test import ramp_test
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-BASES = {
-    "measured": "measured on this GPU with models of this family",
-    "model-transfer": "measured on this GPU, but with models of other families",
-    "gpu-transfer": "measured on other GPUs only, and carried over",
-    "prior": "not measured: they are what GPUs have in common",
-}
+PHRASES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("phrases.yaml"))
+BASES: Mapping[str, str] = {name: basis["says"] for name, basis in PHRASES["basis"].items()}
 """What a step cost rests on, by `Performance.basis`."""
-DOUBT = {"measured": 0.3, "model-transfer": 1.2, "gpu-transfer": 1.6, "prior": 2.0}
-"""How much of a risk that is, beside an expected miss of a promise (3)."""
 
 
 def subject(plan: Plan) -> Deployment:
@@ -57,34 +52,26 @@ def subject(plan: Plan) -> Deployment:
 
 def verdict(plan: Plan) -> str:
     """The answer in a few sentences: what to rent, whether it keeps the promises, and how much of it stays free."""
-    chosen, best = plan.chosen, plan.best
+    scenario, chosen, best = plan.scenario, plan.chosen, plan.best
     if chosen is None:
-        if best is None:
-            return f"Nothing that was allowed meets the service level. {str(plan.binding).rstrip('.')}."
-        near = (
-            f"The nearest is {describe(best.deployment)}{_priced(plan.scenario, best)}, but {'; '.join(best.misses)}."
-        )
-        return f"Nothing that was allowed meets the service level. {near}"
-    answer = f"Run {describe(chosen.deployment)}{_priced(plan.scenario, chosen)}."
-    free = free_share(plan.scenario, chosen.prediction)
+        near = f"The nearest is {_offer(scenario, best)}, but {'; '.join(best.misses)}" if best else str(plan.binding)
+        return f"Nothing that was allowed meets the service level. {near.rstrip('.')}."
+    free = free_share(scenario, chosen.prediction)
     spare = f" {free:.0%} of what it can serve stays free." if free is not None and free > 0 else ""
-    kept = "is done in time" if plan.scenario.offline else "keeps every promise"
+    kept = f"Run {_offer(scenario, chosen)}. It {'is done in time' if scenario.offline else 'keeps every promise'}"
     if not chosen.at_risk:
-        return f"{answer} It {kept}, at the pessimistic end of every interval too.{spare}"
-    safer = (
-        f" Safe even there: {describe(plan.safer.deployment)}{_priced(plan.scenario, plan.safer)}."
-        if plan.safer
-        else ""
-    )
-    return f"{answer} It {kept}, but at the pessimistic end {'; '.join(chosen.risks)}.{spare}{safer}"
+        return f"{kept}, at the pessimistic end of every interval too.{spare}"
+    safer = f" Safe even there: {_offer(scenario, plan.safer)}." if plan.safer else ""
+    return f"{kept}, but at the pessimistic end {'; '.join(chosen.risks)}.{spare}{safer}"
 
 
-def _priced(scenario: Scenario, candidate: Candidate) -> str:
-    usd, hours = candidate.usd_per_hour, run_hours(scenario, candidate)
+def _offer(scenario: Scenario, candidate: Candidate) -> str:
+    """A candidate and its price, where one is known."""
+    said, usd, hours = describe(candidate.deployment), candidate.usd_per_hour, run_hours(scenario, candidate)
     if usd is None:
-        return ""
+        return said
     whole = f"${usd * hours.mid:,.0f} for all of it" if hours else f"${usd * HOURS_PER_MONTH:,.0f} a month"
-    return f" for ${usd:,.2f} an hour, {whole}"
+    return f"{said} for ${usd:,.2f} an hour, {whole}"
 
 
 def asked(scenario: Scenario) -> str:
@@ -98,7 +85,7 @@ def asked(scenario: Scenario) -> str:
 
 def limits(plan: Plan) -> str:
     """What keeps anything cheaper from doing, and why it is this and not the runner-up."""
-    return f"{plan.binding} {why(plan)}".strip() if plan.chosen else str(plan.binding)
+    return f"{plan.binding} {why(plan)}".strip()
 
 
 def why(plan: Plan) -> str:
@@ -134,27 +121,19 @@ def machines(deployment: Deployment) -> tuple[int, int]:
 
 def rent(plan: Plan) -> pd.DataFrame:
     """What to rent for the best candidate, for how much, and where the price is from."""
-    import pandas as pd
-
     best = plan.best
     assert best is not None
     deployment, found = best.deployment, best.prediction.performance
     (count, node), gpus, card = machines(deployment), deployment.layout.gpus, deployment.gpu.name
     idle = count * node - gpus
     whole = f"{count} of {node} GPUs" if node > 1 else f"{count}"
-    rows: list[tuple[str, object]] = [
-        ("GPUs", f"{gpus} x {card}"),
-        ("machines", f"{whole}, {idle} of {count * node} GPUs not needed" if idle else whole),
-        (
-            "set up as",
-            f"{describe(deployment).partition(', ')[2]}, {deployment.engine.name} {deployment.engine.version}",
-        ),
-    ]
+    setup = f"{describe(deployment).partition(', ')[2]}, {deployment.engine.name} {deployment.engine.version}"
+    needed = f"{whole}, {idle} of {count * node} GPUs not needed" if idle else whole
+    rows: list[tuple[str, object]] = [("GPUs", f"{gpus} x {card}"), ("machines", needed), ("set up as", setup)]
     price, usd = price_per_hour(deployment.gpu, plan.scenario.prices), best.prediction.usd
     if price and usd:
-        hours = run_hours(plan.scenario, best)
-        whole_cost = ("cost of all the work (USD)", hours * usd.mid) if hours else None
-        rows += [("cost per hour (USD)", usd), whole_cost or ("cost per month (USD)", usd * HOURS_PER_MONTH)]
+        month, hours = ("cost per month (USD)", usd * HOURS_PER_MONTH), run_hours(plan.scenario, best)
+        rows += [("cost per hour (USD)", usd), ("cost of all the work (USD)", hours * usd.mid) if hours else month]
         if idle and deployment.layout.gpus_per_replica > 1:  # single GPUs are let singly
             rows += [("cost per hour where only whole machines are let (USD)", usd * (count * node / gpus))]
         if per_token := best.prediction.usd_per_mtok_output:
@@ -223,9 +202,8 @@ def lost(plan: Plan) -> tuple[Candidate | None, str]:
     if replicas == 1:
         twice = f"; a second costs ${best.usd_per_hour:,.2f} an hour more" if best.usd_per_hour else ""
         return None, f"There is only one replica: while it restarts, nothing is served{twice}."
-    fewer = replayed(
-        replace(plan.scenario, headroom=0.0), replace(best, deployment=best.deployment.with_replicas(replicas - 1))
-    )
+    others = replace(best, deployment=best.deployment.with_replicas(replicas - 1))
+    fewer = replayed(replace(plan.scenario, headroom=0.0), others)
     left = f"While one of {replicas} replicas is away, the same traffic on the other {replicas - 1}"
     if fewer.meets:
         risk = f", though at the pessimistic end {'; '.join(fewer.risks)}" if fewer.risks else ""
@@ -233,80 +211,54 @@ def lost(plan: Plan) -> tuple[Candidate | None, str]:
     return fewer, f"{left} does not keep every promise (replayed): {'; '.join(fewer.misses)}."
 
 
-def risks(plan: Plan, most: int = 3) -> pd.DataFrame:
-    """The largest risks of the plan, each with what to measure first, from the largest on."""
-    import pandas as pd
+def risks(plan: Plan) -> pd.DataFrame:
+    """The three largest risks of the plan, each with what to measure first, from the largest on."""
+    found = sorted(_risks(plan), key=lambda risk: -risk[0])[:3]
+    told = PHRASES["risks"]
+    rows = [(told[name]["risk"], size, told[name]["measure"]) for _, name, size in found]
+    return pd.DataFrame(rows, columns=["risk", "how large", "measure first"])
 
-    found = sorted(_risks(plan), key=lambda risk: -risk[0])[:most]
-    return pd.DataFrame([row[1:] for row in found], columns=["risk", "how large", "measure first"])
 
-
-def _risks(plan: Plan) -> Iterator[tuple[float, str, str, str]]:
-    """(weight, risk, how large, what to measure): a miss that is to be expected weighs 3."""
+def _risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
+    """(weight, which of the risks in `phrases.yaml`, how large): a miss that is to be expected weighs 3."""
     best, scenario = plan.best, plan.scenario
     if best is None or best.prediction.performance is None:
         return
     found, workload, deployment = best.prediction.performance, scenario.workload, best.deployment
     if plan.reasons:
-        kind = "a promise at the edge" if plan.chosen else "a promise that is not kept"
-        yield (
-            3,
-            kind,
-            "; ".join(plan.reasons),
-            "bench.sh on one replica at its share of the traffic: the same percentile",
-        )
-    told = (getattr(found, target.metric)[target.percentile] for target in scenario.service_level)
+        yield 3, "edge" if plan.chosen else "miss", "; ".join(plan.reasons)
+    told = (found.at(target.metric, target.percentile) for target in scenario.service_level)
     width = max((value.hi / value.mid - 1 for value in told if value.mid > 0), default=0.0)
     wide = f"up to {width:+.0%} on a promised latency" if width else f"{found.request_tps:.3g} requests/s"
-    yield (
-        min(DOUBT[found.basis] + width / 2, 2.9), "the step costs are estimates", f"{BASES[found.basis]}; {wide}",
-        "bench.sh on one replica, then planner calibrate on its results",
-    )  # fmt: skip
-    if deployment.speculation:
-        drafting = deployment.speculation
-        yield (
-            1.8, "the acceptance of drafted tokens is assumed", f"{drafting.method}, {drafting.acceptance_rate:.0%}",
-            "the engine's acceptance metrics under your own prompts",
-        )  # fmt: skip
+    yield min(PHRASES["basis"][found.basis]["doubt"] + width / 2, 2.9), "step costs", f"{BASES[found.basis]}; {wide}"
+    if drafting := deployment.speculation:
+        yield 1.8, "acceptance", f"{drafting.method}, {drafting.acceptance_rate:.0%}"
     if workload.prefix_hit_rate:
         cached = workload.cached_tokens / workload.prompt.mean
-        yield (
-            2 * cached, "reuse of prefixes is assumed", f"{cached:.0%} of all prompt tokens are found in the cache",
-            "the engine's prefix-cache hit rate after an hour of traffic",
-        )  # fmt: skip
+        yield 2 * cached, "reuse", f"{cached:.0%} of all prompt tokens are found in the cache"
     if workload.assumptions:
-        yield (
-            1.5,
-            "only mean lengths are known",
-            workload.assumptions[0],
-            "lengths of an hour of requests, as a trace",
-        )
+        yield 1.5, "lengths", workload.assumptions[0]
     elif workload.trace is None:
         spread = workload.total_quantile(0.99) / max(workload.total_quantile(0.5), 1.0)
-        yield (
-            0.6, "traffic is described, not recorded", f"p99 of prompt + output is {spread:.1f} times the median",
-            "your own texts, as a trace" if scenario.offline else "the busiest hour of your own log, as a trace",
-        )  # fmt: skip
+        how = f"p99 of prompt + output is {spread:.1f} times the median"
+        yield 0.6, "texts" if scenario.offline else "traffic", how
     usd = best.prediction.usd
     if usd and usd.hi > 1.05 * usd.mid:
-        yield (
-            math.log(usd.hi / usd.mid), "the price", f"${usd.lo:,.2f} to ${usd.hi:,.2f} an hour by who lets the GPUs",
-            "a quotation for the term and region that you need",
-        )  # fmt: skip
+        yield math.log(usd.hi / usd.mid), "price", f"${usd.lo:,.2f} to ${usd.hi:,.2f} an hour by who lets the GPUs"
     if deployment.layout.replicas == 1:
-        yield 0.9, "one replica", "a restart or a lost GPU stops the service", "the time from start to the first answer"
+        yield 0.9, "replica", "a restart or a lost GPU stops the service"
 
 
 def _usd(amount: float | None) -> str | None:
     return None if amount is None else f"{amount:,.2f}"
 
 
-def alternatives(plan: Plan, most: int = 10) -> pd.DataFrame:
-    """The best candidates, a row each, from best to worst; the nearest first where none meets the service level.
+def alternatives(plan: Plan) -> pd.DataFrame:
+    """The ten best candidates, a row each, from best to worst; the nearest first where none meets the service level.
 
     "figures" says whether a row was replayed or is the closed form's.
     """
-    shown, names = plan.candidates[:most], {"Service level": "service level", "Figures": "figures"}
+    shown, names = plan.candidates[:10], {"Service level": "service level", "Figures": "figures"}
     data = frame(plan, shown).rename(columns={**names, "Requests/s": "requests/s"})
     data["deployment"] = [describe(candidate.deployment) for candidate in shown]
     data["USD per hour"] = [_usd(candidate.usd_per_hour) for candidate in shown]
@@ -332,14 +284,12 @@ def distance(plan: Plan, candidate: Candidate) -> str:
 
 def passing(plan: Plan) -> pd.DataFrame:
     """Where nothing meets the service level: which limits, and which rate, the nearest plan would keep."""
-    import pandas as pd
-
     best, rows = plan.best, []
     found = best.prediction.performance if best else None
     if best is None or found is None:
         return pd.DataFrame(columns=["change", "from", "to", "to be safe"])
     for target in plan.scenario.service_level:
-        value = getattr(found, target.metric)[target.percentile]
+        value = found.at(target.metric, target.percentile)
         if target.name in best.constraints and not found.saturated:
             limits = milliseconds(target.seconds), milliseconds(value.mid), milliseconds(value.hi)
             rows.append((f"a limit for {target.name} of", *limits))
@@ -355,12 +305,10 @@ def passing(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["change", "from", "to", "to be safe"])
 
 
-def rejections(plan: Plan, most: int = 12) -> pd.DataFrame:
-    """What could not be evaluated, and why, the largest first."""
-    import pandas as pd
-
+def rejections(plan: Plan) -> pd.DataFrame:
+    """A dozen that could not be evaluated, and why, the largest first."""
     told = dict.fromkeys((r.what, r.gpu, r.reason) for r in sorted(plan.rejected, key=lambda each: -each.gpus))
-    return pd.DataFrame(list(told)[:most], columns=["layout", "GPU", "why not"])
+    return pd.DataFrame(list(told)[:12], columns=["layout", "GPU", "why not"])
 
 
 def counts(plan: Plan) -> str:
@@ -377,31 +325,21 @@ def counts(plan: Plan) -> str:
 
 def changed(plan: Plan, found: tuple[WhatIf, ...]) -> pd.DataFrame:
     """Each change with the plan that follows, replayed, and its cost beside today's."""
-    import pandas as pd
-
     today = plan.chosen.usd_per_hour if plan.chosen else None
     rows = []
     for item in found:
         best = item.plan.chosen
         usd = best.usd_per_hour if best else None
         against = f"{(usd / today - 1) * 100:+.0f}" if usd is not None and today else None
-        same = plan.chosen and best and describe(best.deployment) == describe(plan.chosen.deployment)
-        rows.append(
-            (
-                item.change,
-                "none" if best is None else "the same" if same else describe(best.deployment),
-                _usd(usd),
-                against,
-                state(best) if best else "misses",
-            )
-        )
+        what = describe(best.deployment) if best else "none"
+        same = plan.chosen and what == describe(plan.chosen.deployment)
+        held = state(best) if best else "misses"
+        rows.append((item.change, "the same" if same else what, _usd(usd), against, held))
     columns = ["change", "plan", "USD per hour", "cost change (%)", "service level"]
     return pd.DataFrame(rows, columns=columns).drop(columns=[] if today else "cost change (%)")
 
 
 def ramp_table(predicted: Mapping[float, Performance]) -> pd.DataFrame:
     """One row per step of a benchmark ramp on one replica: request rate, p99 TTFT and ITL, output throughput."""
-    import pandas as pd
-
     rows = [(f"{rate:.3g}", p.ttft["p99"] * 1e3, p.itl["p99"] * 1e3, p.output_tps) for rate, p in predicted.items()]
     return pd.DataFrame(rows, columns=["requests/s", "TTFT p99 (ms)", "ITL p99 (ms)", "output tokens/s"])

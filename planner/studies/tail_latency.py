@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment
@@ -20,9 +21,6 @@ from planner.memory.budget import memory_of
 from planner.planning.benchmark_run import Run, once, sample
 from planner.planning.candidate import held
 from planner.planning.scenario import Target
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SWEEP = 1500
 """Requests of each run of a sweep."""
@@ -37,8 +35,6 @@ def latencies(
 
     Beside them what the service level says of each, and the p99 of the closed form, where they are given.
     """
-    import pandas as pd
-
     rows = []
     for metric in (*LATENCIES, *["queue"] * isinstance(found, Run)):
         row: dict[str, object] = {"Latency": metric.upper() if metric in LATENCIES else "Queue"}
@@ -62,8 +58,6 @@ def distribution(found: Run, metric: str, steady: Performance | None = None) -> 
 
     Columns: slower, lo, mid, hi, name ("p50", "p95", "p99" or nothing) and, where there is a name, "closed form".
     """
-    import pandas as pd
-
     slower_shares = sorted({*np.geomspace(1, 1e-3, 91).round(6), *(round(1 - q, 6) for q in LATE)})
     names = {round(1 - q, 6): name for name, q in zip(POINTS[1:], LATE, strict=True)}
     rows = []
@@ -80,43 +74,35 @@ def tail(found: Run) -> dict[str, Interval | float]:
     return row | {"Preemptions (per 100)": 100 * found.preemptions}
 
 
-def by_argument(
-    deployment: Deployment, workload: Workload, name: str, values: Sequence[float], requests: int = SWEEP
-) -> pd.DataFrame:
+def by_argument(deployment: Deployment, workload: Workload, name: str, values: Sequence[float]) -> pd.DataFrame:
     """Each value as the engine argument `name`; values with which the engine would not start are left out."""
-    import pandas as pd
-
     rows = []
     for value in values:
         changed = deployment.with_args(**{name: value})
-        memory = memory_of(changed)
-        if not memory.starts:
-            continue
-        row: dict[str, Any] = {name: value, "KV pool (tokens)": memory.pool.kv_tokens}
-        rows.append(row | tail(sample(changed, workload, requests)))
+        if (memory := memory_of(changed)).starts:
+            row: dict[str, Any] = {name: value, "KV pool (tokens)": memory.pool.kv_tokens}
+            rows.append(row | tail(sample(changed, workload, SWEEP)))
     return pd.DataFrame(rows)
 
 
-def by_pool(deployment: Deployment, workload: Workload, points: int = 7, requests: int = SWEEP) -> pd.DataFrame:
-    """KV pools around what the traffic takes: from twice its own p99 of use, or the plan's pool, down to a quarter.
+def by_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
+    """Seven KV pools around what the traffic takes: from twice its own p99 of use, or the plan's pool, to a quarter.
 
     At the middle of the step cost. `gpu_memory_utilization` is what would leave so much. A pool that cannot hold one
     request of max_model_len is left out: the engine would not start with it.
     """
-    import pandas as pd
-
     memory = memory_of(deployment)
     plan, share = memory.pool, deployment.args.gpu_memory_utilization
     least = plan.layout.blocks_per_request + 1
-    wanted = plan.num_blocks * once(deployment, workload, requests).kv_usage(0.99)
+    wanted = plan.num_blocks * once(deployment, workload, SWEEP).kv_usage(0.99)
     most = max(min(2 * wanted, plan.num_blocks), least)
     rows = []
-    for blocks in np.unique(np.geomspace(max(wanted / 4, least), most, points).astype(int))[::-1]:
+    for blocks in np.unique(np.geomspace(max(wanted / 4, least), most, 7).astype(int))[::-1]:
         pool = replace(plan, num_blocks=int(blocks))
         given_up = (plan.num_blocks - pool.num_blocks) * plan.bytes_per_block
-        row: dict[str, Any] = {"KV pool (tokens)": pool.kv_tokens}
-        row["gpu_memory_utilization"] = share * (1 - given_up / memory.requested)
-        rows.append(row | tail(sample(deployment, workload, requests, ends=False, pool=pool)))
+        left = share * (1 - given_up / memory.requested)
+        row: dict[str, Any] = {"KV pool (tokens)": pool.kv_tokens, "gpu_memory_utilization": left}
+        rows.append(row | tail(sample(deployment, workload, SWEEP, ends=False, pool=pool)))
     return pd.DataFrame(rows)
 
 
