@@ -10,14 +10,9 @@ from planner.planning.search import Plan, search
 
 
 def open_chapter(scenario: str | Path, kept: str | Path = "") -> Plan:
-    """The plan of `scenario` (a shipped one, or a YAML file), or the one that `keep` wrote to the file `kept`."""
+    """The plan of `scenario` (a shipped one, or a YAML file), or the pickled one in the file `kept`."""
     if not kept:
         return search(load_scenario(scenario))
     plan = pickle.loads(Path(kept).read_bytes())
     assert isinstance(plan, Plan)
     return plan
-
-
-def keep(plan: Plan, file: Path) -> None:
-    """Write `plan` to `file`, for the chapters of one report."""
-    file.write_bytes(pickle.dumps(plan))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +82,9 @@ def _models(options: argparse.Namespace) -> None:
     for name in _matching(options.pattern, known, "model"):
         served = model(name)
         shape, stored = served.architecture, served.quantization.method
-        rows.append((
-            name, f"{shape.params_total / 1e9:.2f} B", f"{shape.params_active / 1e9:.2f} B" if shape.is_moe else "",
-            f"{shape.max_position:,}", served.dtype if stored == "none" else stored,
-        ))  # fmt: skip
+        total, active = (f"{count / 1e9:.2f} B" for count in (shape.params_total, shape.params_active))
+        weights = served.dtype if stored == "none" else stored
+        rows.append((name, total, active if shape.is_moe else "", f"{shape.max_position:,}", weights))
     print(aligned(rows))
 
 
@@ -95,21 +96,15 @@ def _gpus(options: argparse.Namespace) -> None:
     names = dict.fromkeys(known[called] for called in _matching(options.pattern, known, "GPU"))
     rows = [("GPU", "GiB", "GB/s", "USD/h", "engines, from and to version")]
     for card in map(gpu, names):
-        price = price_per_hour(card)
-        engines = ", ".join(
-            f"{name} {first}{f'-{last}' if last else '+'}" for name, (first, last) in card.supported.items()
-        )
-        rows.append((
-            card.name, f"{card.memory / GIB:.1f}", f"{card.bandwidth / GB:,.0f}", f"{price.usd:.2f}" if price else "?",
-            engines,
-        ))  # fmt: skip
+        price, versions = price_per_hour(card), card.supported.items()
+        engines = ", ".join(f"{name} {first}{f'-{last}' if last else '+'}" for name, (first, last) in versions)
+        usd = f"{price.usd:.2f}" if price else "?"
+        rows.append((card.name, f"{card.memory / GIB:.1f}", f"{card.bandwidth / GB:,.0f}", usd, engines))
     print(aligned(rows))
 
 
 def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
     """Those of `names` that hold `pattern`, in which `*` is anything; `PlannerError` if there are none."""
-    from fnmatch import fnmatchcase
-
     if len(pattern) > 200:
         raise PlannerError(f"a part of a name has at most 200 letters, got {len(pattern):,}")
     names = list(names)
@@ -120,8 +115,6 @@ def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    import json
-
     from planner.operations.answer import EXIT, answer, told, write
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search
@@ -143,16 +136,15 @@ def _report(options: argparse.Namespace) -> None:
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:
     """What --set asks for, by field."""
-    return dict(map(_assignment, options.set))
-
-
-def _assignment(text: str) -> tuple[str, Any]:
     from planner.core.catalog import parse_yaml
 
-    key, equals, value = text.partition("=")
-    if not (key and equals):
-        raise PlannerError(f"--set takes FIELD=VALUE, such as workload.rate=12, got {text!r}")
-    return key, parse_yaml(value, f"--set {key}")
+    asked = {}
+    for text in options.set:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise PlannerError(f"--set takes FIELD=VALUE, such as workload.rate=12, got {text!r}")
+        asked[key] = parse_yaml(value, f"--set {key}")
+    return asked
 
 
 def _predict(options: argparse.Namespace) -> int:
@@ -210,8 +202,8 @@ def _calibrate(options: argparse.Namespace) -> None:
     from planner.operations.calibration_fit import REPEATS, fit, replayed
     from planner.planning.scenario import scenario_path
 
-    scenario = [scenario_path(options.scenario)] if options.scenario else []
-    spare([*options.results, *scenario], [options.out] if options.out else [])
+    read = [*options.results, *([scenario_path(options.scenario)] if options.scenario else [])]
+    spare(read, [options.out] if options.out else [])
     deployment, prefix_tokens = planned(options.scenario) if options.scenario else (None, 0)
     results = read_results(options.results, deployment, prefix_tokens)
     fitted, date = fit(results.points, means=replayed, noise=REPEATS), f"{today():%Y-%m-%d}"

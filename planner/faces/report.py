@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import shutil
 import tempfile
@@ -17,9 +18,8 @@ from planner import __version__
 from planner.core.catalog import shipped
 from planner.core.files import folder, today
 from planner.core.quantities import PlannerError, one_line
-from planner.faces.chapter import keep
 from planner.facts.prices import price_per_hour
-from planner.operations.answer import told, write
+from planner.operations.answer import parted, told, write
 from planner.planning.scenario import load_scenario, scenario_path
 from planner.planning.search import Plan, search
 from planner.studies.summary import BASES, asked, lost, room, verdict
@@ -32,10 +32,6 @@ SHOWN = ["text/html", "image/svg+xml", "image/png", "text/markdown", "text/latex
 """Outputs that reach the page, the first that a cell offers: widgets are left out for their plain HTML."""
 UNUSED = "import sys; sys.modules.setdefault('rfc3987_syntax', None)"
 """What a kernel need not load: a grammar that jsonschema builds on import, in over a second, for a check unasked."""
-LIVE = "live"
-"""Tag of cells for the screen only: standing still, they would repeat what the page has shown."""
-WHERE = ("fits", "meets", "misses")
-"""Tags of cells for plans of one kind: something fits; it meets the service level; it fits, but misses it."""
 
 
 def walk() -> list[Path]:
@@ -75,7 +71,7 @@ def report(
         notebooks = chapters(plan)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         work = Path(made)
-        keep(plan, work / "plan.pickle")
+        (work / "plan.pickle").write_bytes(pickle.dumps(plan))
         parameters = {"scenario": str(path.resolve()), "kept": str(work / "plan.pickle")}
         executed = _execute(notebooks, parameters, work, progress)
         (work / "title.json").write_text(json.dumps(_title(plan)))
@@ -119,10 +115,8 @@ def _execute(
             try:
                 future.result()
             except papermill.PapermillExecutionError as error:
-                planned = error.ename == "PlannerError"
-                raise PlannerError(
-                    error.evalue if planned else f"notebook {notebook.stem} failed: {error.ename}: {error.evalue}"
-                ) from None
+                failed = f"notebook {notebook.stem} failed: {error.ename}: {error.evalue}"
+                raise PlannerError(error.evalue if error.ename == "PlannerError" else failed) from None
             except RuntimeError as error:  # the kernel died or never answered
                 raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
             progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s)")
@@ -133,42 +127,29 @@ def _execute(
 
 def _title(plan: Plan) -> dict[str, Any]:
     """What stands on the title page."""
-    scenario, engine = plan.scenario, plan.scenario.engine
-    own = [f"{runs.points} runs on {name} ({runs.date})" for name, runs in engine.calibration.items()]
-    facts = {
-        "Model": scenario.model,
-        "Traffic": asked(scenario).partition("; ")[2],
-        "Service level": ", ".join(str(target) for target in scenario.service_level) or "all done in time",
-        "Headroom": scenario.headroom
-        and f"{scenario.headroom:.0%} of the capacity stays free{' in the busiest hour' * (not scenario.offline)}",
-        **({"Taken for granted": " ".join(scenario.assumptions)} if scenario.assumptions else {}),
-        "GPUs considered": ", ".join(
-            f"{candidate.gpu.name} (at most {candidate.at_most})" for candidate in scenario.gpus
-        ),
-        "Engine": f"{engine.name} {engine.version}" + (f" ({engine.note})" if engine.note else ""),
-        **({"Calibrated on": ", ".join(own)} if own else {}),
-        "Date": f"{today():%-d %B %Y}",
-        "Planned with": f"Headroom {__version__}",
-    }
-    best = plan.best
-    found = best.prediction.performance if best else None
+    scenario, best = plan.scenario, plan.best
     answer = {"name": scenario.name, "question": " ".join(scenario.question.split()), "verdict": verdict(plan)}
     answer["spare"] = " ".join([room(plan), lost(plan)[1]]) if plan.chosen else ""
-    if best and found:
-        facts["Figures"] = f"80 % intervals, {found.how}; step costs {BASES[found.basis]}"
-        if price := price_per_hour(best.deployment.gpu, scenario.prices):
-            facts["Price"] = str(price)
-    said = {part: one_line(text) for part, text in answer.items()}
-    return {**said, "facts": [(fact, one_line(text)) for fact, text in facts.items() if text]}
+    facts = parted(
+        "title",
+        asked=scenario,
+        traffic=asked(scenario).partition("; ")[2],
+        date=f"{today():%-d %B %Y}",
+        version=__version__,
+        found=best and best.prediction.performance,
+        basis=BASES,
+        price=best and price_per_hour(best.deployment.gpu, scenario.prices),
+    )
+    return {**{part: one_line(text) for part, text in answer.items()}, "facts": facts}
 
 
 def _left_out(plan: Plan) -> list[str]:
-    """The tags of cells that say nothing of `plan`."""
+    """The tags of cells that say nothing of `plan`, and of those for the screen only, which would repeat the page."""
     said = {"fits": bool(plan.candidates), "meets": bool(plan.chosen), "misses": not plan.chosen}
-    return [LIVE, *(tag for tag in WHERE if not said[tag])]
+    return ["live", *(tag for tag, holds in said.items() if not holds)]
 
 
-def _typst(notebook: Path, work: Path, left_out: Sequence[str] = (LIVE,)) -> str:
+def _typst(notebook: Path, work: Path, left_out: Sequence[str]) -> str:
     """What an executed notebook shows, as Typst; its charts become PDF files in `work`, with their type embedded."""
     import pypandoc
     import vl_convert
@@ -181,19 +162,17 @@ def _typst(notebook: Path, work: Path, left_out: Sequence[str] = (LIVE,)) -> str
         share = min(100, round(float(match[1]) / TEXT_WIDTH * 100))
         return f'<img src="{file}" width="{share}%">'
 
+    def said(image: re.Match[str]) -> str:
+        alternative = re.search(r"""\balt=("[^"]*"|'[^']*')""", image[0])
+        return alternative[1][1:-1] if alternative else ""
+
     tags = {"enabled": True, "remove_cell_tags": list(left_out)}
     config = Config({"NbConvertBase": {"display_data_priority": SHOWN}, "TagRemovePreprocessor": tags})
     hidden = {"exclude_input": True, "exclude_output_prompt": True, "exclude_anchor_links": True}
     html, _ = HTMLExporter(template_name="basic", config=config, **hidden).from_filename(str(notebook))
-    html = re.sub(r"<img\b[^>]*>", _alternative, html)  # of a user's text: charts come as SVG
+    html = re.sub(r"<img\b[^>]*>", said, html)  # of a user's text: charts come as SVG
     html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', placed, html, flags=re.DOTALL)
     dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
     typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=["--wrap=none"]))
     typst = re.sub(r"(?m)^(\w.{,200})\n\n(?=#quote|#figure)", r"#block(sticky: true)[\1]\n\n", typst)
     return typst.replace("align(center)[#table(", "align(left)[#table(").replace("\n- ☐ ", "\n/ ☐: ")
-
-
-def _alternative(image: re.Match[str]) -> str:
-    """What an image's tag says of it."""
-    said = re.search(r"""\balt=("[^"]*"|'[^']*')""", image[0])
-    return said[1][1:-1] if said else ""

@@ -20,7 +20,6 @@ from planner.core.quantities import Interval, PlannerError
 from planner.faces.charts.base import svg
 
 _DIGITS = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+")
-_SMALL = 'style="font-size: 0.9em; opacity: 0.75; margin: 0.4em 0"'
 
 
 def escape(plain: object) -> str:
@@ -43,9 +42,8 @@ class Shown:
 
 def figure(chart: alt.TopLevelMixin, caption: str) -> Shown:
     """A chart, drawn as SVG, with its caption; the report numbers it."""
-    return Shown(
-        f'<figure style="margin: 0.5em 0">{svg(chart)}<figcaption {_SMALL}>{escape(caption)}</figcaption></figure>'
-    )
+    below = f'<figcaption style="font-size: 0.9em; opacity: 0.75; margin: 0.4em 0">{escape(caption)}</figcaption>'
+    return Shown(f'<figure style="margin: 0.5em 0">{svg(chart)}{below}</figure>')
 
 
 def table(frame: pd.DataFrame, caption: str = "") -> Shown:
@@ -62,9 +60,8 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
             cell = re.sub(r"(?<!<)/", "/<wbr>", escape(text(value)))  # text may go on in another line after a slash
             body[row] += f'<td style="{style}">{cell}</td>'
     rows = "".join(f"<tr>{cells}</tr>" for cells in body)
-    top = f'<caption style="caption-side: bottom; text-align: left; opacity: 0.75">{escape(caption)}</caption>' * bool(
-        caption
-    )
+    style = "caption-side: bottom; text-align: left; opacity: 0.75"
+    top = f'<caption style="{style}">{escape(caption)}</caption>' if caption else ""
     return Shown(f"<table>{top}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
 
 

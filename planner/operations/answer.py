@@ -18,6 +18,7 @@ from planner.latency.start_up import start_up
 from planner.models.registry import model
 from planner.operations.launch import FILES, documents, file_names, launch, render
 from planner.planning.candidate import Candidate, asked_rps, describe, energy, free_share, held, milliseconds, run_hours
+from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario, Target
 from planner.planning.search import Plan
 
@@ -61,10 +62,8 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         "engine_args": {name: value for name, value in vars(args).items() if value is not None},
         "speculation": drafting
         and {
-            "method": drafting.method,
-            "num_speculative_tokens": drafting.num_speculative_tokens,
-            "acceptance_rate": drafting.acceptance_rate,
-            "draft_model": drafting.draft.name if drafting.draft else None,
+            **{field: getattr(drafting, field) for field in ("method", "num_speculative_tokens", "acceptance_rate")},
+            "draft_model": drafting.draft and drafting.draft.name,
         },
         "usd_per_hour": _triple(prediction.usd),
         "price_source": str(price) if price else None,
@@ -73,18 +72,14 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         "joules_per_output_token": _triple(prediction.joules),
         "start_up_s": _triple(begins.total if (begins := start_up(deployment, scenario.storage)) else None),
     }
-    return shown | (_loaded(scenario, candidate, performance) if performance else {"predicted": None})
+    return shown | (_loaded(scenario, prediction, performance) if performance else {"predicted": None})
 
 
-def _loaded(scenario: Scenario, candidate: Candidate, performance: Performance) -> dict[str, Any]:
+def _loaded(scenario: Scenario, prediction: Prediction, performance: Performance) -> dict[str, Any]:
     """The part under load."""
-    most, planned = performance.capacity, asked_rps(scenario, candidate.prediction)
     return {
         "predicted": {
-            **{
-                f"{name}_ms": {point: _triple(getattr(performance, name)[point] * 1e3) for point in POINTS}
-                for name in LATENCIES
-            },
+            **{f"{name}_ms": {at: _triple(performance.at(name, at) * 1e3) for at in POINTS} for name in LATENCIES},
             "output_tps": _triple(performance.output_tps),
             "request_tps": _triple(performance.request_tps),
             "kv_usage": performance.kv_usage,
@@ -98,15 +93,15 @@ def _loaded(scenario: Scenario, candidate: Candidate, performance: Performance) 
                 "metric": target.metric,
                 "percentile": target.percentile,
                 "limit_ms": target.seconds * 1e3,
-                "predicted_ms": _triple((value := getattr(performance, target.metric)[target.percentile]) * 1e3),
+                "predicted_ms": _triple((value := performance.at(target.metric, target.percentile)) * 1e3),
                 "holds": not value.mid > target.seconds,
             }
             for target in scenario.service_level
         ],
-        "refused_share": candidate.prediction.refused,
-        "capacity_rps": _triple(most),
-        "planned_rps": planned,
-        "headroom": free_share(scenario, candidate.prediction),
+        "refused_share": prediction.refused,
+        "capacity_rps": _triple(performance.capacity),
+        "planned_rps": asked_rps(scenario, prediction),
+        "headroom": free_share(scenario, prediction),
     }
 
 
@@ -119,40 +114,31 @@ def told(plan: Plan) -> str:
     """The answer in a dozen lines."""
     scenario, best = plan.scenario, plan.best
     found = best.prediction.performance if best else None
-    if best is None or found is None:
-        return _lines("plan", plan=plan, asked=scenario, found=None)
-    return _lines(
-        "plan",
-        plan=plan,
-        asked=scenario,
-        best=best,
-        found=found,
-        describe=describe,
-        launch=launch,
-        hours=run_hours(scenario, best),
-        power=[f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in energy(scenario, best)],
-        promises=[_promise(target, found) for target in scenario.service_level],
-        spare=free_share(scenario, best.prediction) or 0.0,
-        planned=asked_rps(scenario, best.prediction),
-        start_up=start_up(best.deployment, scenario.storage),
-    )
+    values: dict[str, Any] = {"plan": plan, "asked": scenario, "best": best, "found": found}
+    if best and found:
+        values |= {"describe": describe, "launch": launch, "hours": run_hours(scenario, best)}
+        drawn = [f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in energy(scenario, best)]
+        values |= {"power": drawn, "promises": [_promise(target, found) for target in scenario.service_level]}
+        values |= {"spare": free_share(scenario, best.prediction) or 0.0}
+        values |= {"planned": asked_rps(scenario, best.prediction)}
+        values |= {"start_up": start_up(best.deployment, scenario.storage)}
+    return aligned(parted("plan", **values))
 
 
 def understood(scenario: Scenario) -> str:
     """What a scenario asks, line by line."""
     head = one_line(f"{scenario.name}: {scenario.question}")
-    return f"{head}\n{_lines('check', asked=scenario, served=model(scenario.model), price_of=price_per_hour)}"
+    return f"{head}\n{aligned(parted('check', asked=scenario, served=model(scenario.model), price_of=price_per_hour))}"
 
 
-def _lines(template: str, **values: Any) -> str:
+def parted(template: str, **values: Any) -> list[list[str]]:
     """What a template says, its lines parted at their first bar."""
-    return aligned(line.split(" | ", 1) for line in render(template, **values).splitlines() if line)
+    return [line.split(" | ", 1) for line in render(template, **values).splitlines() if line]
 
 
 def _promise(target: Target, found: Performance) -> tuple[str, str]:
     """What becomes of a promise, with its name."""
-    value = getattr(found, target.metric)[target.percentile]
-    limit = milliseconds(target.seconds)
+    value, limit = found.at(target.metric, target.percentile), milliseconds(target.seconds)
     if math.isnan(value.mid):
         return target.name, f"none, as answers have one token; promised {limit}"
     state = held(target, value)
@@ -160,19 +146,16 @@ def _promise(target: Target, found: Performance) -> tuple[str, str]:
     return target.name, f"{shown}, promised {limit}: {state}"
 
 
-def files(plan: Plan) -> dict[str, str]:
-    """File name -> text of what goes with the plan; nothing where there is none."""
-    return documents(plan.chosen.prediction, plan.scenario.service_level, plan.scenario.storage) if plan.chosen else {}
-
-
 def write(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
     """Write `plan.json`, the plan's files and a finished `report` into `out`, together or not at all; their names.
 
     Those of an earlier plan that this one has not are removed. Raises `PlannerError` where `out` cannot be written.
     """
-    texts = {**files(plan), "plan.json": json.dumps(answer(plan), indent=2, allow_nan=False) + "\n"}
+    chosen, asked = plan.chosen, plan.scenario
+    texts = documents(chosen.prediction, asked.service_level, asked.storage) if chosen else {}
+    texts["plan.json"] = json.dumps(answer(plan), indent=2, allow_nan=False) + "\n"
     paths = [out / name for name in (*texts, *([report.name] if report else []))]
-    spare(plan.scenario.files, paths)
+    spare(asked.files, paths)
     folder(out)
     stale = [out / name for name in _earlier(out) if name not in texts]
     with replacing(*paths, stale=stale) as parts:

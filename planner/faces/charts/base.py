@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,17 +21,12 @@ WIDTH: int = THEME["view"]["continuousWidth"]
 PALETTE: list[str] = THEME["range"]["category"]
 GOOD, BAD, MUTED = "#2e9e78", "#c9524a", "#8a8f98"
 PARTS = {
-    "weights": "#3b7dd8",
-    "activation": "#e0802f",
-    "non-torch": "#b38a3d",
-    "CUDA graphs": "#8a6fc4",
-    "KV cache": GOOD,
-    "driver context": "#4fa9bd",
-    "other tenants": BAD,
-    "headroom": "#8a8f9866",
-}
+    "weights": "#3b7dd8", "activation": "#e0802f", "non-torch": "#b38a3d", "CUDA graphs": "#8a6fc4", "KV cache": GOOD,
+    "driver context": "#4fa9bd", "other tenants": BAD, "headroom": "#8a8f9866",
+}  # fmt: skip
 """One colour for each part of a memory budget, everywhere."""
-GAUGES = ["running", "waiting"]
+GAUGES = dict(zip(("running", "waiting"), PALETTE, strict=False))
+"""How many requests of an engine do what, each in its colour."""
 
 
 @alt.theme.register("headroom", enable=True)
@@ -42,19 +37,17 @@ def theme() -> Any:
 
 def svg(chart: alt.TopLevelMixin) -> str:
     """The chart as one SVG element, made offline; marks say what they stand for when the pointer rests on them."""
-    drawn = vl_convert.vegalite_to_svg(
-        chart.to_dict(), vl_version=alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
-    )
+    version = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
+    drawn = vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=version)
     mark = hashlib.sha1(drawn.encode()).hexdigest()[:8]
     drawn = re.sub(r'(id="|url\(#)((?:clip|gradient)\w*)', rf"\g<1>{mark}-\2", drawn)  # several charts share a page
-    return re.sub(
-        r'(<path aria-label="([^"]*)" role="[^"]*" aria-roledescription="(?!line|area)[^>]*)/>', _with_title, drawn
-    )
 
+    def titled(mark: re.Match[str]) -> str:
+        text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.3g}", mark[2])
+        return f"{mark[1]}><title>{text}</title></path>"
 
-def _with_title(match: re.Match[str]) -> str:
-    text = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.3g}", match[2])
-    return f"{match[1]}><title>{text}</title></path>"
+    path = r'(<path aria-label="([^"]*)" role="[^"]*" aria-roledescription="(?!line|area)[^>]*)/>'
+    return re.sub(path, titled, drawn)
 
 
 def budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
@@ -65,15 +58,19 @@ def budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
         for order, (part, size) in enumerate(item for item in plan.parts.items() if item[1] > 0)
     ]
     data = pd.DataFrame(rows, columns=["plan", "order", "part", "gib"])
-    present = [part for part in PARTS if part in set(data["part"])]
-    scale = alt.Scale(domain=present, range=[PARTS[part] for part in present])
     bars = alt.Chart(data, height=alt.Step(26)).mark_bar()
     return bars.encode(
         x=alt.X("gib:Q", title="GiB on one GPU (the fullest rank)"),
         y=alt.Y("plan:N", title=None, sort=list(plans)),
-        color=alt.Color("part:N", title=None, scale=scale),
+        color=colored("part:N", PARTS, data["part"]),
         order=alt.Order("order:Q"),
     )
+
+
+def colored(column: str, colors: Mapping[str, str], present: Iterable[str] | None = None) -> alt.Color:
+    """What `column` names in its own colours; the legend has all of them, or those that are `present`."""
+    shown = list(colors) if present is None else [name for name in colors if name in set(present)]
+    return alt.Color(column, title=None, scale=alt.Scale(domain=shown, range=[colors[name] for name in shown]))
 
 
 def ends(intervals: pd.Series) -> dict[str, list[float]]:

@@ -9,7 +9,7 @@ import altair as alt
 import pandas as pd
 
 from planner.core.quantities import Interval
-from planner.faces.charts.base import MUTED, PALETTE, WIDTH, dashed, ends, lines, stacked
+from planner.faces.charts.base import MUTED, PALETTE, WIDTH, colored, dashed, ends, lines, stacked
 from planner.queueing.steady_state import Performance
 
 GAP = 70
@@ -18,10 +18,10 @@ FAR = 3
 """What is more than so many times its limit is left out of a panel: it would flatten the rest."""
 
 
-def request(performance: Performance, tokens: float, shown: int = 10) -> alt.TopLevelMixin:
-    """A mean request in time: up to its first token, then the first `shown` of its `tokens`, and when it ends."""
+def request(performance: Performance, tokens: float) -> alt.TopLevelMixin:
+    """A mean request in time: up to its first token, then the first ten of its `tokens`, and when it ends."""
     first, gap, last = (getattr(performance, metric)["mean"].mid * 1e3 for metric in ("ttft", "itl", "e2e"))
-    arrivals = [first + gap * n for n in range(max(min(shown, round(tokens)), 2))]
+    arrivals = [first + gap * n for n in range(max(min(10, round(tokens)), 2))]
     scale = alt.Scale(domain=[0, arrivals[-1] + gap], nice=False)
     x = alt.X("ms:Q", title="ms after the request was sent", scale=scale)
 
@@ -97,13 +97,12 @@ def gaps(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     rows = [data.assign(case=name, **ends(data["Gap (ms)"])) for name, data in cases.items()]
     flat = pd.concat(rows).drop(columns="Gap (ms)")
     flat["kind"] = flat["Prompt in it"].map({True: "step with part of the prompt", False: "decode step"})
-    scale = alt.Scale(domain=["decode step", "step with part of the prompt"], range=PALETTE[:2])
-    kind = alt.Color("kind:N", title=None, scale=scale)
-    base = alt.Chart(flat).encode(x=alt.X("ms:Q", title="ms after the long prompt arrived"))
+    kind = colored("kind:N", dict(zip(("decode step", "step with part of the prompt"), PALETTE, strict=False)))
+    base = alt.Chart(flat).encode(x=alt.X("ms:Q", title="ms after the long prompt arrived"), color=kind)
     height = alt.Y("mid:Q", title="gap (ms)", axis=alt.Axis(tickCount=4))
     layers = [
-        base.mark_rule(strokeWidth=1.5).encode(y=height, color=kind),
-        base.mark_rule(strokeWidth=6, opacity=0.25).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi"), color=kind),
-        base.mark_point(size=30).encode(y=alt.Y("mid:Q"), color=kind),
+        base.mark_rule(strokeWidth=1.5).encode(y=height),
+        base.mark_rule(strokeWidth=6, opacity=0.25).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")),
+        base.mark_point(size=30).encode(y=alt.Y("mid:Q")),
     ]
     return stacked(alt.layer(*layers).properties(width=WIDTH, height=48), "case", list(cases))

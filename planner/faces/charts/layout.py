@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import MUTED, PALETTE, WIDTH, budget, dashed, ends, stacked
+from planner.faces.charts.base import MUTED, PALETTE, WIDTH, budget, colored, dashed, ends, stacked
 from planner.faces.charts.summary import VERDICTS
 from planner.planning.candidate import Candidate
 from planner.studies.layout_study import front
@@ -24,11 +24,8 @@ def legal(data: pd.DataFrame) -> alt.TopLevelMixin:
         x=alt.X("PP:O", title="pipeline stages (PP)", axis=alt.Axis(labelAngle=0)),
         y=alt.Y("TP:O", title=None, sort=list(dict.fromkeys(data["TP"]))),
     )
-    present = [state for state in STATES if state in set(data["Service level"])]
-    scale = alt.Scale(domain=present, range=[STATES[state] for state in present])
-    tiles = base.mark_rect(opacity=0.55, stroke="white", strokeWidth=1).encode(
-        color=alt.Color("Service level", title=None, scale=scale)
-    )
+    tiles = base.mark_rect(opacity=0.55, stroke="white", strokeWidth=1)
+    tiles = tiles.encode(color=colored("Service level", STATES, data["Service level"]))
     text = base.mark_text(fontSize=9, color="currentColor").encode(text="GPUs:Q")
     wide = max(data["PP"].max(), 4)
     ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter("datum.Chosen")

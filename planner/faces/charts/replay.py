@@ -8,7 +8,7 @@ import altair as alt
 import pandas as pd
 
 from planner.core.quantities import Interval
-from planner.faces.charts.base import BAD, GAUGES, MUTED, PALETTE, WIDTH, band, dashed, ends, stacked
+from planner.faces.charts.base import BAD, GAUGES, MUTED, PALETTE, WIDTH, band, colored, dashed, ends, stacked
 from planner.faces.charts.latency import beside
 
 PERCENTILES = {"p50": 0.5, "p90": 0.1, "p95": 0.05, "p99": 0.01, "p99.9": 0.001}
@@ -28,11 +28,10 @@ def _tail(name: str, data: pd.DataFrame, limits: Sequence[tuple[str, float]]) ->
     axis = alt.Axis(values=list(PERCENTILES.values()), labelExpr=_LABELS, labelOverlap=False)
     scale = alt.Scale(type="log", domain=[1, 0.001], nice=False)
     x = alt.X("slower:Q", title=f"percentile of {name}", scale=scale, axis=axis)
-    base = alt.Chart(data).encode(x=x)
     height = alt.Y("mid:Q", title=f"{name} (ms)", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=5))
     named = data[data["name"].notna()]
     spots = alt.Chart(named).encode(x=x)
-    layers = [*band(base, height), spots.mark_point().encode(y=alt.Y("mid:Q"))]
+    layers = [*band(alt.Chart(data).encode(x=x), height), spots.mark_point().encode(y=alt.Y("mid:Q"))]
     if named["closed form"].notna().any():
         hollow = spots.mark_point(filled=False, color=PALETTE[1], size=70, strokeWidth=2)
         layers.append(hollow.encode(y=alt.Y("closed form:Q")))
@@ -79,14 +78,11 @@ def ramp(
 
 def crowds(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     """How many requests run and wait over time in one engine, a panel per case; see `ramp_test.crowd`."""
-    rows = [
-        data.assign(case=name).melt(["Seconds", "case"], GAUGES, "kind", "requests") for name, data in cases.items()
-    ]
-    color = alt.Color("kind:N", title=None, scale=alt.Scale(domain=GAUGES, range=PALETTE[:2]))
-    base = alt.Chart(pd.concat(rows)).encode(
+    told = pd.concat([data.assign(case=name) for name, data in cases.items()])
+    base = alt.Chart(told.melt(["Seconds", "case"], list(GAUGES), "kind", "requests")).encode(
         x=alt.X("Seconds:Q", title="seconds", scale=alt.Scale(nice=False)),
         y=alt.Y("requests:Q", title="requests", axis=alt.Axis(tickCount=4)),
-        color=color,
+        color=colored("kind:N", GAUGES),
     )
     drawn = base.mark_line(strokeWidth=1.3, interpolate="step-after").properties(width=WIDTH, height=50)
     return stacked(drawn, "case", list(cases))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import BAD, MUTED, PALETTE
+from planner.faces.charts.base import BAD, MUTED, PALETTE, colored
 
 
 def heat_map(surface: pd.DataFrame, line: pd.DataFrame, here: tuple[float, float] | None = None) -> alt.TopLevelMixin:
@@ -24,22 +24,13 @@ def heat_map(surface: pd.DataFrame, line: pd.DataFrame, here: tuple[float, float
         legend=alt.Legend(type="symbol", symbolType="square", format=".1f", values=[0.5, 0.8, 1, 1.5, 2, 3]),
     )
     half = (rates[1] - rates[0]) / 2
+    across = alt.Scale(type="log", domain=[batches[0] / 2**0.5, batches[-1] * 2**0.5], nice=False)
+    up = alt.Scale(domain=[rates[0] - half, rates[-1] + half], nice=False)
+    x = alt.X("left", title="sequences decoding at once", scale=across, axis=alt.Axis(values=batches[::2], format="d"))
+    y = alt.Y("low", title="acceptance rate", scale=up)
     for k, cells in surface.groupby("k"):
-        cells = cells.assign(
-            left=cells["batch"] / 2**0.5,
-            right=cells["batch"] * 2**0.5,
-            low=cells["acceptance_rate"] - half,
-            high=cells["acceptance_rate"] + half,
-        )
-        x = alt.X(
-            "left",
-            title="sequences decoding at once",
-            scale=alt.Scale(type="log", domain=[batches[0] / 2**0.5, batches[-1] * 2**0.5], nice=False),
-            axis=alt.Axis(values=batches[::2], format="d"),
-        )
-        y = alt.Y(
-            "low", title="acceptance rate", scale=alt.Scale(domain=[rates[0] - half, rates[-1] + half], nice=False)
-        )
+        batch, rate = cells["batch"], cells["acceptance_rate"]
+        cells = cells.assign(left=batch / 2**0.5, right=batch * 2**0.5, low=rate - half, high=rate + half)
         layers = [alt.Chart(cells).mark_rect().encode(x=x, x2="right", y=y, y2="high", color=color)]
         edge = line[(line["k"] == k) & (line["acceptance_rate"] >= rates[0] - half)]
         even = alt.Chart(edge).mark_line(color="black", strokeDash=[5, 3], clip=True)
@@ -54,10 +45,9 @@ def heat_map(surface: pd.DataFrame, line: pd.DataFrame, here: tuple[float, float
 
 def step_parts(frame: pd.DataFrame) -> alt.TopLevelMixin:
     """Milliseconds per token by part, without and with speculation. Columns: way, part, ms per token."""
-    scale = alt.Scale(domain=["target", "draft"], range=[PALETTE[0], MUTED])
     bars = alt.Chart(frame, height=alt.Step(34)).mark_bar()
     return bars.encode(
         x=alt.X("ms per token", title="milliseconds per token and sequence"),
         y=alt.Y("way", title=None, sort=None),
-        color=alt.Color("part", title=None, sort=None, scale=scale),
+        color=colored("part", {"target": PALETTE[0], "draft": MUTED}),
     )

@@ -7,7 +7,7 @@ import math
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import BAD, GOOD, MUTED, PALETTE, WIDTH
+from planner.faces.charts.base import BAD, GOOD, MUTED, PALETTE, WIDTH, colored
 from planner.planning.candidate import Candidate, describe, held
 from planner.planning.framework import FrameworkChoice
 from planner.planning.scenario import Scenario
@@ -28,31 +28,26 @@ def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
             share, state = value / target.seconds, STATES[held(target, value)]
             rows.append((str(target), share.lo, share.mid, share.hi, state))
     data = pd.DataFrame(rows, columns=["target", "lo", "mid", "hi", "state"])
-    data = data.astype({"lo": float, "mid": float, "hi": float})  # also where nothing is promised
-    base = alt.Chart(data, height=alt.Step(24)).encode(
-        y=alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220)),
-        color=alt.Color("state:N", title=None, scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))),
-    )
-    share = alt.X("lo", title="share of the limit", axis=alt.Axis(format="%"))
+    y = alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
+    base = alt.Chart(data, height=alt.Step(24)).encode(y=y, color=colored("state:N", VERDICTS))
+    share = alt.X("lo:Q", title="share of the limit", axis=alt.Axis(format="%"))
     limit = alt.Chart(pd.DataFrame({"limit": [1.0]})).mark_rule(strokeDash=[5, 4], color=BAD).encode(x="limit")
-    return base.mark_bar(height=10, opacity=0.35).encode(x=share, x2="hi") + base.mark_point().encode(x="mid") + limit
+    return base.mark_bar(height=10, opacity=0.35).encode(x=share, x2="hi") + base.mark_point().encode(x="mid:Q") + limit
 
 
-def prices(plan: Plan, most: int = 12) -> alt.TopLevelMixin:
-    """USD per hour (GPUs, where no price is known) of the best candidates, and whether each meets the service level."""
-    shown = plan.candidates[:most]
+def prices(plan: Plan) -> alt.TopLevelMixin:
+    """USD per hour (GPUs, where no price is known) of the twelve best, and whether each meets the service level."""
+    shown = plan.candidates[:12]
     priced = all(candidate.usd_per_hour is not None for candidate in shown)
     rows = [(describe(c.deployment), c.usd_per_hour if priced else c.deployment.layout.gpus, state(c)) for c in shown]
     data = pd.DataFrame(rows, columns=["deployment", "cost", "state"])
     base = alt.Chart(data, height=alt.Step(18), width=WIDTH - 220).encode(
         x=alt.X("cost", title="USD per hour" if priced else "GPUs"),
         y=alt.Y("deployment", title=None, sort=None, axis=alt.Axis(labelLimit=300)),
+        text=alt.Text("cost", format=",.2f" if priced else "d"),
     )
-    color = alt.Color("state", title=None, scale=alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values())))
-    label = base.mark_text(align="left", dx=4, color="currentColor").encode(
-        text=alt.Text("cost", format=",.2f" if priced else "d")
-    )
-    return base.mark_bar().encode(color=color) + label
+    label = base.mark_text(align="left", dx=4, color="currentColor")
+    return base.mark_bar().encode(color=colored("state", VERDICTS)) + label
 
 
 def frameworks(choice: FrameworkChoice) -> alt.TopLevelMixin:
@@ -62,9 +57,8 @@ def frameworks(choice: FrameworkChoice) -> alt.TopLevelMixin:
         for s in choice.ranked
     ]
     data = pd.DataFrame(rows, columns=["framework", "points", "label", "chosen"])
-    base = alt.Chart(data.assign(end=data["points"].clip(lower=0)), height=alt.Step(22)).encode(
-        y=alt.Y("framework", title=None, sort=None)
-    )
+    base = alt.Chart(data.assign(end=data["points"].clip(lower=0)), height=alt.Step(22))
+    base = base.encode(y=alt.Y("framework", title=None, sort=None))
     bars = base.mark_bar().encode(
         x=alt.X("points", title="points", axis=alt.Axis(tickMinStep=1)),
         color=alt.condition("datum.chosen", alt.value(GOOD), alt.value(MUTED)),

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import GAUGES, MUTED, PALETTE, WIDTH, band, ends
+from planner.faces.charts.base import GAUGES, MUTED, PALETTE, WIDTH, band, colored, ends
 from planner.faces.charts.latency import beside
 
 
@@ -18,42 +18,36 @@ def against(data: pd.DataFrame, quantities: Mapping[str, str], series: str) -> a
     `data` has the columns "measured ..." and "predicted ..." (intervals) of every quantity; `quantities` gives each its
     panel's title. Both axes are logarithmic; colours are by the column `series`. What was not measured is left out.
     """
-    panels = [
-        _against(data[data[f"measured {quantity}"].notna()], quantity, title, series)
-        for quantity, title in quantities.items()
-    ]
+    panels = []
+    for quantity, title in quantities.items():
+        shown, scale, axis = _compared(data[data[f"measured {quantity}"].notna()], quantity, series)
+        base = alt.Chart(shown).encode(
+            x=alt.X("measured:Q", title=f"measured {quantity}", scale=scale, axis=axis),
+            color=alt.Color(f"{series}:N", title=None, sort=None),
+        )
+        height = alt.Y("mid:Q", title=f"predicted {quantity}", scale=scale, axis=axis)
+        diagonal = alt.Chart(pd.DataFrame({"measured": scale.domain, "mid": scale.domain}))
+        layers = [
+            diagonal.mark_line(color=MUTED, strokeDash=[2, 3], strokeWidth=1).encode(x="measured:Q", y=height),
+            base.mark_rule(opacity=0.45, strokeWidth=1.5).encode(y=alt.Y("lo:Q"), y2="hi"),
+            base.mark_point(size=26).encode(y=alt.Y("mid:Q")),
+        ]
+        panels.append(alt.layer(*layers).properties(width=beside(2), height=205, title=title))
     return alt.hconcat(*panels)
 
 
-def _against(data: pd.DataFrame, quantity: str, title: str, series: str) -> alt.LayerChart | alt.FacetChart:
-    drawn = pd.DataFrame(ends(data[f"predicted {quantity}"])).assign(
-        measured=list(data[f"measured {quantity}"]), series=list(data[series])
-    )
-    reach = drawn[["lo", "measured"]].min().min() * 0.9, drawn[["hi", "measured"]].max().max() * 1.1
-    scale, axis = _logarithmic(*reach)
-    base = alt.Chart(drawn).encode(
-        x=alt.X("measured:Q", title=f"measured {quantity}", scale=scale, axis=axis),
-        color=alt.Color("series:N", title=None, sort=None),
-    )
-    height = alt.Y("mid:Q", title=f"predicted {quantity}", scale=scale, axis=axis)
-    diagonal = alt.Chart(pd.DataFrame({"measured": reach, "mid": reach})).mark_line(
-        color=MUTED, strokeDash=[2, 3], strokeWidth=1
-    )
-    layers = [
-        diagonal.encode(x="measured:Q", y=height),
-        base.mark_rule(opacity=0.45, strokeWidth=1.5).encode(y=alt.Y("lo:Q"), y2="hi"),
-        base.mark_point(size=26).encode(y=alt.Y("mid:Q")),
-    ]
-    return alt.layer(*layers).properties(width=beside(2), height=205, title=title)
+def _compared(data: pd.DataFrame, quantity: str, by: str) -> tuple[pd.DataFrame, alt.Scale, alt.Axis]:
+    """Columns `by`, measured, lo, mid and hi of a quantity, and the logarithmic scale and axis that hold them all.
 
-
-def _logarithmic(least: float, most: float) -> tuple[alt.Scale, alt.Axis]:
-    """A logarithmic scale from `least` to `most`, with marks at 1, 2 and 5, or over a long way at powers of ten."""
-    steps = (1, 2, 5) if most < 100 * least else (1,)
+    The axis has marks at 1, 2 and 5, or over a long way at powers of ten.
+    """
+    measured, predicted = data[f"measured {quantity}"], ends(data[f"predicted {quantity}"])
+    shown = pd.DataFrame({by: data[by], "measured": measured, **predicted})
+    least, most = shown[["lo", "measured"]].min().min() * 0.9, shown[["hi", "measured"]].max().max() * 1.1
     decades = range(math.floor(math.log10(least)), math.ceil(math.log10(most)))
-    marks = [step * 10.0**decade for decade in decades for step in steps]
+    marks = [step * 10.0**decade for decade in decades for step in ((1, 2, 5) if most < 100 * least else (1,))]
     scale = alt.Scale(type="log", domain=[least, most], nice=False)
-    return scale, alt.Axis(values=[mark for mark in marks if least <= mark <= most], format="~s")
+    return shown, scale, alt.Axis(values=[mark for mark in marks if least <= mark <= most], format="~s")
 
 
 def curve(points: pd.DataFrame, quantities: Iterable[str]) -> alt.TopLevelMixin:
@@ -62,20 +56,12 @@ def curve(points: pd.DataFrame, quantities: Iterable[str]) -> alt.TopLevelMixin:
     One panel for each of `quantities`, named as in `against`.
     """
     loads = list(points["concurrency"])
-    x = alt.X(
-        "concurrency:Q",
-        title="requests in flight",
-        scale=alt.Scale(type="log", base=2, nice=False, domain=[loads[0], loads[-1]]),
-        axis=alt.Axis(values=loads),
-    )
+    across = alt.Scale(type="log", base=2, nice=False, domain=[loads[0], loads[-1]])
+    x = alt.X("concurrency:Q", title="requests in flight", scale=across, axis=alt.Axis(values=loads))
     panels = []
     for quantity in quantities:
-        drawn = pd.DataFrame(ends(points[f"predicted {quantity}"])).assign(
-            concurrency=loads, measured=list(points[f"measured {quantity}"])
-        )
-        reach = drawn[["lo", "measured"]].min().min() * 0.9, drawn[["hi", "measured"]].max().max() * 1.1
-        scale, axis = _logarithmic(*reach)
-        base = alt.Chart(drawn).encode(x=x)
+        shown, scale, axis = _compared(points, quantity, "concurrency")
+        base = alt.Chart(shown).encode(x=x)
         height = alt.Y("mid:Q", title=f"mean {quantity}", scale=scale, axis=axis)
         layers = [*band(base, height), base.mark_point(color=PALETTE[1], size=45).encode(y=alt.Y("measured:Q"))]
         panels.append(alt.layer(*layers).properties(width=beside(2), height=140))
@@ -84,10 +70,10 @@ def curve(points: pd.DataFrame, quantities: Iterable[str]) -> alt.TopLevelMixin:
 
 def gauges(runs: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     """Running and waiting requests over time, one panel per run: dots as measured, lines as replayed."""
-    color = alt.Color("gauge:N", title=None, scale=alt.Scale(domain=GAUGES, range=PALETTE[:2]))
+    x = alt.X("Seconds:Q", title="seconds", scale=alt.Scale(nice=False))
     panels = []
     for name, data in runs.items():
-        base = alt.Chart(data).encode(x=alt.X("Seconds:Q", title="seconds", scale=alt.Scale(nice=False)), color=color)
+        base = alt.Chart(data).encode(x=x, color=colored("gauge:N", GAUGES))
         replayed = alt.Y("replayed:Q", title="requests", axis=alt.Axis(tickCount=5))
         layers = [
             base.mark_line(strokeWidth=1.5).encode(y=replayed),
