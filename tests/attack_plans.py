@@ -38,7 +38,8 @@ from planner.facts.prices import price_per_hour
 from planner.latency.speculation import step_of
 from planner.latency.step_work import work
 from planner.models.registry import model, models
-from planner.operations.batch import predict_row, rows_for
+from planner.operations.batch import predict_row
+from planner.operations.batch_columns import ENGINE_ARGS
 from planner.operations.launch import documents
 from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, describe
@@ -167,6 +168,32 @@ def _unlike(where: str, one: Mapping[str, float], other: Mapping[Any, Any]) -> l
     return [f"{where} says {', '.join(differing[:4])}{more}"] if differing else []
 
 
+def row_of(plan: Plan) -> dict[str, str]:
+    """The chosen deployment of `plan` as a row for `predict_row`, but for its prices, which are the catalog's there."""
+    assert plan.chosen is not None
+    deployment, workload, scenario = plan.chosen.deployment, plan.chosen.prediction.workload, plan.scenario
+    assert workload is not None
+    wanted = next(candidate for candidate in scenario.gpus if candidate.gpu == deployment.gpu)
+    layout, args, trace = deployment.layout, deployment.args, scenario.workload.trace
+    row: dict[str, object] = {
+        "id": scenario.name, "model": scenario.model, "gpu": deployment.gpu.name, "engine": deployment.engine.name,
+        "engine_version": deployment.engine.version, "interconnect": wanted.interconnect,
+        "gpus_per_node": wanted.gpus_per_node, "quantization": scenario.quantizations[plan.chosen.preference[0]],
+        **{size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")},
+        **{name: getattr(args, name) for name in ENGINE_ARGS}, "other_tenants_gib": deployment.other_tenants / GIB,
+        "request_rate": workload.rate, "concurrency": workload.concurrency, "burstiness": workload.burstiness,
+        "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
+        "num_prompts": workload.num_prompts, "trace": trace and trace.path.absolute(),
+    }  # fmt: skip
+    for name, lengths in (("isl", workload.prompt), ("osl", workload.output)):  # a trace's lengths were not asked for
+        row |= {name if what == "mean" else f"{name}_{what}": value for what, value in lengths.asked.items()}
+    given = scenario.speculation
+    if given and deployment.speculation:
+        row |= {"speculative_method": given.method, "num_speculative_tokens": given.num_speculative_tokens}
+        row |= {"acceptance_rate": given.acceptance_rate, "draft_model": given.draft_model}
+    return {name: str(value) for name, value in row.items() if value is not None}
+
+
 def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     """One quantity, one value: in the plan, the summary's tables, the batch interface and every file written."""
     if plan.chosen is None:
@@ -178,7 +205,7 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     asked_for = {f"{t.name} (ms)": told.get(f"{t.metric}_ms_{t.percentile}", math.nan) for t in asked.service_level}
     found = _unlike("the summary", told, cells)
     found += _unlike("the table of alternatives", asked_for, summary.alternatives(plan).iloc[0].to_dict())
-    answer = predict_row(rows_for(plan)[0])
+    answer = predict_row(row_of(plan))
     if answer["status"] != "ok":
         found.append(f"planner predict says {answer['status']} of the plan's own row: {answer.get('error')}")
     unpriced = {name: value for name, value in told.items() if not (asked.prices and name.startswith("usd"))}

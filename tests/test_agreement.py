@@ -21,7 +21,7 @@ from planner.core.quantities import GIB, Interval
 from planner.faces.charts import summary as charts_summary
 from planner.latency.performance import POINTS, Performance
 from planner.operations.answer import answer, told
-from planner.operations.batch import predict_row, rows_for
+from planner.operations.batch import predict_row
 from planner.operations.launch import benchmark_prompts, documents, launch, ramp
 from planner.planning.benchmark_run import capacity, run
 from planner.planning.candidate import Candidate, describe
@@ -270,8 +270,7 @@ def test_the_benchmark_states_what_its_own_runs_are_predicted_to_do(plan: Plan, 
 
 
 def test_a_row_of_the_plan_predicts_the_plan(plan: Plan, chosen: Candidate, performance: Performance) -> None:
-    (row,) = rows_for(plan)
-    found = predict_row(row)
+    found = predict_row(attacks.row_of(plan))
     assert found["status"] == "ok", found.get("error")
     for metric, point, value in cells(performance):
         name = f"{metric}_ms_{point}"

@@ -15,7 +15,7 @@ from planner.facts.traces import Trace
 from planner.facts.workload import Lengths, Workload
 from planner.latency.calibration import calibrated_by, calibration_of, own_calibrations
 from planner.latency.step_model import step_model
-from planner.operations.bench_results import bench_points, planned, read_results
+from planner.operations.bench_results import planned, read_results
 from planner.operations.calibration_fit import REPEATS, Point, fit, predicted, replayed
 from planner.planning.prediction import memory_of
 from planner.simulator.replay import replay_workload
@@ -75,7 +75,7 @@ def test_a_machine_a_quarter_off_is_predicted_within_a_few_per_cent(seed, tmp_pa
     unseen = tmp_path / "unseen.json"
     loads = [measure(truth, 32), measure(truth, 96, isl=3000, osl=100), measure(truth, 40, 2.0, isl=500, osl=400)]
     unseen.write_text(json.dumps(loads))
-    for point in bench_points(unseen, DEPLOYMENT):
+    for point in read_results([unseen], DEPLOYMENT).points:
         found_s, measured = np.array(replayed(point, found.after)), np.array([point.ttft, point.tpot])
         assert found_s == pytest.approx(measured, rel=0.08)
         assert (np.abs(np.log(found_s / measured)) < Z80 * np.array([found.sigma(0), found.sigma(1)])).all()
@@ -198,7 +198,7 @@ def test_a_result_of_vllm_bench_serve_is_read(tmp_path):
     }
     path.write_text("\n".join(json.dumps(run) for run in (BENCH, BENCH | {"request_rate": 2.0}, BENCH | detailed,
                                                            BENCH | detailed | {"request_rate": 1.0})))  # fmt: skip
-    closed, opened, exact, sent = bench_points(path, DEPLOYMENT)
+    closed, opened, exact, sent = read_results([path], DEPLOYMENT).points
     assert closed.workload.concurrency == 8 and closed.workload.rate is None
     assert closed.workload.prompt.mean == 32 and closed.tpot == pytest.approx(0.007)
     assert opened.workload.rate == 2.0
@@ -284,10 +284,10 @@ def test_a_run_that_the_deployment_could_not_have_done_is_named(tmp_path):
     with pytest.raises(
         PlannerError, match=r"long\.json: a request has 9,016 tokens, over the plan's max_model_len 8,192"
     ):
-        bench_points(path, DEPLOYMENT)
+        read_results([path], DEPLOYMENT)
     path.write_text(json.dumps(BENCH | {"input_lens": [32] * 20, "output_lens": [1] * 20}))
     with pytest.raises(PlannerError, match=r"long\.json: a TPOT of 7 ms was measured, but it can have none"):
-        fit(bench_points(path, DEPLOYMENT), means=replayed)
+        fit(read_results([path], DEPLOYMENT).points, means=replayed)
     with pytest.raises(PlannerError, match="one GPU and engine"):
         fit([])
 

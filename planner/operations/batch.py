@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner.core.catalog import MOST_CELLS, csv_lines
 from planner.core.files import spare
@@ -22,20 +22,9 @@ from planner.latency.calibration import calibrated_by, own_calibrations
 from planner.latency.performance import LATENCIES, POINTS
 from planner.latency.start_up import start_up
 from planner.memory.budget import longest_model_len, memory_of
-from planner.operations.batch_columns import (
-    COLUMNS,
-    ENGINE_ARGS,
-    POOL_SIZES,
-    read_cells,
-    read_deployment,
-    read_model,
-    read_workload,
-)
+from planner.operations.batch_columns import COLUMNS, POOL_SIZES, read_cells, read_deployment, read_model, read_workload
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import RATES, Prediction, predict
-
-if TYPE_CHECKING:
-    from planner.planning.search import Plan
 
 _LATENCIES = tuple(f"{m}_ms_{q}" for m in LATENCIES for q in POINTS)
 _MEMORY, _LOAD, _SCORED = COLUMNS["outputs"].values()
@@ -157,7 +146,7 @@ def that_starts(deployment: Deployment, workload: Workload, notes: list[str]) ->
     if memory.pool.max_concurrency_x >= 1 or longest < workload.total_quantile(1.0):
         return deployment
     notes.append(f"max_model_len {deployment.args.max_model_len:,} does not fit: planned with {longest:,}")
-    return replace(deployment, args=replace(deployment.args, max_model_len=longest))
+    return deployment.with_args(max_model_len=longest)
 
 
 def _columns(found: Prediction) -> dict[str, object]:
@@ -203,33 +192,3 @@ def _written(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.7g}" if math.isfinite(value) else ""
     return "" if value is None else str(value)
-
-
-def rows_for(plan: Plan) -> list[dict[str, str]]:
-    """The chosen deployment of `plan` as a row for `predict_file`, which then gives the plan's own figures.
-
-    Empty when nothing was chosen. Prices are the catalog's there, not the scenario's.
-    """
-    if plan.chosen is None:
-        return []
-    deployment, workload, scenario = plan.chosen.deployment, plan.chosen.prediction.workload, plan.scenario
-    assert workload is not None
-    wanted = next(candidate for candidate in scenario.gpus if candidate.gpu == deployment.gpu)
-    layout, args, trace = deployment.layout, deployment.args, scenario.workload.trace
-    row: dict[str, object] = {
-        "id": scenario.name, "model": scenario.model, "gpu": deployment.gpu.name, "engine": deployment.engine.name,
-        "engine_version": deployment.engine.version, "interconnect": wanted.interconnect,
-        "gpus_per_node": wanted.gpus_per_node, "quantization": scenario.quantizations[plan.chosen.preference[0]],
-        **{size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")},
-        **{name: getattr(args, name) for name in ENGINE_ARGS}, "other_tenants_gib": deployment.other_tenants / GIB,
-        "request_rate": workload.rate, "concurrency": workload.concurrency, "burstiness": workload.burstiness,
-        "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
-        "num_prompts": workload.num_prompts, "trace": trace and trace.path.absolute(),
-    }  # fmt: skip
-    for name, lengths in (("isl", workload.prompt), ("osl", workload.output)):  # a trace's lengths were not asked for
-        row |= {name if what == "mean" else f"{name}_{what}": value for what, value in lengths.asked.items()}
-    given = scenario.speculation
-    if given and deployment.speculation:
-        row |= {"speculative_method": given.method, "num_speculative_tokens": given.num_speculative_tokens}
-        row |= {"acceptance_rate": given.acceptance_rate, "draft_model": given.draft_model}
-    return [{name: str(value) for name, value in row.items() if value is not None}]

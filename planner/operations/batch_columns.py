@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,27 +24,6 @@ Cell = Any
 """Text, a number or a truth value, as its column says."""
 
 
-def _number(cell: str, low: float, high: float = math.inf, whole: bool = False) -> float:
-    """The number in a cell; `ValueError` outside [low, high] or where a whole one is wanted."""
-    number = float(cell)
-    if not low <= number <= high or (whole and number != math.floor(number)):
-        raise ValueError
-    return number
-
-
-_FLAGS = {"true": True, "1": True, "1.0": True, "yes": True, "false": False, "0": False, "0.0": False, "no": False}
-_READ: dict[str, tuple[Callable[[str], Cell], str]] = {
-    "text": (str, "text"),
-    "flag": (lambda cell: _FLAGS[cell.casefold()], "true or false"),
-    "size": (lambda cell: int(_number(cell, 1, 2**40, whole=True)), "a whole number from 1"),
-    "count": (lambda cell: int(_number(cell, 0, 2**40, whole=True)), "a whole number from 0"),
-    "positive": (lambda cell: _number(cell, 1e-9, 1e12), "a number above 0"),
-    "ms": (lambda cell: _number(cell, 1e-9, 1e12), "milliseconds above 0"),
-    "rate": (lambda cell: _number(cell, 1e-9), "a number above 0, or inf"),
-    "amount": (lambda cell: _number(cell, 0, 1e12), "a number from 0"),
-    "share": (lambda cell: _number(cell, 0, 1), "a number from 0 to 1"),
-}
-"""How a cell is read, and what is accepted in words."""
 POOL_SIZES = ("workers", "tp", "dp", "ep")
 COLUMNS: Mapping[str, Any] = read_yaml(Path(__file__).parent / "templates" / "columns.yaml")
 ENGINE_ARGS: Mapping[str, str] = COLUMNS["engine_args"]
@@ -60,38 +39,46 @@ def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Cell], list[str]]:
         if name not in INPUTS and name not in COLUMNS["measured"]:
             near = difflib.get_close_matches(name, INPUTS, n=1, cutoff=0.85)
             notes += [f"column {name} is ignored, did you mean {near[0]}?"] if near else []
-        elif text.strip():
-            read, accepted = _READ[INPUTS.get(name) or COLUMNS["measured"][name]]
+        elif cell := text.strip():
+            kind = COLUMNS["kinds"][INPUTS.get(name) or COLUMNS["measured"][name]]
             try:
-                cells[name] = read(text.strip())
+                cells[name] = _read(cell, **kind)
             except (ValueError, KeyError, OverflowError):
-                raise PlannerError(f"{name}: expected {accepted}, got {text.strip()!r}") from None
+                raise PlannerError(f"{name}: expected {kind['accepts']}, got {cell!r}") from None
     return cells, notes
+
+
+def _read(cell: str, accepts: str, least: float | None = None, most: float = math.inf, whole: bool = False) -> Cell:
+    """The text, truth value or number in a cell; `ValueError` or `KeyError` for what its kind does not accept."""
+    if least is None:
+        return cell if accepts == "text" else COLUMNS["flags"][cell.casefold()]
+    number = float(cell)
+    if not least <= number <= most or (whole and number != math.floor(number)):
+        raise ValueError
+    return int(number) if whole else number
 
 
 def read_model(cells: Mapping[str, Cell], folder: Path, prefix: str = "") -> Model:
     """The model (or, with the prefix "draft_", the draft) that a row names."""
     name, config = cells.get(f"{prefix}model"), cells.get(f"{prefix}model_config")
-    if config is not None and not any(map(is_file, (folder / str(config), folder / str(config) / "config.json"))):
+    if config is not None and not any(map(is_file, (folder / config, folder / config / "config.json"))):
         raise PlannerError(f"{prefix}model_config: there is no file {config} in {folder}")
     if config is None and name is None:
         raise PlannerError(f"{prefix}model (or {prefix}model_config) is missing")
-    source = str(folder / str(config)) if config is not None else str(name)
+    source = str(name if config is None else folder / config)
     if prefix:
         return _known(source)
     bits, stored, dtype = cells.get("weight_bits"), cells.get("quantization"), cells.get("dtype")
-    found = _known(source, stored and str(stored), dtype and str(dtype))
-    if bits is None or bits == found.quantization.weight_bits:
-        return replace(found, name=str(name)) if name is not None else found
-    if stored is None:
-        stored = {16: "none", 8: "int8", 4: "awq"}.get(int(bits))
+    found = _known(source, stored, dtype)
+    if bits is not None and bits != found.quantization.weight_bits:
         if stored is None:
-            raise PlannerError(f"weight_bits: 16, 8 or 4 are known without a quantization, got {bits:g}")
-        found = _known(source, stored, dtype and str(dtype))
-    if found.quantization.schemes and bits != found.quantization.weight_bits:
-        schemes = tuple((where, replace(scheme, bits=float(bits))) for where, scheme in found.quantization.schemes)
-        found = replace(found, quantization=replace(found.quantization, schemes=schemes))
-    return replace(found, name=str(name)) if name is not None else found
+            if (stored := {16: "none", 8: "int8", 4: "awq"}.get(int(bits))) is None:
+                raise PlannerError(f"weight_bits: 16, 8 or 4 are known without a quantization, got {bits:g}")
+            found = _known(source, stored, dtype)
+        if found.quantization.schemes and bits != found.quantization.weight_bits:
+            schemes = tuple((where, replace(scheme, bits=float(bits))) for where, scheme in found.quantization.schemes)
+            found = replace(found, quantization=replace(found.quantization, schemes=schemes))
+    return found if name is None else replace(found, name=name)
 
 
 def _known(source: str, quantization: str | None = None, dtype: str | None = None) -> Model:
@@ -127,21 +114,20 @@ def read_deployment(
             raise PlannerError("num_speculative_tokens is missing beside speculative_method")
         draft = read_model(cells, folder, "draft_") if {"draft_model", "draft_model_config"} & set(cells) else None
         rate = cells.get("acceptance_rate", 0.7)
-        speculation = Speculation(str(cells["speculative_method"]), cells["num_speculative_tokens"], rate, draft)
+        speculation = Speculation(cells["speculative_method"], cells["num_speculative_tokens"], rate, draft)
     names = ("interconnect", "gpus_per_node", "engine", "engine_version")
     named = {name: cells[name] for name in names if name in cells}
     if pool and {"engine", "engine_version"} <= set(named):
-        meant = behind_dynamo(str(named["engine"]), str(named["engine_version"]))
+        meant = behind_dynamo(named["engine"], named["engine_version"])
         if meant != named["engine_version"]:
             notes.append(f"engine_version {named['engine_version']} is read as Dynamo's, which ships {meant}")
             named["engine_version"] = meant
-    sizes_gib = {"gpu_total": "gpu_total_gib", "gpu_free": "gpu_free_gib", "other_tenants": "other_tenants_gib"}
-    most = gpu(str(cells["gpu"])).memory
-    memory: dict[str, Any] = {
-        name: bytes_of(cells[column], most, column) for name, column in sizes_gib.items() if column in cells
-    }
+    most, memory = gpu(cells["gpu"]).memory, dict[str, Any]()
+    for size in ("gpu_total", "gpu_free", "other_tenants"):
+        if (column := f"{size}_gib") in cells:
+            memory[size] = bytes_of(cells[column], most, column)
     args = {name: cells[name] for name in ENGINE_ARGS if name in cells}
-    deployment = deploy_on(served, str(cells["gpu"]), speculation=speculation, **sizes, **named, **memory, **args)
+    deployment = deploy_on(served, cells["gpu"], speculation=speculation, **sizes, **named, **memory, **args)
     if reason := unsupported(deployment.gpu, deployment.engine):
         notes.append(reason)
     if reason := refuse(served, deployment.layout, deployment.layout.gpus_per_replica, deployment.engine):
@@ -162,7 +148,7 @@ def _with_room(deployment: Deployment, pool: str, notes: list[str]) -> Deploymen
     if usual >= ROOM or memory_of(deployment).kv_available.mid > LEAST * deployment.gpu_total:
         return deployment
     notes.append(f"{pool}: gpu_memory_utilization {usual:g} leaves hardly any KV cache: planned with {ROOM:g}")
-    return replace(deployment, args=replace(deployment.args, gpu_memory_utilization=ROOM))
+    return deployment.with_args(gpu_memory_utilization=ROOM)
 
 
 def _as_meant(
@@ -175,7 +161,7 @@ def _as_meant(
     parallelism behind data-parallel attention (SGLang's DeepEP sets it by itself) as ep 1.
     """
     tp, ep = sizes.get("tp", 1), sizes.get("ep", 1)
-    node = cells.get("gpus_per_node") or gpu(str(cells["gpu"])).gpus_per_node
+    node = cells.get("gpus_per_node") or gpu(cells["gpu"]).gpus_per_node
     side = math.isqrt(tp)
     if squared and tp == ep == side * side and side <= node < tp:
         notes.append(f"tp {tp} with ep {ep} is read as tp {side} with ep {side} on {side} GPUs")
@@ -202,7 +188,7 @@ def read_workload(cells: Mapping[str, Cell], folder: Path, notes: list[str]) -> 
     load = {"burstiness": cells.get("burstiness", 1.0), "prefix_tokens": cells.get("prefix_tokens", 0)}
     load |= {"prefix_hit_rate": cells.get("prefix_hit_rate", 1.0 if "prefix_tokens" in cells else 0.0)}
     if "trace" in cells:
-        base = Workload.from_trace(read_trace(folder / str(cells["trace"])), rate)
+        base = Workload.from_trace(read_trace(folder / cells["trace"]), rate)
         given = {name: value for name, value in (load | {"num_prompts": prompts}).items() if name in cells}
         given |= {of: _lengths(cells, name) for of, name in (("prompt", "isl"), ("output", "osl")) if name in cells}
         if concurrency and not rate:  # its lengths, with so many always in flight

@@ -24,12 +24,7 @@ from planner.facts.gpus import gpu
 from planner.facts.traces import Trace
 from planner.facts.workload import Lengths, Workload
 from planner.operations.batch import read_run
-from planner.operations.batch_columns import (
-    COLUMNS,
-    INPUTS,
-    POOL_SIZES,
-    read_cells,
-)
+from planner.operations.batch_columns import COLUMNS, INPUTS, POOL_SIZES, read_cells
 from planner.operations.calibration_fit import Point
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search
@@ -80,11 +75,9 @@ class BenchRun(Entry):
         rate = None if math.isinf(self.request_rate) else self.request_rate
         if self.ramp_up_strategy and len(self.start_times) < 2:
             raise PlannerError("field ramp_up_strategy: a ramp can be replayed with its start_times (--save-detailed)")
-        trace = self._trace()
-        if trace is None:
-            sums = (self.total_input_tokens, self.total_output_tokens)
-            prompt, output = (Lengths.fixed(max(tokens / self.completed, 1)) for tokens in sums)
-        else:
+        sums = (self.total_input_tokens, self.total_output_tokens)
+        prompt, output = (Lengths.fixed(max(tokens / self.completed, 1)) for tokens in sums)
+        if trace := self._trace():
             prompt, output = Lengths.empirical(trace.prompt), Lengths.empirical(trace.output)
             rate = trace.rate if trace.arrival[-1] else rate
         return Workload(
@@ -95,7 +88,7 @@ class BenchRun(Entry):
             burstiness=self.burstiness,
             prefix_tokens=prefix_tokens,
             prefix_hit_rate=float(prefix_tokens > 0),
-            num_prompts=self.completed if trace is None else len(trace.prompt),
+            num_prompts=len(trace.prompt) if trace else self.completed,
             trace=trace,
         )
 
@@ -140,9 +133,8 @@ def read_results(paths: Sequence[Path], deployment: Deployment | None = None, pr
     JSON does not say what ran: that is `deployment`. Rows of a CSV do; where `deployment` is given, those of another
     GPU or engine are left out. Raises `PlannerError` naming file, run or line, and field for what cannot be read.
     """
-    points: list[Point] = []
-    notes: list[str] = []
-    if deployment is not None and deployment.speculation is not None:
+    points, notes = list[Point](), list[str]()
+    if deployment and deployment.speculation:
         raise PlannerError(
             "the plan drafts tokens, whose acceptance would be fitted too: benchmark it without speculation"
         )
@@ -160,12 +152,8 @@ def read_results(paths: Sequence[Path], deployment: Deployment | None = None, pr
     return Results(tuple(points), tuple(dict.fromkeys(notes)))
 
 
-def bench_points(path: Path, deployment: Deployment, prefix_tokens: int = 0) -> list[Point]:
-    """The runs of `deployment` in a result file of `vllm bench serve`: one, a list, or one a line (--append-result)."""
-    return _bench(path, deployment, prefix_tokens)[0]
-
-
 def _bench(path: Path, deployment: Deployment, prefix_tokens: int) -> tuple[list[Point], list[str]]:
+    """The runs of `deployment` in a result file of `vllm bench serve`: one, a list, or one a line (--append-result)."""
     runs, points, notes = list(islice(_runs(path), MOST_RUNS + 1)), [], []
     if len(runs) > MOST_RUNS:
         raise PlannerError(f"{path.name} has more than {MOST_RUNS:,} runs, the most that are read of a file")
@@ -217,8 +205,7 @@ def _table(path: Path, wanted: Deployment | None) -> tuple[list[Point], list[str
     for wrong in set() if theirs else set(header) - set(INPUTS) - set(MEASURED):
         if near := difflib.get_close_matches(wrong, set(MEASURED) - set(header), n=1, cutoff=0.85):
             raise PlannerError(f"{path.name}, line 1: unknown column {wrong}; did you mean {near[0]}?")
-    points: list[Point] = []
-    notes, left_out = Counter[str](), Counter[str]()
+    points, notes, left_out = list[Point](), Counter[str](), Counter[str]()
     of = ("", "") if wanted is None else (wanted.gpu.name, wanted.engine.name)
     for line, row in rows:
         where = f"{path.name}, line {line}"

@@ -8,15 +8,17 @@ run's own requests gives (`replayed`), or the steady state in closed form (`pred
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import yaml
 
+from planner.core.catalog import read_yaml
 from planner.core.files import replacing
 from planner.core.quantities import Z80, Interval, PlannerError
 from planner.facts.coefficients import Calibration, Coefficients, coefficient_names
@@ -30,46 +32,15 @@ from planner.planning.prediction import perform
 from planner.queueing.steady_state import Case
 from planner.simulator.replay import replay_workload
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 NOISE_TPOT, NOISE_TTFT = 0.05, 0.15
 """Spread of ln(measured) that no model explains: repeats of a public point differ by 1-9 % (TPOT) and 4-16 % (TTFT)."""
-SPREAD = {
-    "memory": 0.05, "memory_fp4": 0.1, "kv": 0.12, "gemm_bf16": 0.1, "gemm_fp8": 0.15, "gemm_fp4": 0.2,
-    "gemm_widened": 0.2, "expert_gemm": 0.2, "expert_latency": 0.2, "attention": 0.15, "link": 0.15,
-    "allreduce_s": 0.25, "kernel_s": 0.25, "token_passes": 0.25, "step_s": 0.35, "row_s": 0.35, "launch_s": 0.35,
-    "request_s": 0.4, "prompt_token_s": 0.5, "pace": 0.1,
-}  # fmt: skip
-"""Prior standard deviation of each coefficient's logarithm around the catalog's value: how much GPUs differ."""
+PRIORS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).parent / "templates" / "coefficients.yaml")
+"""Of each coefficient the `spread` of its logarithm between GPUs, and what it `says` of a machine."""
 FREEDOM = 4.0
 REPEATS = (0.08, 0.03)
 """Spread of ln(measured) between repeats on one machine, of TTFT and TPOT: no prediction is more certain than this."""
 WORTH = 4.0
 """How many runs the spread that was known before counts for beside the residuals of new ones."""
-WORDS = {
-    "memory": "weights are read at {} of the memory bandwidth",
-    "memory_fp4": "4-bit weights are read at {} of the memory bandwidth",
-    "kv": "the KV cache is read at {} of the memory bandwidth",
-    "gemm_bf16": "BF16 matrix products reach {} of the GPU's peak",
-    "gemm_fp8": "FP8 matrix products reach {} of the GPU's peak",
-    "gemm_fp4": "FP4 matrix products reach {} of the GPU's peak",
-    "gemm_widened": "matrix products whose weights are widened first reach {} of the others",
-    "expert_gemm": "fused experts reach {} of what they reach alone",
-    "expert_latency": "of the fused experts' latency {} is seen",
-    "attention": "attention over prompts reaches {} of the GPU's peak",
-    "link": "large all-reduces reach {} of the links' bandwidth",
-    "allreduce_s": "a small all-reduce takes {}",
-    "kernel_s": "a small kernel takes {}",
-    "token_passes": "activations pass through memory {} times per layer",
-    "step_s": "the host takes {} per step",
-    "row_s": "the host takes {} per sequence in a step",
-    "launch_s": "launching a kernel outside a CUDA graph takes {}",
-    "request_s": "the front end takes {} per request",
-    "prompt_token_s": "the front end takes {} per prompt token",
-    "pace": "a step takes {} of what all this gives",
-}
-"""What each coefficient says of a machine; {} is its value as `_amount` writes it."""
 TOLD, FAR, STRANGE = 0.03, 3.0, 0.5
 """Worth a line: a coefficient that moved by this share of itself, a run still so many sigmas off, a median error."""
 
@@ -105,11 +76,6 @@ class Fitted:
         """The engine's name."""
         return self.points[0].deployment.engine.name
 
-    @property
-    def before(self) -> Coefficients:
-        """The coefficients that the fit started from."""
-        return self.known.coefficients
-
     def sigma(self, column: int) -> float:
         """Standard deviation of ln(measured / predicted) after the fit, of TTFT (0) or TPOT (1).
 
@@ -125,19 +91,19 @@ class Fitted:
 
     def calibration(self, date: str) -> Calibration:
         """The catalog entry."""
-        names = [point.deployment.model.architecture.model_type for point in self.points]
         sources = list(dict.fromkeys(point.name.partition(", ")[0] for point in self.points))
         more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
         asked = all(point.deployment.args.kv_cache_dtype for point in self.points)
+        after = ", ".join(f"{name} {after:.1%}" for name, (_, after) in self._medians().items())
         return Calibration(
             coefficients={name: float(f"{getattr(self.after, name):.3g}") for name in coefficient_names()},
             sigma_tpot=round(self.sigma(1), 3),
             sigma_ttft=round(self.sigma(0), 3),
             kv_cache_dtype="auto" if asked else self.known.kv_cache_dtype,
-            models=tuple(sorted(set(names))),
+            models=tuple(sorted({point.deployment.model.architecture.model_type for point in self.points})),
             points=len(self.points),
             versions=tuple(sorted({point.deployment.engine.version for point in self.points})),
-            residuals="median after the fit: " + ", ".join(f"{name} {after:.1%}" for name, _, after in self._medians()),
+            residuals=f"median after the fit: {after}",
             engine=self.engine,
             source=f"planner calibrate on {', '.join(sources[:3])}{more}",
             date=date,
@@ -155,49 +121,27 @@ class Fitted:
         added = yaml.safe_dump({self.entry: entry}, sort_keys=False, width=110)
         try:
             text = path.read_text(encoding="utf-8") if path.exists() else ""
-            kept, skipping = [], False
-            for line in text.splitlines(keepends=True):
-                if line[:1].strip() and not line.startswith("#"):
-                    skipping = line.startswith(f"{self.entry}:")
-                if not skipping:
-                    kept.append(line)
-            head = "".join(kept).rstrip()
+            head = re.sub(rf"(?ms)^{re.escape(self.entry)}:.*?(?=^[^\s#]|\Z)", "", text).rstrip()
             with replacing(path) as (part,):
                 part.write_text(f"{head}\n\n{added}" if head else added, encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = str(error).removeprefix(f"cannot write {path}: ")
             raise PlannerError(f"cannot write the calibration {path}: {reason}; name a file with --out") from None
 
-    def frame(self) -> pd.DataFrame:
-        """One row per run: measured milliseconds and the errors before and after, as fractions."""
-        import pandas as pd
-
-        rows = []
-        for point, errors in zip(self.points, np.expm1(self.errors), strict=True):
-            row: dict[str, object] = {"run": point.name}
-            for column, name, value in ((0, "ttft", point.ttft), (1, "tpot", point.tpot)):
-                row[f"{name}_ms"] = None if value is None else value * 1e3
-                row[f"{name}_before"], row[f"{name}_after"] = errors[0, column], errors[1, column]
-            rows.append(row)
-        return pd.DataFrame(rows)
-
-    def _medians(self) -> list[tuple[str, float, float]]:
-        """(metric, median error before, after) of what was measured."""
-        sizes, found = np.abs(np.expm1(self.errors)), []
-        for column, name in ((1, "TPOT"), (0, "TTFT")):
-            if np.isfinite(sizes[:, :, column]).any():
-                before, after = np.nanmedian(sizes[:, :, column], axis=0)
-                found.append((name, float(before), float(after)))
-        return found
+    def _medians(self) -> dict[str, np.ndarray]:
+        """Median error before and after, by the metric that was measured."""
+        sizes = np.abs(np.expm1(self.errors))
+        told = {name: sizes[:, :, column] for column, name in ((1, "TPOT"), (0, "TTFT"))}
+        return {name: np.nanmedian(size, axis=0) for name, size in told.items() if np.isfinite(size).any()}
 
     def changes(self) -> list[str]:
         """In words, the coefficients that moved by more than `TOLD`, the furthest first."""
-        lines = []
-        moved = {name: np.log(getattr(self.after, name) / getattr(self.before, name)) for name in coefficient_names()}
-        for name, change in sorted(moved.items(), key=lambda item: -abs(item[1])):
-            if abs(np.expm1(change)) > TOLD:
-                was, now = (_amount(name, getattr(c, name)) for c in (self.before, self.after))
-                lines.append(f"{WORDS.get(name, name + ': {}').format(now)}, before {was}")
+        before, lines = self.known.coefficients, []
+        moved = {name: np.log(getattr(self.after, name) / getattr(before, name)) for name in coefficient_names()}
+        for name in sorted(moved, key=lambda name: -abs(moved[name])):
+            if abs(np.expm1(moved[name])) > TOLD:
+                was, now = (_amount(name, getattr(c, name)) for c in (before, self.after))
+                lines.append(f"{PRIORS[name]['says'].format(now)}, before {was}")
         return lines
 
     def __str__(self) -> str:
@@ -205,7 +149,8 @@ class Fitted:
         listed = ", ".join(f"{name} ({count})" if len(models) > 1 else name for name, count in models.items())
         count = "1 run" if len(self.points) == 1 else f"{len(self.points)} runs"
         lines = [f"{self.entry} under {self.engine}: {count} of {listed}"]
-        for name, before, after in self._medians():
+        medians = self._medians()
+        for name, (before, after) in medians.items():
             lines.append(f"median error of mean {name}: {before:.1%} before, {after:.1%} after")
         for column, name, was in ((1, "TPOT", self.known.sigma_tpot), (0, "TTFT", self.known.sigma_ttft)):
             reach = f"{_reach(was)} before ({self.known.basis}), {_reach(self.sigma(column))} after (measured)"
@@ -216,7 +161,7 @@ class Fitted:
             error = np.expm1(self.errors[run, 1, which])
             metric, side = ("TTFT", "TPOT")[which], "high" if error > 0 else "low"
             lines.append(f"furthest off is {self.points[run].name}: its {metric} comes out {abs(error):.0%} too {side}")
-        if any(after > STRANGE for _, _, after in self._medians()):
+        if any(after > STRANGE for _, after in medians.values()):
             lines.append("these runs look like those of another deployment: check that it is what ran")
         changes = self.changes()
         lines += ["what changed:", *(f"  {line}" for line in changes)] if changes else ["no coefficient changed"]
@@ -280,7 +225,10 @@ def fit(
     ((entry, _),) = kinds
     known = calibration_of(points[0].deployment.model, points[0].deployment.gpu, points[0].deployment.engine)
     names, before = coefficient_names(), known.coefficients
-    start, width = np.log([getattr(before, name) for name in names]), np.array([SPREAD[name] for name in names])
+    start, width = (
+        np.log([getattr(before, name) for name in names]),
+        np.array([PRIORS[name]["spread"] for name in names]),
+    )
     measured = np.log([[np.nan if v is None else v for v in (p.ttft, p.tpot)] for p in points])
     use = np.isfinite(measured)
 

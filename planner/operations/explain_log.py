@@ -23,6 +23,8 @@ from planner.planning.scenario import engine_arguments
 
 EXAMPLE = CATALOGS / "validation" / "granite-3.1-8b-h100.log"
 """Lines of a public log, to see what an explanation looks like; it ran on an H100."""
+UNITS = {"max_concurrency": "x", "num_blocks": "blocks", "kv_tokens": "tokens"}
+"""What counts are counted in."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,7 @@ class Comparison:
     @property
     def row(self) -> tuple[str, str, Interval, float, float]:
         """Name, unit, planned, logged and logged minus planned, all three in that unit."""
-        unit, size = {"max_concurrency": ("x", 1), "num_blocks": ("blocks", 1), "kv_tokens": ("tokens", 1)}.get(
-            self.term, ("GiB", GIB)
-        )
+        unit, size = UNITS.get(self.term, "GiB"), 1 if self.term in COUNTS else GIB
         places = 0 if unit in ("blocks", "tokens") else 2  # what a log states
         return self.term, unit, self.planned / size, self.logged / size, round(self.off / size, places) + 0.0
 
@@ -99,9 +99,8 @@ class Explanation:
 
     def frame(self) -> pd.DataFrame:
         """One row per line: planned with its interval, logged, logged minus planned, whether the interval holds it."""
-        rows = [(*line.row, line.inside) for line in self.lines]
         columns = ["figure", "unit", "planned", "logged", "logged - planned", "in its interval"]
-        return pd.DataFrame(rows, columns=columns)
+        return pd.DataFrame([(*line.row, line.inside) for line in self.lines], columns=columns)
 
     @property
     def verdict(self) -> str:

@@ -9,29 +9,32 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import jinja2
+import yaml
+from markupsafe import Markup
+
 from planner.core.catalog import CATALOGS, Entry, check, read_yaml
 from planner.core.quantities import GIB, PlannerError, one_line
 from planner.facts.deployment import Deployment
 from planner.facts.draft_models import method
 from planner.facts.engines import Engine, release
-from planner.facts.workload import DEFAULT_SECONDS, Lengths, Workload
+from planner.facts.workload import DEFAULT_SECONDS, Lengths
+from planner.latency.performance import Performance
 from planner.latency.start_up import STORAGE, start_up
 from planner.models.registry import model, repository
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Target
 
 if TYPE_CHECKING:
-    import jinja2
     import pandas as pd
 
-    from planner.queueing.steady_state import Performance
 
 DRAIN_S = 120
 """Seconds that requests in flight get to finish when the server is stopped."""
@@ -39,10 +42,8 @@ DIRECTORY = "/opt/headroom"
 """Where the systemd unit expects `serve.sh`."""
 ONLINE = ("fp8", "bitsandbytes")
 """Quantizations that an engine applies to a 16-bit checkpoint while it loads; others need a checkpoint of their own."""
-RAMP = (0.25, 0.5, 0.75, 1.0, 1.25)
-"""Shares of the planned rate worth benchmarking: up to it, and once beyond."""
-LEAST_PROMPTS = 100
-"""Requests of a step of the benchmark, at least."""
+RAMP, LEAST_PROMPTS = (0.25, 0.5, 0.75, 1.0, 1.25), 100
+"""Shares of the planned rate worth benchmarking: up to it, and once beyond; requests of such a step, at least."""
 RANGE_RATIO = 0.5
 """Spread of the benchmark's random lengths: uniform within this share of the mean to both sides."""
 
@@ -76,7 +77,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start one replica: program, flags with their reasons, first port."""
+    """How to start one replica: program, first port, flags with their reasons."""
 
     deployment: Deployment
     program: str
@@ -118,12 +119,6 @@ def options(engine: Engine) -> frozenset[str]:
 @cache
 def _templates() -> jinja2.Environment:
     """Whatever a template shows stays within its line, which no comment can leave, unless a filter quoted it."""
-    import jinja2
-    import yaml
-    from markupsafe import Markup
-
-    def quoting(quoted: Callable[[str], str]) -> Callable[[str], Markup]:
-        return lambda text: Markup(quoted(text))
 
     def as_yaml(text: str) -> str:
         return yaml.safe_dump(text, width=math.inf, allow_unicode=True).removesuffix("...\n").rstrip("\n")
@@ -137,10 +132,11 @@ def _templates() -> jinja2.Environment:
         finalize=lambda shown: shown if isinstance(shown, Markup) else one_line(shown),
     )
     made.globals |= {"drain_s": DRAIN_S, "directory": DIRECTORY}
+    made.globals |= {"range_ratio": RANGE_RATIO, "prompts": benchmark_prompts}
     made.filters |= {"f": format, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}", "yaml": as_yaml}
     made.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
-    made.filters["promql"] = quoting(lambda text: json.dumps(text, ensure_ascii=False))
-    made.filters["quote"] = quoting(shlex.quote)
+    made.filters["promql"] = lambda text: Markup(json.dumps(text, ensure_ascii=False))
+    made.filters["quote"] = lambda text: Markup(shlex.quote(text))
     return made
 
 
@@ -151,10 +147,10 @@ def render(template: str, **values: Any) -> str:
 
 def launch(prediction: Prediction) -> Launch:
     """The command for one replica of what was predicted; `PlannerError` if its engine lacks an option it needs."""
-    deployment, memory, workload = prediction.deployment, prediction.memory, _workload(prediction)
+    deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
+    assert workload is not None
     engine, args, speculation = deployment.engine, deployment.args, deployment.speculation
-    can = options(engine)
-    converted = _converted(deployment)
+    can, converted = options(engine), _converted(deployment)
     checkpoint = shlex.quote(_checkpoint(deployment))
     if converted and converted not in ONLINE:
         checkpoint = f'"${{MODEL:?name its checkpoint quantised with {converted}}}"'
@@ -182,8 +178,8 @@ def launch(prediction: Prediction) -> Launch:
         free_share=memory.kv_available.mid / left,
     )
     flags = []
-    for line in filter(None, map(str.strip, text.splitlines())):
-        option, _, reason = line.rpartition("  # ")
+    for line in filter(str.strip, text.splitlines()):
+        option, _, reason = line.strip().rpartition("  # ")
         name, _, value = option.partition(" ")
         if can and name not in can:
             raise PlannerError(f"{engine.name} {engine.version} has no option {name}")
@@ -239,9 +235,7 @@ def documents(prediction: Prediction, targets: Sequence[Target], storage: str = 
         "nodes": math.ceil(layout.gpus_per_replica / deployment.gpus_per_node),
         "targets": targets,
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
-        "ramp": (steps := ramp(prediction)),
-        "prompts": {rate: benchmark_prompts(rate) for rate in steps},
-        "range_ratio": RANGE_RATIO,
+        "ramp": ramp(prediction),
         "metrics": engine.facts["metrics"],
         "start_up": start_up(deployment, storage),
     }
@@ -253,7 +247,8 @@ def ramp(prediction: Prediction) -> dict[float, Performance]:
 
     Each step is replayed as the script runs it, from its first request to its last.
     """
-    layout, workload = prediction.deployment.layout, _workload(prediction)
+    layout, workload = prediction.deployment.layout, prediction.workload
+    assert workload is not None
     served = prediction.performance.request_tps.mid if prediction.performance else 0.0
     prompt, output = _random(workload.prompt.mean, workload.prefix_tokens), _random(workload.output.mean)
     hits = float(workload.prefix_tokens > 0)
@@ -276,9 +271,3 @@ def _random(mean: float, prefix: int = 0) -> Lengths:
     rest = max(mean - prefix, 1.0)
     low, high = (prefix + rest * (1 + side * RANGE_RATIO) for side in (-1, 1))
     return Lengths.uniform(high, low / high)
-
-
-def _workload(prediction: Prediction) -> Workload:
-    if prediction.workload is None:
-        raise PlannerError("the prediction has no workload to deploy for")
-    return prediction.workload

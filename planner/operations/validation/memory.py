@@ -63,21 +63,14 @@ def residuals() -> pd.DataFrame:
     for name, run in logged_runs().items():
         found, logged = plan(run.deployment), run.logged
         budget, kv = found.requested / GIB / 100, found.kv_available / GIB
-        rows.append(
-            {
-                "log": name,
-                "GPU": found.deployment.gpu.name,
-                "planned weights (GiB)": found.weights / GIB,
-                "logged weights (GiB)": logged.weights,
-                "planned KV (GiB)": kv,
-                "logged KV (GiB)": logged.kv_available,
-                "planned sequences": found.max_concurrency,
-                "logged sequences": logged.max_concurrency,
-                "error (%)": (logged.kv_available - kv.mid) / budget,
-                "interval (%)": (kv - kv.mid) / budget,
-                "inside": kv.lo - 0.005 <= logged.kv_available <= kv.hi + 0.005,
-            }
-        )
+        rows.append({
+            "log": name, "GPU": found.deployment.gpu.name,
+            "planned weights (GiB)": found.weights / GIB, "logged weights (GiB)": logged.weights,
+            "planned KV (GiB)": kv, "logged KV (GiB)": logged.kv_available,
+            "planned sequences": found.max_concurrency, "logged sequences": logged.max_concurrency,
+            "error (%)": (logged.kv_available - kv.mid) / budget, "interval (%)": (kv - kv.mid) / budget,
+            "inside": kv.lo - 0.005 <= logged.kv_available <= kv.hi + 0.005,
+        })  # fmt: skip
     return pd.DataFrame(rows)
 
 

@@ -10,9 +10,9 @@ import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from pydantic import PositiveFloat, PositiveInt
 
 from planner.core.catalog import CATALOGS, Entry, check, read_text
@@ -20,9 +20,6 @@ from planner.facts.deployment import Deployment, deploy_on
 from planner.facts.workload import Lengths, Workload
 from planner.latency.power import KNEE, activity, settled, terms
 from planner.planning.prediction import evaluate_all
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FILE = "validation/power.csv"
 GROUPS = {"model and GPU": ("model", "gpu"), "model": ("model",), "GPU": ("gpu",)}
@@ -92,8 +89,6 @@ def held_back(some: Sequence[PowerRun]) -> pd.DataFrame:
 
     The interval is that of the residuals of the runs fitted to.
     """
-    import pandas as pd
-
     x, share = np.array([run.terms for run in some]), np.array([run.share for run in some])
     rows = []
     for name, fields in GROUPS.items():
@@ -109,16 +104,11 @@ def held_back(some: Sequence[PowerRun]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["left out", "groups", "median error", "inside 80 %"])
 
 
-def at_own_rates(some: Sequence[PowerRun]) -> np.ndarray:
-    """Measured / predicted W, at the rates that the planner predicts in closed form."""
-    found = evaluate_all(run.case for run in some)
-    return np.array([run.watts / one.power.mid for run, one in zip(some, found, strict=True) if one.power])
-
-
 if __name__ == "__main__":
     idle, byte, root = fitted(np.array([run.terms for run in runs()]), np.array([run.share for run in runs()]))
     print(f"{len(runs())} runs: idle {idle:.3f}, byte_pj {byte:.1f}, flop_pj {root**2:.2f}")
     print(held_back(runs()).to_string(index=False))
-    ratios = at_own_rates(runs())
+    found = evaluate_all(run.case for run in runs())  # at the rates that the planner predicts in closed form
+    ratios = np.array([run.watts / one.power.mid for run, one in zip(runs(), found, strict=True) if one.power])
     error, (lo, hi) = np.median(np.abs(1 / ratios - 1)), np.quantile(ratios, (0.1, 0.9))
     print(f"at predicted rates: median error {error:.3f}, spread [{1 / lo - 1:.2f}, {hi - 1:.2f}]")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import pandas as pd
@@ -22,6 +23,10 @@ from planner.operations.validation.memory import Ran
 from planner.simulator.replay import ReplayResult, replay_workload
 
 FILE = "validation/timed_runs.yaml"
+Request = tuple[NonNegativeFloat, PositiveInt, PositiveInt, PositiveFloat, PositiveFloat]
+"""Seconds of its arrival, prompt and output tokens, TTFT and E2E in ms."""
+Sample = tuple[NonNegativeFloat, NonNegativeInt, NonNegativeInt]
+"""Seconds, and requests that run and wait."""
 SAMPLED = 0.25
 """Seconds between samples of the replay's gauges."""
 
@@ -29,10 +34,8 @@ SAMPLED = 0.25
 class TimedRun(Ran):
     """One entry of the catalog: every request of a run, and the engine's gauges over time."""
 
-    requests: tuple[tuple[NonNegativeFloat, PositiveInt, PositiveInt, PositiveFloat, PositiveFloat], ...] = Field(
-        min_length=2
-    )
-    gauges: tuple[tuple[NonNegativeFloat, NonNegativeInt, NonNegativeInt], ...] = Field(min_length=2)
+    requests: Annotated[tuple[Request, ...], Field(min_length=2)]
+    gauges: Annotated[tuple[Sample, ...], Field(min_length=2)]
 
     @property
     def workload(self) -> Workload:
@@ -92,11 +95,7 @@ def accuracy(runs: Mapping[str, Replayed]) -> pd.DataFrame:
     """One row per run: median errors of its requests' TTFT and E2E, and how far the gauges are off."""
     rows = []
     for name, found in runs.items():
-        ttft, e2e = (np.median(np.abs(found.errors(metric))) * 100 for metric in ("ttft", "e2e"))
-        row = {"run": name, "requests": len(found.run.requests), "TTFT median error (%)": ttft}
-        row |= {
-            "E2E median error (%)": e2e,
-            **{f"{gauge} off by": found.off(gauge) for gauge in ("running", "waiting")},
-        }
-        rows.append(row)
-    return pd.DataFrame(rows)
+        errors = [np.median(np.abs(found.errors(metric))) * 100 for metric in ("ttft", "e2e")]
+        rows.append((name, len(found.run.requests), *errors, found.off("running"), found.off("waiting")))
+    latencies = ["TTFT median error (%)", "E2E median error (%)"]
+    return pd.DataFrame(rows, columns=["run", "requests", *latencies, "running off by", "waiting off by"])
