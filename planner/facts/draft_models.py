@@ -6,10 +6,14 @@ from dataclasses import replace
 from functools import cache
 from typing import Literal
 
+from pydantic import Field, NonNegativeFloat
+
 from planner.core.catalog import Entry, entries
 from planner.core.quantities import PlannerError, did_you_mean
 from planner.facts.deployment import Deployment, Speculation
+from planner.facts.engines import Engine, release
 from planner.models.architecture import Architecture, Attention, Experts, Layer, Mlp
+from planner.models.quantization import NONE
 from planner.models.registry import Model, model
 
 
@@ -20,8 +24,29 @@ class Method(Entry):
     passes: Literal["each", "one"]
     head_vocab: int | None = None
     host_us: float = 0.0
+    releases: dict[str, tuple[tuple[str | None, str | None], ...]] = Field(default_factory=dict)
+    without: tuple[str, ...] = ()
     source: str
     date: object
+
+
+class HostCost(Entry):
+    """One entry of `catalogs/drafting.yaml`, whose head explains every field."""
+
+    step_us: NonNegativeFloat
+    pass_us: NonNegativeFloat
+    source: str
+    date: object
+
+
+def host_cost(engine: Engine) -> HostCost:
+    """What a speculative step costs the host of `engine`."""
+    return _host_costs()[engine.name]
+
+
+@cache
+def _host_costs() -> dict[str, HostCost]:
+    return entries("drafting.yaml", HostCost)
 
 
 _SPELLINGS = {
@@ -47,6 +72,31 @@ def method(name: str) -> Method:
     return methods()[kind]
 
 
+def lacking(name: str, engine: Engine) -> str | None:
+    """Why `engine` cannot draft by the method `name`, in one sentence; None if it can."""
+    how = method(name)
+    known = next(known for known, entry in methods().items() if entry is how)
+    if engine.name in how.without:
+        return f"{engine.name} has no speculative method {known}"
+    spans = how.releases.get(engine.name, ((None, None),))
+    if any(_within(engine, *span) for span in spans):
+        return None
+    have = " and ".join(f"{first or 'the first'} to {last or 'the newest'}" for first, last in spans)
+    return f"{engine.name} {engine.version} lacks the speculative method {known}; releases that have it: {have}"
+
+
+def _within(engine: Engine, first: str | None, last: str | None) -> bool:
+    return (first is None or engine.release >= release(first)) and (last is None or engine.release <= release(last))
+
+
+def method_of(deployment: Deployment) -> Method:
+    """How `deployment` drafts; `PlannerError` where its engine lacks that."""
+    assert deployment.speculation is not None
+    if reason := lacking(deployment.speculation.method, deployment.engine):
+        raise PlannerError(reason)
+    return method(deployment.speculation.method)
+
+
 @cache
 def draft_of(target: Model, speculation: Speculation) -> Model | None:
     """The model that drafts: the scenario's own, or what the method puts beside the target; None for look-ups."""
@@ -57,9 +107,17 @@ def draft_of(target: Model, speculation: Speculation) -> Model | None:
         raise PlannerError("method draft_model needs the draft model's name")
     name = f"{target.name} {speculation.method}"
     if how.draft == "mtp":
-        layers = architecture.mtp[:1] or architecture.layers[-1:]
-        return replace(target, name=name, architecture=replace(architecture, layers=layers, mtp=(), towers=()))
+        layers, place = _module(architecture.mtp) or architecture.layers[-1:], f"mtp.layers.{len(architecture.layers)}."
+        narrow = any(target.quantization.scheme(weight, place) for weight in layers[0].weights)
+        stored = target.quantization if narrow else NONE  # 4-bit checkpoints keep their MTP layers in 16 bit
+        one = replace(architecture, layers=layers, mtp=(), towers=())
+        return replace(target, name=name, architecture=one, quantization=stored)
     return replace(model(_layer_config(architecture, how)), name=name, dtype=target.dtype)
+
+
+def _module(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """The first of equal MTP modules, of one decoder layer or a few; engines draft every token with it."""
+    return layers[: next((i for i in range(1, len(layers)) if layers[i] == layers[0]), len(layers))]
 
 
 def _layer_config(architecture: Architecture, how: Method) -> dict[str, object]:
@@ -80,7 +138,7 @@ def _layer_config(architecture: Architecture, how: Method) -> dict[str, object]:
 
 def draft_layers(deployment: Deployment) -> tuple[Layer, ...]:
     """The draft's layers, which keep a cache beside the target's; heads and look-ups keep none."""
-    if (speculation := deployment.speculation) is None or method(speculation.method).draft == "heads":
+    if (speculation := deployment.speculation) is None or method_of(deployment).draft == "heads":
         return ()
     draft = draft_of(deployment.model, speculation)
     return draft.architecture.layers if draft else ()

@@ -3,7 +3,9 @@
 A step drafts k tokens and verifies them with one pass of the target over k + 1 tokens per sequence. With each drafted
 token accepted with probability a after the last, a step yields (1 - a^(k+1)) / (1 - a) tokens (Leviathan et al.,
 arXiv 2211.17192, eq. 1). At small batch the pass is bound by reading weights, so k more tokens are nearly free; at
-large batch they cost compute, and a mixture of experts reads more experts for them at any batch.
+large batch they cost compute, and a mixture of experts reads more experts for them at any batch. A recurrent layer
+writes a state for every token that may turn out to be the last accepted one. Beside all that a speculative step waits
+for its host, whatever the model: so a small one gains least.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import numpy as np
 
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.deployment import Deployment
-from planner.facts.draft_models import draft_of, method
+from planner.facts.draft_models import draft_of, host_cost, method_of
 from planner.latency.calibration import calibration_of
 from planner.latency.step_model import StepModel, step_model
 from planner.memory.budget import MemoryPlan, plan
@@ -27,16 +29,10 @@ from planner.memory.weights import draft_bytes
 if TYPE_CHECKING:
     import pandas as pd
 
-STEP_S = 1.0e-3
-"""What a speculative step adds whatever it drafts: rejection sampling, rolling back, preparing inputs twice.
-
-Set with `PASS_S` between the rows of Llama-3.1-8B (vLLM issue 20780, SpecForge's bundle; predicted 5 % too slow) and
-those of Qwen3's mixtures of experts (3-7 % too fast).
-"""
-PASS_S = 0.2e-3
-"""Launching one draft pass and sampling from it."""
-SIGMA = 0.10
-"""Standard deviation of ln(measured / predicted) of a speed-up (the target's own step cost cancels in it)."""
+SIGMA = 0.06
+"""Standard deviation of ln(measured / predicted) of a speed-up, but for the two that follow."""
+HOST_SIGMA = 0.7
+"""The same of what the host costs, which differs more than twice between machines of one kind."""
 
 
 def expected_tokens(acceptance_rate: float, k: int) -> float:
@@ -65,14 +61,18 @@ class Speedup:
     tokens_per_step: float
     plain_s: float  # a step without speculation: one token per sequence
     verify_s: float  # the target over k + 1 tokens per sequence
-    draft_s: float  # k drafts
+    draft_s: float  # k drafts, and what the host takes for them
+    host_s: float  # of that, the host's
     draft_bytes: float  # per GPU
     sequences_lost: int | None  # that the draft's weights and cache push out of the KV pool; None: not asked
+    sigma_tpot: float  # of the plain step
 
     @property
     def speedup(self) -> Interval:
-        """TPOT without / TPOT with."""
-        return Interval.factor(self.tokens_per_step * self.plain_s / (self.verify_s + self.draft_s), SIGMA)
+        """TPOT without / TPOT with: the target's own step cost cancels but for what is added to it."""
+        whole = self.verify_s + self.draft_s
+        host, added = self.host_s / whole * HOST_SIGMA, (1 - self.plain_s / whole) * self.sigma_tpot
+        return Interval.factor(self.tokens_per_step * self.plain_s / whole, math.hypot(SIGMA, host, added))
 
     @property
     def verdict(self) -> str:
@@ -97,31 +97,39 @@ class Speedup:
 
 
 @lru_cache(maxsize=4096)
-def _steps(deployment: Deployment) -> tuple[StepModel, StepModel, StepModel]:
+def _steps(deployment: Deployment, host: tuple[float, float]) -> tuple[StepModel, StepModel, StepModel]:
     """Step costs of the target alone, of the target verifying drafts, and of drafting and verifying.
 
-    The host pays once per sequence, the device per token; attention reads a sequence's KV once for all its tokens.
+    The host pays once per sequence, the device per token; attention reads a sequence's KV once for all its tokens, a
+    recurrent layer its state, of which it writes one for each. `host`: seconds of a step, and least of a draft's pass.
     """
     assert deployment.speculation is not None
-    how, k = method(deployment.speculation.method), deployment.speculation.num_speculative_tokens
-    drafter = draft_of(deployment.model, deployment.speculation)
+    how, k = method_of(deployment), deployment.speculation.num_speculative_tokens
+    drafter, (step_s, pass_s) = draft_of(deployment.model, deployment.speculation), host
     plain = step_model(alone := replace(deployment, speculation=None))
     known = calibration_of(deployment.model, deployment.gpu, deployment.engine).coefficients
     seats = len(plain.rows_s) - 1
     wide = replace(alone, args=replace(alone.args, max_num_seqs=seats * (k + 1)))
     target = step_model(wide, replace(known, row_s=0.0), queries=k + 1)
-    verifying = replace(target, sequences_s=plain.rows_s - target.rows_s[: seats + 1], drafts=k)
+    verifying = replace(
+        target,
+        sequences_s=plain.rows_s - target.rows_s[: seats + 1],
+        state_s=target.state_s * (1 + (k + 1)) / 2,  # of one that is read and written once
+        drafts=k,
+    )
     sequences = np.arange(seats + 1.0)
-    added = verifying.sequences_s + STEP_S + sequences * how.host_us * 1e-6
+    added = verifying.sequences_s + step_s + sequences * how.host_us * 1e-6
     sigma = math.hypot(plain.sigma_tpot, SIGMA)
     if drafter is None:
         return plain, verifying, replace(verifying, sequences_s=added, sigma_tpot=sigma)
     draft = step_model(replace(wide, model=drafter), replace(known, step_s=0.0, row_s=0.0))
     if how.draft == "heads":
         return plain, verifying, replace(verifying, sequences_s=added + k * draft.rows(sequences), sigma_tpot=sigma)
-    passes = k if how.passes == "each" else 1  # the first reads all tokens of the step, prompts too
-    added = added + passes * (draft.fixed_s + PASS_S) + draft.rows(sequences * (k / passes))
-    added = added + (passes - 1) * (draft.tokens(sequences) + draft.rows(sequences))
+    passes = k if how.passes == "each" else 1
+    first = draft.fixed_s + draft.rows(sequences * (k / passes))  # it reads all tokens of the step, prompts too
+    later = draft.fixed_s + draft.tokens(sequences) + draft.rows(sequences)
+    waits = np.maximum(pass_s - first - draft.tokens(sequences * (k + 1)), 0.0)
+    added = added + first + waits + (passes - 1) * np.maximum(later, pass_s)
     drafting = replace(
         verifying,
         parts={**verifying.parts, "drafting": draft.grid_s},
@@ -155,15 +163,27 @@ def _step_once(deployment: Deployment) -> StepModel:
     tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
     reached = (speculation.acceptance_rate**i for i in range(speculation.num_speculative_tokens + 1))
     variance = sum((2 * i + 1) * chance for i, chance in enumerate(reached)) - tokens**2
-    return replace(_steps(_normal(deployment))[2], tokens_per_step=tokens, tokens_variance=variance)
+    return replace(_steps(_normal(deployment), _host(deployment))[2], tokens_per_step=tokens, tokens_variance=variance)
 
 
-def _seconds(deployment: Deployment, batch: np.ndarray | float, context: float) -> tuple[np.ndarray, ...]:
-    """Seconds of a plain step of `batch` sequences, of one that verifies, and of one that drafts and verifies."""
+def _host(deployment: Deployment) -> tuple[float, float]:
+    """Seconds that a step costs the engine's host, and that a pass over the draft takes at least."""
+    cost = host_cost(deployment.engine)
+    return cost.step_us * 1e-6, cost.pass_us * 1e-6
+
+
+def step_seconds(
+    deployment: Deployment, batch: np.ndarray | float, context: float, host: tuple[float, float] | None = None
+) -> tuple[np.ndarray, ...]:
+    """Seconds of a plain step of `batch` sequences, of one that verifies, and of one that drafts and verifies.
+
+    `host` replaces the engine's own: seconds of a step, and the least that a pass over the draft takes.
+    """
     engine, largest = _normal(deployment), float(np.max(batch))
     if largest > engine.args.max_num_seqs:  # judged as if so many might run
         engine = replace(engine, args=replace(engine.args, max_num_seqs=1 << math.ceil(math.log2(largest))))
-    return tuple(step.decode_step(np.maximum(batch / step.stages, 1.0), context) for step in _steps(engine))
+    steps = _steps(engine, host or _host(engine))
+    return tuple(step.decode_step(np.maximum(batch / step.stages, 1.0), context) for step in steps)
 
 
 def speculate(deployment: Deployment, batch: float, context: float, memory: MemoryPlan | None = None) -> Speedup:
@@ -176,10 +196,12 @@ def speculate(deployment: Deployment, batch: float, context: float, memory: Memo
     lost = None
     if memory is not None:
         lost = memory.pool.sequences(round(context)) - plan(deployment).pool.sequences(round(context))
-    plain, verify, whole = map(float, _seconds(deployment, batch, context))
+    plain, verify, whole = map(float, step_seconds(deployment, batch, context))
+    host = whole - float(step_seconds(deployment, batch, context, (0.0, 0.0))[2])
+    sigma = step_model(replace(deployment, speculation=None)).sigma_tpot
     tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
     taken = draft_bytes(deployment.model, speculation, deployment.layout)
-    return Speedup(batch, tokens, plain, verify, whole - verify, taken, lost)
+    return Speedup(batch, tokens, plain, verify, whole - verify, host, taken, lost, sigma)
 
 
 def break_even_acceptance(deployment: Deployment, batch: float, context: float) -> float | None:
@@ -198,7 +220,7 @@ def break_even_batch(deployment: Deployment, context: float, largest: int | None
     if (speculation := deployment.speculation) is None:
         return 0
     batches = np.arange(1, (largest or deployment.args.max_num_seqs) + 1)
-    plain, _, whole = _seconds(deployment, batches, context)
+    plain, _, whole = step_seconds(deployment, batches, context)
     tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
     return int(batches[tokens * plain >= whole].max(initial=0))
 

@@ -173,16 +173,19 @@ def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Co
     return _norm(read, tokens * m.flops / rate, m.kernels * c.kernel_s * (tokens > 0))
 
 
-def _expert_seconds(e: FusedExperts, tokens: np.ndarray, deployment: Deployment, c: Coefficients) -> np.ndarray:
+def _expert_seconds(
+    e: FusedExperts, tokens: np.ndarray, deployment: Deployment, c: Coefficients, queries: int = 1
+) -> np.ndarray:
     """Seconds of the fused-experts kernels of all layers: latency, norm(read, compute), activations moved.
 
-    T tokens route as differently as T^0.9 independent ones, so they touch E (1 - (1 - k/E)^(T^0.9)) of E experts. Each
-    touched expert's rows are padded to whole tiles. Experts are asked for unevenly (`SKEW` of a mean): of R ranks with
-    n experts each the fullest has 1 + SKEW sqrt(2 ln R / n) times the mean (the largest of R normal variables).
+    T tokens route as differently as T^0.9 independent ones, so they touch E (1 - (1 - k/E)^(T^0.9)) of E experts; the
+    `queries` of one sequence, most of them guesses, as so many independent ones. Each touched expert's rows are padded
+    to whole tiles. Experts are asked for unevenly (`SKEW` of a mean): of R ranks with n experts each the fullest has
+    1 + SKEW sqrt(2 ln R / n) times the mean (the largest of R normal variables).
     """
     gpu, kernel = deployment.gpu, expert_kernel(deployment.gpu, deployment.engine, e.format)
     everyone = tokens * deployment.layout.dp  # a rank's experts see the tokens of all data-parallel ranks
-    touched = e.held * (1 - (1 - e.active / e.total) ** (everyone**SPREAD))
+    touched = e.held * (1 - (1 - e.active / e.total) ** (queries * (everyone / queries) ** SPREAD))
     rows = everyone * e.active / e.ranks * (1 + SKEW * math.sqrt(2 * math.log(e.ranks) / e.held))
     read = touched * e.bytes / (gpu.bandwidth * kernel.memory)
     compute = (rows + touched * kernel.padding) * e.flops / (gpu.flops[e.dtype] * kernel.gemm * c.expert_gemm)
@@ -214,7 +217,7 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
     tokens = _grid(args.max_num_batched_tokens, captured)
     parts: dict[str, np.ndarray] = {
         "dense linears": sum((_matmul_seconds(m, tokens, deployment, c) for m in w.matmuls), np.zeros(len(tokens))),
-        "experts": sum((_expert_seconds(e, tokens, deployment, c) for e in w.experts), np.zeros(len(tokens))),
+        "experts": sum((_expert_seconds(e, tokens, deployment, c, queries) for e in w.experts), np.zeros(len(tokens))),
         "collectives": sum((part.seconds for part in collectives(deployment, tokens, c)), np.zeros(len(tokens))),
         "activations": tokens * w.token_bytes * c.token_passes / gpu.bandwidth,
         "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),

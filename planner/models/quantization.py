@@ -121,7 +121,7 @@ def named(name: str, targets: tuple[tuple[str, str], ...] = ()) -> Quantization:
     if "nvfp4" in known and "fp8" in known:
         targets = ((r"mlp\.", "nvfp4"), ("", "fp8"))
     parts = targets or ((EXPERTS if key == "mxfp4" else "", key),)
-    ignored = ("lm_head", "mtp*") if key == "nvfp4" else ("lm_head",)
+    ignored = ("lm_head", "mtp*") if SCHEMES[key].bits < 6 and key != "mxfp4" else ("lm_head",)
     return Quantization(SCHEMES[key].method, tuple((modules, SCHEMES[part]) for modules, part in parts), ignored)
 
 

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 from planner.core.catalog import CATALOGS, Entry, check, is_file, read_yaml
 from planner.core.quantities import GIB, PlannerError, all_known, bytes_of, did_you_mean, named
 from planner.facts.deployment import Speculation
+from planner.facts.draft_models import lacking
 from planner.facts.engines import Engine, EngineArgs, engine, resolve
 from planner.facts.gpus import Gpu, gpu, interconnect
 from planner.facts.workload import Lengths, Side, Workload, read_trace
@@ -408,6 +409,8 @@ def _possible(scenario: Scenario) -> None:
     served = [model(scenario.model, quantization=quantization) for quantization in scenario.quantizations]
     if scenario.speculation:
         scenario.speculation.load()
+        if reason := lacking(scenario.speculation.method, scenario.engine):
+            raise PlannerError(f"speculation, field method: {reason}")
     for kv_cache_dtype in scenario.kv_cache_dtypes:
         args, refusals = {"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}, []
         for candidate in scenario.gpus:

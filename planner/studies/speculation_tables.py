@@ -9,7 +9,7 @@ import pandas as pd
 
 from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment, Speculation
-from planner.facts.draft_models import methods
+from planner.facts.draft_models import lacking, methods
 from planner.latency.speculation import Speedup, break_even_acceptance, speculate
 from planner.memory.budget import MemoryPlan
 
@@ -23,9 +23,10 @@ def considered(deployment: Deployment, speculation: Speculation | None) -> Deplo
 
 
 def possible(deployment: Deployment) -> tuple[str, ...]:
-    """Methods that need nothing but the target: no model of their own to name, no layers that it doesn't have."""
+    """Methods that the engine has and that need nothing but the target: no model to name, no layers it doesn't have."""
     missing = {"model"} if deployment.model.architecture.mtp else {"model", "mtp"}
-    return tuple(name for name, how in methods().items() if how.draft not in missing)
+    known = (name for name, how in methods().items() if how.draft not in missing)
+    return tuple(name for name in known if not lacking(name, deployment.engine))
 
 
 def break_even_line(
