@@ -13,7 +13,7 @@ lab: .venv/ready
 	$(BIN)/jupyter lab --notebook-dir=notebooks
 
 test: .venv/ready-dev
-	$(BIN)/pytest -n auto --dist loadfile
+	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # All engines' step costs, fitted to catalogs/validation/measured_runs.csv: half an hour on two cores.
 fit: .venv/ready

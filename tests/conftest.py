@@ -1,7 +1,9 @@
-"""Property tests draw the same cases every time, so that a run of the suite means the same everywhere."""
+"""How the suite runs: the same cases every time, kernels compiled once, and the longest files first."""
 
+import subprocess
 import sys
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("same", derandomize=True, deadline=None)
@@ -9,3 +11,22 @@ settings.load_profile("same")
 
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 """A grammar that jsonschema builds in seconds when it is imported, for a check that nobody asks for."""
+COMPILED = pytest.StashKey[subprocess.Popen[bytes]]()
+"""What compiles the replay's kernels while workers collect their tests, so that not each of them does."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
+        plan = [sys.executable, "-m", "planner", "plan", "edge-8b-24gb"]
+        config.stash[COMPILED] = subprocess.Popen(plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node) -> None:
+    node.config.stash[COMPILED].wait()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first, so that no worker is left alone with one of them at the end."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
