@@ -7,6 +7,7 @@ import subprocess
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import yaml
@@ -15,6 +16,7 @@ from planner.core.quantities import PlannerError, one_line
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import engine
 from planner.facts.workload import Lengths, Workload
+from planner.latency.performance import Performance
 from planner.memory.budget import plan
 from planner.operations import launch as deploy
 from planner.planning.prediction import evaluate
@@ -248,10 +250,18 @@ ENGINES = {"vllm": "vllm", "sglang": "python", "trtllm": "trtllm-serve", "tgi": 
 
 
 @cache
-def named(name: str, engine_name: str = "vllm") -> dict[str, str]:
-    """What is written for a model of that name."""
+def plain(engine_name: str) -> tuple[Deployment, dict[float, Performance]]:
+    """A deployment under its own name, and what its benchmark should measure."""
     base = deployment(None if engine_name != "vllm" else "0.20.2", engine_name)
-    return documents(replace(base, model=replace(base.model, name=name)))
+    return base, deploy.ramp(evaluate(base, WORKLOAD))
+
+
+@cache
+def named(name: str, engine_name: str = "vllm") -> dict[str, str]:
+    """What is written for a model of that name: one that serves as it does under its own."""
+    base, predicted = plain(engine_name)
+    with patch.object(deploy, "ramp", lambda _: predicted):
+        return documents(replace(base, model=replace(base.model, name=name)))
 
 
 def started(script: list[str], folder: Path, program: str) -> list[str]:
