@@ -28,6 +28,7 @@ def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
             share, state = value / target.seconds, STATES[held(target, value)]
             rows.append((str(target), share.lo, share.mid, share.hi, state))
     data = pd.DataFrame(rows, columns=["target", "lo", "mid", "hi", "state"])
+    data = data.astype({"lo": float, "mid": float, "hi": float})  # also where nothing is promised
     y = alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
     base = alt.Chart(data, height=alt.Step(24)).encode(y=y, color=colored("state:N", VERDICTS))
     share = alt.X("lo:Q", title="share of the limit", axis=alt.Axis(format="%"))
