@@ -138,7 +138,7 @@ def _layer_config(architecture: Architecture, how: Method) -> dict[str, object]:
 
 def draft_layers(deployment: Deployment) -> tuple[Layer, ...]:
     """The draft's layers, which keep a cache beside the target's; heads and look-ups keep none."""
-    if (speculation := deployment.speculation) is None or method_of(deployment).draft == "heads":
+    if (speculation := deployment.speculation) is None or method(speculation.method).draft == "heads":
         return ()
     draft = draft_of(deployment.model, speculation)
     return draft.architecture.layers if draft else ()
