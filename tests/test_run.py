@@ -138,8 +138,8 @@ def test_an_interval_holds_what_both_ends_of_the_step_cost_make_of_it(most: floa
     for metric in ("ttft", "tpot", "itl", "e2e"):
         for point in POINTS:
             stated = found.at(metric, point)
-            assert found.hi.stats(metric)[point] <= 1.03 * stated.hi, (metric, point)
-            assert 0.97 * stated.lo <= found.lo.stats(metric)[point], (metric, point)
+            assert found.ends[1].stats(metric)[point] <= 1.03 * stated.hi, (metric, point)
+            assert 0.97 * stated.lo <= found.ends[0].stats(metric)[point], (metric, point)
 
 
 def test_other_arrivals_hardly_move_what_is_stated(most: float) -> None:

@@ -1,12 +1,13 @@
 """Weights per rank against what vLLM's own model classes create, and against public start-up logs."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.quantities import GIB
 from planner.facts.deployment import ParallelLayout, Speculation, deploy_on
-from planner.memory.weights import lora_bytes, partition, rank_bytes, rank_shape
+from planner.memory.weights import lora_bytes, rank_bytes, rank_shape, stage_ends
 from planner.models.quantization import SCHEMES
 from planner.models.registry import model
 
@@ -57,10 +58,10 @@ def test_rank_bytes_are_the_logged_ones(key: tuple[str, int, str, str]) -> None:
 
 def test_stages_split_as_vllm_does() -> None:
     """vLLM distributed/utils.py get_pp_indices, run."""
-    assert partition(80, 3) == (27, 27, 26)
-    assert partition(61, 4) == (15, 15, 16, 15)
-    assert partition(94, 4) == (23, 24, 24, 23)
-    assert partition(62, 5) == (12, 12, 13, 13, 12)
+    assert np.diff(stage_ends(80, 3)).tolist() == [27, 27, 26]
+    assert np.diff(stage_ends(61, 4)).tolist() == [15, 15, 16, 15]
+    assert np.diff(stage_ends(94, 4)).tolist() == [23, 24, 24, 23]
+    assert np.diff(stage_ends(62, 5)).tolist() == [12, 12, 13, 13, 12]
 
 
 def test_end_stages_hold_embedding_and_head() -> None:

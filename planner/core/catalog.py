@@ -60,14 +60,6 @@ def opened(path: Path, most: int, what: str = "") -> BinaryIO:
         raise PlannerError(f"cannot read {what}{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def is_file(path: Path) -> bool:
-    """Whether there is such a file; a name that no file can have is none."""
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
-
-
 def read_text(path: Path, most: int = 16 * MIB, errors: str = "strict") -> str:
     """The text of a file of at most `most` bytes, UTF-8; `PlannerError` for any other."""
     try:

@@ -240,11 +240,7 @@ def _remedy(found: MemoryPlan) -> str:
 def _changes(found: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
     """Changes that may help: engine arguments, then the KV cache's format, more GPUs, the weights' format."""
     deployment, args, layout = found.deployment, found.deployment.args, found.deployment.layout
-    current, safe = args.gpu_memory_utilization, safe_utilization(deployment)
-
-    def changed(**values: object) -> Deployment:
-        return replace(deployment, args=replace(args, **values))  # type: ignore[arg-type]
-
+    current, safe, changed = args.gpu_memory_utilization, safe_utilization(deployment), deployment.with_args
     shares = [percent / 100 for percent in range(math.floor(100 * current) + 1, round(100 * safe) + 1)] or [safe]
     least = bisect_left(shares, True, key=lambda share: plan(changed(gpu_memory_utilization=share)).status == "ok")
     if (share := shares[min(least, len(shares) - 1)]) > 0:
@@ -277,9 +273,6 @@ def longest_model_len(found: MemoryPlan) -> tuple[int, int]:
     """
     limit = found.deployment.model.architecture.max_position
     reserve = bool(found.deployment.engine.facts["null_block_reserved"])
-    blocks = (
-        math.floor(max(0.0, size) / found.pool.bytes_per_block)
-        for size in (found.kv_available.lo, found.kv_available.mid)
-    )
-    safe, likely = (min(limit, found.layout.longest(max(0, n - reserve))) for n in blocks)
+    blocks = (max(0.0, size) // found.pool.bytes_per_block for size in (found.kv_available.lo, found.kv_available.mid))
+    safe, likely = (min(limit, found.layout.longest(max(0, int(n) - reserve))) for n in blocks)
     return safe, likely

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.draft_models import draft_layers
 from planner.memory.kv_layers import Cache, CacheKind, count_caches, kept, kv_width
-from planner.memory.weights import partition
+from planner.memory.weights import stage_ends
 from planner.models.architecture import Architecture, LatentAttention, Layer, Recurrent
 
 KERNEL_BLOCK = 16
@@ -205,10 +206,8 @@ def kv_format(deployment: Deployment) -> str:
 
 def stage_layers(deployment: Deployment) -> list[tuple[Layer, ...]]:
     """The layers of every pipeline stage; a draft's lie on the last."""
-    layers, stages, start = deployment.model.architecture.layers, [], 0
-    for size in partition(len(layers), deployment.layout.pp):
-        stages.append(layers[start : start + size])
-        start += size
+    layers = deployment.model.architecture.layers
+    stages = [layers[start:end] for start, end in pairwise(stage_ends(len(layers), deployment.layout.pp))]
     stages[-1] += draft_layers(deployment)
     return stages
 

@@ -44,7 +44,7 @@ def mixer_caches(mixer: Mixer, tp: int, kv_cache_dtype: str, k: int = 0) -> list
     """
     width = kv_width(kv_cache_dtype)
     if isinstance(mixer, Recurrent):  # DeepSeek-V4 keeps its compressors' states with the latents
-        return [] if mixer.kind == "compressor" else [Cache("state", state_bytes=_state_bytes(mixer, tp, k))]
+        return [] if mixer.kind == "compressor" else [Cache("state", state_bytes=mixer.state_bytes(tp, k))]
     if not mixer.stores_kv:
         return []
     if isinstance(mixer, LatentAttention):
@@ -70,13 +70,6 @@ def kept(caches: Mapping[Cache, int]) -> tuple[float, float, int]:
     token = sum(cache.token_bytes * n for cache, n in caches.items() if cache.kind == "full")
     windows = sum(cache.window * cache.token_bytes * n for cache, n in caches.items())
     return token, windows, sum(cache.state_bytes * n for cache, n in caches.items())
-
-
-def _state_bytes(mixer: Recurrent, tp: int, k: int) -> int:
-    conv = mixer.conv_elements(tp) * 2
-    conv += conv // max(1, mixer.conv_kernel - 1) * k
-    width = 2 if mixer.kind == "lightning" else mixer.state_width  # vLLM keeps linear attention in the model's dtype
-    return conv + mixer.state_elements // tp * width
 
 
 def _latent_caches(mixer: LatentAttention, width: float) -> list[Cache]:

@@ -70,18 +70,12 @@ def sequence_table(found: MemoryPlan, workload: Workload) -> pd.DataFrame:
     """One row per length (p50, p95, max_model_len): how many sequences fit, and the preemption risk of so many."""
     import pandas as pd
 
-    rows = [
-        ("p50", workload.total_quantile(0.5)),
-        ("p95", workload.total_quantile(0.95)),
-        ("max_model_len", found.layout.max_model_len),
-    ]
-    fits = [
-        (name, round(tokens), found.pool.sequences(min(round(tokens), found.layout.max_model_len)))
-        for name, tokens in rows
-    ]
-    risks = (preemption_risk(found, workload, n) if n else 1.0 for _, _, n in fits)
-    columns = ["length", "tokens", "sequences", "preemption risk"]
-    return pd.DataFrame([(*fit, risk) for fit, risk in zip(fits, risks, strict=True)], columns=columns)
+    most, rows = found.layout.max_model_len, []
+    lengths = {"p50": workload.total_quantile(0.5), "p95": workload.total_quantile(0.95), "max_model_len": most}
+    for name, tokens in lengths.items():
+        fit = found.pool.sequences(min(round(tokens), most))
+        rows.append((name, round(tokens), fit, preemption_risk(found, workload, fit) if fit else 1.0))
+    return pd.DataFrame(rows, columns=["length", "tokens", "sequences", "preemption risk"])
 
 
 def gains(found: MemoryPlan, tokens: int) -> pd.DataFrame:
@@ -92,12 +86,13 @@ def gains(found: MemoryPlan, tokens: int) -> pd.DataFrame:
     gib = math.ceil(GIB / deployment.args.gpu_memory_utilization)
     changes = {"one more GiB": replace(deployment, gpu_total=deployment.gpu_total + gib)}
     if kv_width(kv_format(deployment)) > 1:
-        changes["FP8 KV cache"] = replace(deployment, args=replace(deployment.args, kv_cache_dtype="fp8"))
+        changes["FP8 KV cache"] = deployment.with_args(kv_cache_dtype="fp8")
     for name, scheme in (("FP8 weights", named("fp8")), ("4-bit weights (AWQ)", named("awq"))):
         if scheme.weight_bits < deployment.model.quantization.weight_bits:
             changes[name] = replace(deployment, model=replace(deployment.model, quantization=scheme))
-    base = found.pool.sequences(tokens)
-    plans = [(name, plan(changed)) for name, changed in changes.items()]
-    held = [(name, max(0.0, p.kv_available.mid / GIB), p.pool.sequences(tokens)) for name, p in plans]
-    rows = [(*row, row[-1] - base) for row in held]
+    rows = []
+    for name, changed in changes.items():
+        p = plan(changed)
+        held = p.pool.sequences(tokens)
+        rows.append((name, max(0.0, p.kv_available.mid / GIB), held, held - found.pool.sequences(tokens)))
     return pd.DataFrame(rows, columns=["change", "KV cache (GiB)", "sequences", "more than now"])

@@ -200,19 +200,14 @@ def cudagraph_estimate(deployment: Deployment) -> Interval:
     decode = sum(size <= deployment.args.max_num_seqs * (1 + deployment.drafts) for size in sizes)
     first = _of(deployment, "graph-first-mib").times(MIB)
     if deployment.gpu.compute_capability == 9.0 and _release(deployment) >= (0, 11, 0):
-        splits = Interval.exactly(_split_bytes(architecture, deployment.layout.tp, sizes[-1]))
-        first = max(first, splits, key=lambda interval: interval.mid)
+        widths = (m.heads * (m.kv_lora_rank if isinstance(m, LatentAttention) else m.v_head_dim)
+                  for m in architecture.attentions)  # fmt: skip
+        splits = FA3_SPLITS * max(widths, default=0) // deployment.layout.tp * sizes[-1] * 4
+        first = max(first, Interval.exactly(splits), key=lambda interval: interval.mid)
     layers = math.ceil(len(architecture.layers) / deployment.layout.pp)
     per_layer = _of(deployment, "graph-mib-per-moe-layer" if architecture.is_moe else "graph-mib-per-layer")
     full = max(0, decode - 1) if _release(deployment) >= (0, 11, 0) else 0
     return first + per_layer.times(MIB * layers * (PIECEWISE * (len(sizes) - 1) + (1 - PIECEWISE) * full))
-
-
-def _split_bytes(architecture: Architecture, tp: int, batch: int) -> int:
-    widths = [
-        m.heads * (m.kv_lora_rank if isinstance(m, LatentAttention) else m.v_head_dim) for m in architecture.attentions
-    ]
-    return FA3_SPLITS * max(widths, default=0) // tp * batch * 4
 
 
 def after_pool(deployment: Deployment, graphs: Interval) -> Interval:

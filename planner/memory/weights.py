@@ -93,15 +93,16 @@ def lora_end_bytes(deployment: Deployment) -> tuple[int, int]:
     return each + args.max_loras * added, each + added
 
 
-def partition(layers: int, pp: int) -> tuple[int, ...]:
-    """Layers of each pipeline stage: the remainder goes one each to stages counted back from the last but one.
+def stage_ends(layers: int, pp: int) -> tuple[int, ...]:
+    """Where each pipeline stage begins, and the last one ends.
 
-    vLLM 0.33.0 distributed/utils.py:198, without VLLM_PP_LAYER_PARTITION.
+    The remainder goes one each to stages counted back from the last but one (vLLM 0.33.0 distributed/utils.py:198,
+    without VLLM_PP_LAYER_PARTITION).
     """
     sizes = [layers // pp] * pp
     for extra in range(layers % pp):
-        sizes[-2 - extra if pp > 1 else -1] += 1
-    return tuple(sizes)
+        sizes[-2 - extra] += 1
+    return tuple(accumulate(sizes, initial=0))
 
 
 def rank_bytes(deployment: Deployment) -> tuple[int, ...]:
@@ -111,21 +112,14 @@ def rank_bytes(deployment: Deployment) -> tuple[int, ...]:
     if deployment.speculation is not None:
         stages[-1] += draft_bytes(model, deployment.speculation, layout)
     if args.max_loras:
-        for stage, held in enumerate(_held(model, layout)):
-            weights = [weight for index in held for weight in model.architecture.layers[index].weights]
-            stages[stage] += lora_bytes(
-                weights, layout, args.max_loras, args.max_lora_rank, reserved=deployment.engine.v0
-            )
+        layers, v0 = model.architecture.layers, deployment.engine.v0
+        for stage, (start, end) in enumerate(pairwise(stage_ends(len(layers), layout.pp))):
+            weights = [weight for layer in layers[start:end] for weight in layer.weights]
+            stages[stage] += lora_bytes(weights, layout, args.max_loras, args.max_lora_rank, reserved=v0)
         first, last = lora_end_bytes(deployment)
         stages[0] += first
         stages[-1] += last
     return tuple(stages)
-
-
-def _held(model: Model, layout: ParallelLayout) -> list[range]:
-    """Indices of the layers that each pipeline stage holds."""
-    ends = accumulate(partition(len(model.architecture.layers), layout.pp), initial=0)
-    return [range(start, end) for start, end in pairwise(ends)]
 
 
 @lru_cache(maxsize=4096)
@@ -133,9 +127,9 @@ def _stages(model: Model, layout: ParallelLayout, lean: bool) -> tuple[int, ...]
     """Bytes per stage; `lean` engines keep one multimodal rotary table, and towers on the first stage only."""
     architecture = model.architecture
     stages = []
-    for stage, held in enumerate(_held(model, layout)):
+    for stage, (start, end) in enumerate(pairwise(stage_ends(len(architecture.layers), layout.pp))):
         first, last = stage == 0, stage == layout.pp - 1
-        total = sum(_layer_bytes(model, architecture.layers[i], layout, model.prefixes[i]) for i in held)
+        total = sum(_layer_bytes(model, architecture.layers[i], layout, model.prefixes[i]) for i in range(start, end))
         for weight in architecture.ends:
             embedding, everywhere = weight.part == "embedding", weight.part == "engine"
             if everywhere or (first and embedding) or (last and (not embedding or architecture.tied)):

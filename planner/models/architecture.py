@@ -96,15 +96,16 @@ class Recurrent:
     state_elements: int = 0
     state_width: int = 4  # bytes an element of the recurrent state; the convolution's is in the model's dtype
 
-    def conv_elements(self, tp: int = 1) -> int:
-        """Elements of convolution state per sequence on one of `tp` ranks: kernel - 1 inputs of every channel."""
-        groups = self.groups // tp if self.groups % tp == 0 else 1
-        return (self.conv_channels // tp + groups * self.conv_group_channels) * max(0, self.conv_kernel - 1)
+    def state_bytes(self, tp: int = 1, k: int = 0) -> int:
+        """State bytes per sequence on one of `tp` ranks: of the recurrence, and inputs of every channel in 16 bit.
 
-    def state_bytes(self, tp: int = 1, width: int = 2) -> int:
-        """State bytes per sequence on one of `tp` ranks, convolution inputs at `width` bytes."""
+        A convolution keeps kernel - 1 of them, and one more for each of `k` speculative tokens.
+        """
+        groups = self.groups // tp if self.groups % tp == 0 else 1
+        channels = self.conv_channels // tp + groups * self.conv_group_channels
+        inputs = self.conv_kernel - 1 + k if self.conv_kernel > 1 else 0
         share = 1 if self.kind == "compressor" else tp  # DeepSeek-V4's compressor is the same on every rank
-        return self.conv_elements(tp) * width + self.state_elements // share * self.state_width
+        return channels * inputs * 2 + self.state_elements // share * self.state_width
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,10 @@ class Fields:
         """A nested configuration, or None when absent."""
         return self._of((Mapping, type(None)), name, None, "a mapping")
 
+    def part(self, name: str) -> Fields:
+        """The fields of a nested configuration, with nothing of a class; none where it is absent."""
+        return Fields(self.sub(name) or {}, {}, f"{self.where}, {name}")
+
     def _of(self, kind: Any, name: str, default: Any, accepted: str) -> Any:
         value = self.get(name, default)
         if not isinstance(value, kind):

@@ -134,8 +134,8 @@ def _mixers(c: Fields, count: int, pattern: list[str]) -> list[str]:
                     raise c.refuse(field, f"entries among {', '.join(_MIXERS)}", name)
             single = c.flag("single_blocks")
             return [_MIXERS[name] + (" none" if single and " " not in _MIXERS[name] else "") for name in stated]
-    if linear := c.sub("linear_attn_config"):
-        recurrent = set(Fields(linear, {}, f"{c.where}, linear_attn_config").items("kda_layers", int))
+    if c.sub("linear_attn_config"):
+        recurrent = set(c.part("linear_attn_config").items("kda_layers", int))
         return ["recurrent" if index + 1 in recurrent else "full" for index in range(count)]
     if kinds := c.items("hybrid_layer_pattern", int, count):
         return ["sliding" if kind else "full" for kind in kinds]
@@ -222,13 +222,10 @@ def _changes(c: Fields, index: int, count: int, mixer: str) -> dict[str, Any]:
     if c.get("index_n_heads") is not None and mixer == "full":
         kinds = c.items("indexer_types", str, count)
         changes["indexer"] = kinds[index] if kinds else "full"
-    if (sparse := c.sub("sparse_attention_config")) and mixer == "full":
-        s = Fields(sparse, {}, f"{c.where}, sparse_attention_config")
-        chosen = s.items("sparse_attention_freq", int, count)
-        if chosen and chosen[index]:
-            changes |= {name: s.whole(f"sparse_{name}") for name in ("num_index_heads", "index_dim")}
-    if apart := c.sub("per_layer_config"):
-        changes |= Fields(apart, {}, f"{c.where}, per_layer_config").sub(str(index)) or {}
+    sparse = c.part("sparse_attention_config")
+    if mixer == "full" and (chosen := sparse.items("sparse_attention_freq", int, count)) and chosen[index]:
+        changes |= {name: sparse.whole(f"sparse_{name}") for name in ("num_index_heads", "index_dim")}
+    changes |= c.part("per_layer_config").sub(str(index)) or {}
     if mixer.startswith("compressed"):
         changes["compress_ratio"] = int(mixer.split()[1])
     if blocks_ := c.items("block_configs", Mapping, count):
@@ -239,8 +236,7 @@ def _changes(c: Fields, index: int, count: int, mixer: str) -> dict[str, Any]:
 def _searched(c: Fields, block: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Changes of one layer that a neural architecture search has chosen (Nemotron-NAS, DeciLM)."""
     fields = Fields(block, {}, f"{c.where}, {where}")
-    attention = Fields(fields.sub("attention") or {}, {}, f"{c.where}, {where}.attention")
-    ffn = Fields(fields.sub("ffn") or {}, {}, f"{c.where}, {where}.ffn")
+    attention, ffn = fields.part("attention"), fields.part("ffn")
     if attention.flag("replace_with_linear") or ffn.flag("replace_with_linear"):
         raise PlannerError(f"{c.where}, {where}: replace_with_linear is not planned for; attention or no_op would be")
     changes: dict[str, Any] = {"norms": 2 - attention.flag("no_op") - ffn.flag("no_op")}
@@ -350,11 +346,10 @@ def _towers(top: Fields, hidden: int) -> tuple[Weight, ...]:
     towers: tuple[Weight, ...] = ()
     if count := top.whole(_ENCODERS, 0, least=0, most=2**40):
         return encoders(count)
-    if vision := top.sub("vision_config"):
+    if top.sub("vision_config"):
         kind = top.text("vision")
-        v = Fields(vision, {}, f"{top.where}, vision_config")
         if kind in TOWERS:
-            towers = TOWERS[kind](v, top, hidden)
+            towers = TOWERS[kind](top.part("vision_config"), top, hidden)
         else:
             top.warnings.append(f"{top.where}: the vision tower is of an unknown kind; its weights are not counted")
     if top.sub("audio_config"):

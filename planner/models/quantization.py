@@ -179,10 +179,8 @@ def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quanti
         places = {f"{where}, quantization_config.config_groups.{name}": group for name, group in groups.items()}
         formats = tuple(_group(group, place) for place, group in places.items())
         searched += [target for group in groups.values() for target in group.get("targets") or ()]
-        method, head = (
-            min(formats, key=lambda part: part[1].bits)[1].method,
-            any("lm_head" in pattern for pattern, _ in formats),
-        )
+        method = min(formats, key=lambda part: part[1].bits)[1].method
+        head = any("lm_head" in pattern for pattern, _ in formats)
     else:
         scheme = _whole(q, where)
         method, head = scheme.method, bool(q.get("lm_head"))

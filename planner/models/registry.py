@@ -11,13 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from glob import escape
+from os.path import isfile  # False for a name that no file can have
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from planner.core.catalog import Entry, entries, is_file, parse_json, read_text
+from planner.core.catalog import Entry, entries, parse_json, read_text
 from planner.core.quantities import PlannerError, did_you_mean, named
 from planner.models import quantization as q
 from planner.models.architecture import Architecture, Layer
@@ -104,7 +105,7 @@ def model(
     """
     if isinstance(source, Mapping):
         found = _build(source, named(source.get("_name_or_path") or source.get("model_type") or "config", "model"))
-    elif is_file(path := Path(named(source, "model"))) or is_file(path / "config.json"):
+    elif isfile(path := Path(named(source, "model"))) or isfile(path / "config.json"):
         found = _build(_read(path), str(source))
     elif not str(source).isprintable() or len(str(source)) > 200:
         raise PlannerError(

@@ -39,8 +39,8 @@ def gated_delta(c: Fields, hidden: int) -> tuple[Recurrent, Weights]:
 
 def kimi_delta(c: Fields, hidden: int) -> tuple[Recurrent, Weights]:
     """Kimi Delta Attention (arXiv 2510.26692)."""
-    if nested := c.sub("linear_attn_config"):  # the first release's form
-        linear = Fields(nested, {}, f"{c.where}, linear_attn_config")
+    if c.sub("linear_attn_config"):  # the first release's form
+        linear = c.part("linear_attn_config")
         heads, dim, kernel = (linear.whole(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size"))
     else:
         heads, dim = c.whole("linear_num_heads"), c.whole("linear_head_dim")
@@ -110,7 +110,7 @@ def lightning(c: Fields, hidden: int) -> tuple[Recurrent, Weights]:
     """Lightning attention of MiniMax-01 and M1 (arXiv 2501.08313)."""
     heads = c.whole("num_attention_heads", most=2**14)
     dim = c.whole("head_dim", hidden // heads)
-    mixer = Recurrent("lightning", heads, state_elements=heads * dim * dim)
+    mixer = Recurrent("lightning", heads, state_elements=heads * dim * dim, state_width=2)  # in the model's dtype
     return mixer, concat([
         matrix("self_attn.qkv_proj", 3 * heads * dim, hidden, "column", PART),
         matrix("self_attn.output_gate", heads * dim, hidden, "column", PART),

@@ -7,10 +7,11 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from planner.core.catalog import is_file, read_yaml
+from planner.core.catalog import read_yaml
 from planner.core.quantities import PlannerError, bytes_of
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import behind_dynamo, unsupported
@@ -61,7 +62,7 @@ def _read(cell: str, accepts: str, least: float | None = None, most: float = mat
 def read_model(cells: Mapping[str, Cell], folder: Path, prefix: str = "") -> Model:
     """The model (or, with the prefix "draft_", the draft) that a row names."""
     name, config = cells.get(f"{prefix}model"), cells.get(f"{prefix}model_config")
-    if config is not None and not any(map(is_file, (folder / config, folder / config / "config.json"))):
+    if config is not None and not any(map(isfile, (folder / config, folder / config / "config.json"))):
         raise PlannerError(f"{prefix}model_config: there is no file {config} in {folder}")
     if config is None and name is None:
         raise PlannerError(f"{prefix}model (or {prefix}model_config) is missing")

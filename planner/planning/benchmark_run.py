@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -62,9 +62,8 @@ class Run:
     deployment: Deployment
     workload: Workload
     seeds: tuple[ReplayResult, ...]  # at the middle
-    lo: ReplayResult | None  # faster and slower steps, of the first seeds; None: nothing arrives on its own, so that
-    hi: ReplayResult | None  # every time is longer by the same factor
-    pace: float  # of the slow end: how much longer its steps take
+    ends: tuple[ReplayResult, ...]  # faster and slower steps, of the first seeds; none where nothing arrives on its
+    # own, so that every time is longer by the same factor
     sigmas: tuple[float, float]  # of the logarithms of TTFT and TPOT, as far as measurements tell
     like: int = 1  # seeds of both ends
 
@@ -75,7 +74,7 @@ class Run:
 
     @cached_property
     def _same(self) -> ReplayResult:
-        """Those requests at the middle that `lo` and `hi` replay."""
+        """Those requests at the middle that `ends` replay."""
         return ReplayResult.pooled(self.seeds[: self.like])
 
     @property
@@ -102,16 +101,14 @@ class Run:
             return Interval(math.nan, math.nan, math.nan)
         reach = math.exp(Z80 * wider * self._sigma(metric))
         lo, hi = mid / reach, mid * reach
-        if self.lo is not None and self.hi is not None and (same := read(self._same)):
-            ends = [read(run) * share for run in (self.lo, self.hi) for share in (1, mid / same)]
+        if self.ends and (same := read(self._same)):
+            ends = [read(run) * share for run in self.ends for share in (1, mid / same)]
             lo, hi = min(lo, *ends), max(hi, *ends)
         luck = self.moves(read) * mid
         return Interval(max(mid - math.hypot(mid - lo, luck), 0.0), mid, mid + math.hypot(hi - mid, luck))
 
     def moves(self, read: Callable[[ReplayResult], float]) -> float:
         """By which share another set of as many seeds would move a figure, in four cases of five at most."""
-        if len(self.seeds) < 2:
-            return 0.0
         values = np.array([value for run in self.seeds if math.isfinite(value := read(run))])
         if len(values) < 2:
             return 0.0
@@ -130,9 +127,7 @@ class Run:
     def keeps_up(self) -> Interval:
         """The share of the arrivals that is served in the meantime, 0 to 1: below 1 the queue grows."""
         mid = float(np.mean([served(run) for run in self.seeds]))
-        if self.lo is None or self.hi is None:
-            return Interval.exactly(mid)
-        ends = served(self.lo), mid, served(self.hi)
+        ends = [mid, *map(served, self.ends)]
         return Interval(min(ends), mid, max(ends))
 
     @property
@@ -199,28 +194,27 @@ def run(deployment: Deployment, workload: Workload, *, quick: bool = False) -> R
     """
     step, many = step_of(deployment), requests(deployment, workload, quick=quick)
     sigmas = step.sigma_ttft, step.sigma_tpot
-    pace = math.exp(Z80 * step.sigma_tpot)
 
     def one(case: tuple[int, float]) -> ReplayResult:
         seed, factor = case
-        return once(deployment, workload, many, pace=factor, seed=seed).without(*ends)
+        return once(deployment, workload, many, pace=factor, seed=seed).without(*cut)
 
     inside = 0.0 if is_finite(workload) else _in_flight(deployment, workload)
-    ends = tuple(min(math.ceil(part * inside), many // 5) for part in (BEGINNING, ENDING))
+    cut = tuple(min(math.ceil(part * inside), many // 5) for part in (BEGINNING, ENDING))
     if quick:
-        return Run(deployment, workload, (one((0, 1.0)),), None, None, pace, sigmas)
+        return Run(deployment, workload, (one((0, 1.0)),), (), sigmas)
     fewest = 1 if is_finite(workload) else SEEDS[0]
     most = max(min(SEEDS[1], PLENTY // many), fewest)
     if workload.trace:  # which is what it is: other seeds are other engines
         engines = min(deployment.engines, len(workload.trace.arrival))
         fewest, most = min(fewest, engines), min(most, engines)
     first = min(max(fewest, math.ceil(ENOUGH * (0.5 if is_finite(workload) else 1) / many)), most)
-    sides = [1 / pace, pace] if workload.rate is not None else []
     like = min(math.ceil(ENDS / many), first)
+    sides = _paces(step.sigma_tpot) if workload.rate is not None else ()
     cases = [(seed, 1.0) for seed in range(first)] + [(seed, factor) for factor in sides for seed in range(like)]
     found = _side_by_side(one, cases)
-    lo, hi = (ReplayResult.pooled(found[first + k * like :][:like]) if sides else None for k in range(2))
-    result = Run(deployment, workload, tuple(found[:first]), lo, hi, pace, sigmas, like)
+    pooled = (ReplayResult.pooled(found[start : start + like]) for start in range(first, len(found), like))
+    result = Run(deployment, workload, tuple(found[:first]), tuple(pooled), sigmas, like)
     goes_on = not is_finite(workload) or workload.trace is not None  # else the run's own luck is part of it
     while goes_on and len(result.seeds) < most and _restless(result):
         more = [(seed, 1.0) for seed in range(len(result.seeds), min(len(result.seeds) + 2, most))]
@@ -237,12 +231,15 @@ def sample(
     """
     step = step_of(deployment)
     many = max(requests, WAVES * math.ceil((workload.concurrency or 0) / deployment.engines))
-    pace = math.exp(Z80 * step.sigma_tpot) if ends else 1.0
-    paces = (1.0, 1 / pace, pace) if ends and workload.rate is not None else (1.0,)
-    found = _side_by_side(lambda pace: once(deployment, workload, many, pool=pool, pace=pace), paces)
-    lo, hi = found[1:] if len(found) > 1 else (None, None)
-    sigmas = (step.sigma_ttft, step.sigma_tpot) if ends else (0.0, 0.0)
-    return Run(deployment, workload, (found[0],), lo, hi, pace, sigmas)
+    sides = _paces(step.sigma_tpot) if ends and workload.rate is not None else ()
+    mid, *others = _side_by_side(lambda pace: once(deployment, workload, many, pool=pool, pace=pace), (1.0, *sides))
+    return Run(deployment, workload, (mid,), tuple(others), (step.sigma_ttft, step.sigma_tpot) if ends else (0.0, 0.0))
+
+
+def _paces(sigma: float) -> tuple[float, float]:
+    """The faster and the slower end of the step cost, of its middle."""
+    pace = math.exp(Z80 * sigma)
+    return 1 / pace, pace
 
 
 def once(
@@ -328,17 +325,14 @@ def performance(deployment: Deployment, workload: Workload, like: Performance, *
         found = run(deployment, workload, quick=quick)
         most = waiting.result()
     mid, rate = found.mid, _rate(found, most)
-    outputs = float(mid.output.mean()) if is_finite(workload) else workload.output.mean
-    prompts = float(mid.prompt.mean()) if is_finite(workload) else workload.prompt.mean
-    ttft, tpot, itl, e2e = ({point: found.at(metric, point) for point in POINTS} for metric in LATENCIES)
+    times: dict[str, Any] = {name: {point: found.at(name, point) for point in POINTS} for name in LATENCIES}
+    outputs, prompts = workload.output.mean, workload.prompt.mean
     if is_finite(workload):  # the run itself may serve a little more than a crowd that waits
-        most = Interval(*(max(pair) for pair in ((most.lo, rate.lo), (most.mid, rate.mid), (most.hi, rate.hi))))
+        outputs, prompts = float(mid.output.mean()), float(mid.prompt.mean())
+        most = Interval(max(most.lo, rate.lo), max(most.mid, rate.mid), max(most.hi, rate.hi))
     return replace(
         like,
-        ttft=ttft,
-        tpot=tpot,
-        itl=itl,
-        e2e=e2e,
+        **times,
         request_tps=rate,
         output_tps=rate * outputs,
         total_tps=rate * (outputs + prompts),

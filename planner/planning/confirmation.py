@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.core.quantities import PlannerError
-from planner.planning.candidate import Candidate, full, judge, judge_all, replayed
+from planner.planning.candidate import Candidate, full, judge_all, replayed
 from planner.planning.deployments import SEQS_STEP
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario
@@ -70,11 +70,13 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
             seen.add(candidate.identity)
             insort(pending, candidate, key=_order)
 
+    def with_more(some: Iterable[Candidate], more: int) -> list[Candidate]:
+        """`some` with so many replicas more, in closed form; without those of which none would be left."""
+        sizes = [(c, c.deployment.layout.replicas + more) for c in some]
+        return judge_all(scenario, [(c.deployment, size, c.preference) for c, size in sizes if size])
+
     some = [candidate for candidate in candidates if near(scenario, candidate)]
-    fewer = [
-        (c.deployment, c.deployment.layout.replicas - 1, c.preference) for c in some if c.deployment.layout.replicas > 1
-    ]
-    for candidate in (*some, *judge_all(scenario, fewer)):
+    for candidate in (*some, *with_more(some, -1)):
         add(candidate)
     found = Confirmed()
     at_most = {wanted.gpu: wanted.at_most for wanted in scenario.gpus}
@@ -90,11 +92,12 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
         tried, layout = settled(scenario, asked), asked.deployment.layout
         if tried.meets:
             insort(found.holding, tried, key=lambda candidate: candidate.rank)
-            add(_with(scenario, asked, -1))
+            for fewer in with_more([asked], -1):
+                add(fewer)
         else:
             found.failing.append(tried)
             if (layout.replicas + 1) * layout.gpus_per_replica <= at_most.get(tried.deployment.gpu, math.inf):
-                add(_with(scenario, asked, 1))
+                add(*with_more([asked], 1))
     return found
 
 
@@ -110,14 +113,6 @@ def _may_beat(candidate: Candidate, best: Candidate) -> bool:
 
 def _order(candidate: Candidate) -> tuple[object, ...]:
     return candidate.cost, candidate.preference, candidate.deployment.layout.pp, candidate.margin
-
-
-def _with(scenario: Scenario, candidate: Candidate, more: int) -> Candidate:
-    """`candidate` with so many replicas more, in closed form; itself where none would be left."""
-    replicas = candidate.deployment.layout.replicas + more
-    if replicas < 1:
-        return candidate
-    return judge(scenario, candidate.deployment, replicas, candidate.preference)
 
 
 def near(scenario: Scenario, candidate: Candidate) -> bool:

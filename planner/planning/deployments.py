@@ -39,9 +39,8 @@ def deployment_of(
     length = context_length(scenario.workload, scenario.context_buffer, served.architecture.max_position)
     args: dict[str, Any] = {"max_model_len": length, "kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}
     deployment = deploy_on(
-        served, card.gpu, tp=layout.tp, pp=layout.pp, dp=layout.dp, ep=layout.ep, dcp=layout.dcp,
-        replicas=layout.replicas, engine=scenario.engine, speculation=speculation, interconnect=card.interconnect,
-        gpus_per_node=card.gpus_per_node, other_tenants=scenario.other_tenants,
+        served, card.gpu, **vars(layout), engine=scenario.engine, speculation=speculation,
+        interconnect=card.interconnect, gpus_per_node=card.gpus_per_node, other_tenants=scenario.other_tenants,
         memory_calibration=scenario.memory_calibration, **args,
     )  # fmt: skip
     return _filled(scenario, deployment)

@@ -102,12 +102,11 @@ class FrameworkChoice:
         """One row per deciding fact: framework, total, points, fact, source, date."""
         import pandas as pd
 
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for score in self.ranked:
-            facts = [(rule.points, rule.fact, rule.source, rule.date) for rule in score.reasons]
-            for points, fact, source, date in [*facts, *([(0, score.ruled_out, "", "")] if score.ruled_out else [])]:
-                total = "ruled out" if score.ruled_out else str(score.points)
-                rows.append((score.title, total, f"{points:+d}", fact, source, date))
+            total = "ruled out" if score.ruled_out else str(score.points)
+            rows += ((score.title, total, f"{r.points:+d}", r.fact, r.source, r.date) for r in score.reasons)
+            rows += [(score.title, total, "+0", score.ruled_out, "", "")] if score.ruled_out else []
         return pd.DataFrame(rows, columns=["framework", "total", "points", "fact", "source", "date"])
 
     def __str__(self) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from os.path import isfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
-from planner.core.catalog import CATALOGS, Entry, check, is_file, read_yaml
+from planner.core.catalog import CATALOGS, Entry, check, read_yaml
 from planner.core.quantities import GIB, PlannerError, all_known, bytes_of, did_you_mean, named
 from planner.facts.deployment import Speculation
 from planner.facts.draft_models import lacking
@@ -325,7 +326,7 @@ def _engine(entry: ScenarioEntry, folder: Path) -> Engine:
 
 def _beside(folder: Path, file: str) -> Path:
     """The path of a file that a scenario in `folder` names: beside it, or else from the working directory."""
-    return Path(file) if not is_file(folder / file) and is_file(Path(file)) else folder / file
+    return Path(file) if not isfile(folder / file) and isfile(file) else folder / file
 
 
 def engine_arguments(given: Mapping[str, Setting]) -> Mapping[str, Setting]:

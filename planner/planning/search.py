@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import product
+from operator import attrgetter
 from typing import Literal
 
 from planner.core.quantities import PlannerError
@@ -108,16 +109,17 @@ def search(scenario: Scenario) -> Plan:
     looked_at = {c.identity for c in (*found.holding, *found.failing)}
     rest = [c for c in candidates if c.identity not in looked_at]
     ordered = [] if found.holding else nearest(scenario, [*found.failing, *rest])
-    found.holding += sorted((c for c in ordered if c.meets and c.stated), key=lambda candidate: candidate.rank)
+    found.holding += sorted((c for c in ordered if c.meets and c.stated), key=attrgetter("rank"))
     if not found.holding:
         return Plan(scenario, None, None, None, _nothing(ordered, rejected), tuple(ordered), tuple(rejected), ())
     chosen = found.holding[0]
     runner_up, safer = found.other(chosen), found.safe if chosen.at_risk else None
-    after = sorted((*found.failing, *rest), key=lambda candidate: candidate.rank)
-    ordered = [*found.holding, *after]
+    ordered = [*found.holding, *sorted((*found.failing, *rest), key=attrgetter("rank"))]
     binding = _binding(scenario, chosen, ordered, rejected)
-    notes = _notes(chosen, ordered)
-    return Plan(scenario, chosen, runner_up, safer, binding, tuple(ordered), tuple(rejected), notes)
+    unpriced = sorted({c.deployment.gpu.name for c in ordered if c.usd_per_hour is None})
+    notes = [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"] if unpriced else []
+    notes += chosen.prediction.warnings
+    return Plan(scenario, chosen, runner_up, safer, binding, tuple(ordered), tuple(rejected), tuple(notes))
 
 
 def _node(card: CandidateGpu) -> int:
@@ -129,32 +131,23 @@ Wanted = Callable[[CandidateGpu, ParallelLayout], bool]
 
 def _evaluated(scenario: Scenario, wanted: Wanted) -> tuple[list[Candidate], list[Rejection]]:
     """Every legal candidate with a layout that is `wanted`, in closed form, and what is none."""
-    options, rejected = [], []
-    for option in _options(scenario, wanted):
+    cases, rejected = [], []
+    for option in options(scenario, wanted):
         if isinstance(option, Rejection):
             rejected.append(option)
-        elif not (memory := memory_of(option.deployment)).starts:
-            what = describe(option.deployment)
-            rejected.append(Rejection(what, option.deployment.gpu.name, option.gpus, memory.reason, "memory"))
+        elif not (memory := memory_of(option[0])).starts:
+            one, gpus = option[0], option[0].layout.gpus_per_replica
+            rejected.append(Rejection(describe(one), one.gpu.name, gpus, memory.reason, "memory"))
         else:
-            options.append(option)
-    return _sized(scenario, options), rejected
+            cases.append(option)
+    return _sized(scenario, cases), rejected
 
 
-@dataclass(frozen=True)
-class _Option:
-    """One replica of a legal deployment, before its replicas are counted."""
-
-    deployment: Deployment
-    at_most: int  # GPUs
-    preference: tuple[int, ...]
-
-    @property
-    def gpus(self) -> int:
-        return self.deployment.layout.gpus_per_replica
+Option = tuple[Deployment, int, tuple[int, ...]]
+"""One replica of a legal deployment, how many there may be, and the `preference` of its formats."""
 
 
-def _options(scenario: Scenario, wanted: Wanted) -> Iterator[_Option | Rejection]:
+def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
     """Every combination of GPU, formats, speculation and layout that the scenario allows and the engine accepts."""
     given = scenario.speculation
     speculations = [None, given.load()] if given and given.allowed else [None]
@@ -178,21 +171,21 @@ def _options(scenario: Scenario, wanted: Wanted) -> Iterator[_Option | Rejection
                     f"{layout}, {quantization or 'checkpoint'}", card.name, layout.gpus, str(error), "engine"
                 )
             else:
-                yield _Option(deployment, asked.at_most, (q, k, s))
+                yield deployment, asked.at_most // layout.gpus, (q, k, s)
 
 
-def _sized(scenario: Scenario, options: list[_Option]) -> list[Candidate]:
+def _sized(scenario: Scenario, cases: list[Option]) -> list[Candidate]:
     """Each option with the fewest replicas that meet the service level, or with all there may be where none do.
 
     All options are halved at once, so that every round is one evaluation of many.
     """
 
     def tried(replicas: dict[int, int]) -> dict[int, Candidate]:
-        cases = [(options[k].deployment, count, options[k].preference) for k, count in replicas.items()]
-        return dict(zip(replicas, judge_all(scenario, cases), strict=True))
+        asked = [(cases[k][0], count, cases[k][2]) for k, count in replicas.items()]
+        return dict(zip(replicas, judge_all(scenario, asked), strict=True))
 
-    low = dict.fromkeys(range(len(options)), 0)
-    high = {k: option.at_most // option.gpus for k, option in enumerate(options)}
+    low = dict.fromkeys(range(len(cases)), 0)
+    high = {k: most for k, (_, most, _) in enumerate(cases)}
     best = tried(high)
     while middle := {k: (low[k] + high[k]) // 2 for k in best if best[k].meets and high[k] - low[k] > 1}:
         for k, found in tried(middle).items():
@@ -200,12 +193,12 @@ def _sized(scenario: Scenario, options: list[_Option]) -> list[Candidate]:
                 high[k], best[k] = middle[k], found
             else:
                 low[k] = middle[k]
-    return [best[k] for k in range(len(options))]
+    return list(best.values())
 
 
 def _binding(scenario: Scenario, chosen: Candidate, candidates: list[Candidate], rejected: list[Rejection]) -> Binding:
     """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
-    cheaper = []
+    cheaper, margin = [], attrgetter("margin")
     for candidate in candidates:
         replicas = candidate.deployment.layout.replicas
         unpriced, each = candidate.cost[0], candidate.cost[1] / replicas
@@ -215,8 +208,8 @@ def _binding(scenario: Scenario, chosen: Candidate, candidates: list[Candidate],
             cheaper.append(candidate if same else judge(scenario, candidate.deployment, affordable))
     cheaper = [candidate for candidate in cheaper if not candidate.meets]
     if cheaper:
-        looked_at = [stated(scenario, candidate) for candidate in sorted(cheaper, key=_margin)[:2]]
-        cheaper = sorted((candidate for candidate in looked_at if not candidate.meets), key=_margin)
+        looked_at = [stated(scenario, candidate) for candidate in sorted(cheaper, key=margin)[:2]]
+        cheaper = sorted((candidate for candidate in looked_at if not candidate.meets), key=margin)
     if cheaper:
         near = cheaper[0]
         return Binding(
@@ -230,10 +223,6 @@ def _binding(scenario: Scenario, chosen: Candidate, candidates: list[Candidate],
     return Binding("one GPU", f"Nothing smaller exists; it uses {chosen.margin:.0%} of the tightest limit.")
 
 
-def _margin(candidate: Candidate) -> float:
-    return candidate.margin
-
-
 def _nothing(candidates: list[Candidate], rejected: list[Rejection]) -> Binding:
     """Why no candidate does, nearest first."""
     if candidates:
@@ -243,10 +232,3 @@ def _nothing(candidates: list[Candidate], rejected: list[Rejection]) -> Binding:
         return Binding("engine", "The engine accepts no layout of this model on these GPUs.")
     last = max(rejected, key=lambda rejection: rejection.gpus)
     return Binding(last.bottleneck, f"It fits nowhere: {last.what} on {last.gpu}: {last.reason}")
-
-
-def _notes(chosen: Candidate, candidates: list[Candidate]) -> tuple[str, ...]:
-    """What a reader should know about how the choice was made."""
-    unpriced = sorted({c.deployment.gpu.name for c in candidates if c.usd_per_hour is None})
-    notes = [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"] if unpriced else []
-    return (*notes, *chosen.prediction.warnings)

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from planner.core.quantities import PlannerError
-from planner.facts.engines import unsupported
 from planner.facts.gpus import gpu
 from planner.facts.prices import price_per_hour
 from planner.memory.budget import memory_of
-from planner.models.registry import model
-from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, judge_all
 from planner.planning.confirmation import near
-from planner.planning.deployments import deployment_of
 from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.search import Plan, search
+from planner.planning.search import Option, Plan, Rejection, options, search
 
 OTHER_GPUS = ("L40S", "A100-SXM-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X", "RTX-PRO-6000-Server")
 """GPUs that are asked about where the scenario doesn't name them: what clouds offer most."""
@@ -84,8 +81,7 @@ def _less(plan: Plan) -> Iterator[tuple[str, Scenario]]:
         yield "FP8 KV cache allowed", replace(cheaper, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8"))
     if scenario.speculation and not scenario.speculation.allowed:
         yield "speculative decoding allowed", _drafting(cheaper)
-    most = max(MANY, *(candidate.at_most for candidate in scenario.gpus))
-    if other := _promising(affordable(_elsewhere(scenario, most), chosen, 1.0)):
+    if other := _promising(affordable(_elsewhere(scenario), chosen, 1.0)):
         yield f"{_named(other)} instead, for no more money", other
 
 
@@ -109,19 +105,16 @@ def _more(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     if scenario.speculation and not scenario.speculation.allowed:
         tried += [("speculative decoding allowed", _drafting(scenario))]
     yield from ((said, changed) for said, changed in tried if _promising(changed))
-    most = max(MANY, *(candidate.at_most for candidate in scenario.gpus))
-    if other := _promising(_elsewhere(scenario, most)):
+    if other := _promising(_elsewhere(scenario)):
         yield f"{_named(other)} instead", other
 
 
 def _busier(scenario: Scenario, factor: float) -> Scenario:
     """With `factor` times the traffic."""
     workload = scenario.workload
-    if workload.rate is None:
-        return replace(
-            scenario, workload=replace(workload, concurrency=max(round((workload.concurrency or 1) * factor), 1))
-        )
-    return replace(scenario, workload=workload.at(workload.rate * factor))
+    users = max(round((workload.concurrency or 1) * factor), 1)
+    busier = workload.at(workload.rate * factor) if workload.rate else replace(workload, concurrency=users)
+    return replace(scenario, workload=busier)
 
 
 def _slower(scenario: Scenario, factor: float) -> Scenario:
@@ -135,11 +128,10 @@ def _drafting(scenario: Scenario) -> Scenario:
     return replace(scenario, speculation=scenario.speculation.model_copy(update={"allowed": True}))
 
 
-def _elsewhere(scenario: Scenario, most: int) -> Scenario:
+def _elsewhere(scenario: Scenario) -> Scenario:
     """On the GPUs that it does not name."""
-    known = [candidate.gpu for candidate in scenario.gpus]
-    others = [gpu(name) for name in OTHER_GPUS]
-    return replace(scenario, gpus=tuple(CandidateGpu(card, most) for card in others if card not in known))
+    known, most = [candidate.gpu for candidate in scenario.gpus], max(MANY, *(c.at_most for c in scenario.gpus))
+    return replace(scenario, gpus=tuple(CandidateGpu(card, most) for card in map(gpu, OTHER_GPUS) if card not in known))
 
 
 def _named(scenario: Scenario) -> str:
@@ -172,20 +164,11 @@ def _promising(scenario: Scenario) -> Scenario | None:
 
 def _closed(scenario: Scenario, card: CandidateGpu) -> list[Candidate]:
     """As many replicas as may be of every layout in up to two nodes, in closed form."""
-    if unsupported(card.gpu, scenario.engine):
-        return []
-    cases = []
-    most = min(card.at_most, 2 * (card.gpus_per_node or card.gpu.gpus_per_node))
+    most = 2 * (card.gpus_per_node or card.gpu.gpus_per_node)
+    cases: list[Option | Rejection] = []
+    one = replace(scenario, gpus=(card,), kv_cache_dtypes=scenario.kv_cache_dtypes[-1:], speculation=None)
     for quantization in scenario.quantizations:
-        try:
-            served = model(scenario.model, quantization=quantization)
-        except PlannerError:  # a format that this model cannot take
-            continue
-        for layout in legal_layouts(served, card.gpu, most, card.gpus_per_node, scenario.engine):
-            try:
-                deployment = deployment_of(scenario, card, served, layout, scenario.kv_cache_dtypes[-1])
-            except PlannerError:
-                continue
-            if memory_of(deployment).starts:
-                cases.append((deployment, card.at_most // layout.gpus, ()))
-    return judge_all(scenario, cases)
+        with suppress(PlannerError):  # a format that this model cannot take
+            cases += options(replace(one, quantizations=(quantization,)), lambda _, layout: layout.gpus <= most)
+    legal = [case for case in cases if not isinstance(case, Rejection)]
+    return judge_all(scenario, [case for case in legal if memory_of(case[0]).starts])

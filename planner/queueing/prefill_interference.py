@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
-from planner.facts.workload import Workload
+from planner.facts.workload import Lengths, Workload
 from planner.latency.step_model import StepModel
 from planner.queueing.batched_step_models import column
 
@@ -38,34 +39,28 @@ class Mix:
         return variance(self.outputs) + mean(self.outputs) * self.jitter
 
 
-def mixes(workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Mix:
-    """The traffic of every case; what several have in common is worked out once."""
-    kinds = [
-        (
-            id(workload.prompt),
-            id(workload.output),
-            step.tokens_per_step,
-            step.tokens_variance,
-            *((workload.cached_tokens, 0.0) if workload.prefix_tokens else (0.0, workload.prefix_hit_rate)),
-        )
-        for workload, step in zip(workloads, steps, strict=True)
-    ]
-    distinct = dict(zip(kinds, workloads, strict=True))
-    prompts, tokens = (
-        np.stack([getattr(workload, side).slices(EDGES) for workload in distinct.values()])[:, None]
-        for side in ("prompt", "output")
-    )
+@lru_cache(maxsize=256)
+def _slices(lengths: Lengths) -> np.ndarray:
+    """Mean length of each slice."""
+    return lengths.slices(EDGES)
+
+
+def mixes(workloads: Sequence[Workload], step: StepModel) -> Mix:
+    """The traffic of every case, whose step costs are stacked."""
+    prompts = np.stack([_slices(workload.prompt) for workload in workloads])[:, None]
+    tokens = np.stack([_slices(workload.output) for workload in workloads])[:, None]
     tokens = np.where(tokens[..., -1:] < 1.5, 1.0, tokens)  # whole tokens: all have one
-    per_step, variance, prefix, share = (column([kind[k] for kind in distinct]) for k in (2, 3, 4, 5))
-    cached = prefix + share * prompts
-    later = tokens - 1
-    past = ((variance + per_step**2) / per_step - 1) / 2  # the last step yields more than is left (renewal theory)
+    prefix = column([workload.cached_tokens if workload.prefix_tokens else 0.0 for workload in workloads])
+    share = column([0.0 if workload.prefix_tokens else workload.prefix_hit_rate for workload in workloads])
+    cached, later, per_step = prefix + share * prompts, tokens - 1, step.tokens_per_step
+    # the last step yields more than is left (renewal theory)
+    past = ((step.tokens_variance + per_step**2) / per_step - 1) / 2
     outputs = 1 + np.clip((later + past) / per_step, np.minimum(later, 1.0), later)
-    context = mean(prompts) + mean(tokens**2) / (2 * mean(tokens))
-    found = np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, variance / per_step**2
-    places = {kind: k for k, kind in enumerate(distinct)}
-    place = [places[kind] for kind in kinds]
-    return Mix(*(values[place] for values in found))
+    context, jitter = (
+        mean(prompts) + mean(tokens**2) / (2 * mean(tokens)),
+        np.asarray(step.tokens_variance) / per_step**2,
+    )
+    return Mix(np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, jitter)
 
 
 def mean(values: np.ndarray) -> np.ndarray:
@@ -158,11 +153,11 @@ def microbatches(
 
     A sequence is scheduled with those whose step ends together with its own, and a new prompt joins whichever is
     scheduled next. So a new microbatch only forms where prompts do not fit into a step, and one ends when it is empty:
-    with m sequences on average, after (e^m - 1) / m stays (busy period of M/M/inf), but after one stay if no prompts
-    reach it. In a closed loop prompts come `front` s after the ends of others. While a long step runs, the rest follow
-    it closely, a stage's time apart, and one that ends less than `front` after the one before it gets none. `first`
-    are there beside one at the start of a run of so many `stays`; outputs of one length keep them as they are. There
-    are never fewer than hold the tokens of a round.
+    with m sequences on average, after (e^m - 1) / m stays (busy period of M/M/inf). In a closed loop prompts come
+    `front` s after the ends of others. While a long step runs, the rest follow it closely, a stage's time apart, and
+    one that ends less than `front` after the one before it gets none. `first` are there beside one at the start of a
+    run of so many `stays`; outputs of one length keep them as they are. There are never fewer than hold the tokens of
+    a round.
     """
     if np.all(step.stages == 1):
         return np.ones_like(running)
@@ -184,13 +179,10 @@ def microbatches(
         enough = np.clip(np.where(late > 0, grows / np.maximum(late, 1e-12), step.stages), 1.0, step.stages) - 1
         even = np.exp(-beside)  # rounds without a prompt leave all microbatches as far apart as they are
         fed = even * fed + (1 - even) * enough
-    others = np.zeros_like(running)
-    for room, lasts in ((fed, np.expm1(each) / each), (step.stages - 1 - fed, 1.0)):
-        begun = np.minimum(first, room)
-        first = first - begun
-        kept = room * formed * lasts / (room + formed * lasts + 1e-30)
-        past = np.minimum(stays / (lasts + 1 / np.maximum(t.scatter, 1e-9)), 1e9)
-        others = others + kept + (begun - kept) * -np.expm1(-past) / past
+    lasts = np.expm1(each) / each
+    kept = fed * formed * lasts / (fed + formed * lasts + 1e-30)
+    past = np.minimum(stays / (lasts + 1 / np.maximum(t.scatter, 1e-9)), 1e9)
+    others = kept + (np.minimum(first, fed) - kept) * -np.expm1(-past) / past
     full = np.minimum((decode * (1 + step.drafts) + beside * size) / step.max_tokens, step.stages)
     return np.minimum(np.maximum(1 + others, full), np.maximum(running, 1.0))
 

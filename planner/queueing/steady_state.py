@@ -100,9 +100,8 @@ def _by_parts(loop: Callable[[Sequence[Case], StepModel, Mix], State], cases: Se
     for start in range(0, len(cases), AT_ONCE):
         part = cases[start : start + AT_ONCE]
         steps = [case.step or step_of(case.deployment) for case in part]
-        workloads = [case.workload for case in part]
-        lengths = mixes(workloads, steps)
-        found.append(spread(loop(part, stack(steps), lengths), workloads, steps))
+        step, workloads = stack(steps), [case.workload for case in part]
+        found.append(spread(loop(part, step, mixes(workloads, step)), workloads, steps))
     return Performances.joined(found)
 
 

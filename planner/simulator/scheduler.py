@@ -17,19 +17,7 @@ from numba import njit
 from planner.simulator import block_pool, step_kernels
 from planner.simulator import kernel_types as kinds
 from planner.simulator.block_pool import KEPT, compiled
-from planner.simulator.kernel_types import (
-    ENTRY,
-    FINISHED,
-    GAUGE,
-    ITL_BINS,
-    PREEMPTED,
-    STEP,
-    USAGE_BINS,
-    Outcome,
-    Rules,
-    StepTable,
-    Traffic,
-)
+from planner.simulator.kernel_types import Outcome, Rules, StepTable, Traffic
 from planner.simulator.step_kernels import coast, cost, drafts_kept, itl_bin, put, unschedule
 
 
@@ -121,7 +109,7 @@ def _simulate(
     sent, scheduled, first_token, last_token = times[0], times[1], times[2], times[3]
     preemptions, cached_tokens, made = counts[0], counts[1], counts[2]
     released = np.empty(n if traffic.concurrency else 0)  # when the k-th request ended
-    itl, usage, totals = np.zeros(ITL_BINS, np.int64), np.zeros(USAGE_BINS), np.zeros(6)
+    itl, usage, totals = np.zeros(kinds.ITL_BINS, np.int64), np.zeros(kinds.USAGE_BINS), np.zeros(6)
     notes, num_notes, num_steps, num_gauges = np.empty((64, 6)), 0, 0, 0
     # steps under way, oldest at `first`: request, seat, tokens, context, drafts, yields a token, past preemptions
     batches, first, flying = np.zeros((depth, 7, seqs), np.int64), 0, 0
@@ -298,7 +286,7 @@ def _simulate(
             sizes[turn], ends[turn], rows[turn] = taken, end, num_steps
             flying += 1
             used, busy = usable - free[0], entry - start
-            usage[used * (USAGE_BINS - 1) // usable] += busy
+            usage[used * (kinds.USAGE_BINS - 1) // usable] += busy
             totals[0] += 1
             totals[1] += busy
             totals[2] += total
@@ -306,17 +294,17 @@ def _simulate(
             totals[4] += decoding * busy
             while gauge_s > 0 and num_gauges * gauge_s < entry:
                 on = 1.0 if num_gauges * gauge_s >= start or flying > 1 else 0.0  # nothing under way: idle
-                values = on * num_running, on * len(waiting), on * used, on * total
-                notes = _note(notes, num_notes, GAUGE, num_gauges * gauge_s, values[0], values[1], values[2], values[3])
+                values = num_gauges * gauge_s, on * num_running, on * len(waiting), on * used, on * total
+                notes = _note(notes, num_notes, kinds.GAUGE, *values)
                 num_notes += 1
                 num_gauges += 1
             if log:
                 for j in range(victims):
-                    notes = _note(notes, num_notes + j, PREEMPTED, num_steps, parted[j], 0, 0, 0)
+                    notes = _note(notes, num_notes + j, kinds.PREEMPTED, num_steps, parted[j], 0, 0, 0)
                 num_notes += victims
-                notes = _note(notes, num_notes, STEP, now, total, num_running, len(waiting), free[0])
+                notes = _note(notes, num_notes, kinds.STEP, now, total, num_running, len(waiting), free[0])
                 for j in range(taken):
-                    notes = _note(notes, num_notes + 1 + j, ENTRY, num_steps, who[j], tokens_of[j], 0, 0)
+                    notes = _note(notes, num_notes + 1 + j, kinds.ENTRY, num_steps, who[j], tokens_of[j], 0, 0)
                 num_notes += 1 + taken
                 num_steps += 1
             steady = can_coast and total == taken == num_running
@@ -376,7 +364,7 @@ def _simulate(
                 else:
                     _withdraw(waiting, i)
         for j in range(done - before if log else 0):
-            notes = _note(notes, num_notes + j, FINISHED, rows[first], parted[j], 0, 0, 0)
+            notes = _note(notes, num_notes + j, kinds.FINISHED, rows[first], parted[j], 0, 0, 0)
         num_notes += done - before if log else 0
         if gone:
             steady, stay = False, 0

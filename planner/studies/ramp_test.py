@@ -62,9 +62,9 @@ def ramp_test(deployment: Deployment, workload: Workload, service_level: Sequenc
         return _breaks(run(power, pace), service_level)
 
     def around(power: float) -> Run:
-        fast, slow = (run(power, pace) if workload.rate else None for pace in (1 / slower, slower))
+        ends = tuple(run(power, pace) for pace in (1 / slower, slower)) if workload.rate else ()
         sigmas = step.sigma_ttft, step.sigma_tpot
-        return Run(deployment, _loaded(workload, 2.0**power), (run(power, 1.0),), fast, slow, slower, sigmas)
+        return Run(deployment, _loaded(workload, 2.0**power), (run(power, 1.0),), ends, sigmas)
 
     if workload.rate is None:
         return _in_flight(deployment, around)
