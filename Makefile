@@ -4,7 +4,7 @@ SCENARIO ?= chat-70b
 BIN := .venv/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: report test lab fit lessons dev clean
+.PHONY: report test lab fit pools lessons dev clean
 
 report: .venv/ready
 	$(BIN)/planner report $(SCENARIO)
@@ -18,6 +18,10 @@ test: .venv/ready-dev
 # All engines' step costs, fitted to catalogs/validation/measured_runs.csv: half an hour on two cores.
 fit: .venv/ready
 	$(BIN)/python -m planner.operations.pooled_fit
+
+# What pools of prefill and decode cost beside the step costs, fitted to catalogs/validation/pools.csv: some minutes.
+pools: .venv/ready
+	$(BIN)/python -m planner.operations.pools_fit
 
 # After a change in the physics: the lessons' committed outputs anew, to be read before they are committed.
 lessons: .venv/ready-dev

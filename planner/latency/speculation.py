@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.core.quantities import GIB, Interval, PlannerError
+from planner.facts.coefficients import Coefficients
 from planner.facts.deployment import Deployment
 from planner.facts.draft_models import draft_of, host_cost, method_of
 from planner.latency.calibration import calibration_of
@@ -97,7 +98,9 @@ class Speedup:
 
 
 @lru_cache(maxsize=4096)
-def _steps(deployment: Deployment, host: tuple[float, float]) -> tuple[StepModel, StepModel, StepModel]:
+def _steps(
+    deployment: Deployment, host: tuple[float, float], coefficients: Coefficients | None = None
+) -> tuple[StepModel, StepModel, StepModel]:
     """Step costs of the target alone, of the target verifying drafts, and of drafting and verifying.
 
     The host pays once per sequence, the device per token; attention reads a sequence's KV once for all its tokens, a
@@ -106,8 +109,8 @@ def _steps(deployment: Deployment, host: tuple[float, float]) -> tuple[StepModel
     assert deployment.speculation is not None
     how, k = method_of(deployment), deployment.speculation.num_speculative_tokens
     drafter, (step_s, pass_s) = draft_of(deployment.model, deployment.speculation), host
-    plain = step_model(alone := replace(deployment, speculation=None))
-    known = calibration_of(deployment.model, deployment.gpu, deployment.engine).coefficients
+    known = coefficients or calibration_of(deployment.model, deployment.gpu, deployment.engine).coefficients
+    plain = step_model(alone := replace(deployment, speculation=None), known)
     seats = len(plain.rows_s) - 1
     wide = replace(alone, args=replace(alone.args, max_num_seqs=seats * (k + 1)))
     target = step_model(wide, replace(known, row_s=0.0), queries=k + 1)
@@ -151,19 +154,23 @@ def _normal(deployment: Deployment) -> Deployment:
     return replace(deployment.with_replicas(1), speculation=replace(deployment.speculation, acceptance_rate=0.0))
 
 
-def step_of(deployment: Deployment) -> StepModel:
-    """The step cost of `deployment`, its speculation included: what the replay and the steady state count with."""
-    return _step_once(deployment.with_replicas(1))
+def step_of(deployment: Deployment, coefficients: Coefficients | None = None) -> StepModel:
+    """The step cost of `deployment`, its speculation included: what the replay and the steady state count with.
+
+    `coefficients` replaces the catalog's.
+    """
+    return _step_once(deployment.with_replicas(1), coefficients)
 
 
 @lru_cache(maxsize=1024)
-def _step_once(deployment: Deployment) -> StepModel:
+def _step_once(deployment: Deployment, coefficients: Coefficients | None) -> StepModel:
     if (speculation := deployment.speculation) is None:
-        return step_model(deployment)
+        return step_model(deployment, coefficients)
     tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
     reached = (speculation.acceptance_rate**i for i in range(speculation.num_speculative_tokens + 1))
     variance = sum((2 * i + 1) * chance for i, chance in enumerate(reached)) - tokens**2
-    return replace(_steps(_normal(deployment), _host(deployment))[2], tokens_per_step=tokens, tokens_variance=variance)
+    drafting = _steps(_normal(deployment), _host(deployment), coefficients)[2]
+    return replace(drafting, tokens_per_step=tokens, tokens_variance=variance)
 
 
 def _host(deployment: Deployment) -> tuple[float, float]:

@@ -14,9 +14,10 @@ from typing import Any
 from planner.core.catalog import read_yaml
 from planner.core.quantities import PlannerError, bytes_of
 from planner.facts.deployment import Deployment, Speculation, deploy_on
-from planner.facts.engines import behind_dynamo, unsupported
+from planner.facts.engines import behind_dynamo, engine, unsupported
 from planner.facts.gpus import gpu
 from planner.facts.workload import Lengths, Workload, read_trace
+from planner.latency.pool_costs import pool_costs
 from planner.memory.budget import memory_of
 from planner.models.registry import Model, model
 from planner.parallelism.layouts import refuse
@@ -128,6 +129,9 @@ def read_deployment(
         if (column := f"{size}_gib") in cells:
             memory[size] = bytes_of(cells[column], most, column)
     args = {name: cells[name] for name in ENGINE_ARGS if name in cells}
+    if pool == "prefill":  # workers that only compute prompts are started with more tokens a step than others
+        usual = pool_costs(engine(str(named.get("engine", "vllm")), named.get("engine_version"))).prefill_tokens
+        args.setdefault("max_num_batched_tokens", usual)
     deployment = deploy_on(served, cells["gpu"], speculation=speculation, **sizes, **named, **memory, **args)
     if reason := unsupported(deployment.gpu, deployment.engine):
         notes.append(reason)

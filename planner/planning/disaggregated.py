@@ -4,7 +4,7 @@ Requests are let through both pools one by one (`simulator.pools_in_series`), so
 closed over both is there by itself: the first burst in the prefill queue, the batch that decode is left with when
 prefill is the bottleneck, answers that end together because their prompts began together. TTFT is what a client behind
 NVIDIA Dynamo sees: prefill, the transfer of the KV cache, and the wait for a seat in a decode worker, which sends the
-first token.
+first token (`latency.pool_costs` says how long all that takes beside the steps).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from planner.facts.arrivals import arrivals
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
 from planner.latency.performance import FP8_KV, LATE, POINTS, WIDER, Performance
+from planner.latency.pool_costs import PoolCosts, pool_coefficients, pool_costs, pool_spreads
 from planner.latency.speculation import step_of
 from planner.latency.step_model import StepModel
 from planner.memory.budget import MemoryPlan, memory_of
@@ -31,9 +32,6 @@ MOST = 150_000
 SEED = 1
 JOINT = ("experts", "collectives")
 """Parts of a step that data-parallel ranks do together: their cost follows the mean load, the others' the largest."""
-SIGMA_TTFT = 0.6
-"""Least standard deviation of ln(measured / predicted) mean TTFT: the queue before prefill magnifies what is wrong with
-its throughput, and recipes cap the decode batch where no table says so (InferenceX, 177 points)."""
 
 
 def evaluate_disaggregated(
@@ -66,14 +64,18 @@ class Pools:
     ranks: int  # data-parallel ones of a decode worker
     held: float  # sequences that the KV pool of a decode worker holds
     transfer_s: float  # per prompt token
+    sigma_tpot: float  # standard deviations of ln(measured / predicted)
+    sigma_ttft: float
 
     @classmethod
     def of(
         cls, prefill: Deployment, decode: Deployment, memory: MemoryPlan, workload: Workload,
-        steps: tuple[StepModel, StepModel] | None = None,
+        costs: PoolCosts | None = None,
     ) -> Pools:  # fmt: skip
-        """Price the steps of both pools; `memory` is the decode pool's, `steps` replaces the catalog's step costs."""
-        first, rest = steps or (step_of(prefill), step_of(decode))
+        """Price the steps of both pools; `memory` is the decode pool's, `costs` replaces the catalog's."""
+        costs = costs or pool_costs(decode.engine)
+        first = step_of(prefill, pool_coefficients(prefill, "prefill", costs))
+        rest = step_of(decode, pool_coefficients(decode, "decode", costs))
         joint = np.maximum.accumulate(sum((first.parts[name] for name in JOINT), np.zeros(len(first.grid))))
         tokens = np.arange(first.max_tokens + 1)
         before = PrefillPool(
@@ -91,9 +93,10 @@ class Pools:
                 f"the KV pool of {memory.pool.kv_tokens:,} tokens holds no sequence of {context:,.0f} tokens"
             )
         step_s = rest.decode_step(np.maximum(np.arange(seats + 1) / ranks / rest.stages, 1.0), context)
-        after = DecodePool(decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)))
+        after = DecodePool(decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)), costs.handover)
         slowest = min(prefill.gpu.internode_bandwidth, decode.gpu.internode_bandwidth)  # each rank sends what it holds
-        return cls(before, after, first, rest, ranks, held, memory.layout.kv_bytes_per_token / slowest)
+        sigmas = pool_spreads(decode, rest.sigma_tpot, first.sigma_ttft)
+        return cls(before, after, first, rest, ranks, held, memory.layout.kv_bytes_per_token / slowest, *sigmas)
 
     def run(self, workload: Workload) -> Performance:
         """Let the workload's requests through, a whole run from the first burst on, and sum up what they saw."""
@@ -124,7 +127,7 @@ class Pools:
         shares = run.tokens / max(run.tokens.sum(), 1e-9)
         batch, reached = float(shares @ np.arange(seats + 1)), np.cumsum(shares)
         gaps = [steps[min(int(np.searchsorted(reached, q)), seats)] for q in LATE]
-        spread, first = self.decode.sigma_tpot, max(self.prefill.sigma_ttft, SIGMA_TTFT)
+        spread, first = self.sigma_tpot, self.sigma_ttft
         mixed = math.hypot(first * ttft.mean(), spread * decoding.mean()) / (ttft.mean() + decoding.mean())
         served = Interval.factor(rate, spread)
         return Performance(

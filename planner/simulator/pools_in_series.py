@@ -1,9 +1,10 @@
 """Two pools in series, compiled: prompts queue for prefill workers, then join a decode worker until their last token.
 
-A prefill worker computes as many whole prompts a step as its data-parallel ranks have room for, first come, first
-served; the fullest rank decides how long its own part of the step takes, all ranks together how long the experts do. A
-decode worker's sequences advance together, one token a step; it takes a new one whenever it has a seat. What is left
-out: the boundaries of decode steps (half a step per request) and differences between ranks of a decode worker.
+Requests are dealt to the workers of each pool in turn, as NVIDIA Dynamo's frontend does by default, and wait there,
+first come, first served. A prefill worker computes as many whole prompts a step as its data-parallel ranks have room
+for; the fullest rank decides how long its own part of the step takes, all ranks together how long the experts do. A
+decode worker's sequences advance together, one token a step; it takes a new one whenever it has a seat, `handover`
+steps after its KV cache has come. What is left out: differences between ranks of a decode worker.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ class DecodePool(NamedTuple):
 
     workers: int
     step_s: np.ndarray  # [seats + 1], rising
+    handover: float  # steps that pass between the arrival of a request's KV cache and its first token
 
 
 class Passage(NamedTuple):
@@ -45,6 +47,17 @@ class Passage(NamedTuple):
     ended: np.ndarray
     tokens: np.ndarray  # [seats + 1] tokens decoded in batches of so many sequences
     busy: np.ndarray  # [1] seconds that prefill workers compute, summed over them
+
+
+@njit(cache=KEPT, error_model="numpy")
+def _append(i: int, worker: int, first: Any, last: Any, after: Any) -> None:
+    """Request `i` to the end of the queue of `worker`."""
+    after[i] = -1
+    if first[worker] < 0:
+        first[worker] = i
+    else:
+        after[last[worker]] = i
+    last[worker] = i
 
 
 @njit(cache=KEPT, error_model="numpy")
@@ -61,9 +74,10 @@ def tandem(
     room = len(prefill.own_s) - 1
     sent, done, joined, ended = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
     tokens, busy = np.zeros(seats + 1), np.zeros(1)
-    waiting, ready = np.empty(n, np.int64), np.empty(n, np.int64)  # first come, first served: [first, last)
-    first_waiting, last_waiting, first_ready, last_ready = 0, 0, 0, 0
-    idle = [worker for worker in range(prefill.workers)]
+    after = np.full(n, -1)  # the request behind each in the queue of its worker
+    first_waiting, last_waiting = np.full(prefill.workers, -1), np.full(prefill.workers, -1)
+    first_ready, last_ready = np.full(decode.workers, -1), np.full(decode.workers, -1)
+    idle = np.ones(prefill.workers, np.bool_)
     batches = [[0][:0] for _ in range(prefill.workers)]
     running = [[(0.0, 0)][:0] for _ in range(decode.workers)]  # (the worker's step count at which it ends, request)
     passed, since = np.zeros(decode.workers), np.zeros(decode.workers)  # steps done, and until when
@@ -76,18 +90,20 @@ def tandem(
         heapq.heappush(events, (arrival[i], ARRIVES, i, 0))
     while events:
         now, kind, what, stamp = heapq.heappop(events)
+        touched, worker = -1, what % prefill.workers if kind == ARRIVES else what
         if kind == ARRIVES:
-            waiting[last_waiting] = what
-            last_waiting += 1
+            _append(what, worker, first_waiting, last_waiting, after)
         elif kind == PREFILLED:
             for i in batches[what]:
-                done[i] = now
-                heapq.heappush(events, (now + travel_s[i], JOINS, i, 0))
-            idle.append(what)
+                done[i], batch = now, min(len(running[i % decode.workers]) + 1, seats)
+                arrives = now + travel_s[i] + decode.handover * decode.step_s[batch]
+                heapq.heappush(events, (arrives, JOINS, i, 0))
+            idle[what] = True
         elif kind == JOINS:
-            ready[last_ready] = what
-            last_ready += 1
+            touched = what % decode.workers
+            _append(what, touched, first_ready, last_ready, after)
         elif stamp == version[what]:
+            touched = what
             batch = len(running[what])
             tokens[batch] += batch * (now - since[what]) / decode.step_s[batch]
             passed[what] += (now - since[what]) / decode.step_s[batch]
@@ -104,41 +120,41 @@ def tandem(
                 heapq.heappush(events, (sent[sendable], ARRIVES, sendable, 0))
                 sendable += 1
         together = len(events) > 0 and events[0][0] == now and events[0][1] == ARRIVES
-        while idle and first_waiting < last_waiting and not together:
-            worker = idle.pop(0)
-            batches[worker].clear()
+        if kind == ARRIVES and together:
+            continue
+        for w in (
+            range(prefill.workers) if kind == ARRIVES else range(worker, worker + 1 if kind == PREFILLED else worker)
+        ):
+            if not idle[w] or first_waiting[w] < 0:
+                continue
+            batches[w].clear()
             loads[:] = 0.0
             attention[:] = 0.0
-            while first_waiting < last_waiting:  # the next prompt goes to the emptiest rank, if it has room
-                i, rank = waiting[first_waiting], int(np.argmin(loads))
+            while first_waiting[w] >= 0:  # the next prompt goes to the emptiest rank, if it has room
+                i, rank = first_waiting[w], int(np.argmin(loads))
                 if loads[rank] > 0 and loads[rank] + prompt[i] > room:
                     break
                 loads[rank] += prompt[i]
                 attention[rank] += attention_s[i]
-                batches[worker].append(i)
-                first_waiting += 1
+                batches[w].append(i)
+                first_waiting[w] = after[i]
             chunks = max(np.ceil(loads.max() / room), 1.0)
             own = prefill.own_s[int(np.ceil(loads.max() / chunks))] + prefill.step_s
             joint = prefill.joint_s[int(np.ceil(loads.sum() / prefill.ranks / chunks))]
             seconds = chunks * (own + joint) + attention.max()
             busy[0] += seconds
-            heapq.heappush(events, (now + seconds, PREFILLED, worker, 0))
-        while first_ready < last_ready:
-            worker = 0
-            for w in range(1, decode.workers):
-                if len(running[w]) < len(running[worker]):
-                    worker = w
-            batch = len(running[worker])
-            if batch == seats:
-                break
-            i = ready[first_ready]
-            first_ready += 1
+            idle[w] = False
+            heapq.heappush(events, (now + seconds, PREFILLED, w, 0))
+        while touched >= 0 and first_ready[touched] >= 0 and len(running[touched]) < seats:
+            i = first_ready[touched]
+            first_ready[touched] = after[i]
+            batch = len(running[touched])
             if batch:
-                tokens[batch] += batch * (now - since[worker]) / decode.step_s[batch]
-                passed[worker] += (now - since[worker]) / decode.step_s[batch]
-            since[worker], joined[i] = now, now
-            heapq.heappush(running[worker], (passed[worker] + steps[i], i))
-            version[worker] += 1
-            gap = (running[worker][0][0] - passed[worker]) * decode.step_s[batch + 1]
-            heapq.heappush(events, (now + max(gap, 0.0), ENDS, worker, version[worker]))
+                tokens[batch] += batch * (now - since[touched]) / decode.step_s[batch]
+                passed[touched] += (now - since[touched]) / decode.step_s[batch]
+            since[touched], joined[i] = now, now
+            heapq.heappush(running[touched], (passed[touched] + steps[i], i))
+            version[touched] += 1
+            gap = (running[touched][0][0] - passed[touched]) * decode.step_s[batch + 1]
+            heapq.heappush(events, (now + max(gap, 0.0), ENDS, touched, version[touched]))
     return Passage(sent, done, joined, ended, tokens, busy)

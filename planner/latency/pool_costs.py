@@ -1,0 +1,92 @@
+"""What a pool's workers cost beside the step costs of engines that do both, prefill and decode, in every step.
+
+Step costs are fitted to serving where prompts interrupt decoding, and share with it what that costs the host and the
+kernels. A worker of a pool does one of both. `catalogs/pools.yaml` says what that changes, fitted by `make pools`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from planner.core.catalog import Entry, entries
+from planner.facts.coefficients import Coefficients, coefficient_names
+from planner.facts.deployment import Deployment
+from planner.facts.engines import Engine, release
+from planner.latency.calibration import calibration_of
+
+SECONDS = ("row_s", "request_s")
+"""Coefficients that `catalogs/pools.yaml` gives in seconds; all others are factors."""
+
+
+class PoolCosts(Entry):
+    """An entry of `catalogs/pools.yaml`, whose head explains its fields."""
+
+    prefill: Mapping[str, PositiveFloat] = Field(default_factory=dict)
+    decode: Mapping[str, PositiveFloat] = Field(default_factory=dict)
+    attention_dp: PositiveFloat = 1.0
+    handover: NonNegativeFloat = 1.0
+    prefill_tokens: PositiveInt | None = None
+    sigma_tpot: PositiveFloat
+    sigma_ttft: PositiveFloat
+    gpus: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
+    points: int = 0
+    source: str
+    date: str
+
+
+UNKNOWN = PoolCosts(sigma_tpot=0.25, sigma_ttft=0.6, source="no pools of this engine were measured", date="2026-11")
+"""An engine whose pools nobody measured: its step costs as they are, one step until the first token, wide intervals."""
+
+
+@cache
+def _catalog() -> dict[str, PoolCosts]:
+    found = entries("pools.yaml", PoolCosts)
+    known = set(coefficient_names())
+    for name, costs in found.items():
+        if strange := (set(costs.prefill) | set(costs.decode)) - known:
+            raise ValueError(f"pools.yaml, entry {name}: no coefficient is named {', '.join(sorted(strange))}")
+    return found
+
+
+def entry_of(engine: Engine) -> str:
+    """The name of the entry that holds for `engine`: of those before a later release the lowest, else its own name."""
+    bounds = (name.partition(" before ")[2] for name in _catalog() if name.startswith(f"{engine.name} before "))
+    later = sorted((bound for bound in bounds if engine.release < release(bound)), key=release)
+    return f"{engine.name} before {later[0]}" if later else engine.name
+
+
+def pool_costs(engine: Engine) -> PoolCosts:
+    """What the catalog knows of pools under `engine`."""
+    return _catalog().get(entry_of(engine), UNKNOWN)
+
+
+def pool_coefficients(
+    deployment: Deployment, phase: Literal["prefill", "decode"], costs: PoolCosts | None = None
+) -> Coefficients:
+    """The coefficients of a worker that only computes prompts, or only decodes; `costs` replaces the catalog's."""
+    costs = costs or pool_costs(deployment.engine)
+    known = calibration_of(deployment.model, deployment.gpu, deployment.engine).coefficients
+    given = dict(getattr(costs, phase))
+    if phase == "prefill" and deployment.layout.dp > 1:
+        given["pace"] = given.get("pace", 1.0) * costs.attention_dp
+    pace = known.pace * given.get("pace", 1.0)  # of the whole step: what is given in seconds must not be scaled by it
+    values = {name: value / pace if name in SECONDS else value * getattr(known, name) for name, value in given.items()}
+    return replace(known, **values)
+
+
+def pool_spreads(deployment: Deployment, tpot: float, ttft: float) -> tuple[float, float]:
+    """Standard deviations of ln(measured / predicted) TPOT and TTFT of pools of `deployment`.
+
+    Those of curves left out of the fit; a GPU or a model whose pools nobody measured has at least the step cost's own,
+    `tpot` and `ttft`.
+    """
+    costs = pool_costs(deployment.engine)
+    if deployment.gpu.name in costs.gpus and deployment.model.architecture.model_type in costs.models:
+        return costs.sigma_tpot, costs.sigma_ttft
+    return max(costs.sigma_tpot, tpot), max(costs.sigma_ttft, ttft)
