@@ -1,4 +1,4 @@
-"""Board power against measured runs, and its fit: `python -m planner.operations.validation.power` prints both.
+"""Board power against measured runs, and its fit: `python tests/fit_power.py` prints both.
 
 The energies of `catalogs/power.yaml` are fitted at the rates that were measured, so that they hold whatever the planner
 makes of those; the spread there is what its own rates leave, which the last line prints.
