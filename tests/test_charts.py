@@ -23,7 +23,7 @@ from planner.planning.framework import Traits, choose
 from planner.planning.scenario import Target
 from planner.planning.search import Plan, search
 from planner.planning.what_if import WhatIf
-from planner.studies import layout_study, load_sweeps, summary, tail_latency
+from planner.studies import layout_study, summary, tail_latency
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_what_one_replica_promises_it_keeps_and_no_more(plan: Plan) -> None:
 
 def test_littles_law_counts_who_is_there(plan: Plan) -> None:
     found = plan.chosen.prediction.performance
-    assert load_sweeps.in_flight(found) == pytest.approx(plan.scenario.workload.rate * found.e2e["mean"].mid)
+    assert found.request_tps.mid == pytest.approx(plan.scenario.workload.rate)
     assert replayed(plan.scenario, plan.chosen).prediction.performance == found
 
 

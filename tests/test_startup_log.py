@@ -54,7 +54,7 @@ def gib(log: StartupLog) -> dict[str, float]:
 
 def test_a_log_of_0_19_states_everything() -> None:
     log = read_log(V019)
-    assert log.version == "0.19.0"
+    assert log.arguments["engine_version"] == "0.19.0"
     figures = gib(log)
     assert (figures["weights"], figures["activation"], figures["non_torch"]) == (27.39, 1.52, 0.25)
     assert (figures["requested"], figures["kv_available"], figures["cudagraph_actual"]) == (75.23, 46.08, 1.07)

@@ -69,13 +69,15 @@ def report(
     progress(told(plan))
     if notebooks is None:
         notebooks = chapters(plan)
+    said = {"fits": bool(plan.candidates), "meets": bool(plan.chosen), "misses": not plan.chosen}
+    left_out = ["live", *(tag for tag, holds in said.items() if not holds)]  # "live": the page has shown it already
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         work = Path(made)
         (work / "plan.pickle").write_bytes(pickle.dumps(plan))
         parameters = {"scenario": str(path.resolve()), "kept": str(work / "plan.pickle")}
         executed = _execute(notebooks, parameters, work, progress)
         (work / "title.json").write_text(json.dumps(_title(plan)))
-        body = "\n\n".join(_typst(notebook, work, _left_out(plan)) for notebook in executed)
+        body = "\n\n".join(_typst(notebook, work, left_out) for notebook in executed)
         (work / "body.typ").write_text(body, encoding="utf-8")
         shutil.copy(TEMPLATE, work)
         # with the fonts that Typst brings along, so that the PDF is the same everywhere
@@ -143,14 +145,8 @@ def _title(plan: Plan) -> dict[str, Any]:
     return {**{part: one_line(text) for part, text in answer.items()}, "facts": facts}
 
 
-def _left_out(plan: Plan) -> list[str]:
-    """The tags of cells that say nothing of `plan`, and of those for the screen only, which would repeat the page."""
-    said = {"fits": bool(plan.candidates), "meets": bool(plan.chosen), "misses": not plan.chosen}
-    return ["live", *(tag for tag, holds in said.items() if not holds)]
-
-
 def _typst(notebook: Path, work: Path, left_out: Sequence[str]) -> str:
-    """What an executed notebook shows, as Typst; its charts become PDF files in `work`, with their type embedded."""
+    """What an executed notebook shows, but for cells tagged `left_out`, as Typst; its charts become PDFs in `work`."""
     import pypandoc
     import vl_convert
     from nbconvert import HTMLExporter

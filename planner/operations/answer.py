@@ -48,20 +48,13 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
     layout, args, price = deployment.layout, deployment.args, price_per_hour(deployment.gpu, scenario.prices)
     drafting, performance = deployment.speculation, prediction.performance
     shown: dict[str, Any] = {
-        "model": scenario.model,
-        "checkpoint": deployment.model.name,
-        "quantization": deployment.model.quantization.method,
-        "kv_cache_dtype": args.kv_cache_dtype or "auto",
-        "engine": deployment.engine.name,
-        "engine_version": deployment.engine.version,
-        "gpu": deployment.gpu.name,
-        "gpus": layout.gpus,
-        "gpus_rented": layout.gpus,
-        "layout": {size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")},
-        "pools": None,
+        "model": scenario.model, "checkpoint": deployment.model.name,
+        "quantization": deployment.model.quantization.method, "kv_cache_dtype": args.kv_cache_dtype or "auto",
+        "engine": deployment.engine.name, "engine_version": deployment.engine.version,
+        "gpu": deployment.gpu.name, "gpus": layout.gpus, "gpus_rented": layout.gpus,
+        "layout": {size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")}, "pools": None,
         "engine_args": {name: value for name, value in vars(args).items() if value is not None},
-        "speculation": drafting
-        and {
+        "speculation": drafting and {
             **{field: getattr(drafting, field) for field in ("method", "num_speculative_tokens", "acceptance_rate")},
             "draft_model": drafting.draft and drafting.draft.name,
         },
@@ -71,7 +64,7 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         "power_w": _triple(prediction.power and prediction.power * layout.gpus),
         "joules_per_output_token": _triple(prediction.joules),
         "start_up_s": _triple(begins.total if (begins := start_up(deployment, scenario.storage)) else None),
-    }
+    }  # fmt: skip
     return shown | (_loaded(scenario, prediction, performance) if performance else {"predicted": None})
 
 
@@ -80,19 +73,14 @@ def _loaded(scenario: Scenario, prediction: Prediction, performance: Performance
     return {
         "predicted": {
             **{f"{name}_ms": {at: _triple(performance.at(name, at) * 1e3) for at in POINTS} for name in LATENCIES},
-            "output_tps": _triple(performance.output_tps),
-            "request_tps": _triple(performance.request_tps),
-            "kv_usage": performance.kv_usage,
-            "kv_usage_p99": performance.kv_usage_p99,
-            "preemptions_per_request": performance.preemptions,
-            "decode_batch_mean": performance.decode_batch,
+            "output_tps": _triple(performance.output_tps), "request_tps": _triple(performance.request_tps),
+            "kv_usage": performance.kv_usage, "kv_usage_p99": performance.kv_usage_p99,
+            "preemptions_per_request": performance.preemptions, "decode_batch_mean": performance.decode_batch,
             "requests_replayed": performance.requests,
         },
         "service_level": [
             {
-                "metric": target.metric,
-                "percentile": target.percentile,
-                "limit_ms": target.seconds * 1e3,
+                "metric": target.metric, "percentile": target.percentile, "limit_ms": target.seconds * 1e3,
                 "predicted_ms": _triple((value := performance.at(target.metric, target.percentile)) * 1e3),
                 "holds": not value.mid > target.seconds,
             }
@@ -102,7 +90,7 @@ def _loaded(scenario: Scenario, prediction: Prediction, performance: Performance
         "capacity_rps": _triple(performance.capacity),
         "planned_rps": asked_rps(scenario, prediction),
         "headroom": free_share(scenario, prediction),
-    }
+    }  # fmt: skip
 
 
 def _triple(value: Interval | None) -> list[float] | None:

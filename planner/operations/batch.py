@@ -127,7 +127,11 @@ def predict_row(
         return {**answer, "status": "error", "error": str(error)}
     except Exception as error:  # one odd row must not end the others
         return {**answer, "status": "error", "error": f"this row cannot be planned ({type(error).__name__}: {error})"}
-    return answer | _columns(found) | {"warnings": ";".join((*notes, *found.warnings))}
+    columns = _columns(found)
+    scored = {name: value for name in _SCORED if isinstance(value := columns.get(name), Interval)}
+    ends = {f"{name}_{end}": getattr(value, end) for name, value in scored.items() for end in ("lo", "hi")}
+    middles = {name: value.mid if isinstance(value, Interval) else value for name, value in columns.items()}
+    return answer | middles | ends | {"warnings": ";".join((*notes, *found.warnings))}
 
 
 def read_run(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> tuple[Deployment, Workload]:
@@ -150,7 +154,7 @@ def that_starts(deployment: Deployment, workload: Workload, notes: list[str]) ->
 
 
 def _columns(found: Prediction) -> dict[str, object]:
-    """The output columns of one prediction."""
+    """The output columns of one prediction, intervals as they are."""
     memory, pool, architecture = found.memory, found.memory.pool, found.deployment.model.architecture
     performance, begins = found.performance, start_up(found.deployment)
     columns: dict[str, object] = {
@@ -165,26 +169,16 @@ def _columns(found: Prediction) -> dict[str, object]:
     if performance is None:
         if found.workload is not None or not memory.starts:
             columns |= {"status": "does_not_fit", "error": ". ".join(filter(None, (memory.reason, memory.remedy)))}
-        return _with_intervals(columns)
-    for name in _LATENCIES:
-        metric, _, quantile = name.split("_")
-        columns[name] = getattr(performance, metric)[quantile] * 1e3
-    columns |= {name: getattr(performance, name) for name in RATES}
-    columns |= {
+        return columns
+    columns |= {f"{m}_ms_{q}": performance.at(m, q) * 1e3 for m in LATENCIES for q in POINTS}
+    return columns | {
+        **{name: getattr(performance, name) for name in RATES},
         "output_tps_per_gpu": performance.output_tps / found.gpus, "preemptions_per_request": performance.preemptions,
         "kv_usage_p99": performance.kv_usage_p99 or performance.kv_usage, "queue_ms_p99": performance.queue * 1e3,
         "decode_batch_mean": performance.decode_batch, "spec_speedup": found.speedup, "calibration": performance.basis,
         "usd_per_mtok_output": found.usd_per_mtok_output, "capacity_rps": performance.capacity,
         "power_w_per_gpu": found.power, "joules_per_output_token": found.joules,
     }  # fmt: skip
-    return _with_intervals(columns)
-
-
-def _with_intervals(columns: Mapping[str, object]) -> dict[str, object]:
-    """Intervals as their middles, and the scored ones' ends beside them."""
-    scored = {name: value for name in _SCORED if isinstance(value := columns.get(name), Interval)}
-    ends = {f"{name}_{end}": getattr(value, end) for name, value in scored.items() for end in ("lo", "hi")}
-    return {name: value.mid if isinstance(value, Interval) else value for name, value in columns.items()} | ends
 
 
 def _written(value: object) -> str:

@@ -22,10 +22,6 @@ from planner.memory.budget import memory_of
 from planner.models.registry import Model, model
 from planner.parallelism.layouts import refuse
 
-Cell = Any
-"""Text, a number or a truth value, as its column says."""
-
-
 POOL_SIZES = ("workers", "tp", "dp", "ep")
 COLUMNS: Mapping[str, Any] = read_yaml(Path(__file__).parent / "templates" / "columns.yaml")
 ENGINE_ARGS: Mapping[str, str] = COLUMNS["engine_args"]
@@ -33,9 +29,9 @@ INPUTS = {**{name: kind for kind, names in COLUMNS["inputs"].items() for name in
 """Every input column and how its cells are read."""
 
 
-def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Cell], list[str]]:
+def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     """The filled cells of known columns, read; and notes on columns that look misspelt."""
-    cells: dict[str, Cell] = {}
+    cells: dict[str, Any] = {}
     notes = []
     for name, text in row.items():
         if name not in INPUTS and name not in COLUMNS["measured"]:
@@ -50,7 +46,7 @@ def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Cell], list[str]]:
     return cells, notes
 
 
-def _read(cell: str, accepts: str, least: float | None = None, most: float = math.inf, whole: bool = False) -> Cell:
+def _read(cell: str, accepts: str, least: float | None = None, most: float = math.inf, whole: bool = False) -> Any:
     """The text, truth value or number in a cell; `ValueError` or `KeyError` for what its kind does not accept."""
     if least is None:
         return cell if accepts == "text" else COLUMNS["flags"][cell.casefold()]
@@ -60,7 +56,7 @@ def _read(cell: str, accepts: str, least: float | None = None, most: float = mat
     return int(number) if whole else number
 
 
-def read_model(cells: Mapping[str, Cell], folder: Path, prefix: str = "") -> Model:
+def read_model(cells: Mapping[str, Any], folder: Path, prefix: str = "") -> Model:
     """The model (or, with the prefix "draft_", the draft) that a row names."""
     name, config = cells.get(f"{prefix}model"), cells.get(f"{prefix}model_config")
     if config is not None and not any(map(isfile, (folder / config, folder / config / "config.json"))):
@@ -100,7 +96,7 @@ def _asked_once(source: str, quantization: str | None, dtype: str | None) -> Mod
 
 
 def read_deployment(
-    served: Model, cells: Mapping[str, Cell], folder: Path, notes: list[str], pool: str = ""
+    served: Model, cells: Mapping[str, Any], folder: Path, notes: list[str], pool: str = ""
 ) -> Deployment:
     """What a row deploys: all of it, or its "prefill" or "decode" pool."""
     if "gpu" not in cells:
@@ -157,8 +153,8 @@ def _with_room(deployment: Deployment, pool: str, notes: list[str]) -> Deploymen
 
 
 def _as_meant(
-    sizes: dict[str, Cell], served: Model, cells: Mapping[str, Cell], notes: list[str], squared: bool
-) -> dict[str, Cell]:
+    sizes: dict[str, Any], served: Model, cells: Mapping[str, Any], notes: list[str], squared: bool
+) -> dict[str, Any]:
     """Sizes that no engine could run, read as benchmark tables mean them.
 
     InferenceX's tables give TP8 with EP8 as 64 and 64 (the same runs stand beside it as 8 and 8; `squared`, not in its
@@ -182,7 +178,7 @@ def _as_meant(
     return sizes
 
 
-def read_workload(cells: Mapping[str, Cell], folder: Path, notes: list[str]) -> Workload | None:
+def read_workload(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> Workload | None:
     """The traffic of a row; None where it has none, and only memory can be planned."""
     rate, concurrency, prompts = cells.get("request_rate"), cells.get("concurrency"), cells.get("num_prompts")
     if "trace" not in cells and not {"isl", "osl"} & set(cells):
@@ -206,7 +202,7 @@ def read_workload(cells: Mapping[str, Cell], folder: Path, notes: list[str]) -> 
     return Workload(lengths["isl"], lengths["osl"], rate=rate, concurrency=concurrency, num_prompts=prompts, **load)
 
 
-def _lengths(cells: Mapping[str, Cell], name: str) -> Lengths:
+def _lengths(cells: Mapping[str, Any], name: str) -> Lengths:
     if name not in cells:
         raise PlannerError(f"{name} is missing")
     try:

@@ -36,6 +36,7 @@ THEIRS = COLUMNS["inferencex"]
 """What an InferenceX table calls its columns and formats, and what the batch interface does."""
 MOST_BYTES, MOST_RUNS = 128 * MIB, 10_000
 """Of a file of results."""
+DRAFTED = "whose acceptance would be fitted too"
 Tokens = Annotated[int, Field(ge=0, lt=2**31)]
 
 
@@ -80,17 +81,12 @@ class BenchRun(Entry):
         if trace := self._trace():
             prompt, output = Lengths.empirical(trace.prompt), Lengths.empirical(trace.output)
             rate = trace.rate if trace.arrival[-1] else rate
+        in_flight = self.max_concurrency or (self.completed if rate is None else None)
         return Workload(
-            prompt,
-            output,
-            rate=rate,
-            concurrency=self.max_concurrency or (self.completed if rate is None else None),
-            burstiness=self.burstiness,
-            prefix_tokens=prefix_tokens,
-            prefix_hit_rate=float(prefix_tokens > 0),
+            prompt, output, rate=rate, concurrency=in_flight, burstiness=self.burstiness, trace=trace,
+            prefix_tokens=prefix_tokens, prefix_hit_rate=float(prefix_tokens > 0),
             num_prompts=len(trace.prompt) if trace else self.completed,
-            trace=trace,
-        )
+        )  # fmt: skip
 
     def _trace(self) -> Trace | None:
         """The requests that succeeded, in the order in which they were sent; None without the lengths of at least two.
@@ -121,10 +117,8 @@ def planned(scenario: str | Path) -> tuple[Deployment, int]:
     The catalog's coefficients are what a fit starts from, whatever the scenario was calibrated with before.
     """
     asked = load_scenario(scenario)
-    deployment = subject(search(asked))
-    layout = replace(deployment.layout, replicas=1)
-    bare = replace(deployment.engine, calibration={})
-    return replace(deployment, layout=layout, engine=bare), asked.workload.prefix_tokens
+    alone = subject(search(asked)).with_replicas(1)
+    return replace(alone, engine=replace(alone.engine, calibration={})), asked.workload.prefix_tokens
 
 
 def read_results(paths: Sequence[Path], deployment: Deployment | None = None, prefix_tokens: int = 0) -> Results:
@@ -135,9 +129,7 @@ def read_results(paths: Sequence[Path], deployment: Deployment | None = None, pr
     """
     points, notes = list[Point](), list[str]()
     if deployment and deployment.speculation:
-        raise PlannerError(
-            "the plan drafts tokens, whose acceptance would be fitted too: benchmark it without speculation"
-        )
+        raise PlannerError(f"the plan drafts tokens, {DRAFTED}: benchmark it without speculation")
     for path in paths:
         if path.suffix.lower() == ".csv":
             found, said = _table(path, deployment)
@@ -237,7 +229,7 @@ def _unlike(row: Mapping[str, str]) -> str:
     """Why step costs cannot be fitted to a row, or nothing."""
     if row.get("mode", "agg") != "agg" or any(f"prefill_{size}" in row for size in POOL_SIZES):
         return "of disaggregated serving"
-    return "with speculative decoding, whose acceptance would be fitted too" if "speculative_method" in row else ""
+    return f"with speculative decoding, {DRAFTED}" if "speculative_method" in row else ""
 
 
 def _as_batch(row: Mapping[str, str]) -> dict[str, str]:

@@ -225,10 +225,8 @@ def fit(
     ((entry, _),) = kinds
     known = calibration_of(points[0].deployment.model, points[0].deployment.gpu, points[0].deployment.engine)
     names, before = coefficient_names(), known.coefficients
-    start, width = (
-        np.log([getattr(before, name) for name in names]),
-        np.array([PRIORS[name]["spread"] for name in names]),
-    )
+    start = np.log([getattr(before, name) for name in names])
+    width = np.array([PRIORS[name]["spread"] for name in names])
     measured = np.log([[np.nan if v is None else v for v in (p.ttft, p.tpot)] for p in points])
     use = np.isfinite(measured)
 

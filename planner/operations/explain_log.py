@@ -126,9 +126,8 @@ def deployment_of(log: StartupLog, gpu: str | None = None, planned: Deployment |
     """
     said = dict(log.arguments)
     said |= {name: str(said[name]) for name in ("quantization", "gpu") if name in said}
-    stored, speculation = said.pop("quantization", None), said.pop("speculation", None)
-    name, card = said.pop("model", None), gpu or (planned.gpu if planned else None) or said.get("gpu")
-    said.pop("gpu", None)
+    stored, speculation, name, named = (said.pop(key, None) for key in ("quantization", "speculation", "model", "gpu"))
+    card = gpu or (planned.gpu if planned else None) or named
     if card is None:
         total = said.get("gpu_total", 0)
         near = " or ".join(known.name for known in gpus() if abs(known.memory - total) < 0.02 * total)
@@ -189,11 +188,8 @@ def explain(log: StartupLog, found: MemoryPlan) -> Explanation:
     for name in ("num_blocks", "kv_tokens"):
         mid = planned[name].mid
         planned[name] = Interval(mid * pool[1] / pool[0], mid, mid * pool[2] / pool[0])
-    lines = [
-        Comparison("cudagraph" if name == graphs else name, interval, log.figures[name])
-        for name, interval in planned.items()
-        if name in log.figures
-    ]
+    terms = {name: "cudagraph" if name == graphs else name for name in planned if name in log.figures}
+    lines = [Comparison(term, planned[name], log.figures[name]) for name, term in terms.items()]
     if (rest := _unexplained(log.figures, found, graphs)) is not None:
         lines.insert([line.term for line in lines].index("kv_available"), rest)
     return Explanation(log, found, tuple(lines))

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import unquote
 
 import jinja2
@@ -31,10 +31,6 @@ from planner.latency.start_up import STORAGE, start_up
 from planner.models.registry import model, repository
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Target
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 DRAIN_S = 120
 """Seconds that requests in flight get to finish when the server is stopped."""
@@ -83,13 +79,6 @@ class Launch:
     program: str
     port: int
     flags: tuple[Flag, ...]
-
-    def frame(self) -> pd.DataFrame:
-        """One row per flag: flag, value, reason."""
-        import pandas as pd
-
-        rows = [(flag.name, flag.value or "", flag.reason) for flag in self.flags]
-        return pd.DataFrame(rows, columns=["flag", "value", "reason"])
 
     @property
     def command(self) -> list[str]:
@@ -227,18 +216,12 @@ def documents(prediction: Prediction, targets: Sequence[Target], storage: str = 
     slowest = sorted(targets, key=lambda target: target.seconds)  # one limit per metric: the last and widest
     values: dict[str, Any] = {
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
-        "launch": launch(prediction),
-        "p": prediction,
-        "d": deployment,
-        "layout": layout,
-        "checkpoint": _checkpoint(deployment),
+        "launch": launch(prediction), "p": prediction, "d": deployment, "layout": layout, "targets": targets,
+        "checkpoint": _checkpoint(deployment), "metrics": engine.facts["metrics"], "ramp": ramp(prediction),
         "nodes": math.ceil(layout.gpus_per_replica / deployment.gpus_per_node),
-        "targets": targets,
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
-        "ramp": ramp(prediction),
-        "metrics": engine.facts["metrics"],
         "start_up": start_up(deployment, storage),
-    }
+    }  # fmt: skip
     return {name: render(name, **values) for name in file_names(prediction)}
 
 

@@ -33,7 +33,6 @@ _SPECULATION = {"method": r"'(\w{1,80})'", "model": r"'([^']{1,200})'", "num_spe
 class StartupLog:
     """What a start-up log states: figures (bytes, but counts as they are) and the engine's arguments."""
 
-    version: str | None
     figures: Mapping[str, float]
     arguments: Mapping[str, Any]
     """By our names: model, gpu, tp, engine_version, speculation (method, draft model, tokens) and whatever it names."""
@@ -53,8 +52,7 @@ def read_log(text: str) -> StartupLog:
             figures[name] = value if name in COUNTS else value * GIB
     if not {"weights", "kv_available", "kv_tokens", "free"} & set(figures):
         raise PlannerError('no vLLM start-up figures found; lines such as "Available KV cache memory: ..." would be')
-    arguments: dict[str, Any] = {}
-    said: dict[str, str] = {}
+    arguments, said = dict[str, Any](), dict[str, str]()
     for hit in _ARGUMENT.finditer(text):
         name, word = (group for group in hit.groups() if group is not None)
         said.setdefault(name, word)
@@ -64,14 +62,11 @@ def read_log(text: str) -> StartupLog:
     if match := re.search(PHRASES["version"], text):
         arguments["engine_version"] = match[1]
     if speculative := re.search(r"speculative_config['\"]?\s*[=:]\s*(?:SpeculativeConfig\(|\{)([^)}\n]{0,999})", text):
-        spoken = [
-            re.search(rf"\b{name}['\"]?\s*[=:]\s*{value}", speculative[1]) for name, value in _SPECULATION.items()
-        ]
+        spoken = [re.search(rf"\b{key}['\"]?\s*[=:]\s*{form}", speculative[1]) for key, form in _SPECULATION.items()]
         arguments["speculation"] = tuple(match and match[1] for match in spoken)
     arguments |= {f"gpu_{name}": round(figures[name]) for name in ("total", "free") if name in figures}
     failures = re.findall(PHRASES["failure"], text)
     return StartupLog(
-        arguments.get("engine_version"),
         figures,
         {name: value for name, value in arguments.items() if value not in (None, "auto")},
         "non-default args" in text,

@@ -27,10 +27,9 @@ from planner.planning.what_if import OTHER_GPUS, what_if
 
 PRECISION = 0.02
 """Of a capacity: the bisection stops within this power of two."""
-MOST_SHAPES = 16
-"""Shapes that are held against each other at most: beyond that those whose stages are a power of two."""
-MOST_GPUS = 64
-"""GPUs of the last resort, where a model fits nowhere that the scenario allows."""
+MOST_SHAPES, MOST_GPUS = 16, 64
+"""Shapes that are held against each other at most, beyond that those whose stages are a power of two; and GPUs of the
+last resort, where a model fits nowhere that the scenario allows."""
 SHAPES = (ParallelLayout(tp=2), ParallelLayout(tp=4), ParallelLayout(tp=8), ParallelLayout(pp=2))
 """What is held against each other for its messages."""
 
@@ -175,9 +174,8 @@ def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     """What the service level (offline: the deadline) asks for, and what the candidate is predicted to do."""
     found, rows = candidate.prediction.performance, []
     for target in scenario.service_level if found else ():
-        value = getattr(found, target.metric)[target.percentile]
-        state = held(target, value)
-        rows.append((f"{target.name} (ms)", value * 1e3, target.seconds * 1e3, value / target.seconds * 100, state))
+        value, limit = getattr(found, target.metric)[target.percentile], target.seconds
+        rows.append((f"{target.name} (ms)", value * 1e3, limit * 1e3, value / limit * 100, held(target, value)))
     if found and (most := most_rps(scenario, found)) and scenario.workload.rate:
         asked, free = asked_rps(scenario, candidate.prediction), 1 - scenario.headroom
         state = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"

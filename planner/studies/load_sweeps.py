@@ -16,7 +16,6 @@ import pandas as pd
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
-from planner.latency.performance import Performance
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
 from planner.planning.candidate import Candidate, full
@@ -34,11 +33,6 @@ def one_replica(scenario: Scenario, candidate: Candidate) -> tuple[Deployment, W
     workload = scenario.workload.share(candidate.deployment.layout.replicas)
     alone = candidate.deployment.with_replicas(1)
     return alone, full(alone, workload) if scenario.offline else workload
-
-
-def in_flight(performance: Performance) -> float:
-    """Requests that are in the system at once, by Little's law: throughput x time in it."""
-    return performance.request_tps.mid * performance.e2e["mean"].mid
 
 
 def promised(scenario: Scenario, metric: str) -> tuple[str, float | None]:
@@ -88,8 +82,7 @@ def long_prompt(
 
     The last row is without chunked prefill, for which the engine wants a budget of at least max_model_len.
     """
-    rows = []
-    whole = max(deployment.args.max_model_len, prompt + sequences)
+    rows, whole = [], max(deployment.args.max_model_len, prompt + sequences)
     for budget, chunked in [*((budget, True) for budget in budgets), (whole, False)]:
         changed = deployment.with_args(max_num_batched_tokens=budget, enable_chunked_prefill=chunked)
         data = gaps(changed, workload, sequences, prompt, chunked)
@@ -121,10 +114,3 @@ def pays_off(reuse: pd.DataFrame) -> float | None:
     served = np.array([value.mid for value in reuse["Requests/s, all slots taken"]])
     gain = np.maximum.accumulate(served / served[0] - 1)
     return float(np.interp(PREFIX_CACHE_COST, gain, reuse.iloc[:, 0])) if gain[-1] > PREFIX_CACHE_COST else None
-
-
-def knee(load: pd.DataFrame, tpot: str, limit: float | None) -> pd.DataFrame:
-    """Of a `by_concurrency` frame: a request alone, the most in flight within the limit, and the last point."""
-    within = load[[limit is None or value.mid <= limit for value in load[tpot]]]
-    shown = load.loc[sorted({load.index[0], *within.index[-1:], load.index[-1]})]
-    return shown[["Requests in flight", tpot, "Output tokens/s"]]

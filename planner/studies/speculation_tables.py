@@ -10,16 +10,11 @@ import pandas as pd
 from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment, Speculation
 from planner.facts.draft_models import lacking, methods
-from planner.latency.speculation import Speedup, break_even_acceptance, speculate
+from planner.latency.speculation import break_even_acceptance, speculate
 from planner.memory.budget import MemoryPlan
 
 EXAMPLE_DRAFT = Speculation("eagle3", 3, 0.62)
 """Considered where a scenario names nothing: what chat-70b cites for an EAGLE-3 head."""
-
-
-def considered(deployment: Deployment, speculation: Speculation | None) -> Deployment:
-    """`deployment` with its own speculation, else the scenario's, else `EXAMPLE_DRAFT`."""
-    return replace(deployment, speculation=deployment.speculation or speculation or EXAMPLE_DRAFT)
 
 
 def possible(deployment: Deployment) -> tuple[str, ...]:
@@ -39,17 +34,6 @@ def break_even_line(
         changed = replace(deployment, speculation=drafting)
         rows += [(k, batch, break_even_acceptance(changed, batch, context)) for batch in batches]
     return pd.DataFrame(rows, columns=["k", "batch", "acceptance_rate"]).dropna()
-
-
-def step_parts(found: Speedup) -> pd.DataFrame:
-    """Milliseconds per token and sequence by part, without and with speculation: columns way, part, ms per token."""
-    per = 1e3 / found.tokens_per_step
-    rows = [
-        ("without", "target", found.plain_s * 1e3),
-        ("with", "target", found.verify_s * per),
-        ("with", "draft", found.draft_s * per),
-    ]
-    return pd.DataFrame(rows, columns=["way", "part", "ms per token"])
 
 
 def draft_table(deployment: Deployment, memory: MemoryPlan, batch: float, context: float) -> pd.DataFrame:

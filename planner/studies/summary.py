@@ -84,18 +84,13 @@ def asked(scenario: Scenario) -> str:
 
 
 def limits(plan: Plan) -> str:
-    """What keeps anything cheaper from doing, and why it is this and not the runner-up."""
-    return f"{plan.binding} {why(plan)}".strip()
-
-
-def why(plan: Plan) -> str:
-    """Why the chosen one and not the runner-up, by the rule of the search."""
+    """What keeps anything cheaper from doing, and why it is this and not the runner-up, by the rule of the search."""
     chosen, other = plan.chosen, plan.runner_up
     if chosen is None:
-        return ""
+        return str(plan.binding)
     if other is None:
-        return "No other layout or GPU meets the service level."
-    name = f"The runner-up is {describe(other.deployment)}"
+        return f"{plan.binding} No other layout or GPU meets the service level."
+    name = f"{plan.binding} The runner-up is {describe(other.deployment)}"
     margins = f"this plan takes {chosen.margin:.0%} of its tightest limit, the runner-up {other.margin:.0%}"
     usd, more = chosen.usd_per_hour, other.usd_per_hour
     if usd is not None and more is not None and more > usd * 1.001:
@@ -112,8 +107,7 @@ def why(plan: Plan) -> str:
 
 def machines(deployment: Deployment) -> tuple[int, int]:
     """Machines that a deployment takes, a replica never over more of them than it must; and GPUs in each."""
-    layout, node = deployment.layout, deployment.gpus_per_node
-    each = layout.gpus_per_replica
+    layout, node, each = deployment.layout, deployment.gpus_per_node, deployment.layout.gpus_per_replica
     if each > node:
         return layout.replicas * math.ceil(each / node), node
     return math.ceil(layout.replicas / (node // each)), node
@@ -145,11 +139,8 @@ def rent(plan: Plan) -> pd.DataFrame:
     if found:
         rows += [("output (tokens/s)", found.output_tps), ("requests served (requests/s)", found.request_tps)]
         rows += [("figures", f"80 % intervals, {found.how}")]
-    return pd.DataFrame([(name, _cell(value)) for name, value in rows], columns=["what", "value"])
-
-
-def _cell(value: object) -> object:
-    return value if not isinstance(value, Interval) else f"{value:,.2f}" if value.mid < 100 else f"{value:,.0f}"
+    told = [f"{v:,.{2 if v.mid < 100 else 0}f}" if isinstance(v, Interval) else v for _, v in rows]
+    return pd.DataFrame({"what": [name for name, _ in rows], "value": told})
 
 
 def room(plan: Plan) -> str:
@@ -314,13 +305,12 @@ def rejections(plan: Plan) -> pd.DataFrame:
 def counts(plan: Plan) -> str:
     """How much was looked at."""
     why = Counter(rejection.bottleneck for rejection in plan.rejected)
-    out = ", ".join(f"{number} for {bottleneck}" for bottleneck, number in why.most_common())
-    meeting = sum(candidate.meets for candidate in plan.candidates)
+    reasons = ", ".join(f"{number} for {bottleneck}" for bottleneck, number in why.most_common())
+    out = f"; ruled out before: {len(plan.rejected)} ({reasons})" if why else ""
+    meeting = sum(candidate.meets for candidate in plan.candidates) or "none"
     closer = sum(candidate.stated for candidate in plan.candidates)
-    return (
-        f"Deployments evaluated in closed form: {len(plan.candidates)}; replayed: {closer} of them; meeting the "
-        f"service level: {meeting or 'none'}" + (f"; ruled out before: {len(plan.rejected)} ({out})." if why else ".")
-    )
+    looked = f"Deployments evaluated in closed form: {len(plan.candidates)}; replayed: {closer} of them"
+    return f"{looked}; meeting the service level: {meeting}{out}."
 
 
 def changed(plan: Plan, found: tuple[WhatIf, ...]) -> pd.DataFrame:

@@ -21,29 +21,29 @@ def tails(curves: Mapping[str, pd.DataFrame], limits: Mapping[str, Sequence[tupl
 
     `limits`: (percentile, ms) of the service level by latency; hollow points are the closed form's.
     """
-    return alt.hconcat(*(_tail(name, data, limits.get(name, ())) for name, data in curves.items()))
-
-
-def _tail(name: str, data: pd.DataFrame, limits: Sequence[tuple[str, float]]) -> alt.LayerChart | alt.FacetChart:
     axis = alt.Axis(values=list(PERCENTILES.values()), labelExpr=_LABELS, labelOverlap=False)
     scale = alt.Scale(type="log", domain=[1, 0.001], nice=False)
-    x = alt.X("slower:Q", title=f"percentile of {name}", scale=scale, axis=axis)
-    height = alt.Y("mid:Q", title=f"{name} (ms)", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=5))
-    named = data[data["name"].notna()]
-    spots = alt.Chart(named).encode(x=x)
-    layers = [*band(alt.Chart(data).encode(x=x), height), spots.mark_point().encode(y=alt.Y("mid:Q"))]
-    if named["closed form"].notna().any():
-        hollow = spots.mark_point(filled=False, color=PALETTE[1], size=70, strokeWidth=2)
-        layers.append(hollow.encode(y=alt.Y("closed form:Q")))
-    if limits:
-        rows = [{"slower": PERCENTILES[at], "ms": ms, "from": 1.0, "text": f"{at} promised"} for at, ms in limits]
-        promised = alt.Chart(pd.DataFrame(rows)).encode(x=x, y=alt.Y("ms:Q"))
-        layers += [
-            promised.mark_rule(strokeDash=[5, 4], color=BAD).encode(x2="from"),
-            promised.mark_point(shape="triangle-down", color=BAD, size=60),
-            promised.mark_text(align="left", dx=7, color="currentColor").encode(text="text:N"),
-        ]
-    return alt.layer(*layers).properties(width=beside(2), height=150)
+    panels = []
+    for name, data in curves.items():
+        x = alt.X("slower:Q", title=f"percentile of {name}", scale=scale, axis=axis)
+        height = alt.Y("mid:Q", title=f"{name} (ms)", scale=alt.Scale(type="log"), axis=alt.Axis(tickCount=5))
+        named = data[data["name"].notna()]
+        spots = alt.Chart(named).encode(x=x)
+        layers = [*band(alt.Chart(data).encode(x=x), height), spots.mark_point().encode(y=alt.Y("mid:Q"))]
+        if named["closed form"].notna().any():
+            hollow = spots.mark_point(filled=False, color=PALETTE[1], size=70, strokeWidth=2)
+            layers.append(hollow.encode(y=alt.Y("closed form:Q")))
+        if promises := limits.get(name):
+            rows = [(PERCENTILES[at], ms, 1.0, f"{at} promised") for at, ms in promises]
+            told = pd.DataFrame(rows, columns=["slower", "ms", "from", "text"])
+            promised = alt.Chart(told).encode(x=x, y=alt.Y("ms:Q"))
+            layers += [
+                promised.mark_rule(strokeDash=[5, 4], color=BAD).encode(x2="from"),
+                promised.mark_point(shape="triangle-down", color=BAD, size=60),
+                promised.mark_text(align="left", dx=7, color="currentColor").encode(text="text:N"),
+            ]
+        panels.append(alt.layer(*layers).properties(width=beside(2), height=150))
+    return alt.hconcat(*panels)
 
 
 def ramp(

@@ -6,6 +6,7 @@ import altair as alt
 import pandas as pd
 
 from planner.faces.charts.base import BAD, MUTED, PALETTE, colored
+from planner.latency.speculation import Speedup
 
 
 def heat_map(surface: pd.DataFrame, line: pd.DataFrame, here: tuple[float, float] | None = None) -> alt.TopLevelMixin:
@@ -43,9 +44,12 @@ def heat_map(surface: pd.DataFrame, line: pd.DataFrame, here: tuple[float, float
     return alt.hconcat(*panels)
 
 
-def step_parts(frame: pd.DataFrame) -> alt.TopLevelMixin:
-    """Milliseconds per token by part, without and with speculation. Columns: way, part, ms per token."""
-    bars = alt.Chart(frame, height=alt.Step(34)).mark_bar()
+def step_parts(found: Speedup) -> alt.TopLevelMixin:
+    """Milliseconds per token and sequence by part, without and with speculation."""
+    per = 1e3 / found.tokens_per_step
+    ms = [found.plain_s * 1e3, found.verify_s * per, found.draft_s * per]
+    data = pd.DataFrame({"way": ["without", "with", "with"], "part": ["target", "target", "draft"], "ms per token": ms})
+    bars = alt.Chart(data, height=alt.Step(34)).mark_bar()
     return bars.encode(
         x=alt.X("ms per token", title="milliseconds per token and sequence"),
         y=alt.Y("way", title=None, sort=None),

@@ -53,10 +53,8 @@ def prices(plan: Plan) -> alt.TopLevelMixin:
 
 def frameworks(choice: FrameworkChoice) -> alt.TopLevelMixin:
     """Each framework's points, those that cannot serve on these GPUs in grey."""
-    rows = [
-        (s.title, 0 if s.ruled_out else s.points, s.ruled_out or str(s.points), s.name == choice.chosen.name)
-        for s in choice.ranked
-    ]
+    told = [(each.title, each.name, each.ruled_out, each.points) for each in choice.ranked]
+    rows = [(title, 0 if out else n, out or str(n), name == choice.chosen.name) for title, name, out, n in told]
     data = pd.DataFrame(rows, columns=["framework", "points", "label", "chosen"])
     base = alt.Chart(data.assign(end=data["points"].clip(lower=0)), height=alt.Step(22))
     base = base.encode(y=alt.Y("framework", title=None, sort=None))
