@@ -1,7 +1,5 @@
 """How every chapter of the walk opens: with the plan of its scenario, searched for once."""
 
-from __future__ import annotations
-
 import pickle
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The walk as one PDF: execute the notebooks headlessly, side by side, and typeset what they show."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -4,8 +4,6 @@ One output serves both faces: JupyterLab shows the controls, and whatever cannot
 shows the same content for the starting values.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence

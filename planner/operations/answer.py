@@ -1,7 +1,5 @@
 """The answer to a scenario: a dozen lines for a person, `plan.json`, and the files that start and watch the plan."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """`planner predict`: a CSV of deployments in, a CSV of predictions out, row for row."""
 
-from __future__ import annotations
-
 import csv
 import math
 import os

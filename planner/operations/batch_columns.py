@@ -1,7 +1,5 @@
 """A row of the batch interface as a deployment and a workload: which columns there are, and how a cell is read."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Measured runs from files: what `vllm bench serve --save-result` writes, and tables of serving points."""
 
-from __future__ import annotations
-
 import difflib
 import io
 import math

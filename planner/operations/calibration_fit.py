@@ -6,8 +6,6 @@ do no harm; Gauss-Newton with Levenberg's damping on the coefficients' logarithm
 run's own requests gives (`replayed`), or the steady state in closed form (`predicted`), which gives the slopes anyway.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

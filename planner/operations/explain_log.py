@@ -1,7 +1,5 @@
 """Planned against logged: a start-up log beside the plan of its deployment, and what to carry into the next plan."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -3,8 +3,6 @@
 What each engine calls its flags, and why each is set, stands in `templates/flags/ENGINE.j2`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

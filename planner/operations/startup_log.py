@@ -3,8 +3,6 @@
 The phrases that are looked for stand in `catalogs/startup_log.yaml`.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

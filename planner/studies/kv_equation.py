@@ -1,7 +1,5 @@
 """The KV equation with a plan's own numbers: what each kind of layer keeps, per token and per sequence."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pandas as pd

@@ -3,8 +3,6 @@
 Frames have columns as people read them, units included; what is predicted stands in them as intervals.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import product

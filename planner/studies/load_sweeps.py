@@ -3,8 +3,6 @@
 Frames have columns as people read them, units included; what is predicted stands in them as intervals.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

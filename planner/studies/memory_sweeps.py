@@ -1,7 +1,5 @@
 """What the VRAM chapter asks of the memory plan: terms, sweeps over one argument, weight formats, and advice."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 

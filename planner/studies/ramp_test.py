@@ -1,7 +1,5 @@
 """More traffic than planned: a ramp to find what a deployment serves at most, bursts, and a surge, all replayed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

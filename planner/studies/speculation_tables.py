@@ -1,7 +1,5 @@
 """What the speculation chapter shows: which draft to consider, where it breaks even, what each way to draft takes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

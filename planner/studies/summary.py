@@ -1,7 +1,5 @@
 """The answer in words and tables: what the summary of a report says about a plan."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping

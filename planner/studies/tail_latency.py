@@ -4,8 +4,6 @@ Every run is replayed at the calibrated step cost and at both ends of its 80 % i
 a slower engine would queue. Frames have columns as people read them, units included.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Charts: one theme, one way to draw. Every function takes results of `planner` and returns an Altair chart."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence

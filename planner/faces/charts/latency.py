@@ -1,7 +1,5 @@
 """Charts of batching: one request's life, what moves with load and limits, what a long prompt does to the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Charts of layouts: which are legal and do, what their GPUs tell each other, what they cost for how fast."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import altair as alt

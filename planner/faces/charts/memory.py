@@ -1,7 +1,5 @@
 """Charts of the VRAM chapter beside the budget bar: sweeps with their status, and sequences by length."""
 
-from __future__ import annotations
-
 import altair as alt
 import pandas as pd
 

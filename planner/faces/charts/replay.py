@@ -1,7 +1,5 @@
 """Charts of replayed traffic: the tail of a latency, a ramp with its ceiling, who runs and who waits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import altair as alt

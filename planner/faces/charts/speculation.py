@@ -1,7 +1,5 @@
 """Charts of the speculation chapter: where it pays, and what a verdict is made of."""
 
-from __future__ import annotations
-
 import altair as alt
 import pandas as pd
 

@@ -1,7 +1,5 @@
 """Charts of the answer: promises against predictions, what candidates cost, how frameworks score."""
 
-from __future__ import annotations
-
 import math
 
 import altair as alt

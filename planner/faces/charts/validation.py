@@ -1,7 +1,5 @@
 """Charts of the validation appendix: predicted against measured, curves over concurrency, gauges over time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 

@@ -1,7 +1,5 @@
 """Planned against logged: public start-up logs kept in `catalogs/validation`, each planned as it was deployed."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

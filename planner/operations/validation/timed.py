@@ -3,8 +3,6 @@
 Each is replayed at the catalog's step costs, in whose fit its means are two rows of thousands.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
