@@ -60,7 +60,7 @@ def test_any_lognormal_keeps_its_mean_under_slicing_and_sampling(mean: float, sp
     assert found.slices(edges) @ np.diff(edges) == pytest.approx(found.mean, rel=1e-9)
     assert np.all(np.diff(found.slices(edges)) >= 0)
     assert found.quantile(0.3) <= found.p50 <= found.p95 <= found.p99 <= found.largest
-    assert found.cdf(found.quantile(0.8)) == pytest.approx(0.8, abs=0.01)
+    assert np.mean(found.values <= found.quantile(0.8)) == pytest.approx(0.8, abs=0.01)
     drawn = found.sample(20_000, np.random.default_rng(0))
     assert drawn.min() >= 1 and drawn.mean() == pytest.approx(mean, rel=0.08)
 

@@ -174,10 +174,6 @@ class Lengths:
         """Tokens that a share `q` of requests does not exceed."""
         return float(np.quantile(self.values, q, method="hazen"))
 
-    def cdf(self, tokens: float) -> float:
-        """The share of requests of at most `tokens`."""
-        return float(np.searchsorted(self.values, tokens, side="right") / len(self.values))
-
     def slices(self, edges: np.ndarray) -> np.ndarray:
         """Mean length of each slice between the shares `edges` (0 to 1), so that their weighted mean is `mean`."""
         if len(self.values) == 1:

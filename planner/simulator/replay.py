@@ -19,17 +19,8 @@ from planner.core.quantities import PlannerError
 from planner.facts.arrivals import Content, arrivals, shared_prefix
 from planner.facts.engines import engine
 from planner.latency.performance import LATE, LATENCIES, POINTS
-from planner.simulator.kernel_types import (
-    GAUGE,
-    ITL_FIRST,
-    ITL_PER_DECADE,
-    USAGE_BINS,
-    Outcome,
-    Rules,
-    StepTable,
-    Traffic,
-    as_compiled,
-)
+from planner.simulator import kernel_types as kinds
+from planner.simulator.kernel_types import Outcome, Rules, StepTable, Traffic, as_compiled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,11 +141,11 @@ class ReplayResult:
     def kv_usage_mean(self) -> float:
         """Share of the KV blocks in use, mean over the time that steps run."""
         busy = self.outcome.usage
-        return float(busy @ np.arange(USAGE_BINS) / max(busy.sum(), 1e-300) / (USAGE_BINS - 1))
+        return float(busy @ np.arange(kinds.USAGE_BINS) / max(busy.sum(), 1e-300) / (kinds.USAGE_BINS - 1))
 
     def kv_usage(self, q: float) -> float:
         """Share of the KV blocks in use that is not exceeded for a share `q` of the time that steps run."""
-        return min(_quantile(self.outcome.usage, q) / (USAGE_BINS - 1), 1.0)
+        return min(_quantile(self.outcome.usage, q) / (kinds.USAGE_BINS - 1), 1.0)
 
     @property
     def gauges(self) -> pd.DataFrame:
@@ -162,7 +153,7 @@ class ReplayResult:
         import pandas as pd
 
         columns = ["seconds", "running", "waiting", "kv_usage", "scheduled_tokens"]
-        frame = pd.DataFrame(self.outcome.noted(GAUGE, 5), columns=columns)
+        frame = pd.DataFrame(self.outcome.noted(kinds.GAUGE, 5), columns=columns)
         return frame.assign(seconds=frame.seconds * self.second, kv_usage=frame.kv_usage / (self.num_blocks - 1))
 
     def quantile(self, metric: str, q: float) -> float:
@@ -171,7 +162,7 @@ class ReplayResult:
             values = getattr(self, metric)
             return float(np.quantile(values, q)) if len(values) else math.nan
         least = min(1 / max(self.outcome.itl.sum(), 1), 0.5)  # one gap: the shortest is no empty bin
-        return self.second * ITL_FIRST * 10 ** (_quantile(self.outcome.itl, max(q, least)) / ITL_PER_DECADE)
+        return self.second * kinds.ITL_FIRST * 10 ** (_quantile(self.outcome.itl, max(q, least)) / kinds.ITL_PER_DECADE)
 
     def stats(self, metric: str) -> dict[str, float]:
         """mean, p50, p95 and p99 in seconds of "ttft", "tpot", "itl", "e2e" or "queue".
@@ -246,13 +237,12 @@ def replay(
     urgent. `gauge_s` > 0 samples the gauges so often.
     Raises `PlannerError` naming the request and field for anything that cannot be replayed.
     """
-    for name, values in {"arrival": arrival, "prompt_tokens": prompt, "output_tokens": output}.items():
+    time, tokens = (0, math.inf, "a time from 0"), (1, 2**31, "a number of tokens from 1")
+    columns = {"arrival": (arrival, time), "prompt_tokens": (prompt, tokens), "output_tokens": (output, tokens)}
+    for name, (values, (least, most, accepted)) in columns.items():
         if len(values) != len(arrival):
             raise PlannerError(f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many")
-        least = 0 if name == "arrival" else 1
-        bad = np.flatnonzero(~((values >= least) & (values < (np.inf if name == "arrival" else 2**31))))
-        if len(bad):
-            accepted = "a time from 0" if name == "arrival" else "a number of tokens from 1"
+        if len(bad := np.flatnonzero(~((values >= least) & (values < most)))):
             raise PlannerError(f"request {bad[0] + 1}, field {name}: {values[bad[0]]:g} is not {accepted}")
     late = np.flatnonzero(np.diff(arrival) < 0)
     if len(late):
@@ -347,12 +337,9 @@ def _coarser(rules: Rules, prompt: float) -> Rules:
 
 def step_table(model: StepModel) -> StepTable:
     """A step cost as the compiled replay reads it."""
-    return StepTable(
-        np.asarray(model.tokens_s, float), np.asarray(model.rows_s, float), model.fixed_s, model.state_s,
-        model.decode_context_s, model.prefill_pair_s, model.prefill_step_s,
-        np.array(model.decode_windows, float).reshape(-1, 2), np.array(model.prefill_windows, float).reshape(-1, 2),
-        model.stages, np.asarray(model.sequences_s, float),
-    )  # fmt: skip
+    table = StepTable(**{name: getattr(model, name) for name in StepTable._fields})
+    decode, prefill = (np.array(rows, float).reshape(-1, 2) for rows in (model.decode_windows, model.prefill_windows))
+    return table._replace(decode_windows=decode, prefill_windows=prefill)
 
 
 def replay_workload(

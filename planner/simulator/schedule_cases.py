@@ -61,11 +61,9 @@ class CaseConfig(Entry):
     def rules(self) -> Rules:
         """The same as the replay reads it."""
         groups = [(group.window if isinstance(group, WindowGroup) else 0, self.block_size) for group in self.groups]
-        return Rules(
-            self.max_num_seqs, self.max_num_batched_tokens, self.num_blocks, self.max_model_len,
-            self.enable_prefix_caching, self.enable_chunked_prefill, self.long_prefill_token_threshold,
-            self.async_scheduling, self.policy == "priority", is_recent(self.engine_version), np.array(groups),
-        )  # fmt: skip
+        same: dict[str, Any] = {name: value for name, value in self if name in Rules._fields and name != "groups"}
+        recent, priority = is_recent(self.engine_version), self.policy == "priority"
+        return Rules(**same, groups=np.array(groups), recent=recent, priority=priority)
 
 
 class CaseRequest(Entry):
