@@ -23,7 +23,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node) -> None:
-    node.config.stash[COMPILED].wait()
+    if compiling := node.config.stash.get(COMPILED, None):
+        compiling.wait()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
