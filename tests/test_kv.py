@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.core.quantities import GIB
+from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.memory.kv_cache import KvLayout, kv_layout
 from planner.memory.kv_layers import count_caches
@@ -170,3 +170,11 @@ def test_more_tokens_never_hold_fewer_blocks_and_pools_fit(
     assert found.blocks_for(found.longest(pool.num_blocks), found.in_flight) <= max(
         pool.num_blocks, found.blocks_for(0, 0)
     )
+
+
+def test_a_draft_with_a_plain_cache_has_no_place_among_compressed_ones() -> None:
+    v4: dict[str, Any] = {"max_model_len": 8192, "tp": 4, "gpu": "B200", "version": "0.33.0"}
+    drafts = [Speculation(method, 3) for method in ("mtp", "eagle3")]
+    assert layout("deepseek-ai/DeepSeek-V4-Flash", speculation=drafts[0], **v4).groups
+    with pytest.raises(PlannerError, match="draft with mtp"):
+        layout("deepseek-ai/DeepSeek-V4-Flash", speculation=drafts[1], **v4)

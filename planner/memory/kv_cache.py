@@ -156,7 +156,12 @@ def _cut_mixed(stages: Stages, total: Mapping[Cache, int], block_size: int, stat
 
 
 def _cut_compressed(stages: Stages, total: Mapping[Cache, int]) -> Blocks:
-    """DeepSeek-V4: one group of all compressed caches, one or more per window, all in tuples of the former's pages."""
+    """DeepSeek-V4: one group of all compressed caches, one or more per window, all in tuples of the former's pages.
+
+    Raises `PlannerError` for a cache that is not compressed: a draft's that is another model.
+    """
+    if not all(cache.page for cache in total):
+        raise PlannerError("a draft with a KV cache of its own has no place among compressed caches; draft with mtp")
     pages = sorted({cache.page for cache in total if cache.kind == "full"})
     largest: dict[tuple[int, int], int] = {}
     for cache, n in total.items():
