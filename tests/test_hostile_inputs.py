@@ -254,3 +254,12 @@ def test_a_part_of_a_name_takes_no_time_however_long(capsys: pytest.CaptureFixtu
 def test_a_name_is_no_glob_pattern() -> None:
     with pytest.raises(PlannerError, match="unknown model"):
         model("**")
+
+
+def test_a_file_name_longer_than_names_may_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "runs.csv").write_text(
+        "gpu,model,concurrency,isl,osl,measured_ttft_ms,measured_tpot_ms\nH100,Qwen/Qwen3-8B,1,100,10,20,8\n"
+    )
+    for command in (["calibrate"], ["predict", "--resume"]):
+        assert main([*command, str(tmp_path / "runs.csv"), "--out", str(tmp_path / ("1" * 300))]) == 2
+        assert "too long" in capsys.readouterr().err

@@ -56,7 +56,7 @@ def predict_file(
         raise PlannerError(f"{source.name}: the column {twice} occurs twice")
     count = sum(1 for _ in lines)
     place = header.index("id") if "id" in header else MOST_CELLS
-    kept, failed = _kept(partial, source, place) if resume and partial.exists() else (0, False)
+    kept, failed = _kept(partial, source, place) if resume and os.path.exists(partial) else (0, False)
     try:
         with partial.open("a" if kept else "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, OUTPUTS, restval="")

@@ -6,6 +6,7 @@ do no harm; Gauss-Newton with Levenberg's damping on the coefficients' logarithm
 run's own requests gives (`replayed`), or the steady state in closed form (`predicted`), which gives the slopes anyway.
 """
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -112,13 +113,13 @@ class Fitted:
 
         Raises `PlannerError` where it cannot be written, and for a file that holds the GPU under another engine.
         """
-        other = own_calibrations(path).get(self.entry) if path.exists() else None
+        other = own_calibrations(path).get(self.entry) if os.path.exists(path) else None
         if other and other.engine not in ("", self.engine):
             raise PlannerError(f"{path} holds {self.entry} under {other.engine}; keep {self.engine} in another file")
         entry = self.calibration(date).model_dump(mode="json", exclude_defaults=True)
         added = yaml.safe_dump({self.entry: entry}, sort_keys=False, width=110)
         try:
-            text = path.read_text(encoding="utf-8") if path.exists() else ""
+            text = path.read_text(encoding="utf-8") if os.path.exists(path) else ""
             head = re.sub(rf"(?ms)^{re.escape(self.entry)}:.*?(?=^[^\s#]|\Z)", "", text).rstrip()
             with replacing(path) as (part,):
                 part.write_text(f"{head}\n\n{added}" if head else added, encoding="utf-8")
