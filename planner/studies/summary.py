@@ -264,7 +264,7 @@ def distance(plan: Plan, candidate: Candidate) -> str:
         value = getattr(found, target.metric)[target.percentile].mid
         if value > target.seconds and target.name in candidate.constraints:
             over = value / target.seconds
-            far = f"{over - 1:.0%} over" if over < 3 else f"{over:,.0f} times its limit"
+            far = f"{over - 1:.0%} over" if over < 3 else f"{over:,.0f} times"
             parts.append(f"{target.name} {milliseconds(value - target.seconds)} too long ({far})")
             named.add(target.name)
     rest = [miss for name, miss in zip(candidate.constraints, candidate.misses, strict=True) if name not in named]

@@ -66,7 +66,7 @@ def pareto(data: pd.DataFrame, y: str, limit: float | None = None, more_is_bette
     x = alt.X("cost:Q", title=cost, scale=alt.Scale(type="log", nice=False, padding=12), axis=alt.Axis(tickCount=6))
     at = alt.Y("mid:Q", title=y, scale=alt.Scale(type="log", nice=False, padding=8), axis=alt.Axis(tickCount=6))
     gpus = list(dict.fromkeys(flat["gpu"]))
-    color = alt.Color("gpu", title=None, sort=gpus, scale=alt.Scale(domain=gpus, range=PALETTE[: len(gpus)]))
+    color = alt.Color("gpu:N", title=None, sort=gpus, scale=alt.Scale(domain=gpus, range=PALETTE[: len(gpus)]))
     base, best = alt.Chart(flat).encode(x=x), alt.Chart(flat[flat["front"]]).encode(x=x)
     layers = [
         base.mark_point(opacity=0.35, size=22).encode(y=at, color=color),
@@ -77,6 +77,6 @@ def pareto(data: pd.DataFrame, y: str, limit: float | None = None, more_is_bette
     layers += [
         picked.mark_rule(color="currentColor").encode(y="lo:Q", y2="hi:Q"),
         picked.mark_point(filled=False, size=170, color="currentColor", strokeWidth=2).encode(y=at),
-        picked.mark_text(align="left", dx=12, dy=-9, color="currentColor").encode(y=at, text="layout"),
+        picked.mark_text(align="left", dx=12, dy=-9, color="currentColor").encode(y=at, text="layout:N"),
     ]
     return alt.layer(*layers, *dashed(limit))
