@@ -108,7 +108,7 @@ def prefill_s(
     others = np.minimum(others, np.maximum(budget - last, 0.0) / size)
     attention = step.prefill_attention(t.prompts, t.cached)
     shared = step.tokens(last + others * size + beside) + (step.prefill_step_s - base)
-    alone = full * (step.tokens(step.max_tokens) - base + step.prefill_step_s) + attention
+    alone = full * (step.tokens(step.max_tokens) - base + step.prefill_step_s + step.prompt_s) + attention
     share = alone + shared * mean(last) / (mean(last) + others * size)
     return chunks, alone + shared + others * mean(attention), share
 
@@ -137,6 +137,7 @@ def burst_s(step: StepModel, t: Mix, requests: np.ndarray) -> np.ndarray:
     each = each + step.rows(decoding * width + fresh) + step.sequences(decoding)
     each = each + decoding * step.decode_attention(size + t.cached)
     each = each + fresh * step.prefill_attention(sizes, t.cached)
+    each = each + step.prompt_s * (requests * size > step.max_tokens)  # of the prompt that is cut at its end
     steps = requests * SHARES * sizes / budget
     before = steps.cumsum(axis=-1)
     reached = before - steps / 2 + sizes / (2 * budget)
@@ -202,6 +203,18 @@ def longest(
     most = np.maximum(np.minimum(prompts, room), even)
     alone = (1 - 1 / microbatches) / chunks * prompts
     return np.minimum(even + alone / np.sqrt(1 + prompts / 0.55), most)
+
+
+def spilled(arriving: np.ndarray, room: np.ndarray, t: Mix) -> np.ndarray:
+    """Steps that a prompt waits because those before it fill the steps: `arriving` prompts in each, room for `room`.
+
+    What is left over after each step is a random walk that cannot fall below 0. Its mean for normal increments is
+    sd / (2 b) - 0.5826 sd + sd b / 4 with b = (room - arriving) / sd (Chang and Peres 1997); the exponential has the
+    same first terms and holds for large b too.
+    """
+    sd = np.sqrt(arriving * mean(t.prompts**2)) / mean(t.prompts) + 1e-9
+    b = np.maximum((room - arriving) / sd, 0.25)
+    return sd / (2 * b) * np.exp(-1.1652 * b - 0.18 * b**2) / room
 
 
 def takers(

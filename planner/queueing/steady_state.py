@@ -38,6 +38,7 @@ from planner.queueing.prefill_interference import (
     microbatches,
     mixes,
     prefill_s,
+    spilled,
     takers,
     variance,
 )
@@ -150,7 +151,8 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     # standard deviations apart) have scattered them
     apart = np.sqrt(12 * GENERATIONS * t.scatter) * tpot
     bunch = burst_s(step, t, together)[..., -1:]
-    lockstep = np.maximum(1 - apart / bunch, 0).mean(axis=1, keepdims=True, where=waves >= GENERATIONS)
+    together_still, counted = np.maximum(1 - apart / bunch, 0), waves >= GENERATIONS
+    lockstep = together_still.mean(axis=1, keepdims=True, where=counted)
     shared = np.minimum(np.maximum(bunch - per_token, 0) / together, added)  # a prompt's part of a step of several
     # nobody of the own bunch decodes yet: only the others' prompts come between, spread over all outputs
     tight = per_token + np.maximum(running - together, 0) * shared / (outputs * step.stages)
@@ -164,7 +166,14 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     bunched = np.where(bunches > 1, np.maximum(before, front), start) + bunch
     tpot = tpot - lockstep * np.maximum(tpot - tight, 0.0) * (1 - 0.5 / waves)
     bunched = np.where(m.backlog > 0, np.maximum(own + m.backlog, bunched), bunched)
-    later_ttft = lockstep * bunched + (1 - lockstep) * (own + m.backlog)
+    # a wave that is not scattered over the whole of a stay yet has more prompts in its steps
+    others, window = np.maximum(running - 1, 0.0), np.minimum(np.hypot(burst[..., -1:], apart), m.period)
+    arriving = others / window * m.tpot
+    waits = np.maximum(spilled(arriving, room, t), (running / room - window / m.tpot) / 2) * m.tpot
+    denser = np.minimum(arriving, room) - np.minimum(others / m.period * m.tpot, room)
+    waits = waits + denser * added * (1 + mean(steps)) - m.backlog
+    scattered = ((1 - together_still) * np.maximum(waits, 0.0)).mean(axis=1, keepdims=True, where=counted)
+    later_ttft = lockstep * bunched + (1 - lockstep) * (own + m.backlog) + scattered
     opening = ((running - single) * mean(burst) + single * (lone + front[..., :1])) / running
     ttft = (1 - 1 / waves) * mean(later_ttft) + opening / waves  # of those that need not wait for a slot
     short = np.maximum(running * engine_s(step, t, running) - ttft - later * tpot, 0.0)  # no engine exceeds its GPUs
@@ -193,7 +202,8 @@ class _Interleaved(NamedTuple):
     added: np.ndarray  # A: what a prompt adds to its steps
     room: np.ndarray  # prompts that fit into the steps of a round
     own: np.ndarray  # TTFT of each slice of prompts, its wait for the scheduler included
-    backlog: np.ndarray  # s that a prompt waits because more come than fit, so that all take turns
+    period: np.ndarray  # a whole stay, until the same seat sends its next request
+    backlog: np.ndarray  # s of it that a prompt waits because more come than fit, so that all take turns
 
 
 def _interleaved(
@@ -241,12 +251,17 @@ def _interleaved(
         period = period + backlog
         passed = np.maximum((period - alone) / tpot, 1.0)
         decode = np.maximum(np.minimum(running * later * tpot / period, fit), least)
-    return _Interleaved(groups, per_token, decode, tpot, added, room, own, backlog)
+    return _Interleaved(groups, per_token, decode, tpot, added, room, own, period, backlog)
 
 
 def _ahead(cases: Sequence[Case]) -> np.ndarray:
-    """Steps that are scheduled already when the one under way ends: one with asynchronous scheduling."""
-    return column([case.deployment.args.async_scheduling and case.deployment.layout.pp == 1 for case in cases])
+    """Steps between the one under way and a request's first: one with asynchronous scheduling, scheduled already.
+
+    A scheduler that looks for requests every n-th step lets (n - 1) / 2 more pass.
+    """
+    deployed = [case.deployment for case in cases]
+    unseen = column([(one.args.scheduler_recv_interval - 1) / 2 for one in deployed])
+    return unseen + column([one.args.async_scheduling and one.layout.pp == 1 for one in deployed])
 
 
 def _open(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
