@@ -86,11 +86,15 @@ def test_a_window_caps_what_decode_reads():
     )
 
 
-def test_eager_mode_pays_for_every_kernel():
+def test_eager_mode_waits_for_the_host():
+    """Qwen2.5-Omni-7B on an A800 80 GB: 13 ms a token with graphs, 22 to 23 without (vllm-omni issue 7960)."""
     graphs, eager = (
-        step_model(deployed(enforce_eager=flag)[0]).step_seconds([], [500]).seconds for flag in (False, True)
+        step_model(deploy_on("Qwen/Qwen2.5-7B-Instruct", "A100-SXM-80GB", max_model_len=4096, enforce_eager=flag))
+        for flag in (False, True)
     )
-    assert eager > 1.3 * graphs
+    times = eager.step_seconds([], [500]).seconds / graphs.step_seconds([], [500]).seconds
+    assert times == pytest.approx(1.75, rel=0.35)
+    assert eager.step_seconds([(8000, 0)], []).seconds < 1.1 * graphs.step_seconds([(8000, 0)], []).seconds
 
 
 MEASURED = (

@@ -216,6 +216,15 @@ def test_blocks_are_equal_where_all_before_is() -> None:
     assert not set(rows[2]) & set(rows[0]) and not set(rows[4]) & {n for row in rows[:4] for n in row}
 
 
+def test_requests_wait_until_the_scheduler_looks_for_them() -> None:
+    """SGLang's --scheduler-recv-interval: every so many decode steps, after every prompt, and whenever it is idle."""
+    second = StepTable(np.ones(10), np.zeros(10))  # every step takes 1 s
+    arrival, prompt, output = np.array([0.0, 1.5, 1.5, 30.0]), np.array([10, 10, 10, 10]), np.array([20, 2, 2, 2])
+    found = {n: replay(rules(recv_interval=n), second, arrival, prompt, output).outcome for n in (1, 8)}
+    np.testing.assert_allclose(found[1].first_token, [1, 3, 3, 31])
+    np.testing.assert_allclose(found[8].first_token, [1, 10, 10, 31])  # looks at 0, 1 and 9 s, and is idle at 30 s
+
+
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0, math.inf])
 def test_arrivals_are_those_of_vllm_bench(burstiness: float) -> None:
     times = arrivals(50_000, 20.0, burstiness, np.random.default_rng(0))

@@ -78,12 +78,17 @@ def test_nothing_cheaper_meets_the_service_level(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in scenarios() if load_scenario(name).service_level])
 def test_the_plan_keeps_its_promises_in_the_engines_own_schedule(name: str) -> None:
-    """With other random arrivals than those that confirmed it, so with some room for their luck."""
+    """With other random arrivals than those that confirmed it, so with some room for their luck.
+
+    What may miss a promise, and says so, stays within what it says.
+    """
     chosen = plan_of(name).chosen
-    assert chosen is not None
+    assert chosen is not None and chosen.prediction.performance is not None
     run = once(chosen.deployment, chosen.prediction.load, 4000, seed=901).without(200, 100)
     for target in load_scenario(name).service_level:
-        assert run.stats(target.metric)[target.percentile] < 1.1 * target.seconds, target.name
+        told = chosen.prediction.performance.at(target.metric, target.percentile)
+        most = max(1.1 * target.seconds, told.hi) if chosen.at_risk else 1.1 * target.seconds
+        assert run.stats(target.metric)[target.percentile] < most, target.name
 
 
 def test_what_only_the_closed_form_believes_in_is_passed_over() -> None:

@@ -135,7 +135,7 @@ def test_a_head_that_pays_alone_and_costs_when_the_card_is_full() -> None:
         lambda batch: replayed_speedup(served, batch),
     ):
         assert judged(1) == pytest.approx(1.79, rel=0.12)
-        assert judged(64) == pytest.approx(0.75, rel=0.12)
+        assert judged(64) == pytest.approx(0.75, rel=0.15)  # whose batch is not known so well
 
 
 def test_measured_speed_ups_with_whole_models_left_out() -> None:

@@ -13,7 +13,7 @@ from planner.facts.gpus import gpu
 from planner.latency.calibration import calibrated, calibration_of, catalog
 from planner.latency.fused_experts import expert_kernel, expert_kernels
 from planner.latency.step_model import _expert_seconds, step_model
-from planner.latency.step_work import FusedExperts
+from planner.latency.step_work import FusedExperts, work
 from planner.operations.pooled_fit import LEVELS, RUNS, Pool, measured_runs, pooled_fit
 
 ALONE = replace(Coefficients(**catalog("vllm").common.coefficients), expert_gemm=1.0, expert_latency=1.0)
@@ -33,7 +33,6 @@ def test_a_small_mixed_step_does_not_pay_a_full_launch() -> None:
     """vLLM serves steps of up to the largest captured size (512 here) from graphs cut at attention."""
     small, large = launches()
     assert 0 < small < 0.5 * large
-    assert large == pytest.approx(launches(enforce_eager=True)[1], rel=0.01)
 
 
 def test_prompts_run_without_graphs_where_an_engine_captures_decoding_only() -> None:
@@ -48,6 +47,20 @@ def test_before_full_graphs_a_decode_step_launches_attention_between_the_pieces(
         for version in ("0.10.0", "0.11.0")
     )
     assert old.fixed_s - new.fixed_s == pytest.approx(32 * 3 * ALONE.launch_s, rel=0.02)
+
+
+def test_ranks_share_the_inner_activations_but_not_the_residual() -> None:
+    """Llama-3.1-70B: 6 x 8192 around each block; inside, q k v 10240, o 8192, gate and up 57344, down 28672 values."""
+    one, eight = (work(deploy_on("meta-llama/Llama-3.1-70B", "H200", tp=tp)).token_bytes for tp in (1, 8))
+    whole, inner = 2 * 6 * 8192, 2 * (10240 + 8192 + 57344 + 28672)
+    assert (one, eight) == (2 * 80 * (whole + inner), 2 * 80 * (whole + inner / 8))
+
+
+def test_prompts_that_share_a_step_cost_more_than_one_of_their_length() -> None:
+    """MiniMax-M2.5 on 4 x B200: a burst of prompts of 922 tokens takes about twice as long a token as one of 7,373."""
+    step = step_model(deploy_on("MiniMaxAI/MiniMax-M2.5", "B200", tp=4, engine_version="0.19.0", quantization="fp8"))
+    long, short = (step.step_seconds(chunks, []).seconds for chunks in ([(7376, 0)], [(922, 0)] * 8))
+    assert 1.1 < short / long < 2.5
 
 
 @pytest.mark.parametrize(

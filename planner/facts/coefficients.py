@@ -26,10 +26,11 @@ class Coefficients:
     link: float  # of link bandwidth, large all-reduces
     allreduce_s: float  # latency of one small all-reduce between two GPUs
     kernel_s: float  # latency of one kernel in a CUDA graph that no roofline covers
-    token_passes: float  # activations of one token: passes over `hidden` bf16 values per layer
+    token_passes: float  # activations: time of one token's against what the bandwidth would move them in
     step_s: float  # host time of one step; with asynchronous scheduling only what outlasts the GPU's
     row_s: float  # the same, per scheduled sequence
     launch_s: float  # issuing one kernel outside a CUDA graph: what steps with prompt tokens, and eager ones, wait for
+    prompt_s: float  # in a step of each prompt chunk, whatever its length
     request_s: float  # front end per request before its first token: HTTP, scheduling, detokenizing
     prompt_token_s: float  # the same per prompt token: tokenizing, moving
     pace: float  # of the whole step, against what the others give: young kernels and a model's own lie above 1

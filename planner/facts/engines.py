@@ -220,6 +220,7 @@ class EngineArgs:
     max_lora_rank: int = 16
     long_prefill_token_threshold: int = 0  # 0: none
     scheduling_policy: str = "fcfs"
+    scheduler_recv_interval: int = 1  # SGLang: decode steps between two looks for new requests
 
 
 def resolve(given: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
@@ -291,6 +292,8 @@ def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | 
         return f"max_lora_rank {args.max_lora_rank} is none of {', '.join(map(str, LORA_RANKS))}"
     if args.scheduling_policy not in ("fcfs", "priority"):
         return f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority"
+    if args.scheduler_recv_interval < 1 or (args.scheduler_recv_interval > 1 and engine.name != "sglang"):
+        return f"scheduler_recv_interval is {args.scheduler_recv_interval}; it must be at least 1, and 1 but for sglang"
     return None
 
 

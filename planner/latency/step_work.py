@@ -73,7 +73,7 @@ class Work:
     state_bytes: float  # read and written per sequence and step
     kernels: int  # launched one after the other, all layers
     pieces: int  # launched where graphs leave attention out: each layer's cache write, attention and next piece
-    token_bytes: float  # one pass over the activations of one token, all layers
+    token_bytes: float  # of activations that kernels hand on for one token, all layers
 
 
 def _matmul(model: Model, weight: Weight, deployment: Deployment, prefix: str = "") -> tuple[str, float, float, float]:
@@ -206,6 +206,25 @@ def _kernels(model: Model, layer: Layer, prefix: str) -> int:
     return count + min(sum(scheme.method == "fp8_block" for scheme in used), 4)
 
 
+def _token_bytes(deployment: Deployment) -> float:
+    """What the kernels of all layers hand each other for one token on one GPU, in 16 bit, each value once out and in.
+
+    A mixer or an MLP adds to the residual and normalises (two values in, two out), reads that and writes its result:
+    6 `hidden`, whole on every GPU. Between its linears the inner values are cut like the weights. The routed experts'
+    are the fused kernel's (`FusedExperts.row_bytes`).
+    """
+    architecture, total = deployment.model.architecture, 0.0
+    for layer, times in architecture.distinct_layers.items():
+        blocks = len(layer.mixers) + (layer.mlp is not None)
+        inner = 0
+        for weight in layer.weights:
+            if weight.linear and weight.part != "routed_experts":
+                rows, cols, copies = rank_shape(weight, deployment.layout)
+                inner += copies * (cols if weight.shard == "row" else rows)
+        total += times * (6 * architecture.hidden * blocks + 2 * inner)
+    return 2.0 * total
+
+
 @lru_cache(maxsize=4096)
 def work(deployment: Deployment) -> Work:
     """Count what a step of `deployment` has to do; pure arithmetic on the architecture's shapes."""
@@ -221,5 +240,5 @@ def work(deployment: Deployment) -> Work:
         state_bytes=2.0 * sum(m.state_bytes(tp) for m in architecture.mixers if isinstance(m, Recurrent)),
         kernels=sum(times * _kernels(model, layer, prefix) for (layer, prefix), times in model.distinct_layers.items()),
         pieces=3 * len(architecture.mixers),
-        token_bytes=2.0 * architecture.hidden * len(architecture.layers),
+        token_bytes=_token_bytes(deployment),
     )

@@ -122,7 +122,7 @@ def read_deployment(
     for size in ("gpu_total", "gpu_free", "other_tenants"):
         if (column := f"{size}_gib") in cells:
             memory[size] = bytes_of(cells[column], most, column)
-    args = {name: cells[name] for name in ENGINE_ARGS if name in cells}
+    args = ({} if pool else _recipe(served, cells)) | {name: cells[name] for name in ENGINE_ARGS if name in cells}
     if pool == "prefill":  # workers that only compute prompts are started with more tokens a step than others
         usual = pool_costs(engine(str(named.get("engine", "vllm")), named.get("engine_version"))).prefill_tokens
         args.setdefault("max_num_batched_tokens", usual)
@@ -134,6 +134,17 @@ def read_deployment(
             raise PlannerError(reason)
         notes.append(f"vLLM would refuse this layout: {reason}")  # others pad heads, or attend data-parallel
     return _with_room(deployment, pool, notes) if pool and "gpu_memory_utilization" not in cells else deployment
+
+
+def _recipe(served: Model, cells: Mapping[str, Any]) -> dict[str, Any]:
+    """Engine arguments that InferenceX's scripts set, for a row in its form."""
+    family, card = served.architecture.model_type, gpu(cells["gpu"]).name
+    found: dict[str, Any] = {}
+    for recipe in COLUMNS["recipes"] if {"length_range_ratio", "concurrency"} <= cells.keys() else ():
+        same = recipe["engine"] == cells.get("engine") and family in recipe["models"] and card in recipe["gpus"]
+        if same and cells["concurrency"] >= recipe["concurrency"]:
+            found |= recipe["args"]
+    return found
 
 
 ROOM, LEAST = 0.95, 0.05

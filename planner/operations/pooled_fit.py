@@ -44,18 +44,21 @@ from planner.simulator.replay import replay_workload
 RUNS = CATALOGS / "validation" / "measured_runs.csv"
 METRICS = ("ttft", "tpot", "output_tps", "itl_p50")
 COLUMNS = ("measured_ttft_ms", "measured_tpot_ms", "measured_output_tps", "measured_itl_p50_ms")
-NOISE = np.array([0.12, 0.05, 0.08, 0.06])
+NOISE = np.array([0.14, 0.05, 0.08, 0.06])
 """Spread of ln(measured), by `METRICS`, that no model explains: what repeats of a public point differ by."""
+STEADY = 0.5
+"""Of that, what is left of a run at a rate, whose mean holds no first burst."""
 FREEDOM = 4.0
 COMMON = {
     "memory": (0.80, 0.1), "memory_fp4": (0.67, 0.2), "kv": (0.95, 0.15), "gemm_bf16": (0.715, 0.15),
     "gemm_fp8": (0.566, 0.2), "gemm_fp4": (0.436, 0.3), "gemm_widened": (0.7, 0.2), "expert_gemm": (0.85, 0.3),
     "expert_latency": (0.5, 0.3), "attention": (0.744, 0.2), "link": (0.322, 0.3), "allreduce_s": (6.77e-6, 0.3),
-    "kernel_s": (5.31e-6, 0.3), "token_passes": (7.73, 0.3), "step_s": (0.00182, 0.5), "row_s": (24.5e-6, 0.5),
-    "launch_s": (14e-6, 0.4), "request_s": (0.0078, 0.5), "prompt_token_s": (2.61e-6, 0.5), "pace": (1.0, 0.0),
+    "kernel_s": (5.31e-6, 0.3), "token_passes": (1.2, 0.3), "step_s": (0.00182, 0.5), "row_s": (24.5e-6, 0.5),
+    "launch_s": (14e-6, 0.4), "prompt_s": (0.001, 0.7), "request_s": (0.0078, 0.5), "prompt_token_s": (2.61e-6, 0.5),
+    "pace": (1.0, 0.0),
 }  # fmt: skip
 """What is known of each coefficient before any serving run, and how well: AIConfigurator's kernel tables."""
-HOST = ("step_s", "row_s", "launch_s", "request_s", "prompt_token_s")
+HOST = ("step_s", "row_s", "launch_s", "prompt_s", "request_s", "prompt_token_s")
 LEVELS: Mapping[str, tuple[float, float, Mapping[str, float]]] = {
     "engine": (0.4, 0.8, {}),
     "generation": (0.5, 0.1, {}),
@@ -64,9 +67,9 @@ LEVELS: Mapping[str, tuple[float, float, Mapping[str, float]]] = {
     "release": (0.0, 0.6, {"kernel_s": 0.1, "expert_latency": 0.1, "pace": 0.06}),
     "release generation": (0.0, 0.0, {"pace": 0.12}),
     "model": (0.0, 0.0, {"pace": 0.10}),
-    "model engine": (0.0, 0.0, {"pace": 0.07}),
+    "model engine": (0.0, 0.0, {"pace": 0.07, "prompt_s": 0.15, "request_s": 0.1}),
     "model format": (0.0, 0.0, {"pace": 0.05}),
-    "pair": (0.0, 0.0, {"pace": 0.05, "token_passes": 0.1, "request_s": 0.2}),
+    "pair": (0.0, 0.0, {"pace": 0.05, "token_passes": 0.1, "prompt_s": 0.25, "request_s": 0.25}),
     "curve": (0.0, 0.0, {"pace": 0.05}),
 }
 """How much a part adds: of the common spread, for the device's coefficients and the host's; and spreads of its own."""
@@ -152,6 +155,7 @@ class Pool:
         self.plans = [memory_of(run.deployment) for run in runs]
         self.measured = np.array([run.measured for run in runs])
         self.start = np.log([COMMON[name][0] for name in self.names])
+        self.noise = NOISE * np.array([[STEADY if run.workload.rate else 1.0] for run in runs])
         self.beside = np.zeros_like(self.measured)  # ln(replayed / closed form)
         places: dict[tuple[str, str, str], int] = {}
         self.of, self.which = [], []
@@ -214,7 +218,7 @@ class Pool:
 
     def normal(self, slopes: np.ndarray, errors: np.ndarray, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
         """The normal matrix of some runs, and the gradient, both without the priors."""
-        weight = np.where(np.isfinite(errors), 1 / (NOISE**2 + np.nan_to_num(errors) ** 2 / FREEDOM), 0.0)
+        weight = np.where(np.isfinite(errors), 1 / (self.noise**2 + np.nan_to_num(errors) ** 2 / FREEDOM), 0.0)
         matrix, gradient = np.zeros((len(self.parts), len(self.parts))), np.zeros(len(self.parts))
         for k in rows:
             own = slopes[k][:, self.which[k]]
@@ -224,7 +228,7 @@ class Pool:
 
     def loss(self, errors: np.ndarray, sums: np.ndarray) -> float:
         """Minus twice the logarithm of the posterior, but for a constant."""
-        unlikely = FREEDOM * np.log1p((errors / NOISE) ** 2 / FREEDOM)
+        unlikely = FREEDOM * np.log1p((errors / self.noise) ** 2 / FREEDOM)
         return float(np.nansum(unlikely) + ((sums / self.spread) ** 2).sum())
 
 
@@ -246,25 +250,45 @@ class Pooled:
 
     @cached_property
     def held_back(self) -> dict[str, np.ndarray]:
-        """[runs, metrics] errors where the fit goes without the whole that a run belongs to, by what is left out."""
-        pool, prior = self.pool, 1 / self.pool.spread**2
-        everything = range(len(pool.runs))
-        matrix, gradient = pool.normal(self.slopes, self.errors, everything)
-        shared = np.array([level != "curve" for level, _, _ in pool.parts])
-        found = {}
+        """[runs, metrics] errors where the fit goes without the whole that a run belongs to, by what is left out.
+
+        The Newton step without some runs needs (H - A'A)^-1, H the normal matrix with the priors and A those runs'
+        weighted slopes; few runs only change it a little: H^-1 + H^-1 A' (1 - A H^-1 A')^-1 A H^-1 (Woodbury).
+        """
+        pool, shared = self.pool, np.array([level != "curve" for level, _, _ in self.pool.parts])
+        weighted = [self._weighted(k, shared) for k in range(len(pool.runs))]
+        prior = (1 / pool.spread**2)[shared]
+        matrix = sum((slopes.T @ slopes for slopes, _ in weighted), np.diag(prior))
+        gradient = sum((slopes.T @ errors for slopes, errors in weighted), self.sums[shared] * prior)
+        inverse, found = np.linalg.inv(matrix), {}
         for what in ("curve", *NEW):
             wholes: dict[str, list[int]] = {}
             for k, run in enumerate(pool.runs):
                 wholes.setdefault(run.held_back[what], []).append(k)
             found[what] = np.full_like(self.errors, np.nan)
             for rows in wholes.values():
-                own, pull = pool.normal(self.slopes, self.errors, rows)
-                rest = (matrix - own + np.diag(prior))[np.ix_(shared, shared)]
+                own = np.vstack([weighted[k][0] for k in rows])
+                pull = gradient - own.T @ np.concatenate([weighted[k][1] for k in rows])
+                if len(own) < len(matrix):
+                    half = own @ inverse
+                    step = inverse @ pull
+                    step += half.T @ np.linalg.solve(np.eye(len(own)) - half @ own.T, own @ step)
+                else:
+                    step = np.linalg.solve(matrix - own.T @ own, pull)
                 moved = np.where(shared, 0.0, -self.sums)
-                moved[shared] = -np.linalg.solve(rest, (gradient - pull + self.sums * prior)[shared])
+                moved[shared] = -step
                 for k in rows:
                     found[what][k] = self.errors[k] + self.slopes[k][:, pool.which[k]] @ moved[pool.of[k]]
         return found
+
+    def _weighted(self, k: int, shared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Of run k's measured metrics: slopes [metrics, shared parts] and errors, over what they may differ by."""
+        errors, of = self.errors[k], self.pool.of[k]
+        use, keep = np.isfinite(errors), shared[of]
+        weight = 1 / np.sqrt(self.pool.noise[k] ** 2 + errors**2 / FREEDOM)[use]
+        slopes = np.zeros((use.sum(), len(shared)))
+        slopes[:, of[keep]] = self.slopes[k][np.ix_(use, self.pool.which[k][keep])]
+        return slopes[:, shared] * weight[:, None], errors[use] * weight
 
     def summary(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
         """By engine, what was left out and metric: runs, median and mean error, share inside the 80 % interval.
@@ -393,7 +417,7 @@ class Pooled:
 
 
 def pooled_fit(
-    runs: Sequence[MeasuredRun], rounds: int = 9, replays: int = 2, tell: Callable[[str], None] = lambda line: None
+    runs: Sequence[MeasuredRun], rounds: int = 14, replays: int = 3, tell: Callable[[str], None] = lambda line: None
 ) -> Pooled:
     """The parts that measured runs ask for: `rounds` of Gauss-Newton, with `replays` of all runs in between."""
     pool = Pool(runs)

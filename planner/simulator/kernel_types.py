@@ -36,6 +36,7 @@ class Rules(NamedTuple):
     acceptance_rate: float = 0.0  # chance that a drafted token is kept, given that the ones before it were
     num_lookahead_tokens: int = 0  # slots for the drafter: k for EAGLE, MTP and draft models
     seed: int = 0
+    recv_interval: int = 1  # decode steps between two looks for new requests (SGLang); after a prompt there is one
 
 
 class StepTable(NamedTuple):
@@ -63,6 +64,7 @@ class StepTable(NamedTuple):
     prefill_windows: np.ndarray = np.empty((0, 2))
     stages: int = 1
     sequences_s: np.ndarray = np.zeros(1)
+    prompt_s: float = 0.0
 
 
 class Traffic(NamedTuple):

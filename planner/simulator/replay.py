@@ -324,6 +324,7 @@ def engine_rules(deployment: Deployment, pool: KvPool, seed: int = 0) -> Rules:
         args.async_scheduling, args.scheduling_policy == "priority",
         deployment.engine.name != "vllm" or is_recent(deployment.engine.version), np.array(groups, np.int64),
         k, speculation.acceptance_rate if speculation else 0.0, ahead, seed,
+        args.scheduler_recv_interval,
     )  # fmt: skip
 
 

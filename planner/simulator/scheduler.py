@@ -117,8 +117,9 @@ def _simulate(
     parted = np.zeros(seqs, np.int64)  # requests that the step being scheduled preempts; that the oldest one ends
 
     can_coast = timed and not (log or rules.priority or gauge_s > 0)
-    can_coast &= spec_tokens == 0 and table.stages == 1
+    can_coast &= spec_tokens == 0 and table.stages == 1 and rules.recv_interval == 1
     now, entry, end, spent, arrived, done, last_gap, last_bin, stuck = 0.0, 0.0, 0.0, 0.0, 0, 0, -1.0, 0, -1
+    unseen = rules.recv_interval  # decode steps since the scheduler looked for new requests
     steady = blocked = False  # in the last step everybody decoded; the first in the queue did not fit
     while done < n:
         # RECEIVE: requests are sent, and reach the queue
@@ -135,10 +136,12 @@ def _simulate(
                 heapq.heappush(coming, (at + traffic.request_s + traffic.prompt_token_s * prompt[arrived], arrived))
                 arrived += 1
                 at = np.inf
-            while len(coming) and coming[0][0] <= now:
+            looks = rules.recv_interval == 1 or unseen >= rules.recv_interval or not (num_running or flying)
+            while looks and len(coming) and coming[0][0] <= now:
                 i = heapq.heappop(coming)[1]
                 queued += 1
                 heapq.heappush(waiting, (float(rank[i] if rules.priority else queued), i))
+            unseen = 0 if looks else unseen
             if num_running or len(waiting) or flying:
                 break
             now = min(at, coming[0][0]) if len(coming) else at
@@ -278,6 +281,7 @@ def _simulate(
                     placeholders[s] += 1 + drafted_of[j]
                     drafts[s] = spec_tokens
             total, decoding, spent = cost(table, taken, tokens_of, batch[3], drafted_of)
+            unseen += 1 if decoding == taken else rules.recv_interval
             if not timed:
                 spent = 1.0
             start = max(now, entry)

@@ -45,6 +45,7 @@ def cost(table: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: An
                 windows_s += decode_windows[k, 1] * min(context, decode_windows[k, 0])
         else:
             pairs += tokens * (context + (tokens + 1) / 2)
+            windows_s += table.prompt_s
             for k in range(len(prefill_windows)):
                 windows_s += prefill_windows[k, 1] * _pairs(tokens, context, prefill_windows[k, 0])
     return total, decoding, _price(table, total, taken, sampled, contexts, pairs, windows_s)
