@@ -339,7 +339,7 @@ def attacked(door: str, seed: int) -> tuple[str, str]:
             signal.setitimer(signal.ITIMER_PROF, 0)
     if (taken := time.process_time() - began) > SECONDS:
         wrong = wrong or f"it took {taken:.0f} s"
-    if (peak := most_bytes()) > max(BYTES, before):
+    if (peak := most_bytes()) > max(BYTES, before + BYTES / 4):  # a suite has had its own before
         wrong = wrong or f"it took {peak:,} bytes"
     return fared, wrong
 

@@ -185,6 +185,7 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     slowest = 1 - (1 - np.array(LATE)) * waves  # of the first burst, which is a share of 1 / waves
     first = np.take_along_axis(burst, np.maximum(EDGES.searchsorted(slowest) - 1, 0), axis=-1)
     ttfts = np.maximum(gamma(mean(later_ttft), variance(later_ttft)), np.where(slowest > 0, first, 0.0))
+    ttfts = np.maximum.accumulate(ttfts, axis=-1)  # slices go by length, and a short prompt may be served last
     return State(
         step, t, per_token, added, tpot, m.decode, rate, engines, held, queue,
         np.zeros(engines.shape, bool), np.where(present > most, limit, "load"),
