@@ -95,6 +95,8 @@ def main(out: Path, names: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for notebook in notebooks:
             shutil.copy(notebook, folder)
+            if (data := notebook.parent / "data").is_dir():
+                shutil.copytree(data, Path(folder) / "data", dirs_exist_ok=True)
         with jupyterlab(Path(folder)) as address:
             for notebook in notebooks:
                 with browser(height=5000) as page:
