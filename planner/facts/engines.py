@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -128,6 +128,13 @@ class Engine:
         scheduler = "with engine V1's scheduler" if self.v0 else ""
         stand_ins = " and ".join(filter(None, (others, scheduler)))
         return stand_ins and f"{self.name} {self.version} is planned {stand_ins}"
+
+
+def at_release(name: str, engine: Engine, known: Iterable[str]) -> str:
+    """Which of the entries NAME and NAME before RELEASE holds for `engine`: of those before a later one the lowest."""
+    bounds = (entry.partition(" before ")[2] for entry in known if entry.startswith(f"{name} before "))
+    later = [bound for bound in bounds if engine.release < release(bound)]
+    return f"{name} before {min(later, key=release)}" if later else name
 
 
 def release(version: str) -> tuple[int, int, int]:

@@ -8,7 +8,7 @@ An owner's own file, of entries by GPU, comes before the catalog where an `Engin
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -74,12 +74,13 @@ def catalog(engine: str) -> Catalog:
     if missing := set(coefficient_names()) - common.coefficients.keys():
         raise PlannerError(f"{file}, entry common: field is missing: {', '.join(sorted(missing))}")
     for name, effect in found.items():
-        _known_names(effect.times, f"{file}, entry {name}")
+        known_names(effect.times, f"{file}, entry {name}")
     return Catalog(common, found)
 
 
-def _known_names(coefficients: Mapping[str, float], where: str) -> None:
-    for unknown in coefficients.keys() - set(coefficient_names()):
+def known_names(coefficients: Iterable[str], where: str) -> None:
+    """Raise `PlannerError` for what is no coefficient's name."""
+    for unknown in set(coefficients) - set(coefficient_names()):
         raise PlannerError(f"{where}: {did_you_mean(unknown, set(coefficient_names()), 'coefficient')}")
 
 
@@ -88,7 +89,7 @@ def own_calibrations(path: Path) -> dict[str, Calibration]:
     try:
         found = entries(path.name, Calibration, path.parent)
         for name, entry in found.items():
-            _known_names(entry.coefficients, f"{path.name}, entry {name}")
+            known_names(entry.coefficients, f"{path.name}, entry {name}")
         return {gpu(name).name: entry for name, entry in found.items()}
     except PlannerError as error:
         raise PlannerError(f"{error} ({path.name} is read as a calibration, by GPU)") from None

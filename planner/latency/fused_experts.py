@@ -7,7 +7,7 @@ from functools import cache
 from pydantic import PositiveFloat
 
 from planner.core.catalog import Entry, entries
-from planner.facts.engines import Engine, release
+from planner.facts.engines import Engine, at_release
 from planner.facts.gpus import Gpu
 
 
@@ -32,11 +32,8 @@ def expert_kernels() -> dict[str, ExpertKernel]:
 @cache
 def expert_kernel(gpu: Gpu, engine: Engine, format: str) -> ExpertKernel:
     """The kernel of `engine` on `gpu`; of a generation that nobody measured that of Hopper."""
-    found = expert_kernels()
-    name = f"{gpu.generation} {format}"
-    bounds = [key.partition(" before ")[2] for key in found if key.startswith(f"{name} before ")]
-    above = [bound for bound in bounds if engine.name == "vllm" and engine.release < release(bound)]
-    name = f"{name} before {min(above, key=release)}" if above else name
+    found, name = expert_kernels(), f"{gpu.generation} {format}"
+    name = at_release(name, engine, found) if engine.name == "vllm" else name
     near = NEAR.get(format, format)
     names = name, f"{gpu.generation} {near}", f"hopper {format}", f"hopper {near}"
     return next(found[each] for each in names if each in found)

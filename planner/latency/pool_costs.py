@@ -14,10 +14,10 @@ from typing import Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
 from planner.core.catalog import Entry, entries
-from planner.facts.coefficients import Coefficients, coefficient_names
+from planner.facts.coefficients import Coefficients
 from planner.facts.deployment import Deployment
-from planner.facts.engines import Engine, release
-from planner.latency.calibration import calibration_of
+from planner.facts.engines import Engine, at_release
+from planner.latency.calibration import calibration_of, known_names
 
 SECONDS = ("row_s", "request_s")
 """Coefficients that `catalogs/pools.yaml` gives in seconds; all others are factors."""
@@ -47,18 +47,14 @@ UNKNOWN = PoolCosts(sigma_tpot=0.25, sigma_ttft=0.6, source="no pools of this en
 @cache
 def _catalog() -> dict[str, PoolCosts]:
     found = entries("pools.yaml", PoolCosts)
-    known = set(coefficient_names())
     for name, costs in found.items():
-        if strange := (set(costs.prefill) | set(costs.decode)) - known:
-            raise ValueError(f"pools.yaml, entry {name}: no coefficient is named {', '.join(sorted(strange))}")
+        known_names(costs.prefill.keys() | costs.decode.keys(), f"pools.yaml, entry {name}")
     return found
 
 
 def entry_of(engine: Engine) -> str:
-    """The name of the entry that holds for `engine`: of those before a later release the lowest, else its own name."""
-    bounds = (name.partition(" before ")[2] for name in _catalog() if name.startswith(f"{engine.name} before "))
-    later = sorted((bound for bound in bounds if engine.release < release(bound)), key=release)
-    return f"{engine.name} before {later[0]}" if later else engine.name
+    """The name of the entry that holds for `engine`."""
+    return at_release(engine.name, engine, _catalog())
 
 
 def pool_costs(engine: Engine) -> PoolCosts:

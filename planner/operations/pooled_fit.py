@@ -216,11 +216,15 @@ class Pool:
                 found[:, :, k] = (self.predicted(moved) - base) / 0.05
         return np.asarray(np.nan_to_num(np.clip(found, -3, 3)))
 
-    def normal(self, slopes: np.ndarray, errors: np.ndarray, rows: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The normal matrix of some runs, and the gradient, both without the priors."""
-        weight = np.where(np.isfinite(errors), 1 / (self.noise**2 + np.nan_to_num(errors) ** 2 / FREEDOM), 0.0)
+    def weights(self, errors: np.ndarray) -> np.ndarray:
+        """[runs, metrics] of the squares of these errors; 0 where nothing was measured."""
+        return np.where(np.isfinite(errors), 1 / (self.noise**2 + np.nan_to_num(errors) ** 2 / FREEDOM), 0.0)
+
+    def normal(self, slopes: np.ndarray, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The normal matrix, and the gradient, both without the priors."""
+        weight = self.weights(errors)
         matrix, gradient = np.zeros((len(self.parts), len(self.parts))), np.zeros(len(self.parts))
-        for k in rows:
+        for k in range(len(self.runs)):
             own = slopes[k][:, self.which[k]]
             matrix[np.ix_(self.of[k], self.of[k])] += (own * weight[k][:, None]).T @ own
             gradient[self.of[k]] += own.T @ (weight[k] * np.nan_to_num(errors[k]))
@@ -281,11 +285,15 @@ class Pooled:
                     found[what][k] = self.errors[k] + self.slopes[k][:, pool.which[k]] @ moved[pool.of[k]]
         return found
 
+    @cached_property
+    def weights(self) -> np.ndarray:
+        return self.pool.weights(self.errors)
+
     def _weighted(self, k: int, shared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of run k's measured metrics: slopes [metrics, shared parts] and errors, over what they may differ by."""
         errors, of = self.errors[k], self.pool.of[k]
         use, keep = np.isfinite(errors), shared[of]
-        weight = 1 / np.sqrt(self.pool.noise[k] ** 2 + errors**2 / FREEDOM)[use]
+        weight = np.sqrt(self.weights[k, use])
         slopes = np.zeros((use.sum(), len(shared)))
         slopes[:, of[keep]] = self.slopes[k][np.ix_(use, self.pool.which[k][keep])]
         return slopes[:, shared] * weight[:, None], errors[use] * weight
@@ -430,7 +438,7 @@ def pooled_fit(
             pool.beside = np.nan_to_num(np.clip(pool.replayed(logs) - base, -1, 1))
         slopes = pool.slopes(logs, base)
         errors = base + pool.beside - pool.measured
-        matrix, gradient = pool.normal(slopes, errors, range(len(runs)))
+        matrix, gradient = pool.normal(slopes, errors)
         step = -np.linalg.solve(matrix + np.diag(prior), gradient + sums * prior)
         before = pool.loss(errors, sums)
         for part in (1.0, 0.5, 0.25, 0.1):
