@@ -14,7 +14,8 @@ from planner.facts.prices import price_per_hour
 from planner.latency.performance import LATENCIES, POINTS, Performance
 from planner.latency.start_up import start_up
 from planner.models.registry import model
-from planner.operations.launch import FILES, documents, file_names, launch, render
+from planner.operations.launch import FILES, documents, file_names, launch
+from planner.operations.rendering import render
 from planner.planning.candidate import Candidate, asked_rps, describe, energy, free_share, held, milliseconds, run_hours
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario, Target

@@ -3,23 +3,16 @@
 What each engine calls its flags, and why each is set, stands in `templates/flags/ENGINE.j2`.
 """
 
-import json
 import math
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import jinja2
-import yaml
-from markupsafe import Markup
-
 from planner.core.catalog import CATALOGS, Entry, check, read_yaml
-from planner.core.quantities import GIB, PlannerError, one_line
+from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.draft_models import method
 from planner.facts.engines import Engine, release
@@ -27,6 +20,7 @@ from planner.facts.workload import DEFAULT_SECONDS, Lengths
 from planner.latency.performance import Performance
 from planner.latency.start_up import STORAGE, start_up
 from planner.models.registry import model, repository
+from planner.operations.rendering import render
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Target
 
@@ -103,35 +97,6 @@ def options(engine: Engine) -> frozenset[str]:
     return frozenset(check(Options, read_yaml(path), path.name).options.split())
 
 
-@cache
-def _templates() -> jinja2.Environment:
-    """Whatever a template shows stays within its line, which no comment can leave, unless a filter quoted it."""
-
-    def as_yaml(text: str) -> str:
-        return yaml.safe_dump(text, width=math.inf, allow_unicode=True).removesuffix("...\n").rstrip("\n")
-
-    made = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=lambda shown: shown if isinstance(shown, Markup) else one_line(shown),
-    )
-    made.globals |= {"drain_s": DRAIN_S, "directory": DIRECTORY}
-    made.globals |= {"range_ratio": RANGE_RATIO, "prompts": benchmark_prompts}
-    made.filters |= {"f": format, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}", "yaml": as_yaml}
-    made.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
-    made.filters["promql"] = lambda text: Markup(json.dumps(text, ensure_ascii=False))
-    made.filters["quote"] = lambda text: Markup(shlex.quote(text))
-    return made
-
-
-def render(template: str, **values: Any) -> str:
-    """What one of the `templates` makes of `values`."""
-    return _templates().get_template(f"{template}.j2").render(**values)
-
-
 def launch(prediction: Prediction) -> Launch:
     """The command for one replica of what was predicted; `PlannerError` if its engine lacks an option it needs."""
     deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
@@ -157,6 +122,7 @@ def launch(prediction: Prediction) -> Launch:
         can=can,
         speculative=speculative,
         online_quantization=converted if converted in ONLINE else "",
+        drain_s=DRAIN_S,
         total_gib=memory.total / GIB,
         fit=memory.pool.sequences(round(workload.prompt.mean + workload.output.mean)),
         p99_tokens=workload.total_quantile(0.99),
@@ -219,6 +185,7 @@ def documents(prediction: Prediction, targets: Sequence[Target], storage: str = 
         "nodes": math.ceil(layout.gpus_per_replica / deployment.gpus_per_node),
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
         "start_up": start_up(deployment, storage),
+        "drain_s": DRAIN_S, "directory": DIRECTORY, "range_ratio": RANGE_RATIO, "prompts": benchmark_prompts,
     }  # fmt: skip
     return {name: render(name, **values) for name in file_names(prediction)}
 
