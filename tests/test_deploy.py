@@ -14,11 +14,11 @@ import yaml
 
 from planner.core.quantities import PlannerError, one_line
 from planner.facts.deployment import Deployment, Speculation, deploy_on
-from planner.facts.engines import engine
 from planner.facts.workload import Lengths, Workload
 from planner.latency.performance import Performance
 from planner.memory.budget import plan
 from planner.operations import launch as deploy
+from planner.operations.flags import options
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Target
 
@@ -69,7 +69,7 @@ VARIANTS = [
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_every_flag_is_an_option_of_that_version_with_a_reason(version: str, changes: dict) -> None:
     launch = command(deployment(version, **changes))
-    known = deploy.options(launch.deployment.engine)
+    known = options("vllm", version).spellings
     assert {flag.name for flag in launch.flags} <= known
     assert all(len(flag.reason) > 10 for flag in launch.flags)
     # what argparse does: an exact option wins over any it is a prefix of, and no flag is given twice
@@ -87,7 +87,7 @@ def test_flags_that_guides_still_name_are_gone() -> None:
         "--task",
     }
     for version in ("0.20.2", "0.33.0"):
-        assert not gone & deploy.options(engine("vllm", version))
+        assert not gone & options("vllm", version).spellings
 
 
 def test_switching_a_default_off_is_spelled_as_the_version_spells_it() -> None:
@@ -201,7 +201,8 @@ def test_other_engines_get_their_own_command(name: str, version: str | None, wor
 
 
 def test_a_version_without_the_option_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deploy, "options", lambda _: frozenset({"--tensor-parallel-size"}))
+    few = {"--tensor-parallel-size": options("vllm", "0.20.2")["--tensor-parallel-size"]}
+    monkeypatch.setattr(deploy, "options", lambda *asked: replace(options(*asked), by_spelling=few))
     with pytest.raises(PlannerError, match=r"vllm 0\.20\.2 has no option --served-model-name"):
         command(deployment())
 

@@ -7,19 +7,17 @@ import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 from urllib.parse import unquote
 
-from planner.core.catalog import CATALOGS, Entry, check, read_yaml
 from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.draft_models import method
-from planner.facts.engines import Engine, release
 from planner.facts.workload import DEFAULT_SECONDS, Lengths
 from planner.latency.performance import Performance
 from planner.latency.start_up import STORAGE, start_up
 from planner.models.registry import model, repository
+from planner.operations.flags import options
 from planner.operations.rendering import render
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scenario import Target
@@ -34,14 +32,6 @@ RAMP, LEAST_PROMPTS = (0.25, 0.5, 0.75, 1.0, 1.25), 100
 """Shares of the planned rate worth benchmarking: up to it, and once beyond; requests of such a step, at least."""
 RANGE_RATIO = 0.5
 """Spread of the benchmark's random lengths: uniform within this share of the mean to both sides."""
-
-
-class Options(Entry):
-    """One file of `catalogs/flags/`: the options that an engine version accepts."""
-
-    source: str
-    date: str
-    options: str
 
 
 @dataclass(frozen=True)
@@ -86,23 +76,12 @@ class Launch:
         return " \\\n  ".join([self.program, *map(str, self.flags)])
 
 
-@cache
-def options(engine: Engine) -> frozenset[str]:
-    """The long options of this engine version, by the nearest earlier list; empty where no list is known."""
-    lists = {path.stem.partition("-")[2]: path for path in (CATALOGS / "flags").glob(f"{engine.name}-*.yaml")}
-    known = [version for version in lists if release(version) <= engine.release]
-    if not known:
-        return frozenset()
-    path = lists[max(known, key=release)]
-    return frozenset(check(Options, read_yaml(path), path.name).options.split())
-
-
 def launch(prediction: Prediction) -> Launch:
     """The command for one replica of what was predicted; `PlannerError` if its engine lacks an option it needs."""
     deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
     assert workload is not None
     engine, args, speculation = deployment.engine, deployment.args, deployment.speculation
-    can, converted = options(engine), _converted(deployment)
+    can, converted = options(engine.name, engine.version).spellings, _converted(deployment)
     checkpoint = shlex.quote(_checkpoint(deployment))
     if converted and converted not in ONLINE:
         checkpoint = f'"${{MODEL:?name its checkpoint quantised with {converted}}}"'
@@ -134,7 +113,7 @@ def launch(prediction: Prediction) -> Launch:
     for line in filter(str.strip, text.splitlines()):
         option, _, reason = line.strip().rpartition("  # ")
         name, _, value = option.partition(" ")
-        if can and name not in can:
+        if name not in can:
             raise PlannerError(f"{engine.name} {engine.version} has no option {name}")
         flags.append(Flag(name, unquote(value) or None, reason))
     program = engine.facts["program"].format(model=checkpoint)

@@ -1,0 +1,167 @@
+"""`planner.operations.flags` reads command lines as the launchers' own parsers do."""
+
+import argparse
+import io
+import json
+from contextlib import redirect_stderr
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.core.quantities import PlannerError
+from planner.operations import flags
+from planner.operations.flags import lists, options, recorded, versions_with
+
+LISTED = [(engine, version) for engine in ("vllm", "sglang", "trtllm", "tgi") for version in lists(engine).versions]
+COUNTS = {"?": {"nargs": "?"}, "+": {"nargs": "+"}, "*": {"nargs": "*"}, "": {}}
+
+
+@cache
+def reference(engine: str, version: str) -> argparse.ArgumentParser:
+    """Python's own argparse with the options of a list: what vLLM and SGLang hand their words to."""
+    made = argparse.ArgumentParser(add_help=False)
+    made.add_argument("model_tag", nargs="?")
+    kinds = {"int": int, "float": float, "json": json.loads}
+    for option in {option.name: option for option in options(engine, version).by_spelling.values()}.values():
+        if option.kind == "nothing":
+            made.add_argument(option.name, *option.also, dest=option.argument, action="store_true", default=None)
+            for name in option.off:
+                made.add_argument(name, dest=option.argument, action="store_false", default=None)
+        else:
+            made.add_argument(option.name, *option.also, dest=option.argument, type=kinds.get(option.kind, str),
+                              choices=None if option.kind == "int" else option.choices or None,
+                              **COUNTS[option.count])  # fmt: skip
+    return made
+
+
+def judged(engine: str, version: str, words: list[str]) -> dict[str, object] | None:
+    """What the reference reads; None where it refuses."""
+    try:
+        with redirect_stderr(io.StringIO()):
+            found, rest = reference(engine, version).parse_known_args(words)
+    except SystemExit:
+        return None
+    refused = any(word.startswith("-") for word in rest)
+    known = {name: value for name, value in vars(found).items() if value is not None and name != "model_tag"}
+    return None if refused else known
+
+
+@st.composite
+def command_lines(draw: st.DrawFn) -> tuple[str, str, list[str]]:
+    """Words as people write them: options whole, cut short, misspelt, tied to a value or not, with and without one."""
+    engine, version = draw(st.sampled_from([(e, v) for e, v in LISTED if e in ("vllm", "sglang")]))
+    names = sorted(options(engine, version).spellings - {"-h", "--help", "-O"})
+    words = []
+    for _ in range(draw(st.integers(0, 5))):
+        name = draw(st.sampled_from(names))
+        name = draw(st.sampled_from([name, name, name, name[: draw(st.integers(4, 40))], name + "x"]))
+        value = draw(st.sampled_from(["", "4", "0.9", "auto", "fp8", '{"a": 1}', "-1", "a b", "x=y", "on"]))
+        words += draw(st.sampled_from([[name], [name, value], [f"{name}={value}"]]))
+    return engine, version, [word for word in words if word]
+
+
+@given(command_lines())
+@settings(max_examples=400, deadline=None)
+def test_a_command_line_is_read_as_argparse_reads_it(line: tuple[str, str, list[str]]) -> None:
+    engine, version, words = line
+    kinds = {option.argument: option for option in options(engine, version).by_spelling.values()}
+    read, wanted = options(engine, version).parse(words), judged(engine, version, words)
+    loose = any(g.option and g.option.kind in ("size", "size or auto", "json or text", "json") for g in read.given)
+    negatives = engine == "vllm" and any(g.written.startswith("--no-") for g in read.given)
+    if loose or negatives or any(kinds[name].count == "*" for name in read.values if name in kinds):
+        return  # kinds that only the engines have; argparse is no reference for them
+    if wanted is None:
+        assert read.errors
+    else:
+        assert not read.errors
+        assert {name: value for name, value in read.values.items() if value is not None} == wanted
+
+
+@pytest.mark.parametrize(("engine", "version"), LISTED)
+def test_every_option_is_taken_with_a_value_of_its_kind_and_refused_without(engine: str, version: str) -> None:
+    known = options(engine, version)
+    right = {
+        "int": "3",
+        "float": "0.5",
+        "text": "x",
+        "json": '{"a": 1}',
+        "json or text": "x",
+        "size": "8k",
+        "size or auto": "auto",
+    }
+    for spelling in known.spellings:
+        option = known[spelling]
+        if option.kind == "nothing":
+            assert known.parse([spelling]).values == {option.argument: spelling not in option.off}
+            assert known.parse([f"{spelling}=1"]).errors
+            continue
+        value = option.choices[0] if option.choices else right[option.kind]
+        assert not known.parse([spelling, value]).errors, spelling
+        assert bool(known.parse([spelling]).errors) == (option.count in ("", "+"))
+        if option.choices:
+            assert known.parse([spelling, "no-such-choice"]).errors
+    assert known.parse(["--no-such-option"]).errors == ("unknown option --no-such-option",)
+
+
+def test_what_vllm_reads_differently_from_argparse() -> None:
+    read = options("vllm", "0.20.2").parse
+    assert read(["--max_model_len=8k"]).values == {"max_model_len": 8000}
+    assert read(["--max-model-len", "8K"]).values == {"max_model_len": 8192}
+    assert read(["--max-model-len", "1.5k"]).values == {"max_model_len": 1500}
+    assert read(["--max-model-len", "1.5K"]).errors
+    assert read(["--max-model-len", "-1"]).values == {"max_model_len": "-1"}
+    assert read(["-sc.method", "ngram", "--speculative-config.num_speculative_tokens", "4"]).values == {
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}
+    }
+    assert read(["-cc.cudagraph_capture_sizes+", "1", "-cc.cudagraph_capture_sizes+=2"]).values == {
+        "compilation_config": {"cudagraph_capture_sizes": [1, 2]}
+    }
+    assert read(["-O3"]).values == read(["-O=3"]).values == read(["-O", "3"]).values == {"optimization_level": "3"}
+    assert options("vllm", "0.10.0").parse(["-O3"]).values == {"compilation_config": 3}
+    assert not options("vllm", "0.33.0").parse(["--no-enable-prefix-caching"]).errors  # hidden, still taken
+    assert options("vllm", "0.33.0").parse(["--device", "cuda"]).errors == (
+        "--device may be --device-ids or --device-memory-utilization",
+    )
+
+
+def test_other_launchers_take_no_beginnings_and_no_other_dashes() -> None:
+    assert options("trtllm", "1.2.0").parse(["model", "--tp_size", "8"]).values == {"tensor_parallel_size": 8}
+    assert options("trtllm", "1.2.0").parse(["model", "--tp-size", "8"]).errors
+    assert options("tgi", "3.1.0").parse(["--num-shar", "2"]).errors
+    assert options("sglang", "0.5.10").parse(["--tp", "8"]).errors == ()  # argparse: a unique beginning
+    assert options("sglang", "0.5.10").parse(["--tp_size", "8"]).errors
+
+
+def test_a_version_without_a_list_is_read_by_the_nearest_and_says_so() -> None:
+    assert options("vllm", "0.20.2").note == ""
+    assert options("vllm", "0.19.1").note == "vllm 0.19.1 is read by the options of 0.18.0"
+    assert options("vllm", "0.6.3").version == "0.8.5"
+    assert options("vllm", "nightly").version == "0.33.0"
+    with pytest.raises(PlannerError, match="unknown engine 'ollama'"):
+        options("ollama", "1.0")
+
+
+def test_when_options_came_and_went() -> None:
+    assert versions_with("vllm", "--swap-space")[-1] == "0.16.0"
+    assert versions_with("vllm", "--nnodes")[0] == "0.12.0"
+    assert versions_with("vllm", "--disable-log-requests") == [*lists("vllm").versions[:5], "0.33.0"]
+    assert versions_with("vllm", "--speculative-model") == []
+    spelt = [len(options("vllm", version).by_spelling) for version in lists("vllm").versions]
+    assert spelt == [156, 214, 262, 283, 294, 310, 328, 435]  # counted in the running parsers
+
+
+def test_a_list_with_a_mistake_names_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(flags, "FLAGS", tmp_path)
+    for line, told in (
+        ("--a,,,number,,,3.1.0,3.1.0", "tgi.csv, line 2: --a takes 'number'; accepted: nothing, int"),
+        ("--a,,,int,,,3.1.0,3.2.0", "tgi.csv, line 2: expected 8 cells"),
+    ):
+        (tmp_path / "tgi.csv").write_text(",".join(flags.COLUMNS) + f"\n{line}\n")
+        recorded.cache_clear()
+        with pytest.raises(PlannerError) as error:
+            recorded("tgi")
+        assert told in str(error.value)
+    recorded.cache_clear()
