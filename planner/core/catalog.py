@@ -1,7 +1,5 @@
 """Read what people write, YAML and JSON, bounded and checked on load, with errors that name file, entry and field."""
 
-from __future__ import annotations
-
 import csv
 import difflib
 import io

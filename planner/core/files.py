@@ -1,7 +1,5 @@
 """What goes out: files that are whole or not there, and the date."""
 
-from __future__ import annotations
-
 import errno
 import os
 import secrets

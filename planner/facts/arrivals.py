@@ -1,7 +1,5 @@
 """When requests come, and which of their KV blocks are equal: what a replay is fed with."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a calibration is: the fitted numbers of the step cost for one GPU under one engine, and how sure they are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from pydantic import Field, PositiveFloat

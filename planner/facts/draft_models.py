@@ -1,7 +1,5 @@
 """What drafts tokens for speculative decoding: a model of its own, a layer beside the target, or a mere look-up."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Literal

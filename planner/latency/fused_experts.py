@@ -1,7 +1,5 @@
 """What a fused mixture-of-experts kernel reaches by GPU generation and number format: `calibration/experts.yaml`."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from pydantic import PositiveFloat

@@ -4,8 +4,6 @@ Step costs are fitted to serving where prompts interrupt decoding, and share wit
 kernels. A worker of a pool does one of both. `catalogs/pools.yaml` says what that changes, fitted by `make pools`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache

@@ -6,8 +6,6 @@ is mostly waiting, or padded, draws more than its share. Whatever makes steps sl
 which waits for its host or for others is told by its step rate.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Seconds from starting a vLLM server to its first answer, phase by phase, from `catalogs/start_up.yaml`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from functools import cache

@@ -3,8 +3,6 @@
 Matrix products are gathered by number format, attention by window, so that a step is priced in a handful of terms.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import lru_cache
 

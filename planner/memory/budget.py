@@ -4,8 +4,6 @@ vLLM 0.20.2 v1/worker/gpu_worker.py:332, 0.33.0 v1/worker/gpu_worker.py:641: req
 what weights, activation peak, non-torch memory (and, from 0.20.2 on, the CUDA-graph estimate) leave is the KV pool.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Rules read from vLLM 0.20.2 (v1/kv_cache_interface.py:130-570, config/model.py:1219) and 0.33.0 (:552, :1663).
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

@@ -3,8 +3,6 @@
 Every constant is an entry of `catalogs/memory.yaml`, fitted to start-up logs, with its spread and source.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from functools import cache

@@ -3,8 +3,6 @@
 Sharding follows vLLM 0.33.0's layers: linear.py, vocab_parallel_embedding.py, fused_moe/layer.py, distributed/utils.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate, pairwise

@@ -3,8 +3,6 @@
 The nouns only; `models.from_config` builds them from a `config.json`. Counts are elements, sizes bytes.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Shapes follow the Hugging Face modelling code of each family (transformers 5.23), sharding follows vLLM 0.33's layers.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from planner.models.architecture import Attention, Experts, LatentAttention, Mlp, Shard, Weight

@@ -1,7 +1,5 @@
 """Vision towers: encoders that turn images into tokens, and the projector into the decoder's width."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

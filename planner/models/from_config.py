@@ -4,8 +4,6 @@ Families differ by a table of class facts, `catalogs/families.yaml`, and a layer
 fields; not by code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """How a checkpoint's weights are stored: which matrices are quantized, and to how many bytes."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Mapping

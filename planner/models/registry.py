@@ -1,7 +1,5 @@
 """Models by name, path or configuration: an architecture, how its weights are stored, and what was assumed."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

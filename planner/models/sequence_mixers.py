@@ -1,7 +1,5 @@
 """Mixers other than plain attention: recurrent ones with a constant state, and DeepSeek-V4's compressed attention."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from planner.models.architecture import LatentAttention, Recurrent, Weight

@@ -10,8 +10,6 @@ ctx1_gen5_tep8_batch32), or, where none was found, the power of two at or below 
 that were; above it requests wait for a seat.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -6,8 +6,6 @@ load comes from here (`performance`); the closed form (`queueing.steady_state`) 
 moves.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """What one deployment does under one workload: the function that report, search and batch share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

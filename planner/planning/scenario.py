@@ -1,7 +1,5 @@
 """A capacity question as its owner writes it down: one YAML file, checked on load."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What would change the answer: the same search with one thing different."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace

@@ -5,8 +5,6 @@ between tokens: none or one or more prompts in them). What is stated is replayed
 Arrays have three axes, [cases, what is varied, slices of a distribution]; see `queueing.steady_state`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist

@@ -3,8 +3,6 @@
 Arrays have three axes, [cases, what is varied, slices of a distribution of lengths]; see `queueing.steady_state`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

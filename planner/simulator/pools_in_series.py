@@ -7,8 +7,6 @@ decode worker's sequences advance together, one token a step; it takes a new one
 steps after its KV cache has come. What is left out: differences between ranks of a decode worker.
 """
 
-from __future__ import annotations
-
 import heapq
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Cases for the step log: a CASE.json of requests and engine arguments in, the schedule that vLLM makes of it out."""
 
-from __future__ import annotations
-
 import csv
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """What an engine step costs in time, and many equal ones at once, compiled (see `simulator.kernel_types.StepTable`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

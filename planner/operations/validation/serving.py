@@ -1,7 +1,5 @@
 """Predicted against measured: public serving points kept in `catalogs/validation`, and what the predictions rest on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cache
 from typing import Literal
