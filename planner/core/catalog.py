@@ -34,6 +34,13 @@ class Entry(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=2**16)
 
 
+class Sourced(Entry):
+    """An entry that says where its figures are from, and when they were read there."""
+
+    source: str
+    date: str
+
+
 E = TypeVar("E", bound=Entry)
 DEEPEST = 100
 """Levels of lists and mappings inside one another."""

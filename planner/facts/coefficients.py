@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 
 from pydantic import Field, PositiveFloat
 
-from planner.core.catalog import Entry
+from planner.core.catalog import Entry, Sourced
 
 
 @dataclass(frozen=True)
@@ -84,11 +84,9 @@ class Widths(Entry):
     version: PositiveFloat  # a release apart from all measured ones
 
 
-class Common(Entry):
+class Common(Sourced):
     """What all effects of a calibration catalog start from."""
 
     coefficients: dict[str, PositiveFloat]
     sigma_tpot: Widths
     sigma_ttft: Widths
-    source: str
-    date: str

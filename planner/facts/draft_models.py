@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat
 
-from planner.core.catalog import Entry, entries
+from planner.core.catalog import Sourced, entries
 from planner.core.quantities import PlannerError, did_you_mean
 from planner.facts.deployment import Deployment, Speculation
 from planner.facts.engines import Engine, release
@@ -15,7 +15,7 @@ from planner.models.quantization import NONE
 from planner.models.registry import Model, model
 
 
-class Method(Entry):
+class Method(Sourced):
     """One entry of `catalogs/speculation.yaml`, whose head explains every field."""
 
     draft: Literal["model", "layer", "mtp", "heads", "none"]
@@ -24,17 +24,13 @@ class Method(Entry):
     host_us: float = 0.0
     releases: dict[str, tuple[tuple[str | None, str | None], ...]] = Field(default_factory=dict)
     without: tuple[str, ...] = ()
-    source: str
-    date: object
 
 
-class HostCost(Entry):
+class HostCost(Sourced):
     """One entry of `catalogs/drafting.yaml`, whose head explains every field."""
 
     step_us: NonNegativeFloat
     pass_us: NonNegativeFloat
-    source: str
-    date: object
 
 
 def host_cost(engine: Engine) -> HostCost:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from planner.core.catalog import Entry, check, entries
+from planner.core.catalog import Entry, Sourced, check, entries
 from planner.core.quantities import GIB, PlannerError, all_known, did_you_mean
 from planner.facts.gpus import Gpu
 
@@ -81,20 +81,16 @@ class Facts(Entry):
     metrics: dict[str, str | None]
 
 
-class EngineEntry(Entry):
+class EngineEntry(Sourced):
     """What one version changed."""
 
-    source: str
-    date: str
     facts: dict[str, Any]
 
 
-class DynamoEntry(Entry):
+class DynamoEntry(Sourced):
     """An entry of `catalogs/dynamo.yaml`: release of NVIDIA Dynamo -> the engine's version in it."""
 
     shipped: dict[str, str]
-    source: str
-    date: str
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from pydantic import PositiveFloat
 
-from planner.core.catalog import Entry, entries
+from planner.core.catalog import Entry, Sourced, entries
 from planner.core.quantities import PlannerError
 from planner.facts.traces import Trace, read_trace
 
@@ -44,13 +44,11 @@ class SpreadEntry(Entry):
         return self.max or float(self.p50 * (self.p95 / self.p50) ** (_Z[-1] / _Z95))
 
 
-class TraceEntry(Entry):
+class TraceEntry(Sourced):
     """A public trace; the head of `catalogs/lengths.yaml` explains every field."""
 
     prompt: SpreadEntry | None = None
     output: SpreadEntry | None = None
-    source: str
-    date: str
 
 
 @cache

@@ -4,12 +4,12 @@ from functools import cache
 
 from pydantic import PositiveFloat
 
-from planner.core.catalog import Entry, entries
+from planner.core.catalog import Sourced, entries
 from planner.facts.engines import Engine, at_release
 from planner.facts.gpus import Gpu
 
 
-class ExpertKernel(Entry):
+class ExpertKernel(Sourced):
     """One fused-experts layer, measured alone."""
 
     memory: PositiveFloat  # of bandwidth, reading the experts that a step touches
@@ -17,8 +17,6 @@ class ExpertKernel(Entry):
     padding: PositiveFloat  # rows that tiles add to each touched expert
     latency_s: PositiveFloat
     passes: PositiveFloat  # over the activations of its rows
-    source: str
-    date: str
 
 
 @cache

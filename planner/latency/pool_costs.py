@@ -11,7 +11,7 @@ from typing import Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 
-from planner.core.catalog import Entry, entries
+from planner.core.catalog import Sourced, entries
 from planner.facts.coefficients import Coefficients
 from planner.facts.deployment import Deployment
 from planner.facts.engines import Engine, at_release
@@ -21,7 +21,7 @@ SECONDS = ("row_s", "request_s")
 """Coefficients that `catalogs/pools.yaml` gives in seconds; all others are factors."""
 
 
-class PoolCosts(Entry):
+class PoolCosts(Sourced):
     """An entry of `catalogs/pools.yaml`, whose head explains its fields."""
 
     prefill: Mapping[str, PositiveFloat] = Field(default_factory=dict)
@@ -34,8 +34,6 @@ class PoolCosts(Entry):
     gpus: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
     points: int = 0
-    source: str
-    date: str
 
 
 UNKNOWN = PoolCosts(sigma_tpot=0.25, sigma_ttft=0.6, source="no pools of this engine were measured", date="2026-11")

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from planner.core.catalog import Entry, entries
+from planner.core.catalog import Sourced, entries
 from planner.core.quantities import Interval, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.gpus import Gpu, gpus
@@ -40,15 +40,13 @@ PROMPTS = 0.15
 V = TypeVar("V", float, np.ndarray)
 
 
-class Energy(Entry):
+class Energy(Sourced):
     """One entry of the catalog: a GPU's, an architecture's, or `prior`."""
 
     idle: PositiveFloat  # share of the board limit that is drawn with a model loaded and nothing to do
     byte_pj: PositiveFloat  # pJ per byte read from memory
     flop_pj: PositiveFloat  # pJ per FLOP
     spread: tuple[NonNegativeFloat, NonNegativeFloat]  # 80 % of measured / predicted: 1 / (1 + first) to 1 + second
-    source: str
-    date: str
 
 
 @dataclass(frozen=True)

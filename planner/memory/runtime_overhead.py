@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from functools import cache
 
-from planner.core.catalog import Entry, entries
+from planner.core.catalog import Sourced, entries
 from planner.core.quantities import GIB, MIB, Interval
 from planner.facts.deployment import Deployment
 from planner.facts.engines import cudagraph_sizes, release
@@ -23,14 +23,12 @@ PATCHES_PER_TOKEN = {"gemma": 16, "llava": 1}
 """Vision patches pooled into one token; 4 (2 x 2) unless given here."""
 
 
-class Constant(Entry):
+class Constant(Sourced):
     """One fitted constant; the heads of `catalogs/memory.yaml` and `catalogs/start_up.yaml` explain the fields."""
 
     value: float
     unit: str
     sigma: float
-    source: str
-    date: str
 
     @property
     def spread(self) -> Interval:

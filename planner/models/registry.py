@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from planner.core.catalog import Entry, entries, parse_json, read_text
+from planner.core.catalog import Sourced, entries, parse_json, read_text
 from planner.core.quantities import PlannerError, did_you_mean, named
 from planner.models import quantization as q
 from planner.models.architecture import Architecture, Layer
@@ -28,15 +28,13 @@ MOST_STEPS = 10**8
 """Of all expressions of a checkpoint's quantization on the names of one weight of each layer."""
 
 
-class ModelEntry(Entry):
+class ModelEntry(Sourced):
     """One model as people write it; the head of `catalogs/models.yaml` explains every field."""
 
     base: str | None = None
     aliases: tuple[str, ...] = ()
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
-    source: str
-    date: str
 
     def names(self, key: str) -> tuple[str, ...]:
         """Every name of the entry called `key`."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import field_validator
 
-from planner.core.catalog import Entry, entries
+from planner.core.catalog import Entry, Sourced, entries
 from planner.core.quantities import PlannerError
 from planner.facts.gpus import Gpu
 
@@ -39,14 +39,12 @@ GPU_FACTS = ("one_nvidia_sku", "beyond_nvidia")
 """Words a rule may use beside the traits; they follow from the candidate GPUs."""
 
 
-class Rule(Entry):
+class Rule(Sourced):
     """`points` for a framework, counted when every word of `when` holds."""
 
     when: tuple[str, ...]
     points: int
     fact: str
-    source: str
-    date: str
 
     @field_validator("when")
     @classmethod

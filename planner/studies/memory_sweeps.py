@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pandas as pd
 
-from planner.core.catalog import Entry, entries
+from planner.core.catalog import Sourced, entries
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
@@ -19,14 +19,12 @@ BATCH = 32
 """Sequences of a decode step by which weight formats are compared."""
 
 
-class Format(Entry):
+class Format(Sourced):
     """One entry of `catalogs/formats.yaml`: a weight format with its published quality loss."""
 
     title: str
     checkpoint: str
     quality: str
-    source: str
-    date: str
 
 
 def budget_terms(found: MemoryPlan) -> pd.DataFrame:

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 from pydantic import PositiveInt
 
-from planner.core.catalog import Entry, entries
+from planner.core.catalog import Entry, Sourced, entries
 from planner.core.quantities import GIB
 from planner.facts.deployment import Deployment, deploy_on
 from planner.memory.budget import plan
@@ -22,7 +22,7 @@ class Logged(Entry):
     max_concurrency: float | None = None
 
 
-class Ran(Entry):
+class Ran(Sourced):
     """A vLLM that somebody started, and published what it did."""
 
     model: str
@@ -30,8 +30,6 @@ class Ran(Entry):
     tp: PositiveInt = 1
     engine_version: str
     args: dict[str, Any]
-    source: str
-    date: str
 
     @property
     def deployment(self) -> Deployment:

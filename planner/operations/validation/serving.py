@@ -7,7 +7,7 @@ from typing import Literal
 import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
 
-from planner.core.catalog import CATALOGS, Entry, entries, read_yaml
+from planner.core.catalog import CATALOGS, Sourced, entries, read_yaml
 from planner.core.quantities import Interval, PlannerError
 from planner.facts.deployment import Deployment, deploy_on
 from planner.facts.workload import Lengths, Workload
@@ -21,7 +21,7 @@ FULL = 0.97
 """Share of the KV blocks in use at which the pool, and nothing else, holds requests back: the rest is rounding."""
 
 
-class ServingCurve(Entry):
+class ServingCurve(Sourced):
     """One entry of the catalog: a deployment, and its mean latencies at several concurrencies."""
 
     model: str
@@ -35,8 +35,6 @@ class ServingCurve(Entry):
     isl: PositiveInt
     osl: PositiveInt
     points: tuple[tuple[PositiveInt, PositiveFloat, PositiveFloat], ...] = Field(min_length=1)
-    source: str
-    date: str
 
     def case(self, concurrency: int) -> tuple[Deployment, Workload]:
         """What ran, and what was sent, at this concurrency; InferenceX's scripts, as the catalog's head tells."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from pydantic import PositiveFloat, PositiveInt
 
-from planner.core.catalog import CATALOGS, Entry, check, read_text
+from planner.core.catalog import CATALOGS, Sourced, check, read_text
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.latency.speculation import Speedup, acceptance_from_length, speculate, step_seconds
 
@@ -34,15 +34,13 @@ FAR = 0.15
 """An error above this counts as this in the fit: such a machine's host, or such a model's experts, are their own."""
 
 
-class SpeculationRun(Entry):
+class SpeculationRun(Sourced):
     """One line of the catalog: decoding of `batch` sequences with and without drafts on the same machine.
 
     `plain_ms` is what a step took without. An engine version that no source states is the newest. SpecForge states
     neither GPU nor layout: H200, as few as hold the model; nor lengths: its questions and answers are short.
     """
 
-    source: str
-    date: str
     family: str
     model: str
     gpu: str
