@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import arrivals, blocks_of, ramp, shared_prefix
 from planner.simulator.kernel_types import ENTRY, Rules, StepTable, Traffic
-from planner.simulator.replay import ReplayResult, replay, replay_traffic
+from planner.simulator.replay import ReplayResult, replay
 from planner.simulator.schedule_cases import run_case
 
 SCHEDULES = Path(__file__).parent / "data" / "schedules"
@@ -111,11 +111,12 @@ def test_shortcuts_change_nothing(overlap: bool, num_blocks: int, concurrency: i
     prompt, output = rng.integers(1, 900, 200), rng.integers(1, 250, 200)
     engine = rules(async_scheduling=overlap, num_blocks=num_blocks, enable_prefix_caching=True)
     arrival = arrivals(200, 6.0, 1.0, rng)
-    fast = replay(engine, LINEAR, arrival, prompt, output, concurrency=concurrency)
+    traffic = Traffic(arrival, prompt, output, concurrency=concurrency)
+    fast = replay(engine, LINEAR, traffic)
     # sampling gauges rules out skipping over equal steps, naming blocks rules out only counting them
-    assert alike(fast, replay(engine, LINEAR, arrival, prompt, output, concurrency=concurrency, gauge_s=0.1))
-    own = shared_prefix(prompt, output, np.zeros_like(prompt), 16)
-    assert alike(fast, replay(engine, LINEAR, arrival, prompt, output, concurrency=concurrency, content=own))
+    assert alike(fast, replay(engine, LINEAR, traffic, gauge_s=0.1))
+    own, start = shared_prefix(prompt, output, np.zeros_like(prompt), 16)
+    assert alike(fast, replay(engine, LINEAR, traffic._replace(content=own, content_start=start)))
     assert (fast.preemptions.sum() > 0) == (num_blocks == 160)
 
 
@@ -124,7 +125,7 @@ def test_one_seat_waits_as_pollaczek_and_khinchine_say() -> None:
     service, load, n = 0.1, 0.7, 200_000
     table = StepTable(np.full(2, service), np.zeros(2))
     arrival = arrivals(n, load / service, 1.0, np.random.default_rng(1))
-    result = replay(rules(max_num_seqs=1), table, arrival, np.full(n, 10), np.ones(n))
+    result = replay(rules(max_num_seqs=1), table, Traffic(arrival, np.full(n, 10), np.ones(n)))
     assert result.queue.mean() == pytest.approx(load * service / (2 * (1 - load)), rel=0.03)
     assert result.ttft.mean() == pytest.approx(result.queue.mean() + service)
 
@@ -132,9 +133,8 @@ def test_one_seat_waits_as_pollaczek_and_khinchine_say() -> None:
 def test_closed_loop_keeps_its_concurrency_and_obeys_littles_law() -> None:
     rng = np.random.default_rng(3)
     n, flight = 600, 24
-    result = replay(
-        rules(), LINEAR, np.zeros(n), rng.integers(50, 500, n), rng.integers(20, 200, n), concurrency=flight
-    )
+    traffic = Traffic(np.zeros(n), rng.integers(50, 500, n), rng.integers(20, 200, n), concurrency=flight)
+    result = replay(rules(), LINEAR, traffic)
     changes = np.concatenate([result.sent, result.outcome.last_token])
     in_flight = np.cumsum(np.repeat([1, -1], n)[np.lexsort((np.repeat([1, -1], n), changes))])
     assert in_flight.max() == flight
@@ -143,7 +143,8 @@ def test_closed_loop_keeps_its_concurrency_and_obeys_littles_law() -> None:
 
 def test_latency_adds_up() -> None:
     """One request alone: a prefill step, then a decode step per token, each as long as the table says."""
-    result = replay(rules(), LINEAR, np.zeros(1), np.array([100]), np.array([4]), request_s=0.02, prompt_token_s=1e-5)
+    traffic = Traffic(np.zeros(1), np.array([100]), np.array([4]), request_s=0.02, prompt_token_s=1e-5)
+    result = replay(rules(), LINEAR, traffic)
     one = 1e-3 + 1e-6 + 4e-6
     steps = [one + 5e-3 + 2e-5 * 100 + 2e-10 * 100 * 101 / 2] + [one + 5e-3 + 2e-5 + 5e-8 * c for c in (100, 101, 102)]
     assert result.ttft[0] == pytest.approx(0.021 + steps[0])
@@ -156,7 +157,7 @@ def test_windows_cap_what_attention_reads() -> None:
     window = StepTable(
         np.zeros(1), np.zeros(1), decode_windows=np.array([[64, 1.0]]), prefill_windows=np.array([[64, 1.0]])
     )
-    result = replay(rules(), window, np.zeros(1), np.array([100]), np.array([2]))
+    result = replay(rules(), window, Traffic(np.zeros(1), np.array([100]), np.array([2])))
     assert result.ttft[0] == sum(min(query + 1, 64) for query in range(100))
     assert result.tpot[0] == 64
 
@@ -164,10 +165,10 @@ def test_windows_cap_what_attention_reads() -> None:
 def test_pipeline_overlaps_steps() -> None:
     """Steps of one token each, for two requests: two pipeline stages serve both in the time that one takes for one."""
     table = StepTable(np.full(2, 0.1), np.zeros(2), stages=2)
-    narrow, arrival, prompt, output = rules(max_num_batched_tokens=1), np.zeros(2), np.ones(2), np.full(2, 50)
-    piped = replay(narrow, table, arrival, prompt, output)
+    narrow, traffic = rules(max_num_batched_tokens=1), Traffic(np.zeros(2), np.ones(2), np.full(2, 50))
+    piped = replay(narrow, table, traffic)
     assert piped.tpot == pytest.approx([0.1, 0.1])
-    alone = replay(narrow, table._replace(stages=1), arrival, prompt, output)
+    alone = replay(narrow, table._replace(stages=1), traffic)
     assert piped.duration == pytest.approx(alone.duration / 2, rel=0.02)
 
 
@@ -177,7 +178,8 @@ def test_speculation_yields_a_geometric_chain(k: int, rate: float, overlap: bool
     """A chain draft of k tokens yields (1 - rate^(k+1)) / (1 - rate) tokens a step (Leviathan et al. 2023, eq. 1)."""
     engine = rules(num_speculative_tokens=k, acceptance_rate=rate, async_scheduling=overlap)
     n, output = 20, 2000
-    result = replay(engine, StepTable(np.ones(1), np.zeros(1)), np.zeros(n), np.full(n, 16), np.full(n, output))
+    traffic = Traffic(np.zeros(n), np.full(n, 16), np.full(n, output))
+    result = replay(engine, StepTable(np.ones(1), np.zeros(1)), traffic)
     per_step = (output - 1) / (result.outcome.last_token - result.outcome.first_token)
     assert per_step.mean() == pytest.approx((1 - rate ** (k + 1)) / (1 - rate), rel=0.03)
 
@@ -186,7 +188,7 @@ def test_shared_prefix_is_computed_once() -> None:
     prompt, output = np.full(5, 200), np.full(5, 10)
     content = shared_prefix(prompt, output, np.array([150, 150, 0, 150, 7]), 16)
     engine = rules(enable_prefix_caching=True)
-    result = replay(engine, LINEAR, np.arange(5.0), prompt, output, content=content)
+    result = replay(engine, LINEAR, Traffic(np.arange(5.0), prompt, output, *content))
     assert result.outcome.cached.tolist() == [0, 144, 0, 144, 0], "whole blocks of 16"
     assert result.ttft[1] < result.ttft[0]
 
@@ -198,7 +200,7 @@ def test_groups_with_blocks_of_two_sizes_share_prefixes_and_a_pool(prefix: int) 
     prompt, output = np.full(60, 400), np.full(60, 200)
     content = shared_prefix(prompt, output, np.full(60, prefix), 16)
     both = rules(enable_prefix_caching=True, max_num_seqs=60, max_num_batched_tokens=512, num_blocks=500, groups=groups)
-    found = replay(both, StepTable(np.ones(1), np.zeros(1)), np.zeros(60), prompt, output, content=content)
+    found = replay(both, StepTable(np.ones(1), np.zeros(1)), Traffic(np.zeros(60), prompt, output, *content))
     assert found.outcome.preemptions.sum() > 0 and found.outcome.totals[5] == 499
     assert np.isfinite(found.outcome.last_token).all()
     assert set(found.outcome.cached) <= {0, prefix}
@@ -220,7 +222,8 @@ def test_requests_wait_until_the_scheduler_looks_for_them() -> None:
     """SGLang's --scheduler-recv-interval: every so many decode steps, after every prompt, and whenever it is idle."""
     second = StepTable(np.ones(10), np.zeros(10))  # every step takes 1 s
     arrival, prompt, output = np.array([0.0, 1.5, 1.5, 30.0]), np.array([10, 10, 10, 10]), np.array([20, 2, 2, 2])
-    found = {n: replay(rules(recv_interval=n), second, arrival, prompt, output).outcome for n in (1, 8)}
+    traffic = Traffic(arrival, prompt, output)
+    found = {n: replay(rules(recv_interval=n), second, traffic).outcome for n in (1, 8)}
     np.testing.assert_allclose(found[1].first_token, [1, 3, 3, 31])
     np.testing.assert_allclose(found[8].first_token, [1, 10, 10, 31])  # looks at 0, 1 and 9 s, and is idle at 30 s
 
@@ -244,15 +247,15 @@ def test_same_seed_same_bits() -> None:
     def once() -> ReplayResult:
         rng = np.random.default_rng(11)
         engine = rules(num_speculative_tokens=2, acceptance_rate=0.5, seed=5)
-        return replay(engine, LINEAR, arrivals(300, 9.0, 0.5, rng), rng.integers(1, 400, 300), rng.integers(1, 99, 300))
+        lengths = rng.integers(1, 400, 300), rng.integers(1, 99, 300)
+        return replay(engine, LINEAR, Traffic(arrivals(300, 9.0, 0.5, rng), *lengths))
 
     assert alike(once(), once())
 
 
 def test_gauges_follow_the_load() -> None:
-    result = replay(
-        rules(max_num_seqs=2), LINEAR, np.array([0, 0, 0, 9.0]), np.full(4, 64), np.full(4, 100), gauge_s=0.05
-    )
+    traffic = Traffic(np.array([0, 0, 0, 9.0]), np.full(4, 64), np.full(4, 100))
+    result = replay(rules(max_num_seqs=2), LINEAR, traffic, gauge_s=0.05)
     gauges = result.gauges.set_index("seconds")
     assert gauges.loc[0.5, ["running", "waiting"]].tolist() == [2, 1]
     assert gauges.loc[5.0].sum() == 0, "idle"
@@ -316,14 +319,14 @@ def test_bad_cases_are_told_in_one_sentence(bad: object, words: list[str], tmp_p
 )
 def test_bad_arrays_name_request_and_field(arrival: list, prompt: list, output: list, words: list[str]) -> None:
     with pytest.raises(PlannerError) as error:
-        replay(rules(), LINEAR, np.array(arrival, float), np.array(prompt), np.array(output))
+        replay(rules(), LINEAR, Traffic(np.array(arrival, float), np.array(prompt), np.array(output)))
     assert all(word in str(error.value) for word in words), error.value
 
 
 @pytest.mark.parametrize("broken", [{"fixed_s": math.nan}, {"tokens_s": np.array([0.0, math.inf])}, {"fixed_s": -1.0}])
 def test_a_step_that_takes_no_time_known_is_refused(broken: dict) -> None:
     with pytest.raises(PlannerError, match=f"field {next(iter(broken))}"):
-        replay(rules(), LINEAR._replace(**broken), np.zeros(1), np.full(1, 16), np.full(1, 4))
+        replay(rules(), LINEAR._replace(**broken), Traffic(np.zeros(1), np.full(1, 16), np.full(1, 4)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -345,13 +348,13 @@ def test_many_equal_steps_at_once_are_the_same_steps(seed: int) -> None:
     )  # fmt: skip
     table = StepTable(np.linspace(1e-3, 5e-3, 700), np.linspace(0, 1e-3, 64), 1e-3, 0.0, 1e-7, 1e-8, 1e-4, windows)
     arrival = np.sort(rng.random(n)) * float(rng.choice([0.0, 0.5, 5.0]))
-    traffic = Traffic(arrival, prompt, output, np.empty(0), *content, 0, 1e-3, 1e-6)
+    traffic = Traffic(arrival, prompt, output, *content, request_s=1e-3, prompt_token_s=1e-6)
     try:
-        together = replay_traffic(rules, table, traffic).outcome
+        together = replay(rules, table, traffic).outcome
     except PlannerError:  # one that never fits, whichever way it is replayed
         with pytest.raises(PlannerError):
-            replay_traffic(rules, table, traffic, log=True)
+            replay(rules, table, traffic, log=True)
         return
-    apart = replay_traffic(rules, table, traffic, log=True).outcome
+    apart = replay(rules, table, traffic, log=True).outcome
     for name in ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached", "totals", "usage"):
         assert getattr(together, name) == pytest.approx(getattr(apart, name), rel=1e-9, abs=1e-12)

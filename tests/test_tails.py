@@ -16,7 +16,7 @@ from planner.facts.workload import Lengths, Workload
 from planner.planning.benchmark_run import accepted, once, run, sample
 from planner.planning.prediction import evaluate, memory_of
 from planner.planning.scenario import load_scenario
-from planner.simulator.kernel_types import Rules, StepTable
+from planner.simulator.kernel_types import Rules, StepTable, Traffic
 from planner.simulator.replay import replay
 from planner.studies import ramp_test, tail_latency
 from planner.studies.layout_study import served_within
@@ -176,7 +176,7 @@ def test_a_pipeline_with_steps_under_way_is_not_idle():
     rules = Rules(64, 2048, 4001, 8192, False, True, 0, False, False, False, np.array([[0, 16]]))
     table = StepTable(5e-3 + 2e-5 * np.arange(2049), 4e-6 * np.arange(65), 1e-3, stages=4)
     n = 40
-    run = replay(rules, table, np.zeros(n), np.full(n, 100), np.full(n, 200), gauge_s=0.01)
+    run = replay(rules, table, Traffic(np.zeros(n), np.full(n, 100), np.full(n, 200)), gauge_s=0.01)
     gauges = run.gauges
     assert (gauges.running[gauges.seconds < run.duration * 0.95] == n).mean() > 0.9
 

@@ -73,9 +73,9 @@ class Traffic(NamedTuple):
     arrival: np.ndarray  # [n] float64, seconds (steps when untimed), ascending
     prompt: np.ndarray  # [n] int32
     output: np.ndarray  # [n] int32
-    rank: np.ndarray  # [n] int64, place in the order of (priority, arrival); empty under fcfs
-    content: np.ndarray  # int32; the k-th full block of request i is content[content_start[i] + k]
-    content_start: np.ndarray  # [n] int64
+    content: np.ndarray = np.empty(0)  # int32; the k-th full block of request i is content[content_start[i] + k]
+    content_start: np.ndarray = np.empty(0)  # [n] int64
+    rank: np.ndarray = np.empty(0)  # [n] int64, place in the order of (priority, arrival); empty: of arrival
     concurrency: int = 0  # requests in flight at most: the next is sent when one ends; 0 = no limit
     request_s: float = 0.0  # from sending until the scheduler sees the request, and per prompt token
     prompt_token_s: float = 0.0

@@ -1,7 +1,7 @@
 """The replay: what happens to every request when traffic meets a deployment, by vLLM V1's own schedule.
 
-`replay` is for arrays of requests, `replay_workload` for a `Workload` on a `Deployment`, `simulator.schedule_cases`
-for step logs. The schedule is exact (`simulator.scheduler`); the clock is the step cost that the caller gives. Same
+`replay` is for requests, `replay_workload` for a `Workload` on a `Deployment`, `simulator.schedule_cases` for step
+logs. The schedule is exact (`simulator.scheduler`); the clock is the step cost that the caller gives. Same
 seed, same numbers.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.core.quantities import PlannerError
-from planner.facts.arrivals import Content, arrivals, shared_prefix
+from planner.facts.arrivals import arrivals, shared_prefix
 from planner.facts.engines import engine
 from planner.latency.performance import LATE, LATENCIES, POINTS
 from planner.simulator import kernel_types as kinds
@@ -225,49 +225,35 @@ def _quantile(counts: np.ndarray, q: float) -> float:
 
 
 def replay(
-    rules: Rules, table: StepTable, arrival: np.ndarray, prompt: np.ndarray, output: np.ndarray, *,
-    concurrency: int = 0, request_s: float = 0.0, prompt_token_s: float = 0.0, priority: np.ndarray | None = None,
-    content: Content | None = None, gauge_s: float = 0.0,
-) -> ReplayResult:  # fmt: skip
-    """Replay [n] requests: `arrival` in seconds (ascending), `prompt` and `output` in tokens.
-
-    `concurrency` > 0 holds requests back while so many are in flight (a closed loop, if all arrive at 0). `request_s`
-    and `prompt_token_s` are the front end's seconds before the scheduler sees a request. `content` (see
-    `facts.arrivals`) says which blocks are equal; without it no two prompts share a prefix. Lower `priority` is more
-    urgent. `gauge_s` > 0 samples the gauges so often.
-    Raises `PlannerError` naming the request and field for anything that cannot be replayed.
-    """
-    time, tokens = (0, math.inf, "a time from 0"), (1, 2**31, "a number of tokens from 1")
-    columns = {"arrival": (arrival, time), "prompt_tokens": (prompt, tokens), "output_tokens": (output, tokens)}
-    for name, (values, (least, most, accepted)) in columns.items():
-        if len(values) != len(arrival):
-            raise PlannerError(f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many")
-        if len(bad := np.flatnonzero(~((values >= least) & (values < most)))):
-            raise PlannerError(f"request {bad[0] + 1}, field {name}: {values[bad[0]]:g} is not {accepted}")
-    late = np.flatnonzero(np.diff(arrival) < 0)
-    if len(late):
-        before, after = arrival[late[0]], arrival[late[0] + 1]
-        raise PlannerError(f"request {late[0] + 2}, field arrival: {after:g} comes after {before:g}; sort by arrival")
-    rank: np.ndarray = np.empty(0)
-    if rules.priority:
-        rank = np.argsort(np.argsort(np.zeros(len(arrival)) if priority is None else priority, kind="stable"))
-    ids, start = content or (np.empty(0), np.empty(0))
-    traffic = Traffic(arrival, prompt, output, rank, ids, start, concurrency, request_s, prompt_token_s)
-    return replay_traffic(rules, table, traffic, gauge_s=gauge_s)
-
-
-def replay_traffic(
     rules: Rules, table: StepTable, traffic: Traffic, *, names: Sequence[str] | None = None, where: str = "",
     timed: bool = True, log: bool = False, gauge_s: float = 0.0,
 ) -> ReplayResult:  # fmt: skip
-    """Replay `traffic`, whose arrays are sound; `names` and `where` (a file) are for errors."""
+    """Replay [n] requests; `log` what every step schedules, `gauge_s` > 0 samples the gauges so often.
+
+    With a `concurrency` requests are held back while so many are in flight (a closed loop, if all arrive at 0).
+    Without `content` (see `facts.arrivals`) no two prompts share a prefix. Raises `PlannerError` naming the request
+    (by `names`, in the file `where`) and field for anything that cannot be replayed.
+    """
     from planner.simulator.scheduler import simulate
 
     def label(i: int) -> str:
         return f"{where}{', ' * bool(where)}request {names[i] if names else i + 1}"
 
-    if not len(traffic.prompt):
-        raise PlannerError(f"{where}{': ' * bool(where)}there are no requests; at least one is needed")
+    arrival, tokens = traffic.arrival, (1, 2**31, "a number of tokens from 1")
+    for name, values, (least, most, accepted) in (
+        ("arrival", arrival, (0, math.inf, "a time from 0")),
+        ("prompt_tokens", traffic.prompt, tokens),
+        ("output_tokens", traffic.output, tokens),
+    ):
+        if len(values) != len(arrival):
+            raise PlannerError(f"{name} has {len(values)} entries and arrival {len(arrival)}; they must be as many")
+        if len(bad := np.flatnonzero(~((values >= least) & (values < most)))):
+            raise PlannerError(f"{label(bad[0])}, field {name}: {values[bad[0]]:g} is not {accepted}")
+    if len(late := np.flatnonzero(np.diff(arrival) < 0)):
+        before, after = arrival[late[0]], arrival[late[0] + 1]
+        raise PlannerError(f"{label(late[0] + 1)}, field arrival: {after:g} comes after {before:g}; sort by arrival")
+    if not len(arrival):
+        raise PlannerError("there are no requests; at least one is needed")
     longest = int(np.argmax(traffic.prompt))
     if traffic.prompt[longest] >= rules.max_model_len:
         raise PlannerError(
@@ -277,6 +263,8 @@ def replay_traffic(
     for part, seconds in table._asdict().items():
         if not (np.isfinite(seconds).all() and np.min(seconds, initial=0) >= 0):
             raise PlannerError(f"step cost, field {part}: it holds something else than times from 0")
+    if rules.priority and not len(traffic.rank):
+        traffic = traffic._replace(rank=np.arange(len(arrival)))
     rules, table, traffic = as_compiled(rules), as_compiled(table), as_compiled(traffic)
     prompt, output, usable = traffic.prompt, traffic.output, rules.num_blocks - 1
     needs = blocks_at_end(rules, prompt, output)
@@ -379,7 +367,11 @@ def replay_workload(
     rules = engine_rules(deployment, pool, seed)
     if (prompt.astype(np.int64) + output).max() > rules.max_num_batched_tokens:
         rules = rules._replace(enable_chunked_prefill=True)  # without it no engine would start for such requests
-    content, told_apart = None, rules.enable_prefix_caching and bool(share.prefix_hit_rate)
+    traffic = Traffic(
+        arrival, prompt, output, concurrency=share.concurrency or 0, request_s=model.request_s,
+        prompt_token_s=model.prompt_token_s,
+    )  # fmt: skip
+    told_apart = rules.enable_prefix_caching and bool(share.prefix_hit_rate)
     if told_apart or rules.groups[0, 1] == 1:  # a block a token: as many as there are tokens in the pool
         rules = _coarser(rules, float(prompt.mean()))
     if told_apart:
@@ -387,8 +379,6 @@ def replay_workload(
         prefix = np.rint(prompt * share.prefix_hit_rate / size) * size
         if share.prefix_tokens:
             prefix = np.where(rng.random(len(prompt)) < share.prefix_hit_rate, share.prefix_tokens, 0)
-        content = shared_prefix(prompt, output, prefix, size)
-    return replay(
-        rules, step_table(model), arrival, prompt, output, concurrency=share.concurrency or 0, content=content,
-        request_s=model.request_s, prompt_token_s=model.prompt_token_s, gauge_s=gauge_s,
-    )  # fmt: skip
+        content, start = shared_prefix(prompt, output, prefix, size)
+        traffic = traffic._replace(content=content, content_start=start)
+    return replay(rules, step_table(model), traffic, gauge_s=gauge_s)

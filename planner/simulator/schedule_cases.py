@@ -16,7 +16,7 @@ from planner.core.files import replacing
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import blocks_of
 from planner.simulator.kernel_types import ENTRY, FINISHED, PREEMPTED, STEP, Rules, StepTable, Traffic
-from planner.simulator.replay import ReplayResult, is_recent, replay_traffic
+from planner.simulator.replay import ReplayResult, is_recent, replay
 
 STEP_LOG = ("step", "scheduled_tokens", "running", "waiting", "free_blocks", "preempted", "finished", "scheduled")
 """Columns of the step log."""
@@ -125,15 +125,14 @@ def _check_requests(file: str, config: CaseConfig, requests: Sequence[CaseReques
 def _traffic(config: CaseConfig, requests: Sequence[CaseRequest]) -> Traffic:
     prompt = np.array([sum(tokens for _, tokens in request.segments) for request in requests])
     output = np.array([request.output_len for request in requests])
-    content, start = np.empty(0, np.int32), np.empty(0, np.int64)
+    traffic = Traffic(np.array([request.arrival_step for request in requests], float), prompt, output)
     if config.enable_prefix_caching and prompt.max() < config.max_model_len:
         room = np.clip(config.max_model_len - prompt, 0, output).tolist()
         whole = [[*r.segments, (f"out:{r.id}", tokens)] for r, tokens in zip(requests, room, strict=True)]
         content, start = blocks_of(whole, config.block_size)
-    arrival = np.array([request.arrival_step for request in requests], float)
+        traffic = traffic._replace(content=content, content_start=start)
     urgency = np.argsort(np.array([request.priority for request in requests]), kind="stable")
-    rank = np.argsort(urgency) if config.policy == "priority" else np.empty(0, np.int64)
-    return Traffic(arrival, prompt, output, rank, content, start)
+    return traffic._replace(rank=np.argsort(urgency)) if config.policy == "priority" else traffic
 
 
 def run_case(path: str | Path, step_log: str | Path | None = None, fixed_step_time: float = 1.0) -> ReplayResult:
@@ -146,10 +145,8 @@ def run_case(path: str | Path, step_log: str | Path | None = None, fixed_step_ti
     path = Path(path)
     config, requests = read_case(path)
     names = [request.id for request in requests]
-    table = StepTable(np.zeros(1), np.zeros(1))
-    result = replay_traffic(
-        config.rules(), table, _traffic(config, requests), names=names, where=path.name, timed=False, log=True
-    )
+    table, traffic = StepTable(np.zeros(1), np.zeros(1)), _traffic(config, requests)
+    result = replay(config.rules(), table, traffic, names=names, where=path.name, timed=False, log=True)
     if step_log is not None:
         with replacing(Path(step_log)) as (part,), part.open("w", newline="", encoding="utf-8") as file:
             write_steps(file, result, names)

@@ -18,6 +18,7 @@ from planner.facts.deployment import deploy_on
 from planner.facts.workload import read_trace
 from planner.latency.step_model import step_model
 from planner.memory.budget import plan
+from planner.simulator.kernel_types import Traffic
 from planner.simulator.replay import ReplayResult, engine_rules, replay, step_table
 
 DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=16384)
@@ -25,7 +26,7 @@ RULES, TABLE = engine_rules(DEPLOYMENT, plan(DEPLOYMENT).pool), step_table(step_
 
 
 def _replay(arrival: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> ReplayResult:
-    result = replay(RULES, TABLE, arrival, prompt, output)
+    result = replay(RULES, TABLE, Traffic(arrival, prompt, output))
     assert result.ttft.mean() > 0 and result.tpot.mean() > 0 and result.e2e.mean() > 0 and result.outcome.itl.sum() > 0
     return result
 
