@@ -17,11 +17,11 @@ test: .venv/ready-dev
 
 # All engines' step costs, fitted to catalogs/validation/measured_runs.csv: half an hour on two cores.
 fit: .venv/ready
-	$(BIN)/python -m planner.operations.pooled_fit
+	$(BIN)/python -m planner.operations.fits.pooled
 
 # What pools of prefill and decode cost beside the step costs, fitted to catalogs/validation/pools.csv: some minutes.
 pools: .venv/ready
-	$(BIN)/python -m planner.operations.pools_fit
+	$(BIN)/python -m planner.operations.fits.pools
 
 # After a change in the physics: the lessons' committed outputs anew, to be read before they are committed.
 lessons: .venv/ready-dev

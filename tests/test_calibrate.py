@@ -16,7 +16,7 @@ from planner.facts.workload import Lengths, Workload
 from planner.latency.calibration import calibrated_by, calibration_of, own_calibrations
 from planner.latency.step_model import step_model
 from planner.operations.bench_results import planned, read_results
-from planner.operations.calibration_fit import REPEATS, Point, fit, predicted, replayed
+from planner.operations.fits.calibration import REPEATS, Point, fit, predicted, replayed
 from planner.planning.prediction import memory_of
 from planner.simulator.replay import replay_workload
 

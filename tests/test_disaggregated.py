@@ -15,7 +15,7 @@ from planner.latency.calibration import calibration_of
 from planner.latency.performance import Performance
 from planner.latency.pool_costs import pool_costs
 from planner.operations.batch import predict_row
-from planner.operations.pools_fit import DECODE, NOISE_TPOT, PoolRun, costs_of, fit, pool_runs
+from planner.operations.fits.pools import DECODE, NOISE_TPOT, PoolRun, costs_of, fit, pool_runs
 from planner.parallelism.layouts import collectives
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from fit_power import held_back, runs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from planner.facts.gpus import gpus
 from planner.facts.workload import Lengths, Workload
 from planner.latency import power
 from planner.latency.power import Activity, activity, board_power, energy_of, per_token, watts
+from planner.operations.fits.power import held_back, runs
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import evaluate
 

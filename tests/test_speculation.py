@@ -22,7 +22,7 @@ from planner.latency.speculation import (
 )
 from planner.memory.budget import plan
 from planner.models.registry import model
-from planner.operations.validation.speculation import fit, held_back, speculation_runs
+from planner.operations.fits.speculation import fit, held_back, speculation_runs
 from planner.planning.prediction import evaluate, memory_of
 from planner.simulator.replay import ReplayResult, replay_workload
 
@@ -157,7 +157,7 @@ def test_measured_speed_ups_with_whole_models_left_out() -> None:
 def test_the_host_costs_are_those_that_fit() -> None:
     """Beside the plain steps that were measured, up to two or three steps of the grid."""
     for name in ("vllm", "sglang"):
-        cost, found = host_cost(engine(name)), fit([run for run in speculation_runs() if run.engine == name])
+        cost, found = host_cost(engine(name)), fit(tuple(run for run in speculation_runs() if run.engine == name))
         assert found == (pytest.approx(cost.step_us, abs=600), pytest.approx(cost.pass_us, abs=200))
 
 

@@ -14,7 +14,7 @@ from planner.latency.calibration import calibrated, calibration_of, catalog
 from planner.latency.fused_experts import expert_kernel, expert_kernels
 from planner.latency.step_model import _expert_seconds, step_model
 from planner.latency.step_work import FusedExperts, work
-from planner.operations.pooled_fit import LEVELS, RUNS, Pool, measured_runs, pooled_fit
+from planner.operations.fits.pooled import LEVELS, RUNS, Pool, measured_runs, pooled_fit
 
 ALONE = replace(Coefficients(**catalog("vllm").common.coefficients), expert_gemm=1.0, expert_latency=1.0)
 """Kernels as they are when nothing else runs."""

@@ -239,6 +239,12 @@ def _flags(given: Any, read: Any, place: str = "") -> Iterator[tuple[str, bool]]
                 yield from _flags(value, read[index], f"{place}.{index}")
 
 
+def rows(file: str, kind: type[E]) -> tuple[E, ...]:
+    """All rows of the catalog's CSV `file`, each validated as a `kind`; lines from # on are its guide."""
+    lines = [line for line in read_text(CATALOGS / file).splitlines() if not line.startswith("#")]
+    return tuple(check(kind, row, f"{file}, row {number}") for number, row in enumerate(csv.DictReader(lines), 1))
+
+
 def entries(file: str, kind: type[E], root: Path = CATALOGS) -> dict[str, E]:
     """All entries of the catalog `file`, a mapping of name to fields, each validated as a `kind`."""
     data = read_yaml(root / file)

@@ -197,7 +197,7 @@ def _replay(options: argparse.Namespace) -> None:
 
 def _calibrate(options: argparse.Namespace) -> None:
     from planner.operations.bench_results import planned, read_results
-    from planner.operations.calibration_fit import REPEATS, fit, replayed
+    from planner.operations.fits.calibration import REPEATS, fit, replayed
     from planner.planning.scenario import scenario_path
 
     read = [*options.results, *([scenario_path(options.scenario)] if options.scenario else [])]

@@ -23,7 +23,7 @@ from planner.facts.traces import Trace
 from planner.facts.workload import Lengths, Workload
 from planner.operations.batch import read_run
 from planner.operations.batch_columns import COLUMNS, INPUTS, POOL_SIZES, read_cells
-from planner.operations.calibration_fit import Point
+from planner.operations.fits.calibration import Point
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search
 from planner.studies.summary import subject

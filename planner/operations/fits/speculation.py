@@ -1,6 +1,6 @@
 """Measured speed-ups of speculative decoding, and the host's costs fitted to them, whole models left out:
 
-`python -m planner.operations.validation.speculation` prints both.
+`python -m planner.operations.fits.speculation` prints both.
 
 `catalogs/validation/speculation.csv` holds what was measured with and without drafts, on one machine, with the tokens
 that a step yielded. Left out: Llama-4-Scout of SpecForge's bundle (many of its plain steps take longer than those that
@@ -9,23 +9,16 @@ takes three to five times as long as a plain one). The costs of `catalogs/drafti
 steps that were measured, so that they hold whatever the planner makes of those.
 """
 
-from __future__ import annotations
-
-import csv
-from collections.abc import Sequence
-from functools import cache
+from functools import cache, cached_property
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 from pydantic import PositiveFloat, PositiveInt
 
-from planner.core.catalog import CATALOGS, Sourced, check, read_text
+from planner.core.catalog import Sourced, rows
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.latency.speculation import Speedup, acceptance_from_length, speculate, step_seconds
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 FILE = "validation/speculation.csv"
 STEP_US, PASS_US = np.arange(0, 4001, 200), np.arange(0, 1201, 100)
@@ -69,7 +62,7 @@ class SpeculationRun(Sourced):
         """What the planner says of it."""
         return speculate(self.deployment, self.batch, self.context)
 
-    @property
+    @cached_property
     def fixed(self) -> tuple[float, float]:
         """Milliseconds that verifying adds to the plain step on the GPU, and of one pass over the draft there."""
         plain, verify, whole = (float(s) * 1e3 for s in step_seconds(self.deployment, self.batch, self.context, (0, 0)))
@@ -79,23 +72,18 @@ class SpeculationRun(Sourced):
 @cache
 def speculation_runs() -> tuple[SpeculationRun, ...]:
     """All lines of the catalog."""
-    lines = csv.DictReader(read_text(CATALOGS / FILE).splitlines())
-    return tuple(check(SpeculationRun, line, f"{FILE}, line {number}") for number, line in enumerate(lines, 2))
+    return rows(FILE, SpeculationRun)
 
 
 def beside_measured(run: SpeculationRun, step_us: float, pass_us: float) -> float:
     """ln(predicted / measured) of a speed-up beside the measured plain step, with these costs of the host."""
-    added, drafted = _fixed(run)
+    added, drafted = run.fixed
     step = run.plain_ms + added + step_us * 1e-3 + run.k * max(drafted, pass_us * 1e-3)
     return float(np.log(run.tokens_per_step * run.plain_ms / step / run.speedup))
 
 
 @cache
-def _fixed(run: SpeculationRun) -> tuple[float, float]:
-    return run.fixed
-
-
-def fit(runs: Sequence[SpeculationRun]) -> tuple[int, int]:
+def fit(runs: tuple[SpeculationRun, ...]) -> tuple[int, int]:
     """(step_us, pass_us) with the least mean of absolute errors up to `FAR`, every model counted once."""
     models: dict[str, list[SpeculationRun]] = {}
     for run in runs:
@@ -113,26 +101,19 @@ def held_back() -> pd.DataFrame:
 
     `error` is of the planner as it is, `beside` of the same beside the measured plain step.
     """
-    import pandas as pd
-
-    rows = []
+    told = []
     for run in speculation_runs():
         others = tuple(one for one in speculation_runs() if one.engine == run.engine and one.model != run.model)
-        costs, found, deployment = _fit_of(others), run.predicted.speedup, run.deployment
+        costs, found, deployment = fit(others), run.predicted.speedup, run.deployment
         plain, _, whole = step_seconds(deployment, run.batch, run.context, (costs[0] * 1e-6, costs[1] * 1e-6))
-        rows.append({
+        told.append({
             "family": run.family, "model": run.model, "engine": run.engine,
             "within": found.lo <= run.speedup <= found.hi,
             "error": found.mid / run.speedup - 1,
             "error, model left out": run.tokens_per_step * float(plain / whole) / run.speedup - 1,
             "beside, model left out": np.expm1(beside_measured(run, *costs)),
         })  # fmt: skip
-    return pd.DataFrame(rows)
-
-
-@cache
-def _fit_of(runs: tuple[SpeculationRun, ...]) -> tuple[int, int]:
-    return fit(runs)
+    return pd.DataFrame(told)
 
 
 def summary(frame: pd.DataFrame, by: str) -> pd.DataFrame:
@@ -145,7 +126,7 @@ def summary(frame: pd.DataFrame, by: str) -> pd.DataFrame:
 
 if __name__ == "__main__":
     for engine in sorted({run.engine for run in speculation_runs()}):
-        print(engine, "step_us, pass_us:", fit([run for run in speculation_runs() if run.engine == engine]))
+        print(engine, "step_us, pass_us:", fit(tuple(run for run in speculation_runs() if run.engine == engine)))
     table = held_back()
     for column in ("family", "model"):
         print(summary(table, column).to_string())

@@ -1,12 +1,9 @@
-"""Board power against measured runs, and its fit: `python tests/fit_power.py` prints both.
+"""Board power against measured runs, and its fit: `python -m planner.operations.fits.power` prints both.
 
 The energies of `catalogs/power.yaml` are fitted at the rates that were measured, so that they hold whatever the planner
 makes of those; the spread there is what its own rates leave, which the last line prints.
 """
 
-from __future__ import annotations
-
-import csv
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -15,7 +12,7 @@ import numpy as np
 import pandas as pd
 from pydantic import PositiveFloat, PositiveInt
 
-from planner.core.catalog import CATALOGS, Entry, check, read_text
+from planner.core.catalog import Entry, rows
 from planner.facts.deployment import Deployment, deploy_on
 from planner.facts.workload import Lengths, Workload
 from planner.latency.power import KNEE, activity, settled, terms
@@ -67,8 +64,7 @@ class PowerRun(Entry):
 @cache
 def runs() -> tuple[PowerRun, ...]:
     """The public runs; `PlannerError` naming the first that cannot be read."""
-    lines = [line for line in read_text(CATALOGS / FILE).splitlines() if not line.startswith("#")]
-    return tuple(check(PowerRun, row, f"{FILE}, run {k}") for k, row in enumerate(csv.DictReader(lines), 1))
+    return rows(FILE, PowerRun)
 
 
 def fitted(x: np.ndarray, share: np.ndarray) -> np.ndarray:
@@ -90,7 +86,7 @@ def held_back(some: Sequence[PowerRun]) -> pd.DataFrame:
     The interval is that of the residuals of the runs fitted to.
     """
     x, share = np.array([run.terms for run in some]), np.array([run.share for run in some])
-    rows = []
+    found = []
     for name, fields in GROUPS.items():
         groups = np.array(["/".join(getattr(run, field) for field in fields) for run in some])
         ratio, inside = np.empty(len(some)), np.empty(len(some), bool)
@@ -100,8 +96,8 @@ def held_back(some: Sequence[PowerRun]) -> pd.DataFrame:
             lo, hi = np.quantile(share[~out] / settled(x[~out] @ c), (0.1, 0.9))
             ratio[out] = share[out] / settled(x[out] @ c)
             inside[out] = (lo <= ratio[out]) & (ratio[out] <= hi)
-        rows.append((name, len(np.unique(groups)), float(np.median(np.abs(1 / ratio - 1))), float(inside.mean())))
-    return pd.DataFrame(rows, columns=["left out", "groups", "median error", "inside 80 %"])
+        found.append((name, len(np.unique(groups)), float(np.median(np.abs(1 / ratio - 1))), float(inside.mean())))
+    return pd.DataFrame(found, columns=["left out", "groups", "median error", "inside 80 %"])
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from planner.simulator.replay import replay_workload
 
 NOISE_TPOT, NOISE_TTFT = 0.05, 0.15
 """Spread of ln(measured) that no model explains: repeats of a public point differ by 1-9 % (TPOT) and 4-16 % (TTFT)."""
-PRIORS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).parent / "templates" / "coefficients.yaml")
+PRIORS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).parents[1] / "templates" / "coefficients.yaml")
 """Of each coefficient the `spread` of its logarithm between GPUs, and what it `says` of a machine."""
 FREEDOM = 4.0
 REPEATS = (0.08, 0.03)
