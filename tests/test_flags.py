@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.quantities import PlannerError
+from planner.facts import engines
 from planner.operations import flags
-from planner.operations.flags import lists, options, recorded, versions_with
+from planner.operations.flags import listed, lists, options, recorded, versions_with
 
 LISTED = [(engine, version) for engine in ("vllm", "sglang", "trtllm", "tgi") for version in lists(engine).versions]
 COUNTS = {"?": {"nargs": "?"}, "+": {"nargs": "+"}, "*": {"nargs": "*"}, "": {}}
@@ -69,7 +70,9 @@ def test_a_command_line_is_read_as_argparse_reads_it(line: tuple[str, str, list[
     engine, version, words = line
     kinds = {option.argument: option for option in options(engine, version).by_spelling.values()}
     read, wanted = options(engine, version).parse(words), judged(engine, version, words)
-    loose = any(g.option and g.option.kind in ("size", "size or auto", "json or text", "json") for g in read.given)
+    loose = any(
+        g.option and g.option.kind in ("bool", "size", "size or auto", "json or text", "json") for g in read.given
+    )
     negatives = engine == "vllm" and any(g.written.startswith("--no-") for g in read.given)
     if loose or negatives or any(kinds[name].count == "*" for name in read.values if name in kinds):
         return  # kinds that only the engines have; argparse is no reference for them
@@ -84,6 +87,7 @@ def test_a_command_line_is_read_as_argparse_reads_it(line: tuple[str, str, list[
 def test_every_option_is_taken_with_a_value_of_its_kind_and_refused_without(engine: str, version: str) -> None:
     known = options(engine, version)
     right = {
+        "bool": "true",
         "int": "3",
         "float": "0.5",
         "text": "x",
@@ -138,7 +142,7 @@ def test_other_launchers_take_no_beginnings_and_no_other_dashes() -> None:
 def test_a_version_without_a_list_is_read_by_the_nearest_and_says_so() -> None:
     assert options("vllm", "0.20.2").note == ""
     assert options("vllm", "0.19.1").note == "vllm 0.19.1 is read by the options of 0.18.0"
-    assert options("vllm", "0.6.3").version == "0.8.5"
+    assert options("vllm", "0.5.0").version == "0.5.4"
     assert options("vllm", "nightly").version == "0.33.0"
     with pytest.raises(PlannerError, match="unknown engine 'ollama'"):
         options("ollama", "1.0")
@@ -147,16 +151,30 @@ def test_a_version_without_a_list_is_read_by_the_nearest_and_says_so() -> None:
 def test_when_options_came_and_went() -> None:
     assert versions_with("vllm", "--swap-space")[-1] == "0.16.0"
     assert versions_with("vllm", "--nnodes")[0] == "0.12.0"
-    assert versions_with("vllm", "--disable-log-requests") == [*lists("vllm").versions[:5], "0.33.0"]
-    assert versions_with("vllm", "--speculative-model") == []
-    spelt = [len(options("vllm", version).by_spelling) for version in lists("vllm").versions]
-    assert spelt == [156, 214, 262, 283, 294, 310, 328, 435]  # counted in the running parsers
+    assert versions_with("vllm", "--disable-log-requests") == [*lists("vllm").versions[:8], "0.33.0"]
+    assert versions_with("vllm", "--speculative-model") == ["0.5.4", "0.6.6", "0.7.3"]
+    assert versions_with("vllm", "--worker-use-ray") == ["0.5.4", "0.6.6"]
+    assert versions_with("vllm", "--num-scheduler-steps") == ["0.6.6", "0.7.3", "0.8.5", "0.10.0"]
+    spelt = [len(options("vllm", version).by_spelling) for version in lists("vllm").versions[3:]]
+    assert spelt == [157, 214, 262, 283, 294, 310, 328, 435]  # counted in the running parsers, and --config of 0.8.5
+
+
+def test_what_the_environment_and_metrics_pages_had() -> None:
+    environment, metrics = listed("environment", "vllm"), listed("metrics", "vllm")
+    assert environment["VLLM_USE_V1"] == ("0.6.6", "0.7.3", "0.8.5", "0.10.0")
+    assert environment["VLLM_ATTENTION_BACKEND"][-1] == "0.14.1"
+    assert metrics["vllm:gpu_cache_usage_perc"][-1] == "0.10.0"
+    assert metrics["vllm:kv_cache_usage_perc"] == lists("vllm").versions[4:]
+    assert listed("metrics", "sglang")["sglang:token_usage"] == ("0.5.23",)
+    for engine in ("vllm", "sglang"):  # what the plan's alerts ask for is there
+        facts = engines.engine(engine, lists(engine).versions[-2]).facts["metrics"]
+        assert {name for name in facts.values() if name} <= set(listed("metrics", engine)), engine
 
 
 def test_a_list_with_a_mistake_names_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(flags, "FLAGS", tmp_path)
     for line, told in (
-        ("--a,,,number,,,3.1.0,3.1.0", "tgi.csv, line 2: --a takes 'number'; accepted: nothing, int"),
+        ("--a,,,number,,,3.1.0,3.1.0", "tgi.csv, line 2: --a takes 'number'; accepted: nothing, bool"),
         ("--a,,,int,,,3.1.0,3.2.0", "tgi.csv, line 2: expected 8 cells"),
     ):
         (tmp_path / "tgi.csv").write_text(",".join(flags.COLUMNS) + f"\n{line}\n")

@@ -18,7 +18,7 @@ from planner.facts.engines import release
 
 FLAGS = CATALOGS / "flags"
 COLUMNS = ["option", "also", "off", "takes", "default", "choices", "first", "last"]
-KINDS = ("nothing", "int", "float", "text", "json", "json or text", "size", "size or auto")
+KINDS = ("nothing", "bool", "int", "float", "text", "json", "json or text", "size", "size or auto")
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -210,6 +210,8 @@ def _value(option: Option, taken: Sequence[str], tied: bool, off: bool) -> tuple
         return not off, f"takes no value, got {taken[0]!r:.80}" if tied else ""
     if not taken and option.count in ("", "+"):
         return None, f"needs {_wanted(option)}"
+    if not taken and option.kind == "bool":
+        return True, ""
     values = []
     for word in taken:
         try:
@@ -225,7 +227,8 @@ def _wanted(option: Option) -> str:
     """What an option takes, in words."""
     if option.choices:
         return f"one of {', '.join(option.choices[:12])}{', ...' * (len(option.choices) > 12)}"
-    kinds = {"int": "a whole number", "float": "a number", "text": "a value", "json": "JSON", "size": "a whole number"}
+    kinds = {"int": "a whole number", "float": "a number", "text": "a value", "json": "JSON", "size": "a whole number",
+             "bool": "true or false"}  # fmt: skip
     return kinds.get(option.kind.partition(" ")[0], "a value")
 
 
@@ -233,6 +236,8 @@ def _typed(kind: str, word: str) -> Any:
     """A word as its kind; `ValueError` where it is none."""
     if "${" in word or "$(" in word or kind == "text":  # filled in where it runs
         return word
+    if kind == "bool":
+        return ("false", "true").index(word.lower()) == 1
     if kind == "int":
         return int(word)
     if kind == "float":
@@ -315,6 +320,22 @@ def recorded(engine: str) -> tuple[Option, ...]:
 def _elsewhere(engine: str, spelling: str) -> Option | None:
     """The option of any other version, to know how many words it took; None where no version had it."""
     return next((option for option in reversed(recorded(engine)) if spelling in option.spellings), None)
+
+
+@cache
+def listed(what: Literal["environment", "metrics"], engine: str) -> Mapping[str, tuple[str, ...]]:
+    """Every name that `engine` reads from its environment, or has on /metrics -> the listed versions that know it."""
+    known, path, found = lists(engine).versions, FLAGS / f"{what}.csv", dict[str, tuple[str, ...]]()
+    for number, cells in csv_lines(path, MIB):
+        if cells == ["engine", "name", "first", "last"] or cells[0] != engine:
+            continue
+        if len(cells) != 4 or not {*cells[2:]} <= {*known}:
+            raise PlannerError(
+                f"{path.name}, line {number}: expected engine, name, first and last of {', '.join(known)}"
+            )
+        first, last = map(known.index, cells[2:])
+        found[cells[1]] = found.get(cells[1], ()) + known[first : last + 1]
+    return found
 
 
 def versions_with(engine: str, spelling: str) -> list[str]:
