@@ -17,8 +17,9 @@ from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.workload import Lengths, Workload
 from planner.latency.performance import Performance
 from planner.memory.budget import plan
-from planner.operations import launch as deploy
 from planner.operations.flags import options
+from planner.operations.launch import Launch, launch
+from planner.operations.launch import files as deploy
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Target
 
@@ -45,15 +46,16 @@ WORKLOAD = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(200, 500), 
 
 def deployment(version: str = "0.20.2", engine_name: str = "vllm", **changes: object) -> Deployment:
     known = {"tp": 2, "max_model_len": 8192, "max_num_seqs": 64, "engine": engine_name, "engine_version": version}
-    return deploy_on("meta-llama/Llama-3.1-8B", "H100", **{**known, **changes})
+    named = {"model": "meta-llama/Llama-3.1-8B", "gpu": "H100"}
+    return deploy_on(**{**named, **known, **changes})
 
 
 def documents(served: Deployment) -> dict[str, str]:
     return deploy.documents(evaluate(served, WORKLOAD, {served.gpu.name: 4.0}), TARGETS)
 
 
-def command(served: Deployment) -> deploy.Launch:
-    return deploy.launch(evaluate(served, WORKLOAD))
+def command(served: Deployment) -> Launch:
+    return launch(evaluate(served, WORKLOAD))
 
 
 VARIANTS = [
@@ -68,13 +70,13 @@ VARIANTS = [
 @pytest.mark.parametrize("version", ["0.20.2", "0.33.0"])
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_every_flag_is_an_option_of_that_version_with_a_reason(version: str, changes: dict) -> None:
-    launch = command(deployment(version, **changes))
+    found = command(deployment(version, **changes))
     known = options("vllm", version).spellings
-    assert {flag.name for flag in launch.flags} <= known
-    assert all(len(flag.reason) > 10 for flag in launch.flags)
+    assert {flag.name for flag in found.flags} <= known
+    assert all(len(flag.reason) > 10 for flag in found.flags)
     # what argparse does: an exact option wins over any it is a prefix of, and no flag is given twice
-    assert len({flag.name for flag in launch.flags}) == len(launch.flags)
-    assert shlex.split(str(launch).replace("\\\n", " "))[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B"]
+    assert len({flag.name for flag in found.flags}) == len(found.flags)
+    assert shlex.split(str(found).replace("\\\n", " "))[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-8B"]
 
 
 def test_flags_that_guides_still_name_are_gone() -> None:
@@ -100,8 +102,8 @@ def test_switching_a_default_off_is_spelled_as_the_version_spells_it() -> None:
 
 
 def test_speculation_travels_as_json() -> None:
-    launch = command(deployment(speculation=Speculation("ngram", 4, 0.5)))
-    value = next(flag.value for flag in launch.flags if flag.name == "--speculative-config")
+    found = command(deployment(speculation=Speculation("ngram", 4, 0.5)))
+    value = next(flag.value for flag in found.flags if flag.name == "--speculative-config")
     assert json.loads(value or "") == {"method": "ngram", "num_speculative_tokens": 4}
 
 
@@ -189,7 +191,7 @@ def test_an_overloaded_step_of_the_ramp_says_so() -> None:
     ("name", "version", "words"),
     [
         ("sglang", None, ["sglang.launch_server", "--tp-size", "--context-length", "--mem-fraction-static"]),
-        ("trtllm", None, ["trtllm-serve", "--tp_size", "--max_seq_len", "--kv_cache_free_gpu_memory_fraction"]),
+        ("trtllm", None, ["trtllm-serve", "--tp_size", "--max_seq_len", "--config"]),
         ("tgi", None, ["text-generation-launcher", "--num-shard", "--max-total-tokens", "--max-input-tokens"]),
     ],
 )
@@ -200,11 +202,9 @@ def test_other_engines_get_their_own_command(name: str, version: str | None, wor
     assert "alerts.yml" not in documents(served)
 
 
-def test_a_version_without_the_option_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    few = {"--tensor-parallel-size": options("vllm", "0.20.2")["--tensor-parallel-size"]}
-    monkeypatch.setattr(deploy, "options", lambda *asked: replace(options(*asked), by_spelling=few))
-    with pytest.raises(PlannerError, match=r"vllm 0\.20\.2 has no option --served-model-name"):
-        command(deployment())
+def test_a_version_without_the_option_is_one_clear_sentence() -> None:
+    with pytest.raises(PlannerError, match=r"vllm 0\.10\.0 has no option --decode-context-parallel-size"):
+        command(deployment("0.10.0", tp=8, dcp=2, model="deepseek-ai/DeepSeek-V3"))
 
 
 def test_the_checklist_has_the_numbers_of_the_plan() -> None:

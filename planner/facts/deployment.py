@@ -60,6 +60,7 @@ class Speculation:
     num_speculative_tokens: int
     acceptance_rate: float = 0.7
     draft: Model | None = None
+    head: str | None = None  # repository or path of the weights that draft, where they are no model of their own
 
     def __post_init__(self) -> None:
         if not isinstance(self.num_speculative_tokens, int) or not 1 <= self.num_speculative_tokens <= 64:

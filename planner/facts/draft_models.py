@@ -55,21 +55,25 @@ def methods() -> dict[str, Method]:
     return entries("speculation.yaml", Method)
 
 
-def method(name: str) -> Method:
-    """The method that an engine calls `name`; "EAGLE-2", "ngram_gpu" and "deepseek_mtp" count as their kind."""
+def kind(name: str) -> str:
+    """The catalog's name of the method `name`; "EAGLE-2", "ngram_gpu" and "deepseek_mtp" count as their kind."""
     folded = name.casefold().replace("-", "_")
     kinds = (*methods(), *_SPELLINGS)
-    kind = next((kind for kind in sorted(kinds, key=len, reverse=True) if folded.startswith(kind)), folded)
-    kind = "mtp" if folded.endswith("mtp") else _SPELLINGS.get(kind, kind)
-    if kind not in methods():
+    begun = next((kind for kind in sorted(kinds, key=len, reverse=True) if folded.startswith(kind)), folded)
+    found = "mtp" if folded.endswith("mtp") else _SPELLINGS.get(begun, begun)
+    if found not in methods():
         raise did_you_mean(name, methods(), "speculative method")
-    return methods()[kind]
+    return found
+
+
+def method(name: str) -> Method:
+    """How the method drafts that an engine calls `name`."""
+    return methods()[kind(name)]
 
 
 def lacking(name: str, engine: Engine) -> str | None:
     """Why `engine` cannot draft by the method `name`, in one sentence; None if it can."""
-    how = method(name)
-    known = next(known for known, entry in methods().items() if entry is how)
+    known, how = kind(name), method(name)
     if engine.name in how.without:
         return f"{engine.name} has no speculative method {known}"
     spans = how.releases.get(engine.name, ((None, None),))

@@ -98,12 +98,13 @@ class SpeculationEntry(Entry):
     num_speculative_tokens: Size
     acceptance_rate: Amount
     draft_model: str | None = None
+    head: str | None = None
     allowed: bool = True
 
     def load(self) -> Speculation:
         """As a deployment wants it."""
         draft = model(self.draft_model) if self.draft_model else None
-        return Speculation(self.method, self.num_speculative_tokens, self.acceptance_rate, draft)
+        return Speculation(self.method, self.num_speculative_tokens, self.acceptance_rate, draft, self.head)
 
     def __str__(self) -> str:
         return f"{self.method}, k = {self.num_speculative_tokens}, acceptance rate {self.acceptance_rate:.2f}"

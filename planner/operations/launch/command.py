@@ -1,0 +1,324 @@
+"""From a plan to one launch: program, arguments, environment, GPUs, nodes, replicas, image and ports.
+
+What each engine calls its options, and why each is set, stands in `templates/flags/ENGINE.j2`.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from planner.core.catalog import Entry, Sourced, entries
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.deployment import Deployment, Speculation
+from planner.facts.draft_models import kind, lacking, method
+from planner.facts.engines import at_release, release
+from planner.latency.start_up import STORAGE, StartUp, start_up
+from planner.models.registry import model, repository
+from planner.operations.flags import Options, options
+from planner.operations.launch.words import Beside, Port, Variable, Word, shell, text
+from planner.operations.rendering import render
+from planner.planning.prediction import Prediction
+
+DRAIN_S = 120
+"""Seconds that requests in flight get to finish when the server is stopped."""
+MASTER_PORT = 29501
+"""Where the nodes of a replica meet."""
+
+
+class Serving(Sourced):
+    """How an engine is packed and spoken to: `catalogs/launch.yaml`."""
+
+    images: dict[str, str]
+    health: str
+    key: str | None
+    online: tuple[str, ...]
+    methods: dict[str, str]
+
+
+class Device(Sourced):
+    """How a kind of accelerator is picked and asked for: `catalogs/devices.yaml`."""
+
+    visible: str
+    resource: str
+    groups: tuple[str, ...]
+    compose: dict[str, Any]
+
+
+class Parser(Entry):
+    """A parser's name, and the first version of the engine that has it."""
+
+    name: str
+    since: str = "0.0"
+
+
+class ModelFlags(Sourced):
+    """What a family of models needs beside the plan: `catalogs/model_flags.yaml`."""
+
+    only: tuple[str, ...] = ()
+    remote_code: str | None = None
+    reasoning: dict[str, tuple[Parser, ...]] = Field(default_factory=dict)
+    tools: dict[str, tuple[Parser, ...]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One option of a launch, and why it is there."""
+
+    name: str
+    word: Word | None
+    reason: str
+
+    @property
+    def value(self) -> str | None:
+        """What it is set to."""
+        return None if self.word is None else text(self.word)
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """The option as arguments; a value that begins like an option is tied to its own."""
+        if self.word is None:
+            return ((self.name,),)
+        tied = isinstance(self.word[0], str) and self.word[0].startswith("-")
+        return ((f"{self.name}=", *self.word),) if tied else ((self.name,), self.word)
+
+    def __str__(self) -> str:
+        return " ".join(map(shell, self.words))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How one replica is started: on each of its `nodes` the same words, and on all but the first also `others`."""
+
+    deployment: Deployment
+    serving: Serving
+    device: Device
+    program: tuple[Word, ...]
+    flags: tuple[Flag, ...]
+    others: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    config: str = ""  # the engine's own configuration file
+    nodes: int = 1
+    start_up: StartUp | None = None
+    note: str = ""
+    drain_s: int = DRAIN_S
+
+    @property
+    def port(self) -> int:
+        """Where the first replica of a node listens."""
+        return int(self.deployment.engine.facts["port"])
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica on one of its nodes."""
+        return self.deployment.layout.gpus_per_replica // self.nodes
+
+    @property
+    def replicas_per_node(self) -> int:
+        """How many replicas a node has room for, where one does not span nodes."""
+        return max(self.deployment.gpus_per_node // self.gpus, 1)
+
+    @property
+    def image(self) -> str | None:
+        """The engine's published image at this version; None where there is none for this kind of GPU."""
+        deployment = self.deployment
+        image = self.serving.images.get(deployment.gpu.vendor)
+        return image.format(version=deployment.engine.version) if image else None
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        """Everything that is run on the first node, argument by argument."""
+        return (*self.program, *(word for flag in self.flags for word in flag.words))
+
+    @property
+    def variables(self) -> dict[str, Variable]:
+        """What has to be set where it runs, by name."""
+        return {part.name: part for word in self.words for part in word if isinstance(part, Variable)}
+
+    @property
+    def command(self) -> list[str]:
+        """The command as its arguments; where a variable has to be set, as a shell has it."""
+        return [text(word) for word in self.words]
+
+    @property
+    def line(self) -> str:
+        """The command in one line, as a shell reads it."""
+        return " ".join(
+            [*(f"{name}={shlex.quote(value)}" for name, value in self.environment.items()), *map(shell, self.words)]
+        )
+
+    def __str__(self) -> str:
+        return " \\\n  ".join([" ".join(map(shell, self.program)), *map(str, self.flags)])
+
+
+@cache
+def serving(engine: str) -> Serving:
+    """What `catalogs/launch.yaml` knows of an engine."""
+    return entries("launch.yaml", Serving)[engine]
+
+
+def device(deployment: Deployment) -> Device:
+    """What `catalogs/devices.yaml` knows of the GPUs of `deployment`."""
+    known = entries("devices.yaml", Device)
+    return known["gaudi" if deployment.gpu.name.startswith("Gaudi") else deployment.gpu.vendor]
+
+
+def nodes_of(deployment: Deployment) -> int:
+    """Nodes of one replica: as few as hold it, each with the same number of whole tensor-parallel groups."""
+    layout = deployment.layout
+    groups, held = layout.pp * layout.dp, deployment.gpus_per_node // layout.tp
+    if not held:
+        raise PlannerError(
+            f"tensor parallel size {layout.tp} is more than the {deployment.gpus_per_node} GPUs of a node"
+        )
+    return next(nodes for nodes in range(math.ceil(groups / held), groups + 1) if groups % nodes == 0)
+
+
+def launch(prediction: Prediction, storage: str = STORAGE) -> Launch:
+    """How to start one replica of what was predicted; `PlannerError` for what its engine has no option for."""
+    deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
+    assert workload is not None
+    fit = memory.pool.sequences(round(workload.prompt.mean + workload.output.mean))
+    return launch_of(
+        deployment, storage, total_gib=memory.total / GIB, fit=f"{fit:,}", p99_prompt=math.ceil(workload.prompt.p99),
+        p99_tokens=f"{workload.total_quantile(0.99):,.0f}",
+    )  # fmt: skip
+
+
+def launch_of(
+    deployment: Deployment, storage: str = STORAGE, *, total_gib: float | None = None, fit: str = "some",
+    p99_tokens: str = "so many", p99_prompt: int = 1,
+) -> Launch:  # fmt: skip
+    """How to start one replica of `deployment`; the figures that its reasons name come from a prediction."""
+    engine, layout = deployment.engine, deployment.layout
+    known, facts, nodes = options(engine.name, engine.version), serving(engine.name), nodes_of(deployment)
+    converted = _converted(deployment)
+    weights: str | Variable = checkpoint(deployment)
+    if converted and converted not in facts.online:
+        weights = Variable("MODEL", f"name its checkpoint quantised with {converted}")
+    online = converted if converted in facts.online else ""
+    found = _render(
+        engine.name, known, d=deployment, args=deployment.args, layout=layout, nodes=nodes, family=_family(deployment),
+        name=deployment.model.name, speculative=_speculative(deployment, facts), online_quantization=online,
+        total_gib=total_gib or deployment.gpu_total / GIB, fit=fit, p99_tokens=p99_tokens, p99_prompt=p99_prompt,
+        rank=lambda times=1: Variable("NODE_RANK", "this node, counted from 0", times), drain_s=DRAIN_S,
+        address=Variable("MASTER_ADDR", "the address of node 0"), master_port=Port(MASTER_PORT), beside=Beside,
+        hosts=Variable("HOSTFILE", "a file with the names of the nodes"), port=Port(engine.facts["port"]),
+        release=engine.release, at=release,
+    )  # fmt: skip
+    program = [(weights,) if part == "{model}" else (part,) for part in shlex.split(engine.facts["program"])]
+    notes = (known.note, engine.note, *found["notes"])
+    return Launch(
+        deployment, facts, device(deployment), (*found["before"], *program), found["flags"],
+        found["others"], found["environment"], found["config"], nodes, start_up(deployment, storage),
+        "; ".join(filter(None, notes)),
+    )  # fmt: skip
+
+
+def _render(engine: str, known: Options, **values: Any) -> dict[str, Any]:
+    """What the engine's template makes of the plan: flags, words before the program, environment, configuration."""
+    flags: list[Flag] = []
+    found: dict[str, Any] = {"others": (), "before": (), "environment": {}, "config": {}, "notes": []}
+    named = f"{engine} {values['d'].engine.version}"
+
+    def flag(name: str, *word: Any, why: str) -> str:
+        parts = tuple(str(part) if isinstance(part, int | float) else part for part in word)
+        flags.append(Flag(name, parts or None, " ".join(why.split())))
+        if name not in known.spellings:
+            raise PlannerError(f"{named} has no option {name}, which is needed: {why}")
+        if errors := known.parse([text(word) for word in flags[-1].words]).errors:
+            raise PlannerError(f"{named} cannot be started as planned: {errors[0]}")
+        return ""
+
+    def switch(name: str, on: bool, why: str) -> str:
+        if on or name not in known.spellings:
+            return flag(name, why=why)
+        if known[name].off:
+            return flag(known[name].off[0], why=why)
+        return flag(name, "false", why=why) if known[name].kind == "bool" else ""  # else off unless asked for
+
+    def offered(name: str, value: str) -> bool:
+        return name in known.spellings and not known.parse([name, value]).errors
+
+    def refuse(what: str) -> str:
+        raise PlannerError(f"{named} {what}")
+
+    def put(key: str, **entries: Any) -> str:
+        """Add to a part of the launch, or to one of its lists."""
+        found[key] = {**found[key], **entries}
+        return ""
+
+    def say(key: str, *items: Any) -> str:
+        found[key] = (*found[key], *items)
+        return ""
+
+    render(
+        f"flags/{engine}", **values, can=known.spellings, flag=flag, switch=switch, offered=offered, refuse=refuse,
+        put=put, say=say,
+    )  # fmt: skip
+    config = yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True) if found["config"] else ""
+    before = tuple(part if isinstance(part, tuple) else (part,) for part in found["before"])
+    return {**found, "flags": tuple(flags), "config": config, "before": before}
+
+
+def _speculative(deployment: Deployment, facts: Serving) -> dict[str, Any] | None:
+    """The method by the engine's name, how many tokens, and what drafts them: a repository, or what to set it in."""
+    drafting = deployment.speculation
+    if drafting is None:
+        return None
+    if reason := lacking(drafting.method, deployment.engine):
+        raise PlannerError(reason)
+    what, how = kind(drafting.method), method(drafting.method)
+    name = facts.methods.get(at_release(what, deployment.engine, facts.methods))
+    if name is None:
+        raise PlannerError(f"{deployment.engine.name} has no speculative method {what}")
+    return {"kind": what, "method": name, "k": drafting.num_speculative_tokens, "model": _draft(drafting),
+            "parallel": how.draft in ("model", "layer")}  # fmt: skip
+
+
+def _draft(drafting: Speculation) -> str | Variable | None:
+    """Where the draft's weights are; None where the method needs none but the target's."""
+    if drafting.head:
+        return drafting.head
+    if drafting.draft:
+        return repository(drafting.draft.name)
+    if method(drafting.method).draft in ("layer", "heads"):  # weights that the plan knows only the size of
+        return Variable("DRAFT", f"name the repository of its {drafting.method} head")
+    return None
+
+
+def _family(deployment: Deployment) -> dict[str, Any]:
+    """What this model needs beside the plan: why remote code, and its parsers at this version."""
+    name, engine = deployment.model.name, deployment.engine
+    known = entries("model_flags.yaml", ModelFlags).get(deployment.model.architecture.model_type)
+    if known is None or (known.only and not any(part.lower() in name.lower() for part in known.only)):
+        return {"remote_code": known.remote_code if known else None, "reasoning": None, "tools": None}
+
+    def newest(parsers: Mapping[str, tuple[Parser, ...]]) -> str | None:
+        there = [parser.name for parser in parsers.get(engine.name, ()) if release(parser.since) <= engine.release]
+        return there[-1] if there else None
+
+    return {"remote_code": known.remote_code, "reasoning": newest(known.reasoning), "tools": newest(known.tools)}
+
+
+def checkpoint(deployment: Deployment) -> str:
+    """What an engine loads: a Hub repository or a path, which no option parser takes for an option."""
+    found = repository(deployment.model.name)
+    return f"./{found}" if found.startswith("-") else found
+
+
+def _converted(deployment: Deployment) -> str:
+    """The quantization that the plan gives to a checkpoint stored otherwise; nothing when it is served as it is."""
+    try:
+        stored = model(deployment.model.name).quantization.method
+    except PlannerError:  # a local configuration: nothing to compare with
+        return ""
+    planned = deployment.model.quantization.method
+    return planned if planned not in (stored, "none") else ""

@@ -1,0 +1,90 @@
+"""The files of a plan: launch script, unit, verifying benchmark, alerts and checklist, all as text."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from planner.core.quantities import PlannerError
+from planner.facts.workload import DEFAULT_SECONDS, Lengths
+from planner.latency.performance import Performance
+from planner.latency.start_up import STORAGE
+from planner.operations.launch.command import checkpoint, launch
+from planner.operations.launch.words import script
+from planner.operations.rendering import render
+from planner.planning.prediction import Prediction, predict
+from planner.planning.scenario import Target
+
+DIRECTORY = "/opt/headroom"
+"""Where the systemd unit expects `serve.sh`."""
+RAMP, LEAST_PROMPTS = (0.25, 0.5, 0.75, 1.0, 1.25), 100
+"""Shares of the planned rate worth benchmarking: up to it, and once beyond; requests of such a step, at least."""
+RANGE_RATIO = 0.5
+"""Spread of the benchmark's random lengths: uniform within this share of the mean to both sides."""
+
+FILES = ("trtllm.yaml", "serve.sh", "headroom@.service", "bench.sh", "alerts.yml", "checklist.md")
+"""What `documents` may write; alert rules only where the catalog knows the engine's own names of metrics."""
+
+
+def file_names(prediction: Prediction) -> list[str]:
+    """The files that `documents` makes."""
+    engine = prediction.deployment.engine
+    lacking = {"alerts.yml"} if not engine.facts["metrics"] else set()
+    lacking |= {"trtllm.yaml"} if engine.name != "trtllm" else set()
+    return [name for name in FILES if name not in lacking]
+
+
+def documents(prediction: Prediction, targets: Sequence[Target], storage: str = STORAGE) -> dict[str, str]:
+    """File name -> text: shell script, systemd template unit, benchmark, Prometheus rules, checklist (Markdown).
+
+    `prediction` is the whole deployment's at its rate (or concurrency). `bench.sh` runs shares of that on one replica,
+    and states what the plan predicts for each. A starting server reads its weights from `storage`. Raises
+    `PlannerError` when the deployment does not fit.
+    """
+    if prediction.performance is None:
+        raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
+    deployment = prediction.deployment
+    layout, engine = deployment.layout, deployment.engine
+    slowest = sorted(targets, key=lambda target: target.seconds)  # one limit per metric: the last and widest
+    start = launch(prediction, storage)
+    values: dict[str, Any] = {
+        "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
+        "launch": start, "p": prediction, "d": deployment, "layout": layout, "targets": targets,
+        "checkpoint": checkpoint(deployment), "metrics": engine.facts["metrics"], "ramp": ramp(prediction),
+        "directory": DIRECTORY, "drain_s": start.drain_s, "range_ratio": RANGE_RATIO, "prompts": benchmark_prompts,
+        "script": script,
+        "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
+        "start_up": start.start_up,
+    }  # fmt: skip
+    own = {"trtllm.yaml": start.config} if start.config else {}
+    return own | {name: render(name, **values) for name in file_names(prediction) if name not in own}
+
+
+def ramp(prediction: Prediction) -> dict[float, Performance]:
+    """What `bench.sh` should measure on one replica at growing shares of its traffic: requests/s -> prediction.
+
+    Each step is replayed as the script runs it, from its first request to its last.
+    """
+    layout, workload = prediction.deployment.layout, prediction.workload
+    assert workload is not None
+    served = prediction.performance.request_tps.mid if prediction.performance else 0.0
+    prompt, output = _random(workload.prompt.mean, workload.prefix_tokens), _random(workload.output.mean)
+    hits = float(workload.prefix_tokens > 0)
+    drawn = replace(workload, prompt=prompt, output=output, prefix_hit_rate=hits, trace=None)
+    found = {}
+    for share in RAMP:
+        rate = float(f"{(workload.rate or served) / layout.replicas * share:.3g}")
+        step = replace(drawn.at(rate), num_prompts=benchmark_prompts(rate))
+        found[rate] = predict(prediction.deployment.with_replicas(1), step).performance
+    return {rate: performance for rate, performance in found.items() if performance}
+
+
+def benchmark_prompts(rate: float) -> int:
+    """Requests of one step of `bench.sh`: ten minutes of arrivals, and enough for a percentile."""
+    return max(round(rate * DEFAULT_SECONDS), LEAST_PROMPTS)
+
+
+def _random(mean: float, prefix: int = 0) -> Lengths:
+    """Lengths as `--random-range-ratio` draws them: a shared prefix, and the rest uniform around its mean."""
+    rest = max(mean - prefix, 1.0)
+    low, high = (prefix + rest * (1 + side * RANGE_RATIO) for side in (-1, 1))
+    return Lengths.uniform(high, low / high)

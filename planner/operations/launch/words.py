@@ -1,0 +1,87 @@
+"""Arguments with what is filled in where they run, spelled for a terminal, a script, a pod and a compose file."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+from planner.core.quantities import PlannerError
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A value that is set where a launch runs, times a number; `missing` says what it is to who has not set it."""
+
+    name: str
+    missing: str
+    times: int = 1
+
+    def __str__(self) -> str:
+        value = f"${{{self.name}:?{self.missing}}}"
+        return value if self.times == 1 else f"$(({value} * {self.times}))"
+
+
+@dataclass(frozen=True)
+class Port:
+    """A port of the first replica; the next one on the same node takes the next."""
+
+    number: int
+
+    def __str__(self) -> str:
+        return str(self.number)
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A file that lies where the launch script does."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return self.name
+
+
+Word = tuple[str | Variable | Port | Beside, ...]
+"""One argument: text, and what is filled in where it runs."""
+MOUNTED = "/headroom"
+"""Where containers find the files that lie beside the launch script."""
+
+
+def text(word: Word) -> str:
+    """An argument as it is shown: variables as a shell has them."""
+    return "".join(map(str, word))
+
+
+def shell(word: Word) -> str:
+    """An argument as a shell reads it: text quoted, variables open."""
+    return "".join(f'"{part}"' if isinstance(part, Variable) else shlex.quote(str(part)) for part in word)
+
+
+def script(word: Word) -> str:
+    """The same within `serve.sh`, which counts ports by `replica` and knows `here`, its own folder."""
+    spelled = {Port: '"$((%s + replica))"', Beside: '"$here"/%s'}
+    return "".join(spelled[type(part)] % part if isinstance(part, Port | Beside) else shell((part,)) for part in word)
+
+
+def pod(word: Word) -> str:
+    """The same as Kubernetes reads an argument: $(NAME), and $$(NAME) where the text itself has that."""
+
+    def spelled(part: str | Variable | Port | Beside) -> str:
+        if isinstance(part, Variable):
+            if part.times != 1:
+                raise PlannerError(f"a pod cannot count in {part.name}: this version needs serve.sh on each node")
+            return f"$({part.name})"
+        return f"{MOUNTED}/{part}" if isinstance(part, Beside) else str(part).replace("$(", "$$(")
+
+    return "".join(map(spelled, word))
+
+
+def compose(word: Word) -> str:
+    """The same as a compose file reads it: ${NAME:?...}, and $$ where the text itself has a dollar."""
+
+    def spelled(part: str | Variable | Port | Beside) -> str:
+        if isinstance(part, Beside):
+            return f"{MOUNTED}/{part}"
+        return str(part) if isinstance(part, Variable) else str(part).replace("$", "$$")
+
+    return "".join(map(spelled, word))
