@@ -159,6 +159,11 @@ def test_dynamos_version_stands_for_the_engine_that_it_ships() -> None:
     """NVIDIA Dynamo's support matrix: 0.8.1 comes with TensorRT-LLM 1.2.0rc6; SGLang's tables give SGLang's own."""
     assert behind_dynamo("trtllm", "0.8.1.post2") == "1.2.0rc6"
     assert behind_dynamo("TensorRT-LLM", "0.7.0.post2") == "1.2.0rc2"
+    pairs = {"0.9.1": "rc3", "1.1.1": "rc11", "1.2.2": "rc14", "1.3.1": "rc19", "1.4.2": "rc22", "1.5.1": "rc25"}
+    assert {release: behind_dynamo("trtllm", release) for release in pairs} == {
+        release: f"1.3.0{candidate}" for release, candidate in pairs.items()
+    }
+    assert behind_dynamo("trtllm", "1.3.0rc5") == "1.3.0rc5" and behind_dynamo("trtllm", "1.2.1") == "1.2.1"
     assert behind_dynamo("trtllm", "1.1.0") == "1.1.0" and behind_dynamo("sglang", "0.5.8") == "0.5.8"
 
 
@@ -218,8 +223,9 @@ RUNS = {  # InferenceX (SemiAnalysis, Apache-2.0), DeepSeek-R1, ms
          "prefill_workers": "10", "prefill_dp": "4", "decode_workers": "1", "decode_dp": "32"}, 104_170, 21.2,
     ),
     "SGLang, wide EP": (
-        {"gpu": "GB200", "engine": "sglang", "quantization": "nvfp4", "isl": "1024", "concurrency": "2048",
-         "prefill_workers": "4", "prefill_dp": "4", "decode_workers": "1", "decode_dp": "32"}, 1227, 17.0,
+        {"gpu": "GB200", "engine": "sglang", "engine_version": "0.5.8", "quantization": "nvfp4", "isl": "1024",
+         "concurrency": "2048", "prefill_workers": "4", "prefill_dp": "4",
+         "decode_workers": "1", "decode_dp": "32"}, 1227, 17.0,
     ),
     "TensorRT-LLM, five decode workers": (
         {"gpu": "B200", "engine": "trtllm", "quantization": "nvfp4", "isl": "1024", "concurrency": "45",

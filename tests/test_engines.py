@@ -10,7 +10,17 @@ import pytest
 from planner.core.catalog import entries
 from planner.core.quantities import PlannerError
 from planner.facts import engines
-from planner.facts.engines import EngineArgs, EngineEntry, cudagraph_sizes, engine, release, resolve, unsupported
+from planner.facts.draft_models import lacking
+from planner.facts.engines import (
+    EngineArgs,
+    EngineEntry,
+    cudagraph_sizes,
+    engine,
+    plugin,
+    release,
+    resolve,
+    unsupported,
+)
 from planner.facts.gpus import gpu
 from planner.models.registry import Model
 from planner.simulator.replay import is_recent
@@ -80,6 +90,52 @@ def test_prefix_caching_of_hybrids(version: str, cached: bool) -> None:
 def test_cudagraph_sizes(version: str, card: str, given: dict[str, Any], k: int, count: int, largest: int) -> None:
     sizes = cudagraph_sizes(engine("vllm", version), defaults(version, card, **given), gpu(card), k)
     assert (len(sizes), max(sizes, default=0)) == (count, largest)
+
+
+@pytest.mark.parametrize("card", ["T4", "RTX 2080 Ti"])
+@pytest.mark.parametrize(("version", "runs"), [("0.23.0", True), ("0.24.0", False), ("0.33.0", False)])
+def test_turing_refuses_an_fp8_kv_cache_from_0_24_on(card: str, version: str, runs: bool) -> None:
+    """Vllm issue 47549: the backend that was left asks for compute capability 8 and up."""
+    assert defaults(version, card, kv_cache_dtype="auto").kv_cache_dtype == "auto"
+    assert defaults(version, "A10G", kv_cache_dtype="fp8").kv_cache_dtype == "fp8"
+    if runs:
+        assert defaults(version, card, kv_cache_dtype="fp8").kv_cache_dtype == "fp8"
+    else:
+        with pytest.raises(
+            PlannerError, match=r"kv_cache_dtype fp8 does not run on .*compute capability 7\.5.*use auto"
+        ):
+            defaults(version, card, kv_cache_dtype="fp8")
+
+
+@pytest.mark.parametrize(
+    ("version", "package"), [("0.27.1", None), ("0.28.0", "vllm-bnb-plugin"), ("0.33.0", "vllm-bnb-plugin")]
+)
+def test_bitsandbytes_left_the_tree_at_0_28(version: str, package: str | None) -> None:
+    assert plugin(engine("vllm", version), "bitsandbytes") == package
+    assert plugin(engine("vllm", version), "awq") is None
+
+
+@pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
+def test_heads_that_0_33_no_longer_drafts_with(method: str) -> None:
+    assert lacking(method, engine("vllm", "0.20.2")) is None
+    assert f"lacks the speculative method {method}" in (lacking(method, engine("vllm", "0.33.0")) or "")
+
+
+def test_the_newest_known_releases() -> None:
+    assert engine("vllm").version == "0.33.0"
+    assert engine("sglang").version == "0.5.23" and engine("sglang", "0.5.23").note == ""
+    assert engine("trtllm", "1.2.1").note == "" and engine("trtllm", "1.3.0rc25").facts_version == "1.3.0"
+    assert "mxfp8" in engine("sglang").facts["kv_cache_dtypes"]  # declared by 0.5.23, not by 0.5.10
+    assert "mxfp8" not in engine("sglang", "0.5.10").facts["kv_cache_dtypes"]
+
+
+def test_tensorrt_llm_reuses_blocks_by_default() -> None:
+    assert engine("trtllm").facts["prefix_caching"] is True
+
+
+@pytest.mark.parametrize(("version", "cached"), [("0.27.1", False), ("0.28.0", True)])
+def test_hybrids_cache_prefixes_from_0_28_on(version: str, cached: bool) -> None:
+    assert engine("vllm", version).facts["prefix_caching_hybrid"] is cached
 
 
 def test_no_default_exceeds_what_the_model_can_use() -> None:

@@ -35,6 +35,25 @@ def test_tensorrt_llm_is_ruled_out_on_amd() -> None:
     assert "does not serve" in scores["trtllm"].ruled_out
 
 
+def points(name: str, traits: Traits, *cards: str) -> int:
+    return next(score.points for score in choose(traits, map(gpu, cards)).ranked if score.name == name)
+
+
+def test_sglang_is_portable_too_and_on_less_hardware_than_vllm() -> None:
+    for cards in ((H100, MI300X), (MI300X,), (H100, "Arc Pro B60")):
+        gained = {
+            name: points(name, Traits(portability=True), *cards) - points(name, Traits(), H100)
+            for name in ("vllm", "sglang")
+        }
+        assert 0 < gained["sglang"] < gained["vllm"]
+
+
+def test_reused_prefixes_speak_for_every_engine_that_caches_them_by_default() -> None:
+    for name in ("vllm", "sglang", "trtllm"):
+        assert points(name, Traits(prefix_reuse=True), H100) > points(name, Traits(), H100)
+    assert any("0.28" in rule.fact for rule in frameworks()["vllm"].rules)
+
+
 def test_tgi_never_hides_its_maintenance_status() -> None:
     choice = choose(Traits(hugging_face_stack=True), [gpu(H100)])
     assert any("archived" in reason for reason in choice.reasons)

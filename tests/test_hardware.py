@@ -8,17 +8,19 @@ import yaml
 from planner.core.catalog import CATALOGS, entries
 from planner.core.quantities import GB, GIB, PlannerError
 from planner.facts import gpus as hardware
+from planner.facts.engines import engine, unsupported
 from planner.facts.gpus import GpuEntry, gpu, gpus, interconnect, links
 
 REQUIRED = """T4, V100 16GB, V100 32GB, A10, A10G, A30, A40, A100 40GB PCIe, A100 40GB, A100 80GB PCIe, A100 80GB, L4,
 L40, L40S, H100 PCIe, H100 SXM, H100 NVL, H200, H20, GH200, B200, B300, GB200, GB300, RTX 3090, RTX 4090, RTX 5090,
-RTX A6000, RTX 6000 Ada, RTX PRO 6000 Blackwell, GB10, MI250, MI300X, MI325X, MI355X, R9700, Gaudi 3"""
+RTX A6000, RTX 6000 Ada, RTX PRO 6000 Blackwell, GB10, MI250, MI300X, MI325X, MI355X, R9700, Gaudi 3, RTX PRO 5000,
+RTX 5070, RTX 4000 Ada, RTX 4500 Ada, RX 9070 XT, H20 141GB, Jetson Thor, Rubin"""
 
 
 def test_the_gpus_people_ask_for_are_there() -> None:
     found = {gpu(name.strip()).name for name in REQUIRED.split(",")}
-    assert len(found) == 37
-    assert len(gpus()) >= 37
+    assert len(found) == 45
+    assert len(gpus()) >= 45
 
 
 @pytest.mark.parametrize(
@@ -118,6 +120,61 @@ def test_links_are_per_direction() -> None:
         interconnect(gpu("L40S"), "nvlink")
     with pytest.raises(PlannerError, match="did you mean"):
         interconnect(gpu("L40S"), "nvlnk")
+
+
+@pytest.mark.parametrize(
+    ("name", "gbs"),
+    [
+        ("GH200", 450),  # NVIDIA's data sheets: NVLink-C2C 900 GB/s, both directions
+        ("GB200", 450),
+        ("GB300", 450),
+        ("B200", 64),  # an x86 host: PCIe 5
+        ("H100", 64),
+        ("A100", 32),
+    ],
+)
+def test_the_link_to_the_host(name: str, gbs: float) -> None:
+    assert gpu(name).host_bandwidth == gbs * GB
+
+
+@pytest.mark.parametrize(
+    ("name", "watts"),
+    [
+        ("GH200", 1000),
+        ("GH200 144GB", 1000),
+        ("RTX PRO 5000", 300),
+        ("RTX 5070", 250),
+        ("RX 9070 XT", 304),
+        ("Thor", 130),
+    ],
+)
+def test_boards_draw_up_to(name: str, watts: float) -> None:
+    assert gpu(name).power == watts
+
+
+@pytest.mark.parametrize(
+    ("name", "fp4_sparse"),
+    [("RTX PRO 5000", 2064), ("RTX 5070", 988), ("Jetson Thor", 2070)],  # TOPS as NVIDIA advertises them
+)
+def test_advertised_fp4_is_twice_the_dense_peak(name: str, fp4_sparse: float) -> None:
+    assert gpu(name).flops["fp4"] == pytest.approx(fp4_sparse / 2 * 1e12, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("name", "engines"),
+    [
+        ("MI100", set()),  # gfx908 stands in no list of docs.vllm.ai
+        ("Rubin", set()),  # announced; vllm issue 49735 is open
+        ("MI300X", {"vllm", "sglang", "tgi"}),
+        ("Arc Pro B60", {"vllm", "sglang"}),
+        ("Gaudi 2", {"vllm", "sglang", "tgi"}),
+        ("Gaudi 3", {"vllm", "sglang", "tgi"}),
+    ],
+)
+def test_what_runs_where(name: str, engines: set[str]) -> None:
+    assert set(gpu(name).supported) == engines
+    if not engines:
+        assert "no engine that is known here does" in (unsupported(gpu(name), engine("vllm")) or "")
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ def _host_costs() -> dict[str, HostCost]:
 
 
 _SPELLINGS = {
-    "nextn": "mtp", "eagle_3": "eagle3", "mlp_speculator": "medusa", "prompt_lookup": "ngram", "draft": "draft_model",
+    "nextn": "mtp", "eagle_3": "eagle3", "prompt_lookup": "ngram", "draft": "draft_model",
 }  # fmt: skip
 """Other beginnings of a method's name, and the catalog's name of its kind."""
 

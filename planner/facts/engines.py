@@ -75,6 +75,8 @@ class Facts(Entry):
     async_scheduling: bool
     capture: Capture
     kv_cache_dtypes: tuple[str, ...]
+    fp8_kv_capability: NonNegativeFloat
+    plugins: dict[str, str]
     runner_v2: RunnerV2
     lora_ends: dict[str, tuple[str, ...]]
     lora_extra_vocabulary: NonNegativeInt
@@ -91,6 +93,7 @@ class DynamoEntry(Sourced):
     """An entry of `catalogs/dynamo.yaml`: release of NVIDIA Dynamo -> the engine's version in it."""
 
     shipped: dict[str, str]
+    own: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -124,6 +127,12 @@ class Engine:
         scheduler = "with engine V1's scheduler" if self.v0 else ""
         stand_ins = " and ".join(filter(None, (others, scheduler)))
         return stand_ins and f"{self.name} {self.version} is planned {stand_ins}"
+
+
+def plugin(engine: Engine, method: str) -> str | None:
+    """The package that `engine` needs for weights in the format `method`, which left its tree; else None."""
+    found: Mapping[str, str] = engine.facts["plugins"]
+    return found.get(method)
 
 
 def at_release(name: str, engine: Engine, known: Iterable[str]) -> str:
@@ -186,16 +195,17 @@ def behind_dynamo(name: str, version: str) -> str:
     known = entries("dynamo.yaml", DynamoEntry).get(_folded(name))
     if known is None or not version[:1].isdigit():
         return version
-    wanted, first, last = release(version), *(release(edge) for edge in (min(known.shipped), max(known.shipped)))
-    if not first <= wanted <= (*last[:2], 99):
-        return version
-    return known.shipped[max((found for found in known.shipped if release(found) <= wanted), key=release)]
+    earlier = [found for found in known.shipped if release(found) <= release(version)]
+    newest = max(map(release, known.shipped))
+    meant = re.search(r"\drc", version) or version in known.own or release(version)[:2] > newest[:2]
+    return version if meant or not earlier else known.shipped[max(earlier, key=release)]
 
 
 def unsupported(gpu: Gpu, engine: Engine) -> str | None:
     """Why `engine` does not run on `gpu`, by the catalog; None if it does."""
     if engine.name not in gpu.supported:
-        return f"{engine.name} does not support {gpu.name}; supported there: {', '.join(gpu.supported)}"
+        there = f"supported there: {', '.join(gpu.supported)}" if gpu.supported else "no engine that is known here does"
+        return f"{engine.name} does not support {gpu.name}; {there}"
     first, last = gpu.supported[engine.name]
     if engine.release < release(first):
         return f"{engine.name} supports {gpu.name} from {first} on, not yet in {engine.version}"
@@ -289,6 +299,12 @@ def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | 
         return f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}) without chunked prefill"
     if accepted and args.kv_cache_dtype not in (None, *accepted):
         return f"kv_cache_dtype {args.kv_cache_dtype!r} is none of {', '.join(accepted)}"
+    least, capability = engine.facts["fp8_kv_capability"], gpu.compute_capability
+    if (args.kv_cache_dtype or "").startswith("fp8") and capability and capability < least:
+        return (
+            f"kv_cache_dtype {args.kv_cache_dtype} does not run on {gpu.name} (compute capability {capability}) in "
+            f"{engine.name} {engine.version}; it needs {least}: use auto"
+        )
     if args.dtype == "bfloat16" and "bf16" not in gpu.flops:
         return f"dtype bfloat16 does not run on {gpu.name}; use float16"
     if args.max_loras and args.max_lora_rank not in LORA_RANKS:

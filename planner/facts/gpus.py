@@ -35,6 +35,7 @@ class _Links(Entry):
     node: str
     bridge: str | None = None
     pcie: str
+    host: str | None = None
     internode_gbs: PositiveFloat
     gpus_per_node: PositiveInt
 
@@ -48,6 +49,7 @@ class GpuEntry(Entry):
     tflops: dict[Dtype, PositiveFloat]
     links: _Links
     supported: dict[str, tuple[str, str | None]]
+    sold_in: tuple[PositiveInt, ...] = ()
     source: str
     date: str
 
@@ -78,10 +80,12 @@ class Gpu:
     link_bandwidth: float  # bytes/s per direction per GPU inside the node
     bridge: str | None  # the NVLink bridge that this PCIe card can take
     pcie_bandwidth: float  # bytes/s per direction
+    host_bandwidth: float  # bytes/s per direction to the CPU's memory
     internode_bandwidth: float  # bytes/s per direction per GPU
     gpus_per_node: int
     power: float  # W
     supported: Mapping[str, tuple[str, str | None]] = field(hash=False)  # engine -> first version, last or None
+    sold_in: tuple[int, ...]  # GPUs of the machines that are let; none: any number
 
     @property
     def generation(self) -> str:
@@ -106,7 +110,7 @@ def links() -> Mapping[str, float]:
 
 
 def _gpu(name: str, entry: GpuEntry) -> Gpu:
-    for place in ("node", "pcie", "bridge"):
+    for place in ("node", "pcie", "bridge", "host"):
         link = getattr(entry.links, place)
         if link is not None and link not in links():
             raise PlannerError(f"gpus.yaml, entry {name}, field links.{place}: {did_you_mean(link, links(), 'link')}")
@@ -124,10 +128,12 @@ def _gpu(name: str, entry: GpuEntry) -> Gpu:
         link_bandwidth=links()[wires.node],
         bridge=wires.bridge,
         pcie_bandwidth=links()[wires.pcie],
+        host_bandwidth=links()[wires.host or wires.pcie],
         internode_bandwidth=wires.internode_gbs * GB,
         gpus_per_node=wires.gpus_per_node,
         power=chip.power_w,
         supported=entry.supported,
+        sold_in=tuple(sorted(entry.sold_in)),
     )
 
 

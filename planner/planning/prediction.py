@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment
+from planner.facts.engines import plugin
 from planner.facts.prices import price_per_hour
 from planner.facts.workload import Workload
 from planner.latency.power import activity, board_power, per_token
@@ -102,6 +103,9 @@ class Prediction:
         """What a reader should know before trusting the figures."""
         notes = (*self.deployment.model.warnings, self.deployment.engine.note, *self.memory.warnings)
         notes += self.performance.warnings if self.performance else ()
+        stored, engine = self.deployment.model.quantization.method, self.deployment.engine
+        if package := plugin(engine, stored):
+            notes += (f"{engine.name} {engine.version} serves {stored} only with the package {package} beside it",)
         if self.refused:
             notes += (f"{self.refused:.2%} of the requests are refused: their prompts do not fit into max_model_len",)
         if self.performance and self.performance.saturated:

@@ -30,8 +30,8 @@ FAR = 0.15
 class SpeculationRun(Sourced):
     """One line of the catalog: decoding of `batch` sequences with and without drafts on the same machine.
 
-    `plain_ms` is what a step took without. An engine version that no source states is the newest. SpecForge states
-    neither GPU nor layout: H200, as few as hold the model; nor lengths: its questions and answers are short.
+    `plain_ms` is what a step took without. SpecForge states neither release, GPU nor layout: SGLang 0.5.10, whose step
+    costs suit the plain steps, H200, as few as hold the model; nor lengths: its questions and answers are short.
     """
 
     family: str
