@@ -11,6 +11,7 @@ from planner.core.catalog import entries
 from planner.core.quantities import PlannerError
 from planner.facts import engines
 from planner.facts.draft_models import lacking
+from planner.facts.engine_metrics import engine_metrics
 from planner.facts.engines import (
     EngineArgs,
     EngineEntry,
@@ -236,9 +237,9 @@ def test_facts_that_changed_what_logs_mean() -> None:
 
 
 def test_metric_names_follow_the_version() -> None:
-    assert engine("vllm", "0.8.5").facts["metrics"]["kv_usage"] == "vllm:gpu_cache_usage_perc"
+    assert engine_metrics(engine("vllm", "0.8.5")).names["kv_usage"] == "vllm:gpu_cache_usage_perc"
     for version in ("0.20.2", "0.33.0"):  # read from the running engines
-        metrics = engine("vllm", version).facts["metrics"]
+        metrics = engine_metrics(engine("vllm", version)).names
         assert metrics["kv_usage"] == "vllm:kv_cache_usage_perc"
         assert metrics["itl"] == "vllm:inter_token_latency_seconds"
         assert metrics["tpot"] == "vllm:request_time_per_output_token_seconds"

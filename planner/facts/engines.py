@@ -80,7 +80,6 @@ class Facts(Entry):
     runner_v2: RunnerV2
     lora_ends: dict[str, tuple[str, ...]]
     lora_extra_vocabulary: NonNegativeInt
-    metrics: dict[str, str | None]
 
 
 class EngineEntry(Sourced):

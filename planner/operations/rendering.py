@@ -32,6 +32,7 @@ def _templates() -> jinja2.Environment:
     )
     made.filters |= {"f": format, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}", "yaml": as_yaml}
     made.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
+    made.filters["go"] = lambda text: text.replace("{{", '{{"{{"}}')  # what Prometheus expands in labels
     made.filters["promql"] = lambda text: Markup(json.dumps(text, ensure_ascii=False))
     made.filters["json"] = json.dumps
     made.filters["quote"] = lambda text: Markup(shlex.quote(text))

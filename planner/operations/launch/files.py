@@ -5,9 +5,12 @@ from dataclasses import replace
 from typing import Any
 
 from planner.core.quantities import PlannerError
+from planner.facts.engine_metrics import engine_metrics
 from planner.facts.workload import DEFAULT_SECONDS, Lengths
 from planner.latency.performance import Performance
 from planner.latency.start_up import STORAGE
+from planner.operations import alerts
+from planner.operations.dashboard import dashboard
 from planner.operations.launch.command import checkpoint, launch
 from planner.operations.launch.words import script
 from planner.operations.rendering import render
@@ -21,20 +24,20 @@ RAMP, LEAST_PROMPTS = (0.25, 0.5, 0.75, 1.0, 1.25), 100
 RANGE_RATIO = 0.5
 """Spread of the benchmark's random lengths: uniform within this share of the mean to both sides."""
 
-FILES = ("trtllm.yaml", "serve.sh", "headroom@.service", "bench.sh", "alerts.yml", "checklist.md")
-"""What `documents` may write; alert rules only where the catalog knows the engine's own names of metrics."""
+FILES = ("trtllm.yaml", "serve.sh", "headroom@.service", "bench.sh", "checklist.md", *alerts.FILES)
+"""What `documents` may write; what watches the plan only where the catalog knows the engine's own names of metrics."""
 
 
 def file_names(prediction: Prediction) -> list[str]:
     """The files that `documents` makes."""
     engine = prediction.deployment.engine
-    lacking = {"alerts.yml"} if not engine.facts["metrics"] else set()
+    lacking = set(alerts.FILES) if engine_metrics(engine).without else set()
     lacking |= {"trtllm.yaml"} if engine.name != "trtllm" else set()
     return [name for name in FILES if name not in lacking]
 
 
 def documents(prediction: Prediction, targets: Sequence[Target], storage: str = STORAGE) -> dict[str, str]:
-    """File name -> text: shell script, systemd template unit, benchmark, Prometheus rules, checklist (Markdown).
+    """File name -> text: shell script, systemd template unit, benchmark, checklist, what watches it (`alerts.FILES`).
 
     `prediction` is the whole deployment's at its rate (or concurrency). `bench.sh` runs shares of that on one replica,
     and states what the plan predicts for each. A starting server reads its weights from `storage`. Raises
@@ -46,17 +49,19 @@ def documents(prediction: Prediction, targets: Sequence[Target], storage: str = 
     layout, engine = deployment.layout, deployment.engine
     slowest = sorted(targets, key=lambda target: target.seconds)  # one limit per metric: the last and widest
     start = launch(prediction, storage)
+    at = alerts.endpoints(layout.replicas, start.port, start.replicas_per_node, start.nodes)
     values: dict[str, Any] = {
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
         "launch": start, "p": prediction, "d": deployment, "layout": layout, "targets": targets,
-        "checkpoint": checkpoint(deployment), "metrics": engine.facts["metrics"], "ramp": ramp(prediction),
+        "checkpoint": checkpoint(deployment), "ramp": ramp(prediction),
         "directory": DIRECTORY, "drain_s": start.drain_s, "range_ratio": RANGE_RATIO, "prompts": benchmark_prompts,
         "script": script,
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
         "start_up": start.start_up,
+        **alerts.watched(prediction, targets, at),
     }  # fmt: skip
-    own = {"trtllm.yaml": start.config} if start.config else {}
-    return own | {name: render(name, **values) for name in file_names(prediction) if name not in own}
+    makers = {"trtllm.yaml": lambda: start.config, "grafana.json": lambda: dashboard(values)}
+    return {name: makers[name]() if name in makers else render(name, **values) for name in file_names(prediction)}
 
 
 def ramp(prediction: Prediction) -> dict[float, Performance]:

@@ -1,0 +1,168 @@
+"""What to watch of a plan in production, and from where on it is no longer the plan: for alerts, dashboard and runbook.
+
+A promise is held against the lowest edge of the engine's histogram at or above its limit: what lies above that edge
+surely took longer, where a quantile interpolated between two edges may be off by the whole bucket. Burn rates and
+their windows are those of Google's SRE workbook, "Alerting on SLOs" (2018): 2 % of a month's budget in an hour, 5 % in
+six hours.
+"""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from planner.facts.deployment import Deployment
+from planner.facts.engine_metrics import engine_metrics
+from planner.operations.failure_modes import failure_modes
+from planner.planning.prediction import Prediction
+from planner.planning.scenario import Target
+
+FILES = ("alerts.yml", "prometheus.yml", "grafana.json", "runbook.md")
+"""What watches a plan, where the engine's metrics are known."""
+BURNS = ((14.4, "1h", "5m", 0.5), (6.0, "6h", "30m", 0.25))
+"""(times the budget, long window, short window, share of the way to all requests where the budget is a large one)."""
+FEWEST = 20
+"""Requests in an hour from which on a share of them says something."""
+FULL = 0.98
+"""KV usage from which on the pool is full: a request that grows finds no block."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """One target of the service level as its histogram can see it; times in seconds."""
+
+    target: Target
+    histogram: str | None  # None: this version has none
+    edge: float | None  # where requests are counted as late; None for a mean, or beyond all edges
+    mean: float  # planned, the high end of its interval
+
+    @property
+    def key(self) -> str:
+        """ "ttft_p95"."""
+        return f"{self.target.metric}_{self.target.percentile}"
+
+    @property
+    def le(self) -> str:
+        """The edge as Prometheus clients write it, "0.05" or "1.0"."""
+        return str(float(self.edge or math.inf))
+
+    @property
+    def alert(self) -> str:
+        """ "TtftP95"."""
+        return f"{self.target.metric.capitalize()}{self.target.percentile.capitalize()}"
+
+    @property
+    def late(self) -> float:
+        """The share of requests that may be late: 0.05 of a p95."""
+        at = self.target.percentile
+        return math.nan if at == "mean" else round(1 - int(at[1:]) / 100, 4)
+
+    @property
+    def burns(self) -> list[tuple[float, str, str]]:
+        """(share late, long window, short window) that pages: no share can be `BURNS` times a large budget."""
+        return [(min(times * self.late, self.late + (1 - self.late) * most), long, short)
+                for times, long, short, most in BURNS]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Where each gauge and counter leaves the plan; None where there is nothing to watch."""
+
+    kv_usage: float | None  # halfway from the plan's p99 to a full pool; None: the plan fills it
+    preemptions: float  # per request
+    wait: float | None  # seconds that waiting requests wait; None where work queues by design
+    rate: float | None  # requests/s that arrive
+    output_tps: float | None  # tokens/s while requests wait
+    prefix_hits: float | None  # share of the prompt tokens
+    accepted: float | None  # share of the drafted tokens
+
+
+def promises(prediction: Prediction, targets: Sequence[Target]) -> list[Promise]:
+    """Every target with its histogram and edge."""
+    found, known = prediction.performance, engine_metrics(prediction.deployment.engine)
+    assert found is not None
+    made = []
+    for target in targets:
+        role, counted = target.metric, target.percentile != "mean"
+        edge = known.edge(role, target.seconds) if counted else None
+        made.append(Promise(target, known.names.get(role), edge, found.at(role, "mean").hi))
+    return made
+
+
+def thresholds(prediction: Prediction, targets: Sequence[Target]) -> Thresholds:
+    """From where on production is no longer what was replayed."""
+    found, load = prediction.performance, prediction.load
+    assert found is not None
+    limits = [target.seconds for target in targets if target.metric == "ttft"]
+    hits, accepted = planned_hits(prediction), planned_acceptance(prediction.deployment)
+    paced = load.rate is not None
+    return Thresholds(
+        kv_usage=(found.kv_usage_p99 + 1) / 2 if found.kv_usage_p99 < FULL else None,
+        preemptions=max(2 * found.preemptions, found.preemptions + 0.05),
+        wait=max([*limits, found.ttft["p99"].hi]) if paced else None,
+        rate=1.1 * load.rate if load.rate is not None else None,
+        output_tps=None if paced else found.output_tps.lo,
+        prefix_hits=hits / 2 if hits >= 0.05 else None,
+        accepted=None if accepted is None else 0.8 * accepted,
+    )
+
+
+def planned_hits(prediction: Prediction) -> float:
+    """The share of all prompt tokens that the plan finds in the prefix cache."""
+    return prediction.load.cached_tokens / prediction.load.prompt.mean
+
+
+def planned_acceptance(deployment: Deployment) -> float | None:
+    """The share of drafted tokens that is accepted, (a + ... + a^k) / k; None where nothing is drafted."""
+    drafting = deployment.speculation
+    if drafting is None:
+        return None
+    k = drafting.num_speculative_tokens
+    return sum(drafting.acceptance_rate**i for i in range(1, k + 1)) / k
+
+
+def selector(deployment: Deployment) -> Callable[..., Markup]:
+    """Series of this plan's model in PromQL: of("up", le="1.0")."""
+
+    def of(metric: str, **labels: str) -> Markup:
+        pairs = {"model_name": deployment.model.name, **labels}
+        return Markup(f"{metric}{{{','.join(f'{key}={quoted(value)}' for key, value in pairs.items())}}}")
+
+    return of
+
+
+def quoted(text: str) -> Markup:
+    """`text` as a string of PromQL."""
+    return Markup(json.dumps(text, ensure_ascii=False))
+
+
+def job(deployment: Deployment) -> str:
+    """What Prometheus calls the replicas of this plan."""
+    return f"headroom/{deployment.model.name}"
+
+
+def endpoints(replicas: int, port: int, per_node: int = 1, nodes: int = 1) -> list[str]:
+    """HOST:PORT of every replica's /metrics: `per_node` share a machine from `port` up, or one spans `nodes` of them.
+
+    Machines are called node-0, node-1, ...; a single one is localhost.
+    """
+    if nodes > 1:
+        return [f"node-{k * nodes}:{port}" for k in range(replicas)]
+    host = "node-{}" if replicas > per_node else "localhost"
+    return [f"{host.format(k // per_node)}:{port + k % per_node}" for k in range(replicas)]
+
+
+def watched(prediction: Prediction, targets: Sequence[Target], at: Sequence[str]) -> dict[str, Any]:
+    """What the templates of `FILES` need beside the plan itself; `at`: the `endpoints` of its replicas."""
+    deployment = prediction.deployment
+    known = engine_metrics(deployment.engine)
+    return {
+        "metrics": known.names, "without": known.without, "promises": promises(prediction, targets),
+        "limits": thresholds(prediction, targets), "fewest": FEWEST, "of": selector(deployment), "job": job(deployment),
+        "endpoints": at, "planned_hits": planned_hits(prediction),
+        "planned_acceptance": planned_acceptance(deployment),
+        "modes": failure_modes(known.names) if known.names else {},
+    }  # fmt: skip

@@ -1,0 +1,272 @@
+"""What watches a plan: promtool accepts the rules, and each fires when it should and is silent when it should be."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.facts.deployment import Speculation, deploy_on
+from planner.facts.engine_metrics import engine_metrics
+from planner.facts.engines import engine
+from planner.facts.workload import Lengths, Workload
+from planner.operations.alerts import endpoints, job, promises, thresholds
+from planner.operations.launch import documents
+from planner.planning.prediction import Prediction, evaluate
+from planner.planning.scenario import Target
+
+SEEN = yaml.safe_load((Path(__file__).parent / "data" / "metric_names.yaml").read_text())
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian's package prometheus) is not installed")
+TARGETS = (Target("ttft", "p99", 0.8), Target("tpot", "p95", 0.04), Target("itl", "p95", 0.05),
+           Target("e2e", "p50", 20.0), Target("tpot", "mean", 0.03))  # fmt: skip
+WORKLOAD = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(200, 500), rate=4.0, prefix_tokens=400,
+                    prefix_hit_rate=0.9)  # fmt: skip
+OFFLINE = replace(WORKLOAD, rate=None, concurrency=256, num_prompts=5000, prefix_hit_rate=0.0)
+
+
+@cache
+def planned(kind: str) -> tuple[Prediction, tuple[Target, ...]]:
+    name, _, version = kind.partition(" ")
+    offline = version == "offline"
+    base: dict[str, Any] = {"replicas": 2, "max_model_len": 8192, "max_num_seqs": 64, "engine": name}
+    base |= {"engine_version": version or None} if not offline else {}
+    drafting = Speculation("ngram", 4, 0.5) if version == "0.33.0" else None
+    served = deploy_on("meta-llama/Llama-3.1-8B", "H100", **base, speculation=drafting)
+    return evaluate(served, OFFLINE if offline else WORKLOAD), () if offline else TARGETS
+
+
+KINDS = ["vllm 0.20.2", "vllm 0.33.0", "vllm 0.10.0", "vllm 0.8.5", "sglang 0.5.23", "sglang 0.5.4", "vllm offline"]
+
+
+@cache
+def files(kind: str) -> dict[str, str]:
+    return documents(*planned(kind))
+
+
+def rules(kind: str) -> list[dict[str, Any]]:
+    return [rule for group in yaml.safe_load(files(kind)["alerts.yml"])["groups"] for rule in group["rules"]]
+
+
+class Traffic:
+    """Series of a Prometheus every other minute, for two hours: as planned, until a fact of it is changed."""
+
+    def __init__(self, kind: str) -> None:
+        self.prediction, self.targets = planned(kind)
+        self.names = engine_metrics(self.prediction.deployment.engine).names
+        self.model = self.prediction.deployment.model.name
+        found = self.prediction.performance
+        assert found is not None
+        self.rate, self.waiting, self.preempted, self.up = found.request_tps.mid, 0.0, 0.0, [1, 1]
+        self.kv = min(found.kv_usage, 0.9)
+        self.tokens = found.output_tps.mid
+        self.late: dict[str, float] = {}  # share of requests above the edge
+        self.mean: dict[str, float] = {}  # seconds
+        self.hits, self.accepted = 0.8, 0.5
+
+    def series(self) -> list[dict[str, str]]:
+        made: dict[str, str] = {}
+
+        def put(name: str | None, value: float, grows: bool, **labels: str) -> None:
+            if name is not None:
+                pairs = {"model_name": self.model, "instance": "a:1", **labels}
+                text = ",".join(f'{key}="{shown}"' for key, shown in pairs.items())
+                made[f"{name}{{{text}}}"] = f"0+{value * 120:.6f}x58" if grows else f"{value:.6f}x58"
+
+        for promise in promises(self.prediction, self.targets):
+            if promise.histogram:
+                role = promise.target.metric
+                put(f"{promise.histogram}_count", self.rate, True)
+                mean = self.mean.get(role, 0.5 * promise.target.seconds)
+                put(f"{promise.histogram}_sum", self.rate * mean, True)
+                if promise.edge:
+                    share = 1 - self.late.get(role, 0.0)
+                    put(f"{promise.histogram}_bucket", self.rate * share, True, le=promise.le)
+        for role, value in {"success": self.rate, "preemptions": self.rate * self.preempted, "drafted": 100.0,
+                            "accepted": 100 * self.accepted, "generation_tokens": self.tokens,
+                            "prefix_queries": 100.0, "prefix_hits": 100 * self.hits}.items():  # fmt: skip
+            put(self.names[role], value, True)
+        put(self.names["kv_usage"], self.kv, False)
+        put(self.names["waiting"], self.waiting, False)
+        for place, (value, at) in enumerate(zip(self.up, endpoints(2, 8000, 8), strict=True)):
+            made[f'up{{job="{job(self.prediction.deployment)}",instance="{at}-{place}"}}'] = f"{value}x58"
+        return [{"series": name, "values": values} for name, values in made.items()]
+
+
+def change(alert: str) -> Callable[[Traffic], None]:
+    """What goes wrong so that `alert` fires."""
+
+    def late(role: str, times: float) -> Callable[[Traffic], None]:
+        share = {target.metric: promise.late for promise in promises(*planned("vllm 0.20.2"))
+                 if (target := promise.target).percentile != "mean"}  # fmt: skip
+        return lambda traffic: traffic.late.update({role: min(times * share[role], 1.0)})
+
+    for role in ("ttft", "tpot", "itl", "e2e"):
+        if alert.startswith(role.capitalize()):
+            if alert.endswith("AboveLimit"):
+                return lambda traffic, role=role: traffic.mean.update(
+                    {role: 1.1 * max(t.seconds for t in traffic.targets if t.metric == role)}
+                )
+            return late(role, 4.0 if alert.endswith("AboveServiceLevel") else 100.0)
+    facts: Mapping[str, dict[str, Any]] = {
+        "ReplicasMissing": {"up": [1, 0]},
+        "KvCacheAbovePlan": {"kv": 0.99},
+        "PreemptionsAbovePlan": {"preempted": 0.5},
+        "RequestsWaitTooLong": {"waiting": 500.0},
+        "TrafficAbovePlan": {"rate": 6.0},
+        "OutputBelowPlan": {"tokens": 10.0, "waiting": 5.0},
+        "PrefixHitsBelowPlan": {"hits": 0.02},
+        "DraftsRejected": {"accepted": 0.05},
+    }
+    return lambda traffic: vars(traffic).update(facts[alert])
+
+
+def case(kind: str, changed: Callable[[Traffic], None], expected: Callable[[str], bool]) -> dict[str, Any]:
+    traffic = Traffic(kind)
+    changed(traffic)
+    checks = []
+    for rule in rules(kind):
+        if "alert" in rule and (fires := expected(rule["alert"])) is not None:
+            labels = rule["labels"] | ({"instance": "a:1"} if rule["alert"] == "KvCacheAbovePlan" else {})
+            if promise := re.search(r'promise="(\w+)"', rule["expr"]):
+                labels = labels | {"promise": promise[1]}
+            alert = {"exp_labels": labels, "exp_annotations": rule["annotations"]}
+            checks.append({"eval_time": "110m", "alertname": rule["alert"], "exp_alerts": [alert] if fires else []})
+    return {"interval": "2m", "input_series": traffic.series(), "alert_rule_test": checks}
+
+
+@needs_promtool
+@pytest.mark.parametrize("kind", ["vllm 0.33.0", "sglang 0.5.23", "vllm offline"])
+def test_each_alert_fires_when_it_should_and_none_when_all_is_as_planned(tmp_path: Path, kind: str) -> None:
+    names = [rule["alert"] for rule in rules(kind) if "alert" in rule]
+    assert len(set(names)) == len(names) >= 4
+    tests = [case(kind, lambda _: None, lambda _: False)]
+    tests += [case(kind, change(name), lambda seen, name=name: True if seen == name else None) for name in names]
+    (tmp_path / "alerts.yml").write_text(files(kind)["alerts.yml"])
+    spec = {"rule_files": ["alerts.yml"], "evaluation_interval": "10m", "tests": tests}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(spec))
+    done = subprocess.run([PROMTOOL, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@needs_promtool
+def test_a_pace_between_two_edges_is_not_taken_for_one_beyond_the_limit(tmp_path: Path) -> None:
+    """All at 30 ms, promised 40: a quantile interpolated in 25-50 ms says 48.75. At 45 the mean tells, not the edge."""
+
+    def all_at(seconds: float) -> Callable[[Traffic], None]:
+        return lambda traffic: traffic.mean.update({"tpot": seconds})
+
+    def about(expected: Mapping[str, bool]) -> Callable[[str], Any]:
+        return lambda alert: expected.get(alert)
+
+    silent = {"TpotP95AboveServiceLevel": False, "TpotP95BurnsItsBudget": False}
+    tests = [case("vllm 0.20.2", all_at(0.0299), about({**silent, "TpotP95MeanAboveLimit": False})),
+             case("vllm 0.20.2", all_at(0.045), about({**silent, "TpotP95MeanAboveLimit": True}))]  # fmt: skip
+    (tmp_path / "alerts.yml").write_text(files("vllm 0.20.2")["alerts.yml"])
+    spec = {"rule_files": ["alerts.yml"], "evaluation_interval": "10m", "tests": tests}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(spec))
+    done = subprocess.run([PROMTOOL, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@needs_promtool
+@pytest.mark.parametrize("kind", KINDS)
+def test_prometheus_reads_rules_and_configuration(tmp_path: Path, kind: str) -> None:
+    for name in ("alerts.yml", "prometheus.yml"):
+        (tmp_path / name).write_text(files(kind)[name])
+    for what, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
+        done = subprocess.run([PROMTOOL, "check", what, tmp_path / name], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("kind", KINDS[:2] + KINDS[4:5])
+def test_every_name_is_on_that_versions_page(kind: str) -> None:
+    known, seen = engine_metrics(engine(*kind.split())), set(SEEN[kind]["names"])
+    shown_by_its_flag = {"vllm:lora_requests_info"}  # only where adapters are served
+    assert {name for name in known.names.values() if name} - shown_by_its_flag <= seen
+    for role, edges in known.buckets.items():
+        if SEEN[kind]["edges"]:
+            assert list(edges) == SEEN[kind]["edges"][known.names[role]], role
+
+
+def test_late_is_what_is_above_an_edge_that_lies_at_or_above_the_limit() -> None:
+    by_key = {promise.key: promise for promise in promises(*planned("vllm 0.20.2"))}
+    assert (by_key["tpot_p95"].edge, by_key["itl_p95"].edge, by_key["ttft_p99"].edge) == (0.05, 0.05, 1.0)
+    assert by_key["tpot_mean"].edge is None
+    assert {promise.key: promise.edge for promise in promises(*planned("sglang 0.5.4"))}["itl_p95"] == 0.06
+    text = files("vllm 0.20.2")["alerts.yml"]
+    assert "p95 TPOT of at most 40 ms: the histogram has no edge there. Late is what took over 50 ms" in text
+    assert "p95 ITL of at most 50 ms" not in text.split("groups:")[0]
+    assert "histogram_quantile" not in text
+
+
+def test_what_a_version_lacks_is_said() -> None:
+    assert "p95 TPOT of at most 40 ms: this version has no such histogram" in files("vllm 0.10.0")["alerts.yml"]
+    assert "reports no preemptions" in files("sglang 0.5.4")["alerts.yml"]
+    assert "alerts.yml" not in files("tgi") and "runbook.md" not in files("tgi")
+    assert "gateway" in engine_metrics(engine("tgi")).without
+
+
+def test_no_budget_is_burnt_at_a_rate_that_cannot_be() -> None:
+    """14.4 times the budget of a p50 would be more than all requests: such an alert would never fire."""
+    for at in ("p50", "p95", "p99"):
+        promise = replace(promises(*planned("vllm 0.20.2"))[0], target=Target("ttft", at, 0.8))
+        assert all(promise.late < share < 1 for share, _, _ in promise.burns)
+
+
+def test_offline_work_may_queue() -> None:
+    names = {rule["alert"] for rule in rules("vllm offline")}
+    assert not names & {"RequestsWaitTooLong", "TrafficAbovePlan"} and "OutputBelowPlan" in names
+
+
+def test_thresholds_leave_room_for_what_was_planned() -> None:
+    for kind in KINDS:
+        prediction, targets = planned(kind)
+        found, limits = prediction.performance, thresholds(prediction, targets)
+        assert found is not None and limits.preemptions > found.preemptions
+        assert limits.kv_usage is None or found.kv_usage_p99 < limits.kv_usage < 1
+        assert limits.rate is None or limits.rate > (prediction.load.rate or 0)
+
+
+def test_one_target_a_replica_and_machines_have_names_where_there_are_several() -> None:
+    assert endpoints(2, 8000, per_node=8) == ["localhost:8000", "localhost:8001"]
+    assert endpoints(9, 8000, per_node=8)[-2:] == ["node-0:8007", "node-1:8000"]
+    assert endpoints(2, 8000, nodes=2) == ["node-0:8000", "node-2:8000"]
+    assert "localhost:8001" in files("vllm 0.20.2")["prometheus.yml"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_dashboard_asks_for_what_the_engine_reports_and_draws_the_plan(kind: str) -> None:
+    board = json.loads(files(kind)["grafana.json"])
+    prediction, _ = planned(kind)
+    known = {name for name in engine_metrics(prediction.deployment.engine).names.values() if name}
+    for panel in board["panels"]:
+        steps = [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+        assert steps[0] is None and steps[1:] == sorted(steps[1:]), panel["title"]
+        for target in panel["targets"]:
+            assert any(name in target["expr"] for name in (*known, "headroom:late:rate5m", "up{"))
+    replicas = next(panel for panel in board["panels"] if panel["title"] == "Replicas that answer")
+    assert replicas["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"] == 2
+
+
+def test_grafana_takes_the_dashboard() -> None:
+    schema = Path(__file__).parents[2] / "shared" / "schemas" / "builtin" / "grafana-dashboard.schema.json"
+    if not schema.is_file():
+        pytest.skip("Grafana's dashboard schema is not at hand")
+    jsonschema = pytest.importorskip("jsonschema")
+    for kind in KINDS:
+        jsonschema.validate(json.loads(files(kind)["grafana.json"]), json.loads(schema.read_text()))
+
+
+def test_every_runbook_link_leads_to_a_heading() -> None:
+    for kind in KINDS:
+        anchors = {line.split('"')[1] for line in files(kind)["runbook.md"].splitlines() if line.startswith("<a id=")}
+        links = [rule["annotations"]["runbook_url"] for rule in rules(kind) if "alert" in rule]
+        assert {link.removeprefix("runbook.md#") for link in links} <= anchors
