@@ -1,4 +1,4 @@
-# make report: the capacity report of one scenario as a PDF.   make test: the tests.   make lab: the notebooks, live.
+# make report: the capacity report of one scenario as a PDF.   make test: the tests.   make lab: the cockpit and the notebooks, live.
 PYTHON ?= python3
 SCENARIO ?= chat-70b
 BIN := .venv/bin
@@ -10,7 +10,7 @@ report: .venv/ready
 	$(BIN)/planner report $(SCENARIO)
 
 lab: .venv/ready
-	$(BIN)/jupyter lab --notebook-dir=notebooks
+	$(BIN)/jupyter lab --LabApp.extra_labextensions_path=planner/faces/lab --notebook-dir=notebooks start.ipynb
 
 test: .venv/ready-dev
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder

@@ -43,6 +43,7 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         environment = {**os.environ, "JUPYTER_CONFIG_DIR": home, "JUPYTERLAB_SETTINGS_DIR": str(settings)}
         options = [f"--port={port}", "--no-browser", "--expose-app-in-browser", "--IdentityProvider.token="]
         options += ["--ServerApp.root_dir=" + str(folder), "--allow-root", "--LabApp.news_url=None"]
+        options += [f"--LabApp.extra_labextensions_path={ROOT / 'planner' / 'faces' / 'lab'}"]  # as `make lab` has it
         command = [
             sys.executable,
             "-m",

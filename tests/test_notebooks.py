@@ -21,6 +21,7 @@ from planner.faces.report import NOTEBOOKS, walk
 pytestmark = pytest.mark.slow
 
 LESSONS = sorted((NOTEBOOKS / "learn").glob("*.ipynb"))
+START = NOTEBOOKS / "start.ipynb"
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,13 @@ def test_walk(notebook, run):
     assert sum(len(shown.outputs) for _, shown in run(notebook)) > 3
 
 
+def test_the_cockpit_shows_itself(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ((_, shown),) = run(START)
+    (output,) = shown.outputs
+    assert output.data["text/html"].count("<svg") == 3
+
+
 def test_lessons_reproduce_their_outputs():
     """All of them in one run of nbval, each in a kernel of its own."""
     options = ["-p", "no:cacheprovider", "--override-ini=addopts=", "-q", "--nbval"]
@@ -71,7 +79,7 @@ def test_walk_is_committed_without_outputs_and_takes_a_scenario(notebook):
     assert parameters[0].startswith("scenario: str = ")
 
 
-@pytest.mark.parametrize("notebook", [*walk(), *LESSONS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("notebook", [START, *walk(), *LESSONS], ids=lambda path: path.stem)
 def test_notebook_has_one_title_and_cell_ids(notebook):
     found = nbformat.read(notebook, as_version=4)
     assert (found.nbformat, found.nbformat_minor) == (4, 5)

@@ -1,16 +1,96 @@
-"""How every chapter of the walk opens: with the plan of its scenario, searched for once."""
+"""How every chapter of the walk opens: with the plan of what the cockpit asked, searched for once and kept.
 
+The question is a file, `current.yaml` beside the notebooks; what a chapter changed of it is another, `changes.yaml`.
+"""
+
+import hashlib
+import os
 import pickle
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from planner.planning.scenario import load_scenario
+import yaml
+from platformdirs import user_cache_path
+
+from planner import __version__
+from planner.core.catalog import CATALOGS, read_yaml
+from planner.core.files import replacing
+from planner.models.registry import model
+from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search
+
+CURRENT, DEFAULT = "current", "chat-70b"
+"""What chapters open unless told otherwise, and what that is before the cockpit has saved anything."""
+QUESTION, CHANGES = Path("current.yaml"), Path("changes.yaml")
+KEPT = 50
+"""Answers that are kept; the oldest go."""
 
 
 def open_chapter(scenario: str | Path, kept: str | Path = "") -> Plan:
-    """The plan of `scenario` (a shipped one, or a YAML file), or the pickled one in the file `kept`."""
+    """The plan of `scenario` ("current", a shipped one, or a YAML file), or the pickled one in the file `kept`."""
     if not kept:
-        return search(load_scenario(scenario))
+        return kept_plan(question(scenario))
     plan = pickle.loads(Path(kept).read_bytes())
     assert isinstance(plan, Plan)
     return plan
+
+
+def question(scenario: str | Path = CURRENT) -> Scenario:
+    """What is asked; "current" is what the cockpit saved, with what chapters changed of it since."""
+    if scenario != CURRENT:
+        return load_scenario(scenario)
+    return load_scenario(QUESTION if QUESTION.is_file() else DEFAULT, changes())
+
+
+def changes() -> dict[str, Any]:
+    """What chapters changed of the question, by field, as `--set` takes it."""
+    found = read_yaml(CHANGES) if CHANGES.is_file() else {}
+    return dict(found) if isinstance(found, dict) else {}
+
+
+def change(fields: Mapping[str, Any]) -> None:
+    """Carry on with these fields changed, beside those that are already; without any, with the question as it was."""
+    told = {**changes(), **fields} if fields else {}
+    with replacing(CHANGES) as (part,):
+        part.write_text(yaml.safe_dump(told, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def kept_plan(scenario: Scenario) -> Plan:
+    """`search`, or its answer of an earlier time: to the same question, by the same program with the same catalogs."""
+    place = user_cache_path("headroom") / f"{_key(scenario)}.pickle"
+    with suppress(Exception):  # whatever is wrong with what was kept, it can be worked out again
+        plan = pickle.loads(place.read_bytes())
+        os.utime(place)
+        return replace(plan, scenario=scenario) if isinstance(plan, Plan) else search(scenario)
+    plan = search(scenario)
+    with suppress(OSError):
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = place.with_suffix(f".{os.getpid()}")
+        part.write_bytes(pickle.dumps(plan))
+        part.replace(place)
+        for old in sorted(place.parent.glob("*.pickle"), key=os.path.getmtime)[:-KEPT]:
+            old.unlink(missing_ok=True)
+    return plan
+
+
+def _key(scenario: Scenario) -> str:
+    """What the answer to `scenario` hangs on, as one word."""
+    found = hashlib.sha256(repr((__version__, replace(scenario, files=(), name="", question=""))).encode())
+    for quantization in scenario.quantizations:
+        served = model(scenario.model, quantization=quantization)
+        found.update(repr((served.architecture, served.quantization, served.dtype)).encode())
+    for path in scenario.files[1:]:
+        found.update(path.read_bytes())
+    for path in _program():
+        stat = path.stat()
+        found.update(f"{path} {stat.st_size} {stat.st_mtime_ns}".encode())
+    return found.hexdigest()[:32]
+
+
+def _program() -> Iterator[Path]:
+    """The program's own files, and its catalogs."""
+    yield from sorted(Path(__file__).parents[1].rglob("*.py"))
+    yield from sorted(CATALOGS.rglob("*.yaml"))

@@ -28,8 +28,6 @@ TEXT_WIDTH = 640
 """Width of the page's text in a chart's pixels: a chart's type comes out a little smaller than the page's."""
 SHOWN = ["text/html", "image/svg+xml", "image/png", "text/markdown", "text/latex", "text/plain"]
 """Outputs that reach the page, the first that a cell offers: widgets are left out for their plain HTML."""
-UNUSED = "import sys; sys.modules.setdefault('rfc3987_syntax', None)"
-"""What a kernel need not load: a grammar that jsonschema builds on import, in over a second, for a check unasked."""
 
 
 def walk() -> list[Path]:
@@ -101,7 +99,7 @@ def _execute(
             cwd=str(Path.cwd()),
             progress_bar=False,
             request_save_on_cell_execute=False,
-            extra_arguments=["--log-level=CRITICAL", f"--IPKernelApp.exec_lines={UNUSED}"],
+            extra_arguments=["--log-level=CRITICAL"],
             config=Config({"KernelManager": sockets}),
         )
         return work / notebook.name

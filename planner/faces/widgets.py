@@ -38,7 +38,7 @@ class Shown:
         return self.html
 
 
-def figure(chart: alt.TopLevelMixin, caption: str) -> Shown:
+def figure(chart: alt.TopLevelMixin | dict[str, Any], caption: str) -> Shown:
     """A chart, drawn as SVG, with its caption; the report numbers it."""
     below = f'<figcaption style="font-size: 0.9em; opacity: 0.75; margin: 0.4em 0">{escape(caption)}</figcaption>'
     return Shown(f'<figure style="margin: 0.5em 0">{svg(chart)}{below}</figure>')

@@ -171,6 +171,14 @@ def _folded(name: str) -> str:
     return {"tensorrtllm": "trtllm", "textgenerationinference": "tgi"}.get(name, name)
 
 
+def engines() -> dict[str, tuple[str, ...]]:
+    """Every engine, with the newest release that is known, and those before it that changed something."""
+    return {
+        name: tuple(dict.fromkeys((next(reversed(versions.values()))["upto"], *reversed(versions))))
+        for name, versions in _catalog().items()
+    }
+
+
 def engine(name: str = "vllm", version: str | None = None) -> Engine:
     """The engine at `version` (None: the newest known); `PlannerError` for an unknown engine or version."""
     name = _folded(name)

@@ -122,6 +122,24 @@ def search(scenario: Scenario) -> Plan:
     return Plan(scenario, chosen, runner_up, safer, binding, tuple(ordered), tuple(rejected), tuple(notes))
 
 
+def ranked(scenario: Scenario) -> Plan:
+    """`search` in closed form, in about a tenth of a second: while a control moves, before the replay has spoken."""
+    candidates, rejected = _evaluated(scenario, lambda card, layout: layout.gpus <= _node(card))
+    if not any(candidate.meets for candidate in candidates):
+        wide, refused = _evaluated(scenario, lambda card, layout: layout.gpus > _node(card))
+        candidates, rejected = candidates + wide, rejected + refused
+    ordered = sorted(candidates, key=attrgetter("rank"))
+    if not ordered or not ordered[0].meets:
+        ordered.sort(key=attrgetter("margin"))
+        return Plan(scenario, None, None, None, _nothing(ordered, rejected), tuple(ordered), tuple(rejected), ())
+    chosen, others = ordered[0], [candidate for candidate in ordered if candidate.meets]
+    runner_up = next((candidate for candidate in others if candidate.kind != chosen.kind), None)
+    safer = next((candidate for candidate in others if not candidate.at_risk), None) if chosen.at_risk else None
+    binding = _binding(scenario, chosen, ordered, rejected, lambda _, candidate: candidate)
+    notes = chosen.prediction.warnings
+    return Plan(scenario, chosen, runner_up, safer, binding, tuple(ordered), tuple(rejected), notes)
+
+
 def _node(card: CandidateGpu) -> int:
     return card.gpus_per_node or card.gpu.gpus_per_node
 
@@ -196,7 +214,10 @@ def _sized(scenario: Scenario, cases: list[Option]) -> list[Candidate]:
     return list(best.values())
 
 
-def _binding(scenario: Scenario, chosen: Candidate, candidates: list[Candidate], rejected: list[Rejection]) -> Binding:
+def _binding(
+    scenario: Scenario, chosen: Candidate, candidates: list[Candidate], rejected: list[Rejection],
+    settle: Callable[[Scenario, Candidate], Candidate] = stated,
+) -> Binding:  # fmt: skip
     """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
     cheaper, margin = [], attrgetter("margin")
     for candidate in candidates:
@@ -208,7 +229,7 @@ def _binding(scenario: Scenario, chosen: Candidate, candidates: list[Candidate],
             cheaper.append(candidate if same else judge(scenario, candidate.deployment, affordable))
     cheaper = [candidate for candidate in cheaper if not candidate.meets]
     if cheaper:
-        looked_at = [stated(scenario, candidate) for candidate in sorted(cheaper, key=margin)[:2]]
+        looked_at = [settle(scenario, candidate) for candidate in sorted(cheaper, key=margin)[:2]]
         cheaper = sorted((candidate for candidate in looked_at if not candidate.meets), key=margin)
     if cheaper:
         near = cheaper[0]

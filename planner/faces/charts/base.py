@@ -2,17 +2,21 @@
 
 import hashlib
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import altair as alt
-import pandas as pd
-import vl_convert
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+# What need not be loaded: a grammar that jsonschema builds on import, in over a second, for a check unasked.
 
-from planner.core.catalog import read_yaml
-from planner.core.quantities import GIB
-from planner.memory.budget import MemoryPlan
+import altair as alt  # noqa: E402
+import pandas as pd  # noqa: E402
+import vl_convert  # noqa: E402
+
+from planner.core.catalog import read_yaml  # noqa: E402
+from planner.core.quantities import GIB  # noqa: E402
+from planner.memory.budget import MemoryPlan  # noqa: E402
 
 THEME = read_yaml(Path(__file__).parents[1] / "templates" / "theme.yaml")
 WIDTH: int = THEME["view"]["continuousWidth"]
@@ -33,10 +37,10 @@ def theme() -> Any:
     return {"config": THEME}
 
 
-def svg(chart: alt.TopLevelMixin) -> str:
-    """The chart as one SVG element, made offline; marks say what they stand for when the pointer rests on them."""
+def svg(chart: alt.TopLevelMixin | dict[str, Any]) -> str:
+    """The chart, or its Vega-Lite, as one SVG element, made offline; a mark says what it is under the pointer."""
     version = alt.SCHEMA_VERSION.removeprefix("v").rsplit(".", 1)[0]
-    drawn = vl_convert.vegalite_to_svg(chart.to_dict(), vl_version=version)
+    drawn = vl_convert.vegalite_to_svg(chart if isinstance(chart, dict) else chart.to_dict(), vl_version=version)
     mark = hashlib.sha1(drawn.encode()).hexdigest()[:8]
     drawn = re.sub(r'(id="|url\(#)((?:clip|gradient)\w*)', rf"\g<1>{mark}-\2", drawn)  # several charts share a page
 

@@ -1,0 +1,123 @@
+"""What a cockpit draws of a plan, in closed form: its latencies against the load, and what other loads would cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from planner.facts.workload import Workload
+from planner.planning.candidate import Candidate, against, traffic
+from planner.planning.prediction import evaluate_all
+from planner.planning.scenario import Scenario
+from planner.planning.search import Plan
+
+POINTS = 24
+"""Loads of a curve."""
+KINDS = 12
+"""Of the layouts so many are asked what other loads would cost: those that come first."""
+ROUNDS, SHARES = 3, 6
+"""So often the largest load that one replica carries is narrowed, to one of so many parts."""
+SPAN = 4.0
+"""Loads are drawn from so many times less to so many times more than is asked."""
+
+
+def load_of(workload: Workload) -> tuple[str, float]:
+    """What the load of a workload is called, and how much it is."""
+    return ("Requests/s", workload.rate) if workload.rate else ("Users at once", float(workload.concurrency or 1))
+
+
+def at_load(workload: Workload, load: float) -> Workload:
+    """`workload` with so many requests/s, or so many users where it has no rate; not a trace's own arrivals."""
+    if workload.rate:
+        return replace(workload, rate=load, trace=None)
+    return replace(workload, concurrency=max(round(load), 1))
+
+
+def latency_against_load(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
+    """A row per load up to what `candidate` serves at most: the load, and each promised latency in ms.
+
+    Offline there is none: every slot is taken, whatever the pace that is asked.
+    """
+    workload, found = scenario.workload, candidate.prediction.performance
+    name, here = load_of(workload)
+    if scenario.offline or found is None:
+        return pd.DataFrame()
+    top = found.capacity.mid * 0.98 if workload.rate and found.capacity else SPAN * here
+    loads = {*np.geomspace(top / 16, top, POINTS).tolist(), min(here, top)}
+    if not workload.rate:
+        loads = {float(max(round(load), 1)) for load in loads}
+    ordered = sorted(loads)
+    told = evaluate_all([(candidate.deployment, at_load(workload, load)) for load in ordered])
+    rows = []
+    for load, one in zip(ordered, told, strict=True):
+        if (at := one.performance) and not at.saturated:
+            promised = {f"{t.name} (ms)": at.at(t.metric, t.percentile) * 1e3 for t in scenario.service_level}
+            rows.append({name: load, **promised})
+    return pd.DataFrame(rows)
+
+
+def cost_against_load(plan: Plan) -> pd.DataFrame:
+    """A row per load: the load, what the cheapest costs that carries it ("USD per hour"; "GPUs" unpriced), and which.
+
+    Of the `KINDS` layouts that come first for the load that is asked, with as many replicas as there may be.
+    """
+    scenario = plan.scenario
+    name, here = load_of(scenario.workload)
+    kinds = {candidate.identity: candidate for candidate in plan.candidates[:KINDS] if candidate.prediction.fits}
+    priced = all(candidate.usd_per_hour is not None for candidate in kinds.values())
+    most = {wanted.gpu: wanted.at_most for wanted in scenario.gpus}
+    options = list(zip(kinds.values(), carried(scenario, list(kinds.values())), strict=True))
+    rows = []
+    for load in np.geomspace(here / SPAN, here * SPAN, 4 * POINTS).tolist():
+        offers = []
+        for candidate, each in options:
+            layout, card = candidate.deployment.layout, candidate.deployment.gpu
+            replicas = math.ceil(load / each - 1e-9) if each else math.inf
+            if (gpus := replicas * layout.gpus_per_replica) <= most[card]:
+                usd = candidate.usd_per_hour or 0.0
+                offers.append((usd / layout.replicas * replicas if priced else gpus, f"{gpus} x {card.name}"))
+        if offers:
+            cost, what = min(offers)
+            rows.append({name: load, "USD per hour" if priced else "GPUs": cost, "Deployment": what})
+    return pd.DataFrame(rows)
+
+
+def carried(scenario: Scenario, candidates: Sequence[Candidate]) -> list[float]:
+    """The largest load that one replica of each of `candidates` carries within the service level; 0 where none is."""
+    low, high = np.zeros(len(candidates)), np.array([_most(scenario, candidate) for candidate in candidates])
+    for _ in range(ROUNDS if len(candidates) else 0):
+        edges = low[:, None] + (high - low)[:, None] * np.arange(SHARES + 1) / SHARES
+        loads = np.maximum(edges[:, 1:], 1e-6)
+        pairs = [(candidate, load) for candidate, row in zip(candidates, loads, strict=True) for load in row.tolist()]
+        meets = np.array(_meet(scenario, pairs)).reshape(loads.shape)
+        held = np.logical_and.accumulate(meets, axis=1).sum(axis=1)
+        at = np.arange(len(candidates))
+        low, high = edges[at, held], edges[at, np.minimum(held + 1, SHARES)]
+    return [float(load) for load in low]
+
+
+def _most(scenario: Scenario, candidate: Candidate) -> float:
+    """A load that one replica does not exceed: what is to be used of its capacity; where users wait, what is drawn."""
+    replicas, found = candidate.deployment.layout.replicas, candidate.prediction.performance
+    name, here = load_of(scenario.workload)
+    if name == "Requests/s" and found and found.capacity and not scenario.offline:
+        return found.capacity.mid / replicas * (1 - scenario.headroom)
+    return here / (replicas - 1) if replicas > 1 and candidate.meets else SPAN * here
+
+
+def _meet(scenario: Scenario, pairs: Sequence[tuple[Candidate, float]]) -> list[bool]:
+    """Whether one replica of each candidate keeps the service level under its load."""
+    asked = [(c, replace(scenario, workload=at_load(scenario.workload, load))) for c, load in pairs]
+    alone = [candidate.deployment.with_replicas(1) for candidate, _ in asked]
+    told = evaluate_all([(one, traffic(at, one)) for one, (_, at) in zip(alone, asked, strict=True)], scenario.prices)
+    found = []
+    for (candidate, at), one in zip(asked, told, strict=True):
+        most, copies = candidate.prediction.performance, candidate.deployment.layout.replicas
+        if one.performance and most and most.capacity:
+            one = replace(one, performance=replace(one.performance, capacity=most.capacity * (1 / copies)))
+        found.append(against(at, one).meets)
+    return found

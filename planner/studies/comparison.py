@@ -1,0 +1,118 @@
+"""Answers to several questions side by side: what is asked otherwise, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.prices import HOURS_PER_MONTH
+from planner.planning.candidate import describe, free_share, held, milliseconds, run_hours
+from planner.planning.scenario import Scenario
+from planner.planning.search import Plan
+
+MOST = 4
+"""Questions that are held against each other at most."""
+VERDICTS = {"holds": "keeps every promise", "at_risk": "at risk", "nothing_meets": "nothing meets the service level"}
+
+
+def comparison(plans: Sequence[Plan]) -> pd.DataFrame:
+    """A row per fact, a column per plan: first what is asked otherwise, then what each answer is and does.
+
+    Costs have their difference from the first plan's in brackets. Raises `PlannerError` for fewer than two plans, or
+    more than `MOST`.
+    """
+    if not 2 <= len(plans) <= MOST:
+        raise PlannerError(f"2 to {MOST} scenarios can be compared, got {len(plans)}")
+    asked = {what: [told(plan.scenario) for plan in plans] for what, told in _ASKED.items()}
+    rows: dict[str, list[Any]] = {what: told for what, told in asked.items() if len(set(told)) > 1}
+    answers = [_answered(plan) for plan in plans]
+    rows |= {what: [answer.get(what) for answer in answers] for what in dict.fromkeys(w for a in answers for w in a)}
+    for target in dict.fromkeys(f"{t.name} (ms)" for plan in plans for t in plan.scenario.service_level):
+        rows[target] = [_promise(plan, target) for plan in plans]
+    costs = {
+        name: [_cost(plan).get(name) for plan in plans] for name in dict.fromkeys(n for p in plans for n in _cost(p))
+    }
+    rows |= {name: [_beside(usd, values[0]) for usd in values] for name, values in costs.items()}
+    data = pd.DataFrame(rows.values(), columns=titles(plans))
+    data.insert(0, "", list(rows))
+    return data
+
+
+def titles(plans: Sequence[Plan]) -> list[str]:
+    """The names of the plans' scenarios, numbered where two are alike."""
+    names = [plan.scenario.name for plan in plans]
+    return [f"{name} ({k})" if names.count(name) > 1 else name for k, name in enumerate(names, 1)]
+
+
+def _asked_gpus(scenario: Scenario) -> str:
+    return " or ".join(f"up to {wanted.at_most} x {wanted.gpu.name}" for wanted in scenario.gpus)
+
+
+_ASKED: dict[str, Callable[[Scenario], str]] = {
+    "model": lambda asked: asked.model,
+    "weights": lambda asked: " or ".join(quantization or "checkpoint" for quantization in asked.quantizations),
+    "KV cache allowed": lambda asked: " or ".join(asked.kv_cache_dtypes),
+    "GPUs allowed": _asked_gpus,
+    "engine": lambda asked: f"{asked.engine.name} {asked.engine.version}",
+    "traffic": lambda asked: str(asked.workload),
+    "service level": lambda asked: (
+        "; ".join(f"{t.name} {milliseconds(t.seconds)}" for t in asked.service_level) or "none"
+    ),
+    "headroom": lambda asked: f"{asked.headroom:.0%}",
+    "engine arguments": lambda asked: (
+        ", ".join(f"{name} {value}" for name, value in asked.engine_args.items()) or "none"
+    ),
+    "speculation": lambda asked: (
+        str(asked.speculation) + " (not allowed)" * (not asked.speculation.allowed) if asked.speculation else "none"
+    ),
+}
+
+
+def _answered(plan: Plan) -> dict[str, Any]:
+    """What the answer is and does, but for promises and costs."""
+    best = plan.best
+    found = best.prediction.performance if best else None
+    rows: dict[str, Any] = {"answer": VERDICTS[plan.verdict], "deployment": best and describe(best.deployment)}
+    rows |= {"what limits it": plan.binding.constraint}
+    if best is None or found is None:
+        return rows
+    free, power = free_share(plan.scenario, best.prediction), best.prediction.power
+    rows |= {"serves at most (requests/s)": found.capacity}
+    rows |= {"stays free (%)": None if free is None else round(free * 100), "output (tokens/s)": found.output_tps}
+    rows |= {"KV cache of a GPU (GiB)": best.prediction.memory.kv_available / GIB}
+    rows |= {"drawn by all GPUs (W)": power and power * best.prediction.gpus}
+    return rows | {"figures": found.how}
+
+
+def _promise(plan: Plan, name: str) -> object:
+    """What is predicted of the promise called `name`, and what becomes of it; nothing where it is not made."""
+    target = next((target for target in plan.scenario.service_level if f"{target.name} (ms)" == name), None)
+    if target is None or plan.best is None or plan.best.prediction.performance is None:
+        return None
+    value = plan.best.prediction.performance.at(target.metric, target.percentile)
+    return f"{value * 1e3:,.0f}: {held(target, value)}"
+
+
+def _cost(plan: Plan) -> dict[str, float]:
+    """USD of the best candidate, by name."""
+    best = plan.best
+    if best is None or best.usd_per_hour is None:
+        return {}
+    found = {"USD per hour": best.usd_per_hour}
+    if hours := run_hours(plan.scenario, best):
+        found |= {"USD for all of the work": best.usd_per_hour * hours.mid}
+    else:
+        found |= {"USD a month": best.usd_per_hour * HOURS_PER_MONTH}
+    each = best.prediction.usd_per_mtok_output
+    return found | ({"USD per million output tokens": each.mid} if each else {})
+
+
+def _beside(usd: float | None, first: float | None) -> str | None:
+    """An amount, and how far it is from the first plan's."""
+    if usd is None:
+        return None
+    shown = f"{usd:,.2f}" if usd < 1000 else f"{usd:,.0f}"
+    return shown if first is None or abs(usd - first) < 1e-9 * first else f"{shown} ({usd / first - 1:+.0%})"

@@ -1,0 +1,203 @@
+"""The cockpit: each control makes another question, everything shown is that question's own, and files hold it."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import ipywidgets
+import pytest
+import yaml
+
+from planner.core.quantities import PlannerError
+from planner.faces import chapter
+from planner.faces.cockpit import Cockpit
+from planner.faces.glance import figures
+from planner.faces.question import fields_of, named_file, pasted, presets, save, values_of, with_control
+from planner.planning.candidate import judge
+from planner.planning.scenario import load_scenario, scenario, scenarios
+from planner.planning.search import ranked, search
+from planner.studies.at_a_glance import carried, cost_against_load
+
+SMALL = "edge-8b-24gb"
+MOVES = [
+    ("rate", 1.1), ("prompt", 430.0), ("output", 240.0), ("reuse", 30.0), ("headroom", 5.0), ("ttft p95", "400"),
+    ("itl p99", "90"), ("gpus", ["L4"]), ("at_most", 3), ("model", "Qwen/Qwen3-4B"), ("quantization", ["fp8"]),
+    ("kv_cache_dtype", ["fp8"]), ("engine_version", "0.23.0"), ("preset", "RAG"), ("load", "concurrency"),
+    ("concurrency", 12.0), ("load", "requests"), ("requests", 40_000), ("within_hours", 6.0), ("load", "rate"),
+    ("kv_cache_dtype", ["auto"]), ("engine", "sglang"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path
+
+
+@pytest.fixture
+def cockpit(folder, monkeypatch):
+    monkeypatch.setattr("planner.faces.cockpit.PAUSE", 3600.0)  # the replay has a test of its own
+    made = Cockpit(SMALL, ThreadPoolExecutor(1))
+    yield made
+    made.stop()
+
+
+def shown(cockpit: Cockpit) -> dict[str, str]:
+    return {name: cockpit.places[name].value for name in ("answer", "memory", "latency", "cost", "why")}
+
+
+def test_after_each_control_every_figure_is_a_fresh_computation(cockpit):
+    seen = [shown(cockpit)]
+    for name, value in MOVES:
+        cockpit.controls[name].value = value
+        assert not cockpit.places["said"].value, (name, cockpit.places["said"].value)
+        fresh = scenario(cockpit.fields, cockpit.scenario.name)
+        assert fresh == cockpit.scenario
+        wanted = figures(ranked(fresh))
+        now = shown(cockpit)
+        assert now == {place: wanted.get(place, "") for place in now}, name
+        seen.append(now)
+    assert sum(before != after for before, after in pairwise(seen)) >= len(MOVES) - 2
+
+
+def test_the_replay_replaces_the_closed_form(folder, monkeypatch):
+    monkeypatch.setattr("planner.faces.cockpit.PAUSE", 0.0)
+    cockpit = Cockpit(SMALL, ThreadPoolExecutor(1))
+    assert "closed form" in cockpit.places["badge"].value or "replayed" in cockpit.places["badge"].value
+    cockpit.settle()
+    assert "replayed" in cockpit.places["badge"].value
+    wanted = figures(search(load_scenario(SMALL)))
+    now = shown(cockpit)
+    assert now == {place: wanted.get(place, "") for place in now}
+    cockpit.stop()
+
+
+def test_a_control_says_what_is_wrong_and_no_figure_stands_beside_it(cockpit):
+    cockpit.controls["model"].value = "nobody/has-such-a-model"
+    assert "nobody/has-such-a-model" in cockpit.places["said"].value
+    assert set(shown(cockpit).values()) == {""}
+    cockpit.controls["rate"].value = 1.0
+    assert cockpit.controls["model"].value == load_scenario(SMALL).model  # what the figures are of
+    assert all(shown(cockpit)[place] for place in ("answer", "memory", "latency", "cost"))
+
+
+def test_opening_the_controls_changes_nothing_of_what_was_asked():
+    for name in scenarios():
+        fields = fields_of(name)
+        asked = scenario(fields, name)
+        assert replace(asked, files=()) == replace(load_scenario(name), files=())
+        values = values_of(fields, asked)
+        cards = {card for wanted in asked.gpus for card in [wanted.gpu.name]}
+        assert set(values["gpus"]) == cards
+        again = with_control(fields, "headroom", values["headroom"], values)
+        assert scenario(again, name) == asked
+
+
+@pytest.mark.parametrize("kind", presets())
+def test_a_kind_of_work_has_the_lengths_of_its_trace(kind):
+    fields = fields_of("chat-70b")
+    found = scenario(with_control(fields, "preset", kind, values_of(fields, load_scenario("chat-70b"))), "x").workload
+    told = presets()[kind]
+    for asked, lengths in ((told.prompt_tokens, found.prompt), (told.output_tokens, found.output)):
+        assert lengths.mean == pytest.approx(asked.mean, rel=1e-3)
+        for point in ("p50", "p95"):
+            if getattr(asked, point) is not None:
+                assert getattr(lengths, point) == pytest.approx(getattr(asked, point), rel=0.04)
+
+
+def test_a_longer_mean_keeps_the_spread():
+    fields = fields_of("chat-70b")
+    was = load_scenario("chat-70b")
+    longer = with_control(fields, "output", 2 * was.workload.output.mean, values_of(fields, was))
+    now = scenario(longer, "x").workload.output
+    assert now.mean == pytest.approx(2 * was.workload.output.mean, rel=1e-4)
+    assert now.p95 / now.p50 == pytest.approx(was.workload.output.p95 / was.workload.output.p50, rel=1e-3)
+
+
+def test_what_is_saved_is_what_was_asked_and_what_chapters_open(cockpit, folder):
+    cockpit.controls["rate"].value = 1.3
+    cockpit.controls["gpus"].value = ["L4", "RTX-4090"]
+    cockpit._name.value = "office"
+    cockpit.save()
+    for path in (Path("office.yaml"), chapter.QUESTION):
+        assert replace(load_scenario(path), files=(), name=SMALL) == replace(cockpit.scenario, files=())
+    assert replace(chapter.question(), files=(), name=SMALL) == replace(cockpit.scenario, files=())
+
+
+def test_files_of_others_stay_as_they_are(folder):
+    Path("mine.yaml").write_text("question: mine\n", encoding="utf-8")
+    with pytest.raises(PlannerError, match=r"mine.yaml is not the cockpit's"):
+        save({"question": "x"}, Path("mine.yaml"))
+    assert Path("mine.yaml").read_text(encoding="utf-8") == "question: mine\n"
+    for name in ("../x", "a/b", "", "-x"):
+        with pytest.raises(PlannerError, match="a name has"):
+            named_file(name)
+
+
+def test_a_pasted_configuration_is_a_model(folder, cockpit):
+    config = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
+              "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": 128256, "torch_dtype": "bfloat16",
+              "max_position_embeddings": 131072, "tie_word_embeddings": True}  # fmt: skip
+    cockpit.controls["config"].value = yaml.safe_dump(config, default_flow_style=True, width=10_000)
+    assert "config.json" in cockpit.places["said"].value  # YAML is no JSON
+    cockpit.controls["config"].value = json.dumps(config)
+    assert not cockpit.places["said"].value
+    assert Path(cockpit.scenario.model).parent == folder
+    assert scenario(cockpit.fields, "x").model == pasted(json.dumps(config))
+
+
+def test_an_answer_is_kept_for_the_same_question_alone(folder, monkeypatch):
+    asked = load_scenario(SMALL)
+    first = chapter.kept_plan(asked)
+    monkeypatch.setattr(chapter, "search", lambda _: pytest.fail("searched again"))
+    again = chapter.kept_plan(replace(asked, name="another name", question="the same in other words"))
+    assert again.scenario.name == "another name"
+    assert figures(replace(again, scenario=asked)) == figures(first)
+    with pytest.raises(pytest.fail.Exception):
+        chapter.kept_plan(replace(asked, headroom=0.3))
+
+
+def test_costs_of_other_loads_agree_with_the_search():
+    asked = load_scenario("chat-70b")
+    plan = ranked(asked)
+    data = cost_against_load(plan)
+    load, usd = data.columns[:2]
+    assert data[usd].is_monotonic_increasing
+    for factor in (0.5, 1.0, 2.0):
+        rate = asked.workload.rate * factor
+        wanted = ranked(replace(asked, workload=asked.workload.at(rate))).chosen.usd_per_hour
+        near = data.iloc[(data[load] - rate).abs().argmin()]
+        assert near[usd] == pytest.approx(wanted, rel=0.01), factor
+
+
+def test_one_replica_carries_what_the_rule_says():
+    asked = load_scenario("chat-70b")
+    best = ranked(asked).chosen
+    (most,) = carried(asked, [best])
+    one = best.deployment.with_replicas(1)
+    assert judge(replace(asked, workload=asked.workload.at(most * 0.99)), one, 1).meets
+    assert not judge(replace(asked, workload=asked.workload.at(most * 1.03)), one, 1).meets
+
+
+def test_two_questions_stand_side_by_side(folder, monkeypatch):
+    monkeypatch.setattr("planner.faces.cockpit.PAUSE", 0.0)
+    cockpit = Cockpit(SMALL, ThreadPoolExecutor(1))
+    cockpit.pin()
+    cockpit.controls["rate"].value = 1.6
+    cockpit.settle()
+    told = cockpit.places["compared"].value
+    assert "0.55 requests" in told.replace("<wbr>", "") and "1.6 requests" in told.replace("<wbr>", "")
+    cockpit.unpin()
+    assert not cockpit.places["compared"].value
+    cockpit.stop()
+
+
+def test_every_control_can_be_reached_and_is_named(cockpit):
+    plain = (ipywidgets.TagsInput, ipywidgets.Textarea)  # under a label of their own
+    for name, control in cockpit.controls.items():
+        assert isinstance(control, plain) or control.description or control.tooltip, name
