@@ -16,10 +16,12 @@ from numba import njit
 KEPT = "NUMBA_CACHE_DIR" in os.environ or any(os.access(at, os.W_OK) for at in (Path(__file__).parent, Path.home()))
 """Whether compiled code can be kept on disk: beside its source or at home. Else every process compiles its own."""
 _ONLY = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-compiled: Any = njit(error_model="numpy", **_ONLY)  # type: ignore[call-overload]
-"""For functions that only compiled code calls; they are kept on disk as part of `simulator.scheduler.simulate`."""
-inlined: Any = njit(error_model="numpy", forceinline=True, **_ONLY)  # type: ignore[call-overload]
-"""For short ones that are called in every step: a call would count a reference to every array of every tuple."""
+allocating: Any = njit(error_model="numpy", _nrt=True, **_ONLY)  # type: ignore[call-overload]
+"""For functions that only compiled code calls; they are kept on disk as part of `simulator.router.simulate`."""
+compiled: Any = njit(error_model="numpy", _nrt=False, **_ONLY)  # type: ignore[call-overload]
+"""For those that make no array and change no list's length: references, whose owner is further up, are not counted."""
+inlined: Any = njit(error_model="numpy", _nrt=False, forceinline=True, **_ONLY)  # type: ignore[call-overload]
+"""For those that are called at one place, or in every step."""
 
 
 class Pool(NamedTuple):
@@ -46,7 +48,7 @@ class Tables(NamedTuple):
     slides: np.ndarray  # [seats] computed tokens at which the next block leaves a window
 
 
-@compiled
+@allocating
 def new_pool(num_blocks: int, contents: int) -> Any:
     """All blocks free but the null block 0; with `contents` = 0 only their number matters."""
     ring = num_blocks if contents else 0
@@ -60,7 +62,7 @@ def new_pool(num_blocks: int, contents: int) -> Any:
     return pool
 
 
-@compiled
+@allocating
 def new_tables(seats: int, groups: int, longest: int) -> Any:
     """Empty tables; `longest` = 0 where only the number of blocks matters."""
     sizes = np.zeros((2, seats, groups), np.int64)

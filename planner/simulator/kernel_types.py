@@ -81,6 +81,36 @@ class Traffic(NamedTuple):
     prompt_token_s: float = 0.0
 
 
+ROUND_ROBIN, LEAST_LOADED, PREFIX_AFFINITY = range(3)
+"""Policies of a `Router`: in turn; to the replica with the fewest requests; to the one with the highest score."""
+
+
+class Router(NamedTuple):
+    """Who sends a request to which of `replicas`, each with its own engine.
+
+    The score under PREFIX_AFFINITY is `prefix_weight` x the share of the prompt's blocks that the replica has,
+    + `queue_weight` x (most - own) / (most - fewest) waiting requests, + `kv_weight` x free share of the KV cache: the
+    scorers and weights of the Gateway API Inference Extension and llm-d.
+    """
+
+    replicas: int = 1
+    policy: int = ROUND_ROBIN
+    prefix_weight: float = 3.0
+    queue_weight: float = 2.0
+    kv_weight: float = 2.0
+    scale_at: np.ndarray = np.empty(0)  # s, ascending: from then on requests go to the first `scale_to` replicas
+    scale_to: np.ndarray = np.empty(0)
+
+
+class Options(NamedTuple):
+    """How a replay is run: see `simulator.router.simulate`."""
+
+    timed: bool
+    log: bool
+    gauge_s: float
+    halt: bool
+
+
 class Outcome(NamedTuple):
     """What happened. `stuck`: -1, or a request that can never be scheduled; -2: stopped before the first preemption."""
 
@@ -95,13 +125,14 @@ class Outcome(NamedTuple):
     usage: np.ndarray  # [USAGE_BINS] busy seconds by share of blocks in use
     totals: np.ndarray  # steps, busy s, tokens; decoding sequences summed over steps and over s; blocks free at the end
     notes: np.ndarray  # [.., 6] what was to be noted: a kind (above) and five numbers
+    replica: np.ndarray = np.empty(0, np.int32)  # [n] who served it, where there are several
 
     def noted(self, kind: int, columns: int) -> np.ndarray:
         """[.., columns] the notes of one kind, in order."""
         return self.notes[self.notes[:, 0] == kind, 1 : 1 + columns]
 
 
-T = TypeVar("T", Rules, StepTable, Traffic)
+T = TypeVar("T", Rules, StepTable, Traffic, Router)
 _DTYPES: dict[str, type] = {
     "prompt": np.int32, "output": np.int32, "content": np.int32,
     "rank": np.int64, "content_start": np.int64, "groups": np.int64,
@@ -109,7 +140,7 @@ _DTYPES: dict[str, type] = {
 
 
 def as_compiled(part: T) -> T:
-    """The same with every field of exactly the type that `simulator.scheduler` was compiled for."""
+    """The same with every field of exactly the type that `simulator.router` was compiled for."""
     values: list[Any] = []
     for (name, kind), value in zip(part.__annotations__.items(), part, strict=True):
         is_array = kind is np.ndarray

@@ -1,8 +1,8 @@
 """The replay: what happens to every request when traffic meets a deployment, by vLLM V1's own schedule.
 
 `replay` is for requests, `replay_workload` for a `Workload` on a `Deployment`, `simulator.schedule_cases` for step
-logs. The schedule is exact (`simulator.scheduler`); the clock is the step cost that the caller gives. Same
-seed, same numbers.
+logs. The schedule is exact (`simulator.scheduler`), of several replicas behind a router too (`simulator.router`); the
+clock is the step cost that the caller gives. Same seed, same numbers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from planner.facts.arrivals import arrivals, shared_prefix
 from planner.facts.engines import engine
 from planner.latency.performance import LATE, LATENCIES, POINTS
 from planner.simulator import kernel_types as kinds
-from planner.simulator.kernel_types import Outcome, Rules, StepTable, Traffic, as_compiled
+from planner.simulator.kernel_types import Outcome, Router, Rules, StepTable, Traffic, as_compiled
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -226,15 +226,17 @@ def _quantile(counts: np.ndarray, q: float) -> float:
 
 def replay(
     rules: Rules, table: StepTable, traffic: Traffic, *, names: Sequence[str] | None = None, where: str = "",
-    timed: bool = True, log: bool = False, gauge_s: float = 0.0,
+    timed: bool = True, log: bool = False, gauge_s: float = 0.0, router: Router | None = None,
 ) -> ReplayResult:  # fmt: skip
     """Replay [n] requests; `log` what every step schedules, `gauge_s` > 0 samples the gauges so often.
 
     With a `concurrency` requests are held back while so many are in flight (a closed loop, if all arrive at 0).
     Without `content` (see `facts.arrivals`) no two prompts share a prefix. Raises `PlannerError` naming the request
     (by `names`, in the file `where`) and field for anything that cannot be replayed.
+
+    Behind a `router` there are several such engines: the result is of all, and `outcome.replica` says who served whom.
     """
-    from planner.simulator.scheduler import simulate
+    from planner.simulator.router import simulate
 
     def label(i: int) -> str:
         return f"{where}{', ' * bool(where)}request {names[i] if names else i + 1}"
@@ -266,6 +268,7 @@ def replay(
     if rules.priority and not len(traffic.rank):
         traffic = traffic._replace(rank=np.arange(len(arrival)))
     rules, table, traffic = as_compiled(rules), as_compiled(table), as_compiled(traffic)
+    router = as_compiled(router or Router())
     prompt, output, usable = traffic.prompt, traffic.output, rules.num_blocks - 1
     needs = blocks_at_end(rules, prompt, output)
     most = int(needs.argmax())
@@ -275,11 +278,11 @@ def replay(
             f"blocks and the pool has {usable:,}"
         )
     halt = rules.enable_prefix_caching and not len(traffic.content)
-    outcome = simulate(rules, table, traffic, timed, log, gauge_s, halt)
+    outcome = simulate(rules, table, traffic, router, timed, log, gauge_s, halt)
     if outcome.stuck == -2:  # a preempted request may find its own blocks again: tell blocks apart
         own = shared_prefix(prompt, output, np.zeros_like(prompt), int(rules.groups[0, 1]))
         traffic = as_compiled(traffic._replace(content=own[0], content_start=own[1]))
-        outcome = simulate(rules, table, traffic, timed, log, gauge_s, False)
+        outcome = simulate(rules, table, traffic, router, timed, log, gauge_s, False)
     if outcome.stuck >= 0:
         raise PlannerError(
             f"{label(outcome.stuck)} can never be scheduled: its {prompt[outcome.stuck]:,} prompt tokens do not fit "

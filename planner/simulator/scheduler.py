@@ -1,38 +1,144 @@
 """vLLM V1's scheduler, step for step, compiled: arrays in, arrays out, no Python object per request or token.
 
 Follows vLLM 0.20.2 (v1/core/sched/scheduler.py:352, v1/core/sched/async_scheduler.py, v1/engine/core.py:443) and, with
-`Rules.recent`, 0.33.0 where it differs. The KV blocks are in `simulator.block_pool`.
+`Rules.recent`, 0.33.0 where it differs. The KV blocks are in `simulator.block_pool`. An engine can be stopped at any
+time and go on later, so that several take turns behind one router (`simulator.router`).
 """
 
 from __future__ import annotations
 
 import heapq
-import zlib
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from planner.simulator import block_pool, step_kernels
 from planner.simulator import kernel_types as kinds
-from planner.simulator.block_pool import KEPT, compiled
-from planner.simulator.kernel_types import Outcome, Rules, StepTable, Traffic
-from planner.simulator.step_kernels import coast, cost, drafts_kept, itl_bin, put, unschedule
+from planner.simulator.block_pool import allocating, compiled, inlined
+from planner.simulator.kernel_types import StepTable, Traffic
+
+REQUEST, SEAT, TOKENS, CONTEXT, DRAFTED, YIELDS, PAST = step_kernels.ROWS
+_TIMES = ("now", "entry", "end", "spent", "last_gap", "soonest")
+_COUNTS = (
+    "arrived", "due", "done", "queued", "front", "unseen", "num_running", "num_spare", "num_waiting", "first", "flying",
+    "last_bin", "steps", "gauges", "stuck",
+)  # fmt: skip
+_SIGNS = ("steady", "blocked", "fed")
+State = np.dtype(
+    [(name, kind) for kind, names in ((float, _TIMES), (np.int64, _COUNTS), (np.bool_, _SIGNS)) for name in names],
+    align=True,
+)
+"""Numbers of one engine that change as it goes.
+
+now: the scheduler's time; entry: when the next step may start; end: of the last one; spent: its seconds; soonest: when
+the next request that was sent gets to the scheduler; arrived: requests sent; due: that will be; done: that ended;
+queued, front: order of the last that joined the queue, and that was put back to its front; unseen: decode steps since
+it looked for new ones; first, flying: oldest step under way, and how many are; steady: in the last step everybody
+decoded; blocked: the first in the queue did not fit; stuck: see `Outcome`; last_gap, last_bin: the last inter-token
+latency, and its bin; fed: requests come from a router.
+"""
 
 
-@njit("f8[:,::1](f8[:,::1], i8, f8, f8, f8, f8, f8, f8)", cache=KEPT)
-def _note(notes: Any, used: int, kind: float, a: float, b: float, c: float, d: float, e: float) -> Any:
-    """`notes` with one more, in an array twice as long if it was full."""
-    if used == len(notes):
-        longer = np.empty((2 * used, 6))
-        for row in range(used):
-            for column in range(6):
-                longer[row, column] = notes[row, column]
-        notes = longer
-    notes[used, 0], notes[used, 1], notes[used, 2] = kind, a, b
-    notes[used, 3], notes[used, 4], notes[used, 5] = c, d, e
-    return notes
+class Engine(NamedTuple):
+    """What one engine holds; `state` has its numbers. A seat is the place of a running request in all tables."""
+
+    state: np.ndarray  # [1] of `State`
+    pool: block_pool.Pool
+    tables: block_pool.Tables
+    cap: np.ndarray  # [groups] blocks that admission asks for at most
+    request: np.ndarray  # [seats] who runs there, -1 nobody
+    known: np.ndarray  # [seats] tokens whose values are there
+    computed: np.ndarray  # [seats] tokens in the KV cache, or on their way
+    placeholders: np.ndarray  # [seats] outputs that async scheduling counts on
+    drafts: np.ndarray  # [seats] drafted tokens
+    in_flight: np.ndarray  # [seats] tokens of steps under way
+    running: np.ndarray  # [seats] seats in order of admission
+    spare: np.ndarray  # [seats] free ones
+    parted: np.ndarray  # requests that the step being scheduled preempts; that the oldest one ends
+    coming: list[tuple[float, int]]  # heap of (when the scheduler can see it, request)
+    waiting: list[tuple[float, int]]  # heap of (order, request)
+    batches: np.ndarray  # [depth, 7, seats] steps under way
+    sizes: np.ndarray  # [depth] their sequences, ends and rows among the notes
+    ends: np.ndarray
+    rows: np.ndarray
+    itl: np.ndarray
+    usage: np.ndarray
+    totals: np.ndarray
+    notes: list[tuple[float, float, float, float, float, float]]
+
+
+class Fates(NamedTuple):
+    """[n] what became of each request: see `Outcome`; `made` outputs."""
+
+    sent: np.ndarray
+    scheduled: np.ndarray
+    first_token: np.ndarray
+    last_token: np.ndarray
+    made: np.ndarray
+    preemptions: np.ndarray
+    cached: np.ndarray
+    released: np.ndarray  # when the k-th request ended, where it lets another one in
+    ended: np.ndarray  # [1] how many did
+
+
+@allocating
+def new_fates(n: int, closed: bool) -> Any:
+    """Nothing happened yet to [n] requests."""
+    times, counts, ended = np.full((4, n), np.nan), np.zeros((3, n), np.int32), np.zeros(1, np.int64)
+    released = np.empty(n if closed else 0)
+    return Fates(times[0], times[1], times[2], times[3], counts[0], counts[1], counts[2], released, ended)
+
+
+@inlined
+def _windowed(rules: Any) -> bool:
+    """Whether some KV-cache group looks back over a window only."""
+    found = False
+    for g in range(len(rules.groups)):
+        found |= rules.groups[g, 0] > 0
+    return found
+
+
+@inlined
+def _overlap(rules: Any, table: Any) -> bool:
+    """Whether a step is scheduled while the one before it runs, on values that are not there yet."""
+    return rules.async_scheduling and table.stages == 1
+
+
+@inlined
+def _caching(rules: Any, traffic: Any) -> bool:
+    """Whether blocks are told apart, so that equal ones are found again."""
+    return rules.enable_prefix_caching and traffic.content.size > 0
+
+
+@allocating
+def new_engine(rules: Any, table: Any, traffic: Any, longest: int, contents: int) -> Any:
+    """An idle engine for requests of up to `longest` tokens, whose blocks have so many different `contents`."""
+    groups, count, seqs = rules.groups, len(rules.groups), min(rules.max_num_seqs, traffic.prompt.size)
+    depth, smallest = 2 if _overlap(rules, table) else table.stages, groups[0, 1]
+    cap = np.full(count, 1 << 40)
+    for g in range(count):
+        smallest = min(smallest, groups[g, 1])
+        if groups[g, 0] > 0:
+            ahead = rules.max_num_batched_tokens * (depth if rules.recent else 1)
+            cap[g] = block_pool.needed(min(groups[g, 0] - 1 + ahead, rules.max_model_len), 0, groups[g, 1]) + 1
+    caching = _caching(rules, traffic)
+    longest = min(longest + rules.num_lookahead_tokens, rules.max_model_len)
+    pool = block_pool.new_pool(rules.num_blocks, contents * count)
+    tables = block_pool.new_tables(seqs, count, block_pool.needed(longest, 0, smallest) if caching else 0)
+    state = np.zeros(1, State)
+    state[0].num_spare, state[0].unseen, state[0].stuck, state[0].last_gap = seqs, rules.recv_interval, -1, -1.0
+    state[0].soonest = np.inf
+    seats, spare = np.full((7, seqs), -1), np.arange(seqs)
+    coming, waiting, notes = [(0.0, 0)], [(0.0, 0)], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
+    coming.clear()
+    waiting.clear()
+    notes.clear()
+    return Engine(
+        state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5], seats[6], spare,
+        np.zeros(seqs, np.int64), coming, waiting, np.zeros((depth, 7, seqs), np.int64), np.zeros(depth, np.int64),
+        np.zeros(depth), np.zeros(depth, np.int64), np.zeros(kinds.ITL_BINS, np.int64), np.zeros(kinds.USAGE_BINS),
+        np.zeros(6), notes,
+    )  # fmt: skip
 
 
 @compiled
@@ -45,7 +151,34 @@ def _victim(running: Any, seated: Any, rank: Any) -> int:
     return last
 
 
-@compiled
+@allocating
+def _push(heap: Any, order: float, request: int) -> float:
+    """Put a request into a heap, and return the order of its first."""
+    heapq.heappush(heap, (order, request))
+    return heap[0][0]
+
+
+@allocating
+def _pop(heap: Any) -> tuple[int, float]:
+    """Take the first request out of a heap, and return the order of the next."""
+    first = heapq.heappop(heap)[1]
+    return first, heap[0][0] if len(heap) else np.inf
+
+
+@allocating
+def _first(heap: Any) -> int:
+    """The first request in a heap."""
+    return heap[0][1]
+
+
+@inlined
+def _queue(e: Any, order: float, request: int) -> None:
+    """Put a request into the queue."""
+    _push(e.waiting, order, request)
+    e.state[0].num_waiting += 1
+
+
+@allocating
 def _withdraw(waiting: Any, request: int) -> None:
     """Take a request out of the heap of waiting ones."""
     for k in range(len(waiting)):
@@ -57,351 +190,374 @@ def _withdraw(waiting: Any, request: int) -> None:
 
 
 @compiled
-def _simulate(
-    rules: Rules, table: StepTable, traffic: Traffic, timed: bool, log: bool, gauge_s: float, halt: bool
-) -> Outcome:
-    """One engine from the first request to the last: each turn of the loop schedules a step, or ends one, or both.
+def submit(traffic: Traffic, fates: Any, e: Any, i: int, at: float) -> None:
+    """Request `i` is sent to the engine, whose scheduler sees it when the front end is through with it."""
+    fates.sent[i] = at
+    e.state[0].soonest = _push(e.coming, at + traffic.request_s + traffic.prompt_token_s * traffic.prompt[i], i)
 
-    Phases of a turn: RECEIVE what was sent meanwhile; COAST over steps in which nothing changes; RUN those that run,
-    preempting where blocks lack; ADMIT those that wait; CLOCK the step; take the OUTPUTS of the oldest step under way.
 
-    i a request, s its seat, j a place in a step; per request: sent, scheduled, first_token, last_token (s), made
-    (outputs), preemptions, cached_tokens; per seat: request, known (tokens whose values are there), computed (tokens in
-    the KV cache, or on their way), placeholders (outputs that async scheduling counts on), drafts, in_flight (tokens
-    of steps under way). `running` lists seats in order of admission, `spare` free ones; `coming` and `waiting` are
-    heaps. now: the scheduler's time; entry: when the next step may start; end: of the last one; spent: its seconds.
+@inlined
+def _receive(rules: Any, traffic: Any, fates: Any, e: Any, until: float) -> float:
+    """Send what is to be sent by now, and queue what has come; an idle engine waits. When the next request comes."""
+    c, n = e.state[0], traffic.prompt.size
+    while True:
+        at = until
+        while c.arrived < n and not c.fed:
+            at = traffic.arrival[c.arrived]
+            if traffic.concurrency and c.arrived >= traffic.concurrency:
+                ended = c.arrived - traffic.concurrency
+                at = max(at, fates.released[ended]) if ended < c.done else np.inf
+            if at > c.now:
+                break
+            submit(traffic, fates, e, c.arrived, at)
+            c.arrived += 1
+            at = until
+        looks = rules.recv_interval == 1 or c.unseen >= rules.recv_interval or not (c.num_running or c.flying)
+        while looks and c.soonest <= c.now:
+            i, c.soonest = _pop(e.coming)
+            c.queued += 1
+            _queue(e, float(traffic.rank[i] if rules.priority else c.queued), i)
+        c.unseen = 0 if looks else c.unseen
+        sooner = min(at, c.soonest)
+        if c.num_running or c.num_waiting or c.flying or c.now >= until:
+            return sooner
+        c.now = sooner
+
+
+@inlined
+def _coast(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, sooner: float) -> int:
+    """Steps in which nothing changes, all at once, up to `sooner`; 0 where something does."""
+    c, overlap = e.state[0], _overlap(rules, table)
+    full = c.blocked or c.num_running == len(e.request) or c.num_waiting == 0
+    if not (c.steady and full and sooner > c.now + 2 * c.spent):
+        return 0
+    many, c.now, c.entry, c.end, e.ends[c.first] = step_kernels.coast(
+        rules, table, e.pool, e.tables, e.running[: c.num_running], e.request, e.known, e.computed,
+        e.placeholders, traffic.prompt, traffic.output, fates.last_token, e.itl, e.usage, e.totals,
+        overlap, c.now, sooner, c.entry, c.end, e.ends[c.first], traffic.content, traffic.content_start,
+    )  # fmt: skip
+    c.steady = False
+    batch = e.batches[c.first]
+    for j in range(c.num_running if many and overlap else 0):
+        s = e.running[j]
+        e.in_flight[s] = 1
+        step_kernels.put(batch, j, e.request[s], s, 1, e.computed[s] - 1, 0)
+        batch[YIELDS, j], batch[PAST, j] = 1, fates.preemptions[e.request[s]]
+    return many
+
+
+@inlined
+def _run(
+    rules: Any, traffic: Any, fates: Any, e: Any, batch: Any, threshold: int, halt: bool
+) -> tuple[int, int, int, bool]:
+    """Schedule those that run, in order of admission, and preempt where blocks lack.
+
+    Returns scheduled and preempted requests, tokens left of the budget, and whether no chunk of a prompt is among them.
+    """
+    c = e.state[0]
+    caching, windowed, size = _caching(rules, traffic), _windowed(rules), rules.groups[0, 1]
+    model_len, budget, taken, victims, k = rules.max_model_len, rules.max_num_batched_tokens, 0, 0, 0
+    uniform = rules.recent and rules.num_speculative_tokens > 0
+    while k < c.num_running and budget > 0:
+        s = e.running[k]
+        i, context, pending = e.request[s], e.computed[s], e.placeholders[s]
+        k += 1
+        if pending > 0 and context + 2 - pending >= traffic.prompt[i] + traffic.output[i]:
+            continue  # the step under way yields its last token
+        want = min(e.known[s] + e.drafts[s] + pending - context, threshold, budget, model_len - 1 - context)
+        if want <= 0:  # all of it is under way
+            continue
+        settled = context - (e.in_flight[s] if rules.recent else 0)
+        if windowed and settled >= e.tables.slides[s]:
+            block_pool.slide(rules, e.pool, e.tables, s, settled)
+        slots = min(context + want + rules.num_lookahead_tokens, model_len)
+        lacking = block_pool.missing(rules, e.tables, s, slots) if slots > e.tables.capacity[s] else 0
+        while lacking > e.pool.free[0] and e.request[s] == i and not halt:
+            place = _victim(e.running[: c.num_running], e.request, traffic.rank)
+            seat = e.running[place]
+            given_back = step_kernels.unschedule(batch, taken, seat)
+            budget += given_back
+            taken -= given_back > 0
+            if given_back or seat == s or (rules.recent and place < k):  # 0.20.2 then skips one that it should not
+                k -= 1
+            e.parted[victims] = _preempt(rules, traffic, fates, e, place)
+            victims += 1
+        if e.request[s] != i:
+            if rules.recent and rules.priority:
+                continue
+            break
+        if lacking > e.pool.free[0]:
+            c.stuck = -2
+            break
+        if lacking:
+            block_pool.fill(rules, e.pool, e.tables, s, slots)
+        if caching and min(context + want, e.known[s]) >= (e.tables.published[s] + 1) * size:
+            own = traffic.content_start[i]
+            block_pool.publish(rules, e.pool, e.tables, s, traffic.content[own:], min(context + want, e.known[s]))
+        step_kernels.put(
+            batch, taken, i, s, want, context, max(0, min(e.drafts[s], want + context - e.known[s] - pending))
+        )
+        uniform &= e.drafts[s] > 0
+        e.drafts[s] = 0
+        taken += 1
+        budget -= want
+    return taken, victims, budget, uniform
+
+
+@compiled
+def _preempt(rules: Any, traffic: Any, fates: Any, e: Any, place: int) -> int:
+    """Put the request at `place` among the running ones back to the queue; its blocks are free."""
+    c, seat = e.state[0], e.running[place]
+    victim = e.request[seat]
+    c.num_running -= 1
+    for j in range(place, c.num_running):
+        e.running[j] = e.running[j + 1]
+    fates.made[victim] = e.known[seat] - traffic.prompt[victim]
+    fates.preemptions[victim] += 1
+    _vacate(rules, e, seat)
+    c.front -= 1
+    _queue(e, float(traffic.rank[victim] if rules.priority else c.front), victim)
+    return victim
+
+
+@inlined
+def _vacate(rules: Any, e: Any, seat: int) -> None:
+    """Free a seat and its blocks."""
+    c = e.state[0]
+    block_pool.leave(rules, e.pool, e.tables, seat)
+    e.request[seat] = -1
+    e.spare[c.num_spare] = seat
+    c.num_spare += 1
+
+
+@inlined
+def _admit(
+    rules: Any, traffic: Any, fates: Any, e: Any, batch: Any, threshold: int, taken: int, budget: int,
+    uniform: bool,
+) -> int:  # fmt: skip
+    """Schedule those that wait, behind the `taken` ones; the first that does not fit stops the queue. How many now."""
+    c = e.state[0]
+    caching, size, spec_tokens = _caching(rules, traffic), rules.groups[0, 1], rules.num_speculative_tokens
+    model_len, ran = rules.max_model_len, taken > 0
+    while c.num_waiting and budget > 0 and c.num_spare > 0:
+        i = _first(e.waiting)
+        tokens, hit = np.int64(traffic.prompt[i] + fates.made[i]), 0
+        content = traffic.content[traffic.content_start[i] if caching else 0 :]
+        if caching:
+            hit = block_pool.longest_hit(e.pool, content, (tokens - 1) // size, rules.groups)
+        context, drafted = hit * size, 0
+        want = tokens - context
+        if want == 1 and uniform and (ran or hit) and context + spec_tokens + 2 <= model_len:
+            drafted = spec_tokens  # 0.33 fills a new decode up with rejected drafts, or waits for room to do so
+            if 1 + drafted > budget:
+                break
+        want = min(want + drafted, threshold)
+        if want > budget and not rules.enable_chunked_prefill:
+            break
+        want = min(want, budget)
+        slots = min(context + want + (rules.num_lookahead_tokens if rules.recent else 0), model_len)
+        if block_pool.claim(rules, e.pool, content, hit, tokens, slots, e.cap) > e.pool.free[0]:
+            c.blocked = not (caching or _windowed(rules))  # else what leaves a window may make room
+            break
+        _pop(e.waiting)
+        c.num_waiting -= 1
+        c.num_spare -= 1
+        s = e.spare[c.num_spare]
+        e.running[c.num_running] = s
+        c.num_running += 1
+        e.request[s], e.known[s], e.computed[s] = i, tokens, context
+        e.placeholders[s] = e.drafts[s] = e.in_flight[s] = 0
+        block_pool.adopt(rules, e.pool, e.tables, s, content, hit)
+        block_pool.fill(rules, e.pool, e.tables, s, slots)
+        if caching:
+            block_pool.publish(rules, e.pool, e.tables, s, content, min(context + want, tokens))
+        if np.isnan(fates.scheduled[i]):
+            fates.scheduled[i], fates.cached[i] = c.now, context
+        step_kernels.put(batch, taken, i, s, want, context, drafted)
+        taken += 1
+        budget -= want
+    return taken
+
+
+@inlined
+def _clock(
+    rules: Any, table: Any, fates: Any, e: Any, batch: Any, turn: int, taken: int, timed: bool
+) -> tuple[int, float]:
+    """Begin the step of `taken` requests: what it costs, and what it is counted in. Returns its tokens and start."""
+    c, overlap, usable = e.state[0], _overlap(rules, table), rules.num_blocks - 1
+    for j in range(taken):
+        s = batch[SEAT, j]
+        e.computed[s] += batch[TOKENS, j]
+        e.in_flight[s] += batch[TOKENS, j]
+        batch[YIELDS, j] = e.computed[s] >= e.known[s] + e.placeholders[s]  # not a chunk before the last
+        batch[PAST, j] = fates.preemptions[batch[REQUEST, j]]
+        if overlap and batch[YIELDS, j]:
+            e.placeholders[s] += 1 + batch[DRAFTED, j]
+            e.drafts[s] = rules.num_speculative_tokens
+    total, decoding, spent = step_kernels.cost(table, taken, batch[TOKENS], batch[CONTEXT], batch[DRAFTED])
+    c.unseen += 1 if decoding == taken else rules.recv_interval
+    c.spent = spent if timed else 1.0
+    start = max(c.now, c.entry)
+    c.entry = start + c.spent / table.stages
+    c.end = max(start + c.spent, c.end + c.spent / table.stages)
+    e.sizes[turn], e.ends[turn], e.rows[turn] = taken, c.end, c.steps
+    c.flying += 1
+    busy = c.entry - start
+    e.usage[(usable - e.pool.free[0]) * (kinds.USAGE_BINS - 1) // usable] += busy
+    e.totals[0] += 1
+    e.totals[1] += busy
+    e.totals[2] += total
+    e.totals[3] += decoding
+    e.totals[4] += decoding * busy
+    return total, start
+
+
+@allocating
+def _gauge(rules: Any, e: Any, gauge_s: float, start: float, total: int) -> None:
+    """Note what the gauges show, up to the end of the step."""
+    c = e.state[0]
+    while c.gauges * gauge_s < c.entry:
+        on = 1.0 if c.gauges * gauge_s >= start or c.flying > 1 else 0.0  # nothing under way: idle
+        used, waits = rules.num_blocks - 1 - e.pool.free[0], c.num_waiting
+        e.notes.append((kinds.GAUGE, c.gauges * gauge_s, on * c.num_running, on * waits, on * used, on * total))
+        c.gauges += 1
+
+
+@allocating
+def _log_step(e: Any, batch: Any, taken: int, victims: int, total: int) -> None:
+    """Note the step that begins: who was preempted for it, what stands around it, and who is in it."""
+    c = e.state[0]
+    for j in range(victims):
+        e.notes.append((kinds.PREEMPTED, float(c.steps), float(e.parted[j]), 0.0, 0.0, 0.0))
+    waits, free = c.num_waiting, e.pool.free[0]
+    e.notes.append((kinds.STEP, c.now, float(total), float(c.num_running), float(waits), float(free)))
+    for j in range(taken):
+        e.notes.append((kinds.ENTRY, float(c.steps), float(batch[REQUEST, j]), float(batch[TOKENS, j]), 0.0, 0.0))
+    c.steps += 1
+
+
+@allocating
+def _log_ended(e: Any, ended: int) -> None:
+    """Note who ended with the oldest step under way."""
+    row = e.rows[e.state[0].first]
+    for j in range(ended):
+        e.notes.append((kinds.FINISHED, float(row), float(e.parted[j]), 0.0, 0.0, 0.0))
+
+
+@inlined
+def _outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, log: bool) -> None:
+    """Take the outputs of the oldest step under way; requests that end leave."""
+    c = e.state[0]
+    batch, end, depth, before, gone = e.batches[c.first], e.ends[c.first], len(e.batches), c.done, 0
+    caching, overlap, size = _caching(rules, traffic), _overlap(rules, table), rules.groups[0, 1]
+    for j in range(e.sizes[c.first] if c.flying else 0):
+        i, s, drafted = batch[REQUEST, j], batch[SEAT, j], batch[DRAFTED, j]
+        current = e.request[s] == i and batch[PAST, j] == fates.preemptions[i]
+        if current:
+            e.in_flight[s] -= batch[TOKENS, j]
+            fates.made[i] = e.known[s] - traffic.prompt[i]
+        room = min(traffic.output[i], rules.max_model_len - traffic.prompt[i]) - fates.made[i]
+        if not batch[YIELDS, j] or room == 0 or (depth > 2 and not current):
+            continue  # a chunk of a prompt; ended meanwhile; put back to the queue too long ago
+        kept = step_kernels.drafts_kept(rules, i, fates.made[i], drafted) if drafted else 0
+        if fates.made[i] == 0:
+            fates.first_token[i] = end
+        else:
+            gap = end - fates.last_token[i]
+            if gap != c.last_gap:
+                c.last_gap, c.last_bin = gap, step_kernels.itl_bin(gap)
+            e.itl[c.last_bin] += 1
+        fates.last_token[i] = end
+        fates.made[i] += min(1 + kept, room)
+        if current:
+            e.known[s] = traffic.prompt[i] + fates.made[i]
+            e.computed[s] -= drafted - kept
+            if overlap:
+                e.placeholders[s] -= 1 + drafted
+            else:
+                e.drafts[s] = rules.num_speculative_tokens
+            if caching and (overlap or (rules.recent and rules.num_speculative_tokens)):
+                own = traffic.content_start[i]
+                settled = min(e.computed[s] - e.placeholders[s] - max(0, 1 + kept - room), e.known[s])
+                if settled >= (e.tables.published[s] + 1) * size:
+                    block_pool.publish(rules, e.pool, e.tables, s, traffic.content[own:], settled)
+        if 1 + kept >= room:
+            if traffic.concurrency:
+                fates.released[fates.ended[0]] = end
+                fates.ended[0] += 1
+            e.parted[c.done - before] = i
+            c.done += 1
+            if current:
+                _vacate(rules, e, s)
+                gone += 1
+            else:
+                _withdraw(e.waiting, i)
+                c.num_waiting -= 1
+    if log:
+        _log_ended(e, c.done - before)
+    if gone:
+        _close_ranks(e)
+
+
+@compiled
+def _close_ranks(e: Any) -> None:
+    """Take seats that are free out of the running ones."""
+    c, stay = e.state[0], 0
+    for j in range(c.num_running):
+        if e.request[e.running[j]] >= 0:
+            e.running[stay] = e.running[j]
+            stay += 1
+    c.num_running, c.steady = stay, False
+
+
+@compiled
+def advance(rules: Any, table: StepTable, traffic: Traffic, fates: Any, e: Any, until: float, options: Any) -> None:
+    """Let an engine go on until `until`, or until all requests that are due have ended.
+
+    Where the end of one lets another in, an engine behind a router stops there too.
+
+    Each turn schedules a step, or ends one, or both: RECEIVE what was sent meanwhile; COAST over steps in which nothing
+    changes; RUN those that run, preempting where blocks lack; ADMIT those that wait; CLOCK the step; take the OUTPUTS
+    of the oldest step under way. i is a request, s its seat, j a place in a step.
     """
     # no comprehensions in here: numba 0.68 then drops writes to fields of named tuples as dead code
-    prompt, output, rank, n = traffic.prompt, traffic.output, traffic.rank, traffic.prompt.size
-    groups, count, seqs, model_len = rules.groups, len(rules.groups), min(rules.max_num_seqs, n), rules.max_model_len
-    usable, size, smallest, windowed = rules.num_blocks - 1, groups[0, 1], groups[0, 1], False
-    caching, spec_tokens = rules.enable_prefix_caching and traffic.content.size > 0, rules.num_speculative_tokens
-    overlap = rules.async_scheduling and table.stages == 1
-    depth = 2 if overlap else table.stages  # steps under way at once
-    cap = np.full(count, 1 << 40)  # blocks that admission asks for at most
-    for g in range(count):
-        smallest = min(smallest, groups[g, 1])
-        if groups[g, 0] > 0:
-            windowed = True
-            ahead = rules.max_num_batched_tokens * (depth if rules.recent else 1)
-            cap[g] = block_pool.needed(min(groups[g, 0] - 1 + ahead, model_len), 0, groups[g, 1]) + 1
-
-    longest = contents = 0
-    for i in range(n):
-        longest = max(longest, prompt[i] + output[i])
-    for number in traffic.content if caching else traffic.content[:0]:
-        contents = max(contents, number + 1)
-    longest = min(longest + rules.num_lookahead_tokens, model_len)
-    pool = block_pool.new_pool(rules.num_blocks, contents * count)
-    tables = block_pool.new_tables(seqs, count, block_pool.needed(longest, 0, smallest) if caching else 0)
-    capacity, slides = tables.capacity, tables.slides
-    seats = np.full((8, seqs), -1)  # who runs there, its tokens known and computed, what async and drafts add
-    request, known, computed, placeholders, drafts = seats[0], seats[1], seats[2], seats[3], seats[4]
-    in_flight, running, spare, num_running, num_spare, free = seats[5], seats[6], seats[7], 0, seqs, pool.free
-    for s in range(seqs):
-        spare[s] = s
-    coming, waiting = [(0.0, 0)], [(0.0, 0)]  # heaps of (time, request) and (order, request)
-    coming.clear()
-    waiting.clear()
-    queued = front = 0  # order of the last request that joined the queue, and that was put back to its front
-
-    times, counts = np.full((4, n), np.nan), np.zeros((3, n), np.int32)
-    sent, scheduled, first_token, last_token = times[0], times[1], times[2], times[3]
-    preemptions, cached_tokens, made = counts[0], counts[1], counts[2]
-    released = np.empty(n if traffic.concurrency else 0)  # when the k-th request ended
-    itl, usage, totals = np.zeros(kinds.ITL_BINS, np.int64), np.zeros(kinds.USAGE_BINS), np.zeros(6)
-    notes, num_notes, num_steps, num_gauges = np.empty((64, 6)), 0, 0, 0
-    # steps under way, oldest at `first`: request, seat, tokens, context, drafts, yields a token, past preemptions
-    batches, first, flying = np.zeros((depth, 7, seqs), np.int64), 0, 0
-    sizes, ends, rows = np.zeros(depth, np.int64), np.zeros(depth), np.zeros(depth, np.int64)
-    parted = np.zeros(seqs, np.int64)  # requests that the step being scheduled preempts; that the oldest one ends
-
+    c, depth = e.state[0], len(e.batches)
+    timed, log, gauge_s = options.timed, options.log, options.gauge_s
     can_coast = timed and not (log or rules.priority or gauge_s > 0)
-    can_coast &= spec_tokens == 0 and table.stages == 1 and rules.recv_interval == 1
-    now, entry, end, spent, arrived, done, last_gap, last_bin, stuck = 0.0, 0.0, 0.0, 0.0, 0, 0, -1.0, 0, -1
-    unseen = rules.recv_interval  # decode steps since the scheduler looked for new requests
-    steady = blocked = False  # in the last step everybody decoded; the first in the queue did not fit
-    while done < n:
-        # RECEIVE: requests are sent, and reach the queue
-        while True:
-            at = np.inf
-            while arrived < n:
-                at = traffic.arrival[arrived]
-                if traffic.concurrency and arrived >= traffic.concurrency:
-                    ended = arrived - traffic.concurrency
-                    at = max(at, released[ended]) if ended < done else np.inf
-                if at > now:
-                    break
-                sent[arrived] = at
-                heapq.heappush(coming, (at + traffic.request_s + traffic.prompt_token_s * prompt[arrived], arrived))
-                arrived += 1
-                at = np.inf
-            looks = rules.recv_interval == 1 or unseen >= rules.recv_interval or not (num_running or flying)
-            while looks and len(coming) and coming[0][0] <= now:
-                i = heapq.heappop(coming)[1]
-                queued += 1
-                heapq.heappush(waiting, (float(rank[i] if rules.priority else queued), i))
-            unseen = 0 if looks else unseen
-            if num_running or len(waiting) or flying:
-                break
-            now = min(at, coming[0][0]) if len(coming) else at
-
-        # COAST: everybody decodes, and nothing comes or can be admitted before `sooner`
-        sooner = min(at, coming[0][0]) if len(coming) else at
-        if steady and sooner > now + 2 * spent and (blocked or num_running == seqs or len(waiting) == 0):
-            many, now, entry, end, ends[first] = coast(
-                rules, table, pool, tables, running[:num_running], request, known, computed, placeholders, prompt,
-                output, last_token, itl, usage, totals, overlap, now, sooner, entry, end, ends[first],
-                traffic.content, traffic.content_start,
-            )  # fmt: skip
-            steady = False
-            if many:
-                batch = batches[first]
-                for j in range(num_running if overlap else 0):
-                    s = running[j]
-                    in_flight[s] = 1
-                    put(batch, j, request[s], s, 1, computed[s] - 1, 0)
-                    batch[5, j], batch[6, j] = 1, preemptions[request[s]]
-                continue
-
-        budget, taken, victims, k, blocked = rules.max_num_batched_tokens, 0, 0, 0, False
-        uniform = rules.recent and spec_tokens > 0  # no chunk of a prompt among the running ones of this step
-        turn = (first + flying) % depth
-        batch = batches[turn]
-        threshold = rules.long_prefill_token_threshold
-        if threshold == 0 or (rules.recent and num_running + len(waiting) <= 1):
-            threshold = model_len
-
-        # RUN: running requests first, in the order in which they were admitted
-        while k < num_running and budget > 0:
-            s = running[k]
-            i, context, pending = request[s], computed[s], placeholders[s]
-            k += 1
-            if pending > 0 and context + 2 - pending >= prompt[i] + output[i]:
-                continue  # the step under way yields its last token
-            want = min(known[s] + drafts[s] + pending - context, threshold, budget, model_len - 1 - context)
-            if want <= 0:  # all of it is under way
-                continue
-            settled = context - (in_flight[s] if rules.recent else 0)
-            if windowed and settled >= slides[s]:
-                block_pool.slide(rules, pool, tables, s, settled)
-            slots = min(context + want + rules.num_lookahead_tokens, model_len)
-            lacking = block_pool.missing(rules, tables, s, slots) if slots > capacity[s] else 0
-            while lacking > free[0] and request[s] == i and not halt:
-                place = _victim(running[:num_running], request, rank)
-                seat = running[place]
-                victim = request[seat]
-                num_running -= 1
-                for j in range(place, num_running):
-                    running[j] = running[j + 1]
-                given_back = unschedule(batch, taken, seat)
-                budget += given_back
-                taken -= given_back > 0
-                if given_back or seat == s or (rules.recent and place < k):  # 0.20.2 then skips one that it should not
-                    k -= 1
-                made[victim] = known[seat] - prompt[victim]
-                preemptions[victim] += 1
-                block_pool.leave(rules, pool, tables, seat)
-                request[seat] = -1
-                spare[num_spare] = seat
-                num_spare += 1
-                front -= 1
-                heapq.heappush(waiting, (float(rank[victim] if rules.priority else front), victim))
-                parted[victims] = victim
-                victims += 1
-            if request[s] != i:
-                if rules.recent and rules.priority:
-                    continue
-                break
-            if lacking > free[0]:
-                stuck = -2
-                break
-            if lacking:
-                block_pool.fill(rules, pool, tables, s, slots)
-            if caching and min(context + want, known[s]) >= (tables.published[s] + 1) * size:
-                own = traffic.content_start[i]
-                block_pool.publish(rules, pool, tables, s, traffic.content[own:], min(context + want, known[s]))
-            put(batch, taken, i, s, want, context, max(0, min(drafts[s], want + context - known[s] - pending)))
-            uniform &= drafts[s] > 0
-            drafts[s] = 0
-            taken += 1
-            budget -= want
-        if stuck == -2:
+    can_coast &= rules.num_speculative_tokens == 0 and table.stages == 1 and rules.recv_interval == 1
+    before = c.done
+    while c.done < c.due and c.now < until:
+        sooner = _receive(rules, traffic, fates, e, until)
+        if c.now >= until:
             break
-
-        # ADMIT: then waiting ones, unless somebody had to leave; the first that does not fit stops the queue
-        ran = taken > 0
-        while victims == 0 and len(waiting) and budget > 0 and num_running < seqs:
-            i = waiting[0][1]
-            tokens, hit = np.int64(prompt[i] + made[i]), 0
-            content = traffic.content[traffic.content_start[i] if caching else 0 :]
-            if caching:
-                hit = block_pool.longest_hit(pool, content, (tokens - 1) // size, groups)
-            context, drafted = hit * size, 0
-            want = tokens - context
-            if want == 1 and uniform and (ran or hit) and context + spec_tokens + 2 <= model_len:
-                drafted = spec_tokens  # 0.33 fills a new decode up with rejected drafts, or waits for room to do so
-                if 1 + drafted > budget:
-                    break
-            want = min(want + drafted, threshold)
-            if want > budget and not rules.enable_chunked_prefill:
-                break
-            want = min(want, budget)
-            slots = min(context + want + (rules.num_lookahead_tokens if rules.recent else 0), model_len)
-            if block_pool.claim(rules, pool, content, hit, tokens, slots, cap) > free[0]:
-                blocked = not (caching or windowed)  # else what leaves a window may make room
-                break
-            heapq.heappop(waiting)
-            num_spare -= 1
-            s = spare[num_spare]
-            running[num_running] = s
-            num_running += 1
-            request[s], known[s], computed[s] = i, tokens, context
-            placeholders[s] = drafts[s] = in_flight[s] = 0
-            block_pool.adopt(rules, pool, tables, s, content, hit)
-            block_pool.fill(rules, pool, tables, s, slots)
-            if caching:
-                block_pool.publish(rules, pool, tables, s, content, min(context + want, tokens))
-            if np.isnan(scheduled[i]):
-                scheduled[i], cached_tokens[i] = now, context
-            put(batch, taken, i, s, want, context, drafted)
-            taken += 1
-            budget -= want
-
-        # CLOCK: what the step costs, and what it is counted in
+        if _coast(rules, table, traffic, fates, e, sooner):
+            continue
+        threshold, turn = rules.long_prefill_token_threshold, (c.first + c.flying) % depth
+        if threshold == 0 or (rules.recent and c.num_running + c.num_waiting <= 1):
+            threshold = rules.max_model_len
+        batch, c.blocked = e.batches[turn], False
+        taken, victims, budget, uniform = _run(rules, traffic, fates, e, batch, threshold, options.halt)
+        if c.stuck == -2:
+            break
+        if victims == 0:
+            taken = _admit(rules, traffic, fates, e, batch, threshold, taken, budget, uniform)
         if taken:
-            who, seat_of, tokens_of, drafted_of = batch[0], batch[1], batch[2], batch[4]
-            for j in range(taken):
-                s = seat_of[j]
-                computed[s] += tokens_of[j]
-                in_flight[s] += tokens_of[j]
-                batch[5, j] = computed[s] >= known[s] + placeholders[s]  # not a chunk before the last
-                batch[6, j] = preemptions[who[j]]
-                if overlap and batch[5, j]:
-                    placeholders[s] += 1 + drafted_of[j]
-                    drafts[s] = spec_tokens
-            total, decoding, spent = cost(table, taken, tokens_of, batch[3], drafted_of)
-            unseen += 1 if decoding == taken else rules.recv_interval
-            if not timed:
-                spent = 1.0
-            start = max(now, entry)
-            entry = start + spent / table.stages
-            end = max(start + spent, end + spent / table.stages)
-            sizes[turn], ends[turn], rows[turn] = taken, end, num_steps
-            flying += 1
-            used, busy = usable - free[0], entry - start
-            usage[used * (kinds.USAGE_BINS - 1) // usable] += busy
-            totals[0] += 1
-            totals[1] += busy
-            totals[2] += total
-            totals[3] += decoding
-            totals[4] += decoding * busy
-            while gauge_s > 0 and num_gauges * gauge_s < entry:
-                on = 1.0 if num_gauges * gauge_s >= start or flying > 1 else 0.0  # nothing under way: idle
-                values = num_gauges * gauge_s, on * num_running, on * len(waiting), on * used, on * total
-                notes = _note(notes, num_notes, kinds.GAUGE, *values)
-                num_notes += 1
-                num_gauges += 1
+            total, start = _clock(rules, table, fates, e, batch, turn, taken, timed)
+            if gauge_s > 0:
+                _gauge(rules, e, gauge_s, start, total)
             if log:
-                for j in range(victims):
-                    notes = _note(notes, num_notes + j, kinds.PREEMPTED, num_steps, parted[j], 0, 0, 0)
-                num_notes += victims
-                notes = _note(notes, num_notes, kinds.STEP, now, total, num_running, len(waiting), free[0])
-                for j in range(taken):
-                    notes = _note(notes, num_notes + 1 + j, kinds.ENTRY, num_steps, who[j], tokens_of[j], 0, 0)
-                num_notes += 1 + taken
-                num_steps += 1
-            steady = can_coast and total == taken == num_running
-        elif flying == victims == 0:
-            stuck = waiting[0][1] if len(waiting) else request[running[0]]
+                _log_step(e, batch, taken, victims, total)
+            c.steady = can_coast and total == taken == c.num_running
+        elif c.flying == victims == 0:
+            c.stuck = _first(e.waiting) if c.num_waiting else e.request[e.running[0]]
             break
         if not timed:
-            now += 1
-        if taken and flying < depth:
+            c.now += 1
+        if taken and c.flying < depth:
             continue
-
-        # OUTPUTS: of the oldest step under way
-        batch, gone, before = batches[first], 0, done
-        who, seat_of, tokens_of, drafted_of, yields = batch[0], batch[1], batch[2], batch[4], batch[5]
-        for j in range(sizes[first] if flying else 0):
-            i, s, drafted = who[j], seat_of[j], drafted_of[j]
-            current = request[s] == i and batch[6, j] == preemptions[i]
-            if current:
-                in_flight[s] -= tokens_of[j]
-                made[i] = known[s] - prompt[i]
-            room = min(output[i], model_len - prompt[i]) - made[i]
-            if not yields[j] or room == 0 or (depth > 2 and not current):
-                continue  # a chunk of a prompt; ended meanwhile; put back to the queue too long ago
-            kept = drafts_kept(rules, i, made[i], drafted) if drafted else 0
-            if made[i] == 0:
-                first_token[i] = ends[first]
-            else:
-                gap = ends[first] - last_token[i]
-                if gap != last_gap:
-                    last_gap, last_bin = gap, itl_bin(gap)
-                itl[last_bin] += 1
-            last_token[i] = ends[first]
-            made[i] += min(1 + kept, room)
-            if current:
-                known[s] = prompt[i] + made[i]
-                computed[s] -= drafted - kept
-                if overlap:
-                    placeholders[s] -= 1 + drafted
-                else:
-                    drafts[s] = spec_tokens
-                if caching and (overlap or (rules.recent and spec_tokens)):
-                    own = traffic.content_start[i]
-                    settled = min(computed[s] - placeholders[s] - max(0, 1 + kept - room), known[s])
-                    if settled >= (tables.published[s] + 1) * size:
-                        block_pool.publish(rules, pool, tables, s, traffic.content[own:], settled)
-            if 1 + kept >= room:
-                if traffic.concurrency:
-                    released[done] = ends[first]
-                parted[done - before] = i
-                done += 1
-                if current:
-                    block_pool.leave(rules, pool, tables, s)
-                    request[s] = -1
-                    spare[num_spare] = s
-                    num_spare += 1
-                    gone += 1
-                else:
-                    _withdraw(waiting, i)
-        for j in range(done - before if log else 0):
-            notes = _note(notes, num_notes + j, kinds.FINISHED, rows[first], parted[j], 0, 0, 0)
-        num_notes += done - before if log else 0
-        if gone:
-            steady, stay = False, 0
-            for j in range(num_running):
-                if request[running[j]] >= 0:
-                    running[stay] = running[j]
-                    stay += 1
-            num_running = stay
-        if flying:
-            now = ends[first] if timed else now
-            first, flying = (first + 1) % depth, flying - 1
-    totals[5] = free[0]
-    return Outcome(
-        stuck, sent, scheduled, first_token, last_token, preemptions, cached_tokens, itl, usage, totals,
-        notes[:num_notes],
-    )  # fmt: skip
-
-
-def _entry(sources: int) -> Any:
-    """The one function that is kept on disk: found by its own file, and by `sources`, a sum over what it is made of."""
-
-    @njit(cache=KEPT, nogil=True, error_model="numpy")
-    def simulate(
-        rules: Rules, table: StepTable, traffic: Traffic, timed: bool, log: bool, gauge_s: float, halt: bool
-    ) -> Outcome:
-        """Run all requests; `timed`: steps last what `table` says, else 1. `log` notes every step, `gauge_s` > 0 is how
-        often to note gauges. `halt`: stop before the first preemption; up to there prompts that share no prefix never
-        hit the prefix cache, so block counts suffice."""
-        _ = sources
-        return _simulate(rules, table, traffic, timed, log, gauge_s, halt)
-
-    return simulate
-
-
-_FILES = [str(module.__file__) for module in (block_pool, kinds, step_kernels)]
-simulate = _entry(zlib.crc32(b"".join(Path(file).read_bytes() for file in _FILES)))
+        _outputs(rules, table, traffic, fates, e, log)
+        if c.flying:
+            c.now = e.ends[c.first] if timed else c.now
+            c.first, c.flying = (c.first + 1) % depth, c.flying - 1
+        if c.fed and traffic.concurrency and c.done > before:
+            break

@@ -5,8 +5,12 @@ from typing import Any
 import numpy as np
 
 from planner.simulator import block_pool
-from planner.simulator.block_pool import compiled, inlined
+from planner.simulator.block_pool import allocating, compiled, inlined
 from planner.simulator.kernel_types import ITL_BINS, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS
+
+ROWS = REQUEST, SEAT, TOKENS, CONTEXT, DRAFTED, YIELDS, PAST = (0, 1, 2, 3, 4, 5, 6)
+"""Rows of a step's table: who, in which seat, does so many tokens after so many, of them drafted; whether it yields an
+output, and how often it had been preempted when the step began."""
 
 
 @compiled
@@ -83,7 +87,7 @@ def _moved_on(
             block_pool.publish(rules, pool, tables, s, content[content_start[request[s]] :], computed[s] - overlap)
 
 
-@compiled
+@allocating
 def coast(
     rules: Any, table: Any, pool: Any, tables: Any, running: Any, request: Any, known: Any, computed: Any,
     placeholders: Any, prompt: Any, output: Any, last_token: Any, itl: Any, usage: Any, totals: Any,
@@ -171,7 +175,8 @@ def drafts_kept(rules: Any, request: int, position: int, drafted: int) -> int:
 @compiled
 def put(batch: Any, j: int, request: int, seat: int, tokens: int, context: int, drafted: int) -> None:
     """Write what a request does in a step."""
-    batch[0, j], batch[1, j], batch[2, j], batch[3, j], batch[4, j] = request, seat, tokens, context, drafted
+    batch[REQUEST, j], batch[SEAT, j], batch[TOKENS, j] = request, seat, tokens
+    batch[CONTEXT, j], batch[DRAFTED, j] = context, drafted
 
 
 @compiled
@@ -179,9 +184,9 @@ def unschedule(batch: Any, taken: int, seat: int) -> int:
     """Take a seat out of the step being scheduled; its tokens, 0 if it had no part."""
     tokens, place = 0, taken
     for j in range(taken):
-        if batch[1, j] == seat:
-            tokens, place = batch[2, j], j
+        if batch[SEAT, j] == seat:
+            tokens, place = batch[TOKENS, j], j
     for j in range(place, taken - 1):
-        for field in range(5):
+        for field in range(YIELDS):
             batch[field, j] = batch[field, j + 1]
     return tokens

@@ -1,0 +1,199 @@
+"""Requests through a router to the replicas behind it, compiled: one replica alone is the case without a router.
+
+A replica goes on up to the moment at which the router looks at it, so a request is sent by what the router would see.
+"""
+
+from __future__ import annotations
+
+import heapq
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from planner.simulator import block_pool, scheduler, step_kernels
+from planner.simulator import kernel_types as kinds
+from planner.simulator.block_pool import KEPT, allocating
+from planner.simulator.kernel_types import Options, Outcome, Router, Rules, StepTable, Traffic
+from planner.simulator.scheduler import advance, new_engine, new_fates, submit
+
+SPECULATIVE_S = 2.0
+"""Seconds for which a router counts on blocks of a prompt that it has just sent (llm-d's precise prefix scorer)."""
+
+
+@allocating
+def _matched(rules: Any, traffic: Any, engine: Any, sent_at: Any, i: int, now: float) -> float:
+    """The share of a prompt's blocks that a replica has, or has just been sent: its longest prefix."""
+    full, own, k = traffic.prompt[i] // rules.groups[0, 1], traffic.content_start[i], 0
+    while k < full:
+        block = traffic.content[own + k]
+        if engine.pool.cached[block * len(rules.groups)] < 0 and not sent_at[block] > now - SPECULATIVE_S:
+            break
+        k += 1
+    return k / max(full, 1)
+
+
+@allocating
+def _scored(rules: Any, traffic: Any, router: Any, engines: Any, up: int, sent_at: Any, i: int, now: float) -> Any:
+    """[up] each replica's score: weighted prefix, queue and free KV cache, as llm-d's scheduler adds them up."""
+    scores, queues = np.zeros(up), np.zeros(up)
+    for r in range(up):
+        queues[r] = engines[r].state[0].num_waiting + len(engines[r].coming)
+    fewest, most = queues.min(), queues.max()
+    for r in range(up):
+        room = (most - queues[r]) / (most - fewest) if most > fewest else 1.0
+        free = engines[r].pool.free[0] / (rules.num_blocks - 1)
+        scores[r] = router.queue_weight * room + router.kv_weight * free
+        if sent_at.size:
+            scores[r] += router.prefix_weight * _matched(rules, traffic, engines[r], sent_at[r], i, now)
+    return scores
+
+
+@allocating
+def _pick(
+    rules: Any, traffic: Any, router: Any, engines: Any, up: int, sent_at: Any, i: int, now: float, turn: int
+) -> int:
+    """The replica, of the first `up`, that request `i` is sent to; among equals the next in turn."""
+    if router.policy < kinds.LEAST_LOADED:
+        return turn % up
+    if router.policy == kinds.PREFIX_AFFINITY:
+        scores = _scored(rules, traffic, router, engines, up, sent_at, i, now)
+    else:
+        scores = np.zeros(up)
+        for r in range(up):
+            scores[r] = -float(engines[r].state[0].due - engines[r].state[0].done)
+    best = turn % up
+    for step in range(1, up):
+        if scores[(turn + step) % up] > scores[best]:
+            best = (turn + step) % up
+    return best
+
+
+@allocating
+def _bring_up(rules: Any, table: Any, traffic: Any, fates: Any, engines: Any, at: float, options: Any) -> int:
+    """Let all replicas go on until `at`; in a closed loop only until one request ends. The stuck replica, else -1.
+
+    In a closed loop the one that is furthest behind goes first, no further than the next.
+    """
+    ended = fates.ended[0]
+    while fates.ended[0] == ended:
+        last, soon, next_soon = 0, np.inf, np.inf
+        for r in range(len(engines)):
+            e = engines[r].state[0]
+            if not traffic.concurrency:
+                advance(rules, table, traffic, fates, engines[r], at, options)
+            elif e.done < e.due:
+                idle = e.num_running + e.num_waiting + e.flying == 0
+                turn = max(e.now, e.soonest) if idle else e.now
+                next_soon = min(next_soon, max(turn, soon))
+                last, soon = (r, turn) if turn < soon else (last, soon)
+            if e.stuck != -1:
+                return r
+        if not soon < at:
+            break
+        until = min(at, max(next_soon, soon * (1 + 1e-12) + 1e-12))
+        advance(rules, table, traffic, fates, engines[last], until, options)
+        if engines[last].state[0].stuck != -1:
+            return last
+    return -1
+
+
+@allocating
+def _serve(
+    rules: Any, table: Any, traffic: Any, router: Any, fates: Any, engines: Any, contents: int, replica: Any,
+    options: Any,
+) -> int:  # fmt: skip
+    """Send every request to a replica, in order of arrival, and wait for the last. The stuck replica, else -1."""
+    n, count, up, change, taken = traffic.prompt.size, len(engines), len(engines), 0, 0
+    sent_at = np.full((count if router.policy == kinds.PREFIX_AFFINITY else 0, contents), -np.inf)
+    size, ends = rules.groups[0, 1], [0.0]
+    ends.clear()
+    for i in range(n):
+        while True:
+            at = traffic.arrival[i]
+            if traffic.concurrency and i >= traffic.concurrency:
+                at = max(at, ends[0]) if len(ends) else np.inf
+            before = fates.ended[0]
+            stuck = _bring_up(rules, table, traffic, fates, engines, at, options)
+            if stuck >= 0:
+                return stuck
+            while taken < fates.ended[0]:
+                heapq.heappush(ends, fates.released[taken])
+                taken += 1
+            if fates.ended[0] == before:
+                break
+        if traffic.concurrency and i >= traffic.concurrency:
+            heapq.heappop(ends)
+        while change < len(router.scale_at) and router.scale_at[change] <= at:
+            up = min(max(int(router.scale_to[change]), 1), count)
+            change += 1
+        r = _pick(rules, traffic, router, engines, up, sent_at, i, at, i)
+        replica[i] = r
+        engines[r].state[0].due += 1
+        submit(traffic, fates, engines[r], i, at)
+        own = traffic.content_start[i] if sent_at.size else 0
+        for k in range(own, own + (traffic.prompt[i] // size if sent_at.size else 0)):
+            sent_at[r, traffic.content[k]] = at
+    while True:
+        before = fates.ended[0]
+        stuck = _bring_up(rules, table, traffic, fates, engines, np.inf, options)
+        if stuck >= 0 or fates.ended[0] == before:
+            return stuck
+
+
+@allocating
+def _replay(rules: Any, table: Any, traffic: Any, router: Any, options: Any) -> Outcome:
+    n, longest, contents = traffic.prompt.size, 0, 0
+    for i in range(n):
+        longest = max(longest, traffic.prompt[i] + traffic.output[i])
+    for number in traffic.content if rules.enable_prefix_caching else traffic.content[:0]:
+        contents = max(contents, number + 1)
+    fates, replica = new_fates(n, traffic.concurrency > 0), np.zeros(n if router.replicas > 1 else 0, np.int32)
+    engine = new_engine(rules, table, traffic, longest, contents)
+    stuck, itl, usage, totals = -1, engine.itl, engine.usage, engine.totals
+    if router.replicas == 1:
+        engine.state[0].due = n
+        advance(rules, table, traffic, fates, engine, np.inf, options)
+        totals[5] = engine.pool.free[0]
+    else:
+        engines = [engine]
+        for _ in range(1, router.replicas):
+            engines.append(new_engine(rules, table, traffic, longest, contents))
+        for r in range(router.replicas):
+            engines[r].state[0].fed = 1
+        stuck = _serve(rules, table, traffic, router, fates, engines, contents, replica, options)
+        engine = engines[max(stuck, 0)]
+        for r in range(1, router.replicas):
+            itl += engines[r].itl
+            usage += engines[r].usage
+            totals += engines[r].totals
+    notes = np.empty((len(engine.notes), 6))
+    for row in range(len(engine.notes)):
+        notes[row, 0], notes[row, 1], notes[row, 2], notes[row, 3], notes[row, 4], notes[row, 5] = engine.notes[row]
+    return Outcome(
+        engine.state[0].stuck, fates.sent, fates.scheduled, fates.first_token, fates.last_token, fates.preemptions,
+        fates.cached, itl, usage, totals, notes, replica,
+    )  # fmt: skip
+
+
+def _entry(sources: int) -> Any:
+    """The one function that is kept on disk: found by its own file, and by `sources`, a sum over what it is made of."""
+
+    @njit(cache=KEPT, nogil=True, error_model="numpy")
+    def simulate(
+        rules: Rules, table: StepTable, traffic: Traffic, router: Router, timed: bool, log: bool, gauge_s: float,
+        halt: bool,
+    ) -> Outcome:  # fmt: skip
+        """Run all requests; `timed`: steps last what `table` says, else 1. Of one replica, `log` notes every step and
+        `gauge_s` > 0 is how often to note gauges. `halt`: stop before the first preemption; up to there prompts that
+        share no prefix never hit the prefix cache, so block counts suffice."""
+        _ = sources
+        return _replay(rules, table, traffic, router, Options(timed, log, gauge_s, halt))
+
+    return simulate
+
+
+_FILES = [str(module.__file__) for module in (block_pool, kinds, scheduler, step_kernels)]
+simulate = _entry(zlib.crc32(b"".join(Path(file).read_bytes() for file in _FILES)))
