@@ -34,7 +34,7 @@ from scenario_generator import generate
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.faces import cli
 from planner.facts.deployment import Deployment, deploy_on
-from planner.facts.prices import price_per_hour
+from planner.facts.prices import Prices, price_per_hour
 from planner.latency.speculation import step_of
 from planner.latency.step_work import work
 from planner.models.registry import model, models
@@ -208,7 +208,7 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     answer = predict_row(row_of(plan))
     if answer["status"] != "ok":
         found.append(f"planner predict says {answer['status']} of the plan's own row: {answer.get('error')}")
-    unpriced = {name: value for name, value in told.items() if not (asked.prices and name.startswith("usd"))}
+    unpriced = {name: value for name, value in told.items() if not (asked.prices.given and name.startswith("usd"))}
     return found + _unlike("planner predict", unpriced, answer) + _texts(asked, plan.chosen, told)
 
 
@@ -411,7 +411,7 @@ def check_metamorphic(asked: Scenario, plan: Plan) -> list[str]:
         found.append(f"in another order of GPUs and formats it costs {turned[1]:.2f}, {before[1]:.2f} before")
     prices = {wanted.gpu.name: price_per_hour(wanted.gpu, asked.prices) for wanted in gpus}
     if plan.chosen and all(prices.values()):
-        twice = search(replace(asked, prices={name: 2 * price.usd for name, price in prices.items() if price}))
+        twice = search(replace(asked, prices=Prices({name: 2 * price.usd for name, price in prices.items() if price})))
         same = twice.chosen and describe(twice.chosen.deployment) == describe(plan.chosen.deployment)
         if not same or not math.isclose(bill(twice)[1], 2 * before[1], rel_tol=1e-9):
             found.append(f"with prices doubled it is {twice.chosen}, before {plan.chosen}")

@@ -17,6 +17,7 @@ from planner.faces.charts import memory as charts_memory
 from planner.faces.charts import replay as charts_replay
 from planner.faces.charts import summary as charts_summary
 from planner.facts.gpus import gpu
+from planner.facts.prices import Prices
 from planner.planning.benchmark_run import run
 from planner.planning.candidate import describe, judge, replayed
 from planner.planning.framework import Traits, choose
@@ -74,7 +75,7 @@ def test_where_nothing_meets_the_nearest_stands_first(nothing: Plan) -> None:
 
 
 def test_a_change_costs_what_its_own_plan_costs(plan: Plan) -> None:
-    dearer = search(replace(plan.scenario, prices={"RTX-3090": 0.94, "RTX-4090": 9, "A10G": 9, "L4": 9}))
+    dearer = search(replace(plan.scenario, prices=Prices({"RTX-3090": 0.94, "RTX-4090": 9, "A10G": 9, "L4": 9})))
     row = summary.changed(plan, (WhatIf("dearer", dearer),)).iloc[0]
     assert (row["USD per hour"], row["plan"]) == ("0.94", "the same")
     assert describe(dearer.chosen.deployment) == describe(plan.chosen.deployment)

@@ -170,7 +170,7 @@ def test_catalogs_are_listed_and_searched(capsys):
     assert main(["gpus", "a100-sxm"]) == 0
     header, small, large = capsys.readouterr().out.splitlines()
     assert small.split()[:3] == ["A100-SXM-40GB", "39.4", "1,555"]
-    assert header.index("USD/h") == small.index("1.29") == large.index("1.89")
+    assert header.index("USD/h") == small.index("2.90") == large.index("2.30")
     assert main(["models"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > 150
     assert main(["gpus", "Tesla T4"]) == 0 and capsys.readouterr().out.splitlines()[1].startswith("T4 ")

@@ -1,31 +1,72 @@
-"""Default prices and their overrides."""
+"""What a GPU costs: quotes by tier, their median and range, and a user's own instead."""
+
+from statistics import median
 
 import pytest
+import yaml
 
+from planner.core.catalog import CATALOGS
 from planner.core.quantities import PlannerError
 from planner.facts.gpus import gpu, gpus
-from planner.facts.prices import price_per_hour
+from planner.facts.prices import OWN, Price, Prices, price_per_hour
+
+QUOTED = yaml.safe_load((CATALOGS / "prices.yaml").read_text())
+ROWS = [(name, tier, quotes) for name, tiers in QUOTED.items() for tier, quotes in tiers.items()]
+ELASTIC = ("serverless", "spot", "interruptible", "preemptible", "per second")
 
 
-def test_defaults_lie_within_what_the_sources_ask() -> None:
-    priced = [price for card in gpus() if (price := price_per_hour(card))]
-    assert len(priced) >= 20
-    assert all(price.low <= price.usd <= price.high and price.source and price.date for price in priced)
+def price(name: str, prices: Prices | None = None) -> Price:
+    found = price_per_hour(gpu(name), prices)
+    assert found
+    return found
 
 
-def test_h100_rents_for_about_three_dollars() -> None:
-    price = price_per_hour(gpu("H100"))  # 2026-05: aimultiple.com's median over 37 providers is 2.95
-    assert price is not None and price.usd == pytest.approx(2.95, abs=0.25)
+@pytest.mark.parametrize(("name", "tier", "quotes"), ROWS, ids=[f"{name}-{tier}" for name, tier, _ in ROWS])
+def test_a_price_is_the_median_of_its_quotes(name: str, tier: str, quotes: list[dict]) -> None:
+    found, asked = price(name, Prices(tier=tier)), [quote["usd"] for quote in quotes]
+    assert (found.usd, found.low, found.high) == (median(asked), min(asked), max(asked))
+    assert all(quote["source"].partition(": ")[2] and quote["date"][:2] == "20" for quote in quotes)
+    assert all(quote.seller in found.source for quote in found.quotes)
+    assert tier.replace("_", " ") in str(found) and f"{found.usd:.2f}" in str(found) and found.date in str(found)
 
 
-def test_a_scenario_overrides_by_any_name() -> None:
-    price = price_per_hour(gpu("H100-SXM"), {"L4": 0.5, "h100_sxm": 2.2})
-    assert price is not None and price.usd == 2.2
-    assert price_per_hour(gpu("T4")) is None
+@pytest.mark.parametrize("tier", ["on_demand", "reserved"])
+def test_what_may_be_taken_away_or_is_let_by_the_second_is_no_price_of_a_machine(tier: str) -> None:
+    said = [quote["source"].casefold() for _, at, quotes in ROWS if at == tier for quote in quotes]
+    assert said and not [source for source in said if any(word in source for word in ELASTIC)]
+
+
+@pytest.mark.parametrize(
+    "name", ["B200", "B300", "GB300", "MI300X", "MI355X", "GH200", "T4", "A10", "A10G", "L4", "L40S"]
+)
+def test_what_clouds_rent_is_priced_on_demand(name: str) -> None:
+    assert 0.1 < price(name).usd < 20
+
+
+def test_an_h100_rents_within_what_was_seen_this_autumn() -> None:
+    found = price("H100")  # 2026-11-09, data-receipts.com/gpu-pricing: 2.69 to 6.88 on demand
+    assert 2.69 <= found.usd <= 6.88 and len(found.quotes) >= 10
+
+
+@pytest.mark.parametrize("name", [name for name, tiers in QUOTED.items() if "reserved" in tiers])
+def test_a_term_is_cheaper_than_the_dearest_hour(name: str) -> None:
+    assert price(name, Prices(tier="reserved")).low < price(name).high
+
+
+def test_every_quoted_gpu_is_known_and_most_that_are_known_are_quoted() -> None:
+    assert all(gpu(name).name == name for name in QUOTED)
+    assert len([card for card in gpus() if price_per_hour(card)]) >= 35
+
+
+def test_a_scenario_overrides_by_any_name_in_any_tier() -> None:
+    own = price("H100-SXM", Prices({"L4": 0.5, "h100_sxm": 2.2}, "spot"))
+    assert own.usd == own.low == own.high == 2.2 and own.own and own.source == OWN
+    assert str(own) == "2.20 USD per GPU-hour (given by the scenario)" and not own.date
+    assert price_per_hour(gpu("Rubin")) is None
 
 
 def test_bad_overrides_are_refused() -> None:
     with pytest.raises(PlannerError, match="price of H100: expected USD per GPU-hour above 0, got -1"):
-        price_per_hour(gpu("H100"), {"H100": -1})
+        price_per_hour(gpu("H100"), Prices({"H100": -1}))
     with pytest.raises(PlannerError, match="unknown GPU"):
-        price_per_hour(gpu("H100"), {"H1OO0": 1})
+        price_per_hour(gpu("H100"), Prices({"H1OO0": 1}))

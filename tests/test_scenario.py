@@ -39,7 +39,7 @@ def test_units_are_taken_in_at_the_edge() -> None:
     found = scenario({**SMALL, **changes}, "mine")
     assert found.memory_calibration == {"non_torch": -0.5 * GIB}
     assert found.other_tenants == 2 * GIB
-    assert found.prices == {"H100-SXM": 2.5}
+    assert found.prices.given == {"H100-SXM": 2.5}
     assert found.service_level[0].seconds == 0.5 and str(found.service_level[0]) == "p95 TTFT of at most 500 ms"
 
 
@@ -127,7 +127,7 @@ def test_overrides_reach_fields_and_items_and_write_nothing(tmp_path: Path, monk
     changes = {"workload.rate": 12, "gpus.0.at_most": 8, "prices.L40S": 1.5, "workload.shared_prefix.tokens": 7}
     found = load_scenario(path, changes)
     assert (found.workload.rate, found.gpus[0].at_most, found.workload.prefix_tokens) == (12, 8, 7)
-    assert found.prices == {"L40S": 1.5}
+    assert found.prices.given == {"L40S": 1.5}
     assert path.read_text() == before and [*tmp_path.iterdir()] == [path]
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "day.csv").write_text("arrival,prompt_tokens,output_tokens\n0,100,10\n1,200,20\n")

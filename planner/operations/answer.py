@@ -58,6 +58,7 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
             "draft_model": drafting.draft and drafting.draft.name,
         },
         "usd_per_hour": _triple(prediction.usd),
+        "price_tier": None if price is None else "own" if price.own else price.tier,
         "price_source": str(price) if price else None,
         "usd_per_mtok_output": _triple(prediction.usd_per_mtok_output),
         "power_w": _triple(prediction.power and prediction.power * layout.gpus),
@@ -105,6 +106,7 @@ def told(plan: Plan) -> str:
     if best and found:
         values |= {"describe": describe, "launch": launch, "hours": run_hours(scenario, best)}
         drawn = [f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in energy(scenario, best)]
+        values |= {"price": price_per_hour(best.deployment.gpu, scenario.prices)}
         values |= {"power": drawn, "promises": [_promise(target, found) for target in scenario.service_level]}
         values |= {"spare": free_share(scenario, best.prediction) or 0.0}
         values |= {"planned": asked_rps(scenario, best.prediction)}

@@ -10,7 +10,7 @@ first token (`latency.pool_costs` says how long all that takes beside the steps)
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from planner.core.quantities import Interval, PlannerError
 from planner.facts.arrivals import arrivals
 from planner.facts.deployment import Deployment
+from planner.facts.prices import Prices
 from planner.facts.workload import Workload
 from planner.latency.performance import FP8_KV, LATE, POINTS, WIDER, Performance
 from planner.latency.pool_costs import PoolCosts, pool_coefficients, pool_costs, pool_spreads
@@ -35,7 +36,7 @@ JOINT = ("experts", "collectives")
 
 
 def evaluate_disaggregated(
-    prefill: Deployment, decode: Deployment, workload: Workload, prices: Mapping[str, float] | None = None
+    prefill: Deployment, decode: Deployment, workload: Workload, prices: Prices | None = None
 ) -> Prediction:
     """Predict a `prefill` and a `decode` pool (replicas = workers) under `workload`; see `predict.evaluate`.
 
@@ -43,7 +44,7 @@ def evaluate_disaggregated(
     `PlannerError` where requests do not fit into max_model_len, or a sequence not into the decode pool's KV cache.
     """
     memories = {pool: memory_of(pool) for pool in (prefill, decode)}
-    usd = [price_of(pool, prices or {}) for pool in (prefill, decode)]
+    usd = [price_of(pool, prices) for pool in (prefill, decode)]
     paid = usd[0] + usd[1] if usd[0] and usd[1] else None
     for pool, memory in memories.items():
         if not memory.starts:

@@ -1,13 +1,13 @@
 """What one deployment does under one workload: the function that report, search and batch share."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment
 from planner.facts.engines import plugin
-from planner.facts.prices import price_per_hour
+from planner.facts.prices import Prices, price_per_hour
 from planner.facts.workload import Workload
 from planner.latency.power import activity, board_power, per_token
 from planner.latency.speculation import speculate
@@ -30,7 +30,7 @@ class Prediction:
     workload: Workload | None  # None: only memory was asked for
     memory: MemoryPlan
     performance: Performance | None
-    usd: Interval | None  # per hour, of all GPUs, over the sources of their price; None where none is known
+    usd: Interval | None  # per hour, of all GPUs, from the cheapest quote to the dearest; None where none is known
     prefill: Deployment | None = None
 
     @property
@@ -92,7 +92,7 @@ class Prediction:
 
     @property
     def usd_per_mtok_output(self) -> Interval | None:
-        """USD per million output tokens at the first price; None where none is known, or it does not fit."""
+        """USD per million output tokens at the middle price; None where none is known, or it does not fit."""
         if self.performance is None or self.usd_per_hour is None:
             return None
         usd = self.usd_per_hour / 3600
@@ -118,12 +118,12 @@ class Prediction:
 
 
 def predict(
-    deployment: Deployment, workload: Workload, prices: Mapping[str, float] | None = None, *, quick: bool = False
+    deployment: Deployment, workload: Workload, prices: Prices | None = None, *, quick: bool = False
 ) -> Prediction:
     """What is stated of `deployment` under `workload`: its traffic, replayed (`planning.benchmark_run`).
 
     With a rate the loop is open; with a concurrency closed; with both, arrivals wait while so many are in flight.
-    `prices` (USD per GPU hour by name) win over the catalog's. `quick` is a first look without intervals of its own.
+    `prices` are the catalog's on demand unless given. `quick` is a first look without intervals of its own.
     Raises `PlannerError` for what the engine would refuse.
     """
     found = evaluate(deployment, workload, prices)
@@ -132,17 +132,15 @@ def predict(
     return replace(found, performance=performance(deployment, workload, found.performance, quick=quick))
 
 
-def evaluate(deployment: Deployment, workload: Workload, prices: Mapping[str, float] | None = None) -> Prediction:
+def evaluate(deployment: Deployment, workload: Workload, prices: Prices | None = None) -> Prediction:
     """`predict` in closed form, in about a millisecond: for ranking, sweeps and sliders."""
     return evaluate_all([(deployment, workload)], prices)[0]
 
 
-def evaluate_all(
-    cases: Iterable[tuple[Deployment, Workload]], prices: Mapping[str, float] | None = None
-) -> list[Prediction]:
+def evaluate_all(cases: Iterable[tuple[Deployment, Workload]], prices: Prices | None = None) -> list[Prediction]:
     """`evaluate` of every case, all worked out at once, so that more points cost little more."""
     found = [
-        Prediction(deployment, workload, memory_of(deployment), None, price_of(deployment, prices or {}))
+        Prediction(deployment, workload, memory_of(deployment), None, price_of(deployment, prices))
         for deployment, workload in cases
     ]
     loads = {k: Case(one.deployment, one.memory, one.load) for k, one in enumerate(found) if one.memory.starts}
@@ -151,8 +149,8 @@ def evaluate_all(
     return found
 
 
-def price_of(deployment: Deployment, prices: Mapping[str, float]) -> Interval | None:
-    """USD per hour of all its GPUs, from the cheapest to the dearest source; None where no price is known."""
+def price_of(deployment: Deployment, prices: Prices | None = None) -> Interval | None:
+    """USD per hour of all its GPUs, from the cheapest to the dearest quote; None where no price is known."""
     price = price_per_hour(deployment.gpu, prices)
     return Interval(price.low, price.usd, price.high) * deployment.layout.gpus if price else None
 

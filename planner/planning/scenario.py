@@ -16,6 +16,7 @@ from planner.facts.deployment import Speculation
 from planner.facts.draft_models import lacking
 from planner.facts.engines import Engine, EngineArgs, engine, resolve
 from planner.facts.gpus import Gpu, gpu, interconnect
+from planner.facts.prices import Prices, Tier
 from planner.facts.workload import Lengths, Side, Workload, read_trace
 from planner.latency.calibration import calibrated_by, own_calibrations
 from planner.latency.start_up import STORAGE, check_storage
@@ -128,6 +129,7 @@ class ScenarioEntry(Entry):
     context_buffer: Amount = 0.1
     storage: str = STORAGE
     prices: dict[str, Positive] = Field(default_factory=dict)
+    price_tier: Tier = "on_demand"
     other_tenants_gib: Amount = 0.0
     memory_calibration: dict[Term, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(default_factory=dict)
     calibration: str | None = None
@@ -195,7 +197,7 @@ class Scenario:
     refused_at_most: float = 0.01  # share of requests that may be refused, being longer than max_model_len
     context_buffer: float = 0.1
     storage: str = STORAGE  # what a starting server reads its weights from
-    prices: Mapping[str, float] = field(default_factory=dict)
+    prices: Prices = field(default_factory=Prices)
     other_tenants: int = 0  # bytes on each GPU
     memory_calibration: Mapping[str, float] = field(default_factory=dict)  # bytes to add to terms of every plan
     speculation: SpeculationEntry | None = None
@@ -295,7 +297,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             refused_at_most=entry.refused_at_most,
             context_buffer=entry.context_buffer,
             storage=check_storage(entry.storage),
-            prices={gpu(key).name: usd for key, usd in entry.prices.items()},
+            prices=Prices({gpu(key).name: usd for key, usd in entry.prices.items()}, entry.price_tier),
             other_tenants=bytes_of(
                 entry.other_tenants_gib, max((gpu(g.gpu).memory for g in entry.gpus), default=0), "other_tenants_gib"
             ),

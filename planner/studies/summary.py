@@ -129,7 +129,7 @@ def rent(plan: Plan) -> pd.DataFrame:
         if idle and deployment.layout.gpus_per_replica > 1:  # single GPUs are let singly
             rows += [("cost per hour where only whole machines are let (USD)", usd * (count * node / gpus))]
         if per_token := best.prediction.usd_per_mtok_output:
-            rows += [("cost per million output tokens, at the first price (USD)", per_token)]
+            rows += [("cost per million output tokens, at the middle price (USD)", per_token)]
         rows += [("price of a GPU", str(price))]
     else:
         rows += [("price", f"none is known for {card}: set prices in the scenario")]
