@@ -25,14 +25,14 @@ def replacing(*paths: Path, stale: Iterable[Path] = (), new: bool = False) -> It
     """Paths to write instead of `paths`, which take their places together when the block ends well.
 
     A write that fails, or a process that is killed in it, leaves what was there before. Processes take turns in the
-    folder of the first path, so that files of one are never mixed with those of another; `stale` files are removed in
+    folder that holds them all, so that files of one are never mixed with those of another; `stale` files are removed in
     the same turn. A pipe or a device is written as it is. Raises `PlannerError` when a file cannot be written, or is
     there where it must be `new`.
     """
     parts: dict[Path, Path] = {}
     try:
         yield [_part(path, parts) for path in paths]
-        with _turn(next(iter(parts.values()), paths[0]).parent):
+        with _turn(Path(os.path.commonpath([place.parent for place in parts.values()] or [paths[0].parent]))):
             for part, place in parts.items():
                 if new:
                     os.link(part, place)

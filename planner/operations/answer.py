@@ -23,6 +23,8 @@ from planner.planning.search import Plan
 
 EXIT = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 """What `planner plan` ends with."""
+SECRETS = "serve.env"
+"""Its owner fills it in with keys: it is readable to them alone, and not written over once it holds any."""
 
 
 def answer(plan: Plan) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def answer(plan: Plan) -> dict[str, Any]:
     found |= {"rejected": dict(Counter(rejection.bottleneck for rejection in plan.rejected))}
     found |= {"assumptions": list(scenario.assumptions), "notes": list(plan.notes)}
     found |= {"command": launch(plan.chosen.prediction).command if plan.chosen else None}
-    return found | {"files": file_names(plan.chosen.prediction) if plan.chosen else []}
+    return found | {"files": file_names(plan.chosen.prediction, scenario.wanted) if plan.chosen else []}
 
 
 def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
@@ -55,7 +57,7 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         "engine_args": {name: value for name, value in vars(args).items() if value is not None},
         "speculation": drafting and {
             **{field: getattr(drafting, field) for field in ("method", "num_speculative_tokens", "acceptance_rate")},
-            "draft_model": drafting.draft and drafting.draft.name,
+            "draft_model": drafting.draft and drafting.draft.name, "head": drafting.head,
         },
         "usd_per_hour": _triple(prediction.usd),
         "price_tier": None if price is None else "own" if price.own else price.tier,
@@ -141,18 +143,28 @@ def write(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
     Those of an earlier plan that this one has not are removed. Raises `PlannerError` where `out` cannot be written.
     """
     chosen, asked = plan.chosen, plan.scenario
-    texts = documents(chosen.prediction, asked.service_level, asked.storage) if chosen else {}
+    texts = documents(chosen.prediction, asked.service_level, asked.storage, asked.wanted) if chosen else {}
+    kept = {SECRETS} if _filled_in(out / SECRETS) else set()
+    texts = {name: text for name, text in texts.items() if name not in kept}
     texts["plan.json"] = json.dumps(answer(plan), indent=2, allow_nan=False) + "\n"
     paths = [out / name for name in (*texts, *([report.name] if report else []))]
     spare(asked.files, paths)
-    folder(out)
-    stale = [out / name for name in _earlier(out) if name not in texts]
+    for place in {out, *(path.parent for path in paths)}:
+        folder(place)
+    stale = [out / name for name in _earlier(out) if name not in {*texts, *kept}]
     with replacing(*paths, stale=stale) as parts:
-        for part, text in zip(parts, texts.values(), strict=False):
+        for part, path, text in zip(parts, paths, texts.values(), strict=False):
             part.write_text(text, encoding="utf-8")
+            if path.name == SECRETS:
+                part.chmod(0o600)
         if report:
             shutil.copyfile(report, parts[-1])
     return tuple(texts)
+
+
+def _filled_in(path: Path) -> bool:
+    """Whether a file of variables sets any."""
+    return path.exists() and any(line.strip() and line[0] != "#" for line in read_text(path).splitlines())
 
 
 def _earlier(out: Path) -> set[str]:

@@ -34,6 +34,9 @@ def _templates() -> jinja2.Environment:
     made.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
     made.filters["go"] = lambda text: text.replace("{{", '{{"{{"}}')  # what Prometheus expands in labels
     made.filters["promql"] = lambda text: Markup(json.dumps(text, ensure_ascii=False))
+    made.filters["scalar"] = lambda text: Markup(
+        yaml.safe_dump(str(text), default_style='"', width=math.inf).removesuffix("\n")
+    )
     made.filters["json"] = json.dumps
     made.filters["quote"] = lambda text: Markup(shlex.quote(text))
     return made

@@ -28,6 +28,12 @@ MOST_GPUS = 16_384
 """Of one kind that a scenario may ask about."""
 SCENARIOS = CATALOGS / "scenarios"
 Setting = int | float | bool | str
+FileKind = Literal[
+    "script", "unit", "benchmark", "alerts", "dashboard", "checklist",
+    "compose", "kubernetes", "production-stack", "kserve", "dynamo", "skypilot", "runpod",
+]  # fmt: skip
+DEFAULT_FILES: tuple[FileKind, ...] = ("script", "unit", "benchmark", "alerts", "dashboard", "checklist")
+"""What is written unless a scenario says otherwise."""
 Metric = Literal["ttft", "itl", "tpot", "e2e"]
 Percentile = Literal["mean", "p50", "p95", "p99"]
 
@@ -135,6 +141,7 @@ class ScenarioEntry(Entry):
     calibration: str | None = None
     speculation: SpeculationEntry | None = None
     traits: dict[str, bool] = Field(default_factory=dict)
+    files: Annotated[tuple[FileKind, ...], BeforeValidator(_listed)] = DEFAULT_FILES
 
 
 _FIELDS: dict[str, Any] = {
@@ -203,6 +210,7 @@ class Scenario:
     speculation: SpeculationEntry | None = None
     traits: Traits = field(default_factory=Traits)
     files: tuple[Path, ...] = ()  # that it was read from
+    wanted: tuple[FileKind, ...] = DEFAULT_FILES  # to be written
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -304,6 +312,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
             speculation=entry.speculation,
             traits=Traits(**all_known(entry.traits, Traits.__dataclass_fields__, "trait")),
+            wanted=entry.files,
             files=tuple(_beside(folder, file) for file in (entry.calibration, entry.workload.trace) if file),
         )
         _possible(found)

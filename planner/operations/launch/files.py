@@ -11,11 +11,12 @@ from planner.latency.performance import Performance
 from planner.latency.start_up import STORAGE
 from planner.operations import alerts
 from planner.operations.dashboard import dashboard
+from planner.operations.launch import manifests
 from planner.operations.launch.command import checkpoint, launch
 from planner.operations.launch.words import script
 from planner.operations.rendering import render
 from planner.planning.prediction import Prediction, predict
-from planner.planning.scenario import Target
+from planner.planning.scenario import DEFAULT_FILES, Target
 
 DIRECTORY = "/opt/headroom"
 """Where the systemd unit expects `serve.sh`."""
@@ -24,20 +25,33 @@ RAMP, LEAST_PROMPTS = (0.25, 0.5, 0.75, 1.0, 1.25), 100
 RANGE_RATIO = 0.5
 """Spread of the benchmark's random lengths: uniform within this share of the mean to both sides."""
 
-FILES = ("trtllm.yaml", "serve.sh", "headroom@.service", "bench.sh", "checklist.md", *alerts.FILES)
+KINDS: dict[str, tuple[str, ...]] = {
+    "script": ("trtllm.yaml", "serve.sh", "serve.env"),
+    "unit": ("headroom@.service",),
+    "benchmark": ("bench.sh",),
+    "alerts": ("alerts.yml", "prometheus.yml", "runbook.md"),
+    "dashboard": ("grafana.json",),
+    "checklist": ("checklist.md",),
+    **manifests.FILES,
+}
+"""What a scenario may ask for, and the files of it."""
+FILES = tuple(name for names in KINDS.values() for name in names)
 """What `documents` may write; what watches the plan only where the catalog knows the engine's own names of metrics."""
 
 
-def file_names(prediction: Prediction) -> list[str]:
+def file_names(prediction: Prediction, wanted: Sequence[str] = DEFAULT_FILES) -> list[str]:
     """The files that `documents` makes."""
     engine = prediction.deployment.engine
     lacking = set(alerts.FILES) if engine_metrics(engine).without else set()
     lacking |= {"trtllm.yaml"} if engine.name != "trtllm" else set()
-    return [name for name in FILES if name not in lacking]
+    named = [manifests.names(kind, engine) if kind in manifests.FILES else KINDS[kind] for kind in wanted]
+    return [name for names in named for name in names if name not in lacking]
 
 
-def documents(prediction: Prediction, targets: Sequence[Target], storage: str = STORAGE) -> dict[str, str]:
-    """File name -> text: shell script, systemd template unit, benchmark, checklist, what watches it (`alerts.FILES`).
+def documents(
+    prediction: Prediction, targets: Sequence[Target], storage: str = STORAGE, wanted: Sequence[str] = DEFAULT_FILES
+) -> dict[str, str]:
+    """File name -> text: shell script, systemd template unit, and whatever else of `KINDS` is wanted.
 
     `prediction` is the whole deployment's at its rate (or concurrency). `bench.sh` runs shares of that on one replica,
     and states what the plan predicts for each. A starting server reads its weights from `storage`. Raises
@@ -55,13 +69,15 @@ def documents(prediction: Prediction, targets: Sequence[Target], storage: str = 
         "launch": start, "p": prediction, "d": deployment, "layout": layout, "targets": targets,
         "checkpoint": checkpoint(deployment), "ramp": ramp(prediction),
         "directory": DIRECTORY, "drain_s": start.drain_s, "range_ratio": RANGE_RATIO, "prompts": benchmark_prompts,
-        "script": script,
+        "script": script, "environment": manifests.environment(engine),
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
         "start_up": start.start_up,
         **alerts.watched(prediction, targets, at),
     }  # fmt: skip
-    makers = {"trtllm.yaml": lambda: start.config, "grafana.json": lambda: dashboard(values)}
-    return {name: makers[name]() if name in makers else render(name, **values) for name in file_names(prediction)}
+    names = file_names(prediction, wanted)
+    made = manifests.manifests([kind for kind in wanted if kind in manifests.FILES], start, prediction)
+    made |= {"trtllm.yaml": start.config} | ({"grafana.json": dashboard(values)} if "grafana.json" in names else {})
+    return {name: made[name] if name in made else render(name, **values) for name in names}
 
 
 def ramp(prediction: Prediction) -> dict[float, Performance]:

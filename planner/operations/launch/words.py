@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from planner.core.quantities import PlannerError
@@ -63,14 +64,17 @@ def script(word: Word) -> str:
     return "".join(spelled[type(part)] % part if isinstance(part, Port | Beside) else shell((part,)) for part in word)
 
 
-def pod(word: Word) -> str:
-    """The same as Kubernetes reads an argument: $(NAME), and $$(NAME) where the text itself has that."""
+def pod(word: Word, renamed: Mapping[str, str] | None = None) -> str:
+    """The same as Kubernetes reads an argument: $(NAME), and $$(NAME) where the text itself has that.
+
+    Variables that a pod has under another name are `renamed`.
+    """
 
     def spelled(part: str | Variable | Port | Beside) -> str:
         if isinstance(part, Variable):
             if part.times != 1:
                 raise PlannerError(f"a pod cannot count in {part.name}: this version needs serve.sh on each node")
-            return f"$({part.name})"
+            return f"$({(renamed or {}).get(part.name, part.name)})"
         return f"{MOUNTED}/{part}" if isinstance(part, Beside) else str(part).replace("$(", "$$(")
 
     return "".join(map(spelled, word))

@@ -1,0 +1,199 @@
+"""A plan for schedulers and clouds: docker compose, Kubernetes, production-stack, KServe, Dynamo, SkyPilot, RunPod.
+
+What they say stands in templates of their names; here is what only Python can work out for them.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from planner.core.catalog import Sourced, entries
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.engine_metrics import engine_metrics
+from planner.facts.engines import Engine, release
+from planner.latency.start_up import start_up
+from planner.operations.launch.command import Launch, checkpoint
+from planner.operations.launch.words import MOUNTED, compose, pod, shell, text
+from planner.operations.rendering import render
+from planner.planning.prediction import Prediction
+
+FILES: dict[str, tuple[str, ...]] = {
+    "compose": ("compose.yaml",),
+    "kubernetes": ("k8s/serve.yaml", "k8s/scale.yaml", "k8s/monitor.yaml"),
+    "production-stack": ("production-stack.yaml",),
+    "kserve": ("kserve.yaml",),
+    "dynamo": ("dynamo.yaml",),
+    "skypilot": ("sky.yaml",),
+    "runpod": ("runpod.env",),
+}
+"""What a scenario may ask for, and the files of it."""
+UNPREDICTED_START_S = 1800
+"""How long a start may take before a probe gives it up, where none is predicted."""
+FIRST = "download"
+"""What a pod reads its weights from where nothing is cached: a probe has to wait for that too."""
+PATIENCE = 1.5
+"""Times the pessimistic end of a start that a probe waits."""
+IN_GROUP = {"NODE_RANK": "LWS_WORKER_INDEX", "MASTER_ADDR": "LWS_LEADER_ADDRESS"}
+"""Our variables as a LeaderWorkerSet sets them (lws.sigs.k8s.io, labels, annotations and environment variables)."""
+OWN_SERVER = {"--port", "--host", "--shutdown-timeout", "--enable-metrics", "--enable-auto-tool-choice"}
+"""Options of an engine's own server, which is not there where another one stands in front of the engine."""
+
+
+class Variables(Sourced):
+    """One entry of `catalogs/environment.yaml`, whose head explains every field."""
+
+    engine: str | None = None
+    what: str
+    example: str = ""
+    first: str = "0.0"
+    last: str | None = None
+    flag: str = ""
+
+
+class Cloud(Sourced):
+    """One entry of `catalogs/clouds.yaml`, whose head explains it."""
+
+    names: dict[str, str]
+
+
+def environment(engine: Engine) -> dict[str, Variables]:
+    """The variables that matter to `engine` at its version, by name."""
+    known = entries("environment.yaml", Variables)
+    return {
+        name: entry for name, entry in known.items()
+        if entry.engine in (None, engine.name) and release(entry.first) <= engine.release
+        and (entry.last is None or engine.release <= release(entry.last))
+    }  # fmt: skip
+
+
+def slug(name: str) -> str:
+    """A model's name as Kubernetes takes names: "llama-3-1-8b-instruct"."""
+    return re.sub(r"[^a-z0-9]+", "-", name.rpartition("/")[2].lower()).strip("-")[:40].strip("-") or "model"
+
+
+def manifests(wanted: Sequence[str], launch: Launch, prediction: Prediction) -> dict[str, str]:
+    """File name -> text of the kinds of `FILES` that are wanted; `PlannerError` for what one cannot express."""
+    values = _values(launch, prediction)
+    found: dict[str, str] = {}
+    for kind in wanted:
+        _possible(kind, launch)
+        own = {"dynamo": _dynamo, "skypilot": _sky, "runpod": _runpod}.get(kind, lambda _: {})(launch)
+        found |= {name: render(name, **values, **own) for name in names(kind, launch.deployment.engine)}
+    return found
+
+
+def names(kind: str, engine: Engine) -> list[str]:
+    """The files of one kind of `FILES`: without the engine's metrics none that rest on them."""
+    silent = engine_metrics(engine).without
+    return [name for name in FILES[kind] if not silent or name not in ("k8s/scale.yaml", "k8s/monitor.yaml")]
+
+
+def _possible(kind: str, launch: Launch) -> None:
+    """Raise `PlannerError` where files of this `kind` cannot start what is planned."""
+    deployment = launch.deployment
+    named = f"{deployment.engine.name} {deployment.engine.version}"
+    if launch.nodes > 1 and kind in ("compose", "runpod", "production-stack"):
+        raise PlannerError(f"files: {kind} starts a replica on one node, and the plan spans {launch.nodes}")
+    if kind in ("production-stack", "runpod") and deployment.engine.name != "vllm":
+        raise PlannerError(f"files: {kind} serves vLLM alone, and the plan is for {named}")
+    if kind in ("kubernetes", "kserve", "production-stack") and launch.image is None:
+        raise PlannerError(f"files: {kind} needs an image, and none of {named} for {deployment.gpu.name} is published")
+    if kind in ("dynamo", "runpod") and deployment.gpu.vendor != "nvidia":
+        raise PlannerError(f"files: {kind} runs on NVIDIA's GPUs, and the plan is for {deployment.gpu.name}")
+    asked = [variable for name, variable in launch.variables.items() if name in ("MODEL", "DRAFT")]
+    if asked and (kind == "runpod" or (kind == "kserve" and "MODEL" in launch.variables)):
+        raise PlannerError(
+            f"files: {kind} cannot ask for what the plan leaves open: {asked[0].missing}, in the scenario"
+        )
+    if launch.nodes > 1 and kind in ("kubernetes", "kserve") and "MASTER_ADDR" not in launch.variables:
+        raise PlannerError(f"files: {named} spans nodes by a launcher of its own, not by {kind}")
+
+
+def _values(launch: Launch, prediction: Prediction) -> dict[str, Any]:
+    """What all templates may show."""
+    deployment = launch.deployment
+    begins = start_up(deployment, FIRST)
+    engine, layout = deployment.engine, deployment.layout
+    start_s = math.ceil(PATIENCE * begins.total.hi) if begins else UNPREDICTED_START_S
+    takes = f": with its weights to be downloaded it takes {begins}" if begins else ""
+    held = math.ceil(prediction.memory.weights.mid * launch.gpus / GIB)
+    return {
+        "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
+        "launch": launch, "d": deployment, "layout": layout, "slug": slug(deployment.model.name), "mounted": MOUNTED,
+        "flags": [word for flag in launch.flags for word in flag.words], "others": [(flag,) for flag in launch.others],
+        "engine_words": [word for flag in launch.flags if flag.name not in OWN_SERVER for word in flag.words],
+        "program": [("python3",) if word == ("python",) else word for word in launch.program],  # images lack python
+        "renamed": IN_GROUP if launch.nodes > 1 else {}, "pod": pod, "compose": compose,
+        "repository": checkpoint(deployment), "metrics": engine_metrics(engine).names,
+        "drain_s": launch.drain_s, "grace_s": launch.drain_s + 30, "start_s": start_s,
+        "started": f"given up after {start_s} s{takes}",
+        "cpus": 2 + launch.gpus, "memory_gib": held + 16, "shm_gib": 4 + 2 * launch.gpus,
+        "disk_gb": 2 * held * launch.nodes + 100, "in_flight": _in_flight(prediction),
+    }  # fmt: skip
+
+
+def _in_flight(prediction: Prediction) -> float:
+    """Requests in a replica at the planned traffic, mean: arrivals times their time in it (Little's law)."""
+    found, load = prediction.performance, prediction.workload
+    assert found is not None and load is not None
+    inside = load.concurrency or (load.rate or 0.0) * found.at("e2e", "mean").mid
+    return max(inside / prediction.deployment.layout.replicas, 1.0)
+
+
+def _known(entry: str) -> dict[str, str]:
+    found = entries("clouds.yaml", Cloud).get(entry)
+    return found.names if found else {}
+
+
+def _dynamo(launch: Launch) -> dict[str, str]:
+    """The newest release of Dynamo whose engine is of this minor version, and what it ships."""
+    engine = launch.deployment.engine
+    known = _known(f"dynamo {engine.name}")
+    fitting = [one for one, ships in known.items() if release(ships)[:2] == engine.release[:2]]
+    if not fitting:
+        raise PlannerError(
+            f"files: no known release of Dynamo ships {engine.name} {engine.version}; "
+            f"known: {', '.join(known.values()) or 'none'}"
+        )
+    newest = max(fitting, key=release)
+    return {"dynamo": newest, "shipped": known[newest]}
+
+
+def _sky(launch: Launch) -> dict[str, str]:
+    """The GPU as SkyPilot calls it, and what every node runs."""
+    known, gpu = _known("skypilot"), launch.deployment.gpu.name
+    if gpu not in known:
+        raise PlannerError(f"files: SkyPilot's name of {gpu} is not known; known: {', '.join(known)}")
+    set_before = [f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+    if launch.nodes > 1:
+        set_before += ['export NODE_RANK="$SKYPILOT_NODE_RANK"', 'MASTER_ADDR="$(head -n1 <<<"$SKYPILOT_NODE_IPS")"',
+                       "export MASTER_ADDR"]  # fmt: skip
+    if launch.config:
+        raise PlannerError("files: skypilot carries no file beside the command, and this engine needs one")
+    others = f' $([ "$NODE_RANK" = 0 ] || echo {" ".join(launch.others)})' if launch.others else ""
+    command = " ".join(map(shell, launch.words))
+    return {"accelerator": known[gpu], "run": "\n".join([*set_before, f"{command}{others}"]) + "\n"}
+
+
+def _runpod(launch: Launch) -> dict[str, Any]:
+    """Our options as worker-vllm reads them from the environment, and how many requests it may take at once."""
+    settings, extra = {"MODEL_NAME": text(launch.program[-1])}, []
+    for flag in launch.flags:
+        if flag.name == "--served-model-name":
+            settings["OPENAI_SERVED_MODEL_NAME_OVERRIDE"] = flag.value or ""
+        elif flag.name in ("--shutdown-timeout",):  # not among those that the worker passes on by name
+            extra += [text(word) for word in flag.words]
+        elif flag.name != "--port":
+            name, off = re.subn("^--(no-enable|disable)-", "--enable-", re.sub("^--no-(?!enable)", "--", flag.name))
+            value = flag.value if flag.word else str(not off and not flag.name.startswith("--no-")).lower()
+            settings[name[2:].upper().replace("-", "_")] = value or ""
+    if extra:
+        settings["VLLM_EXTRA_ARGS"] = shlex.join(extra)
+    if broken := [name for name, value in settings.items() if not value.isprintable()]:
+        raise PlannerError(f"files: {broken[0]} has letters that no line of runpod.env can hold")
+    deployment = launch.deployment
+    return {"settings": settings, "concurrency": deployment.args.max_num_seqs * deployment.layout.dp}

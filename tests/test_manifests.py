@@ -1,0 +1,309 @@
+"""Files for schedulers and clouds: their own schemas accept them, and they start what is planned."""
+
+import json
+import re
+import shutil
+import stat
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from launch_plans import plans
+from test_deploy import NAMES, WORKLOAD
+from test_plan_command import QUESTION
+
+from planner.core.quantities import PlannerError
+from planner.facts.deployment import Deployment, Speculation, deploy_on
+from planner.operations.answer import write
+from planner.operations.launch import Launch, launch, launch_of
+from planner.operations.launch.manifests import FILES, manifests
+from planner.operations.rendering import render
+from planner.planning.prediction import Prediction, evaluate
+from planner.planning.scenario import load_scenario
+from planner.planning.search import search
+
+SCHEMAS = Path(__file__).resolve().parents[2] / "shared" / "schemas"
+CASES: dict[str, dict[str, Any]] = {
+    "one": {"tp": 2, "replicas": 3, "engine_version": "0.20.2", "speculation": Speculation("ngram", 3)},
+    "nodes": {"model": "deepseek-ai/DeepSeek-V3", "gpu": "H200", "tp": 8, "pp": 2, "engine_version": "0.20.2"},
+    "copies": {"model": "deepseek-ai/DeepSeek-V3", "gpu": "H200", "dp": 16, "ep": 16, "engine_version": "0.20.2"},
+    "head": {"speculation": Speculation("eagle3", 3), "max_loras": 4},
+    "amd": {"gpu": "MI300X", "replicas": 2},
+    "sglang": {"engine": "sglang", "engine_version": "0.5.10", "tp": 2},
+    "sglang nodes": {"model": "deepseek-ai/DeepSeek-V3", "gpu": "H200", "tp": 8, "pp": 2, "engine": "sglang"},
+    "trtllm": {"engine": "trtllm", "engine_version": "1.2.0", "tp": 2},
+    "tgi": {"engine": "tgi", "enable_prefix_caching": False},
+}
+
+
+@cache
+def predicted(case: str) -> Prediction:
+    known = {"model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "H100", "max_model_len": 8192, "max_num_seqs": 64}
+    return evaluate(deploy_on(**{**known, **CASES[case]}), WORKLOAD)
+
+
+@cache
+def written(case: str, name: str = "") -> tuple[Launch, dict[str, str]]:
+    """The launch of a case and all its files, those that refuse left out."""
+    prediction = predicted(case)
+    if name:
+        served = prediction.deployment
+        prediction = replace(prediction, deployment=replace(served, model=replace(served.model, name=name)))
+    started, found = launch(prediction), {}
+    for kind in FILES:
+        try:
+            found |= manifests([kind], started, prediction)
+        except PlannerError as error:
+            assert str(error).startswith("files: ")
+    return started, found
+
+
+def every(*files: str) -> Iterator[tuple[Launch, str]]:
+    for case in CASES:
+        started, found = written(case)
+        yield from ((started, found[file]) for file in files if file in found)
+
+
+def parsed(text: str) -> list[dict[str, Any]]:
+    return [found for found in yaml.safe_load_all(text) if found]
+
+
+def in_pod(words: list[str], **known: str) -> list[str]:
+    """Arguments as the kubelet expands them: $(NAME), and $$(NAME) for the text itself."""
+    return [re.sub(r"\$\$|\$\((\w+)\)", lambda m: known[m[1]] if m[1] else "$", word) for word in words]
+
+
+def in_compose(words: list[str], **known: str) -> list[str]:
+    """Arguments as compose interpolates them."""
+    return [re.sub(r"\$\$|\$\{(\w+):\?[^}]*\}", lambda m: known[m[1]] if m[1] else "$", word) for word in words]
+
+
+def given(started: Launch, **known: str) -> list[str]:
+    """The planned command with its variables set, as an image runs it."""
+    words = [re.sub(r"\$\{(\w+):\?[^}]*\}", lambda m: known[m[1]], word) for word in started.command]
+    words = ["python3" if word == "python" else word for word in words]
+    return ["/headroom/trtllm.yaml" if word == "trtllm.yaml" else word for word in words]
+
+
+KNOWN = {"DRAFT": "some/head", "MODEL": "some/model", "NODE_RANK": "1", "MASTER_ADDR": "lead"}
+IN_GROUP = {**KNOWN, "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "lead"}
+
+
+def test_kinds_that_cannot_start_a_plan_say_so() -> None:
+    assert set(written("one")[1]) == {name for names in FILES.values() for name in names}
+    assert "compose.yaml" not in written("nodes")[1] and "k8s/serve.yaml" in written("nodes")[1]
+    assert not {"runpod.env", "production-stack.yaml"} & written("sglang")[1].keys()
+    assert "k8s/scale.yaml" not in written("trtllm")[1]  # no metric of the engine's to scale by
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_pods_start_what_is_planned(case: str) -> None:
+    started, found = written(case)
+    workload, service, budget, *_ = parsed(found["k8s/serve.yaml"])
+    group = workload["spec"].get("leaderWorkerTemplate")
+    pods = [group["leaderTemplate"], group["workerTemplate"]] if group else [workload["spec"]["template"]]
+    assert workload["spec"]["replicas"] == started.deployment.layout.replicas
+    assert (group["size"] if group else 1) == started.nodes
+    for pod, extra in zip(pods, ([], list(started.others)), strict=False):
+        (container,) = pod["spec"]["containers"]
+        ran = in_pod([*container["command"], *container["args"]], **IN_GROUP)
+        assert ran == given(started, **KNOWN) + extra
+        assert container["resources"]["limits"] == {started.device.resource: started.gpus}
+        assert pod["spec"]["terminationGracePeriodSeconds"] > started.drain_s
+        assert any(
+            volume["emptyDir"].get("medium") == "Memory" for volume in pod["spec"]["volumes"] if "emptyDir" in volume
+        )
+        assert service["spec"]["selector"].items() <= pods[0]["metadata"]["labels"].items()
+    probe = pods[0]["spec"]["containers"][0]["startupProbe"]
+    if started.start_up:
+        assert probe["periodSeconds"] * probe["failureThreshold"] > started.start_up.total.hi
+    assert budget["spec"]["maxUnavailable"] == 1
+
+
+@pytest.mark.parametrize("case", ["one", "head", "amd", "sglang", "trtllm", "tgi"])
+def test_compose_starts_what_is_planned(case: str) -> None:
+    started, found = written(case)
+    services = yaml.safe_load(found["compose.yaml"])["services"]
+    assert len(services) == started.deployment.layout.replicas
+    for service in services.values():
+        assert in_compose(service["command"], **KNOWN) == given(started, **KNOWN)
+        assert service["environment"].items() >= dict(started.environment).items()
+    ids = [
+        device["device_ids"] for service in services.values() if "deploy" in service
+        for device in service["deploy"]["resources"]["reservations"]["devices"]
+    ]  # fmt: skip
+    assert len({one for group in ids for one in group}) == sum(map(len, ids))  # no GPU twice
+
+
+def test_what_scales_asks_for_the_plans_own_traffic() -> None:
+    prediction = predicted("one")
+    (scaled,) = parsed(written("one")[1]["k8s/scale.yaml"])
+    (trigger,) = scaled["spec"]["triggers"]
+    inside = (WORKLOAD.rate or 0) * prediction.performance.at("e2e", "mean").mid / 3
+    assert float(trigger["metadata"]["threshold"]) == pytest.approx(max(inside, 1.0), rel=0.01)
+    assert scaled["spec"]["maxReplicaCount"] == 3
+    name = '{model_name="meta-llama/Llama-3.1-8B-Instruct"}'
+    assert (
+        trigger["metadata"]["query"] == f"sum(vllm:num_requests_running{name}) + sum(vllm:num_requests_waiting{name})"
+    )
+
+
+def test_runpod_gets_every_option_and_room_for_the_batch() -> None:
+    settings = dict(line.split("=", 1) for line in written("one")[1]["runpod.env"].splitlines() if line[0] != "#")
+    assert settings["TENSOR_PARALLEL_SIZE"] == "2" and settings["MAX_NUM_SEQS"] == "64"
+    assert int(settings["MAX_CONCURRENCY"]) >= 64 and settings["ENABLE_PREFIX_CACHING"] == "true"
+    assert json.loads(settings["SPECULATIVE_CONFIG"])["method"] == "ngram"
+    assert not {"HOST", "PORT", "API_KEY"} & settings.keys()
+    with pytest.raises(PlannerError, match="name the repository of its eagle3 head"):
+        manifests(["runpod"], launch(predicted("head")), predicted("head"))
+    off = predicted("one").deployment.with_args(enable_prefix_caching=False)
+    for version in ("0.20.2", "0.33.0"):
+        changed = replace(off, engine=deploy_on("facebook/opt-125m", "H100", engine_version=version).engine)
+        prediction = replace(predicted("one"), deployment=changed)
+        assert "\nENABLE_PREFIX_CACHING=false\n" in manifests(["runpod"], launch(prediction), prediction)["runpod.env"]
+
+
+def test_the_chart_gets_the_options_that_are_not_its_own() -> None:
+    started, found = written("one")
+    (model,) = yaml.safe_load(found["production-stack.yaml"])["servingEngineSpec"]["modelSpec"]
+    assert f"{model['repository']}:{model['tag']}" == started.image and model["requestGPU"] == 2
+    args = model["vllmConfig"]["extraArgs"]
+    assert "--port" not in args and args[args.index("--tensor-parallel-size") + 1] == "2"
+
+
+@pytest.mark.parametrize("case", ["one", "nodes"])
+def test_sky_runs_the_command(case: str, tmp_path: Path) -> None:
+    started, found = written(case)
+    task = yaml.safe_load(found["sky.yaml"])
+    assert task["num_nodes"] == started.nodes and task["service"]["replicas"] == started.deployment.layout.replicas
+    (tmp_path / "vllm").write_text('#!/bin/sh\nprintf "%s\\n" vllm "$@"\n')
+    (tmp_path / "vllm").chmod(0o755)
+    path = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "lead\nother"}
+    done = subprocess.run(["bash", "-c", task["run"]], env=path, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == given(started, **KNOWN) + list(started.others)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_name_reaches_every_file_as_it_is(name: str) -> None:
+    """A user's text is text, whatever it looks like: the same arguments come out, and nothing else changes."""
+    started, found = written("one", name)
+    plain = written("one")[1]
+    for file in found.keys() - {"runpod.env"}:
+        assert [sorted(part) for part in parsed(found[file])] == [sorted(part) for part in parsed(plain[file])]
+    container = parsed(found["k8s/serve.yaml"])[0]["spec"]["template"]["spec"]["containers"][0]
+    assert in_pod([*container["command"], *container["args"]]) == given(started)
+    assert in_compose(yaml.safe_load(found["compose.yaml"])["services"]["serve-0"]["command"]) == given(started)
+    assert yaml.safe_load(found["kserve.yaml"])["spec"]["model"]["name"] == name
+    query = parsed(found["k8s/scale.yaml"])[0]["spec"]["triggers"][0]["metadata"]["query"]
+    assert json.JSONDecoder().raw_decode(query.split("model_name=")[1])[0] == name
+
+
+@pytest.mark.skipif(not SCHEMAS.is_dir(), reason="the schemas of custom resources are not beside this checkout")
+def test_custom_resources_and_values_follow_their_schemas() -> None:
+    found = [json.loads(path.read_text()) for path in (SCHEMAS / "crd").glob("*.json")]
+    known = {tuple(one["properties"][key]["const"] for key in ("apiVersion", "kind")): one for one in found}
+    checked = set()
+    for _, text in every("k8s/serve.yaml", "k8s/scale.yaml", "k8s/monitor.yaml", "kserve.yaml", "dynamo.yaml"):
+        for document in parsed(text):
+            kind = document["apiVersion"], document["kind"]
+            if kind in known:
+                jsonschema.Draft202012Validator(known[kind]).validate(document)
+                checked.add(document["kind"])
+    every_kind = {"LeaderWorkerSet", "ScaledObject", "PodMonitor", "LLMInferenceService", "DynamoGraphDeployment"}
+    assert checked == every_kind
+    for file, schema in {
+        "production-stack.yaml": "production-stack.values.strict",
+        "sky.yaml": "skypilot-task",
+    }.items():
+        rules = json.loads((SCHEMAS / "values" / f"{schema}.schema.json").read_text())
+        validator = jsonschema.validators.validator_for(rules)(rules)
+        for _, text in every(file):
+            validator.validate(yaml.safe_load(text))
+
+
+def test_kubernetes_own_kinds_follow_its_schemas() -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    for _, text in every("k8s/serve.yaml"):
+        for document in parsed(text):
+            if document["kind"] != "LeaderWorkerSet":
+                validate.validate(document, "1.34", strict=True)
+
+
+@pytest.mark.skipif(shutil.which("check-jsonschema") is None, reason="check-jsonschema is not installed")
+def test_compose_files_follow_its_schema(tmp_path: Path) -> None:
+    for at, (_, text) in enumerate(every("compose.yaml")):
+        (tmp_path / f"{at}.yaml").write_text(text)
+    command = ["check-jsonschema", "--builtin-schema", "vendor.compose-spec", *tmp_path.glob("*.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+def stubs(folder: Path) -> None:
+    """Programs on the PATH that say what they were started with."""
+    for name in ("vllm", "python", "trtllm-serve", "text-generation-launcher", "mpirun"):
+        (folder / name).write_text('#!/bin/sh\nprintf "%s\\0" "${0##*/}" "$@"\n')
+        (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "tgi"])
+def test_the_script_runs_the_printed_command(engine: str, tmp_path: Path) -> None:
+    stubs(tmp_path)
+    for at, started in enumerate(plans(engine, 6, 7)):
+        script = tmp_path / f"{at}.sh"
+        script.write_text(script_of(started))
+        for rank in ("0", "1") if started.nodes > 1 else ("0",):
+            env = {**KNOWN, "NODE_RANK": rank, "HOSTFILE": "hosts", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+            ran = subprocess.run(["bash", script], env=env, capture_output=True, check=True).stdout.decode().split("\0")
+            shown = subprocess.run(["bash", "-c", started.line], env=env, capture_output=True, check=True)
+            printed = shown.stdout.decode().replace("trtllm.yaml", f"{tmp_path}/trtllm.yaml").split("\0")
+            extra = list(started.others) if rank == "1" else []
+            assert ran[:-1] == printed[:-1] + extra
+        if shutil.which("shellcheck"):
+            done = subprocess.run(["shellcheck", script], capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout
+
+
+def script_of(started: Launch) -> str:
+    from planner.operations.launch.words import script
+
+    deployment: Deployment = started.deployment
+    return render("serve.sh", title="t", launch=started, d=deployment, layout=deployment.layout, script=script)
+
+
+def test_a_replica_that_a_node_has_no_gpus_for_is_refused(tmp_path: Path) -> None:
+    stubs(tmp_path)
+    (tmp_path / "serve.sh").write_text(script_of(written("one")[0]))
+    for replica, status in (("3", 0), ("4", 2), ("one", 2), ("-1", 2)):
+        done = subprocess.run(
+            ["bash", tmp_path / "serve.sh", replica], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True,
+            text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == status, done
+    assert "this node has 8 GPUs, 2 a replica: REPLICA is 0 to 3" in done.stderr
+
+
+def test_gaudi_is_picked_by_its_own_variable() -> None:
+    served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "Gaudi-3", tp=2, max_model_len=8192)
+    text = script_of(launch_of(served))
+    assert "HABANA_VISIBLE_MODULES=" in text and "ZE_AFFINITY_MASK" not in text
+
+
+def test_keys_are_the_owners_alone_and_survive_the_next_plan(tmp_path: Path) -> None:
+    question = {**QUESTION, "files": ["script", "kubernetes"]}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(question))
+    out = tmp_path / "out"
+    names = write(search(load_scenario(tmp_path / "mine.yaml")), out)
+    assert {"serve.sh", "serve.env", "k8s/serve.yaml", "plan.json"} <= set(names) and "bench.sh" not in names
+    assert stat.S_IMODE((out / "serve.env").stat().st_mode) == 0o600
+    (out / "serve.env").write_text("HF_TOKEN=mine\n")
+    write(search(load_scenario(tmp_path / "mine.yaml", {"files": ["unit", "script"]})), out)
+    assert (out / "serve.env").read_text() == "HF_TOKEN=mine\n" and not (out / "k8s" / "serve.yaml").exists()
+    assert json.loads((out / "plan.json").read_text())["files"] == ["headroom@.service", "serve.sh", "serve.env"]
+    write(search(load_scenario(tmp_path / "mine.yaml", {"files": ["unit"]})), out)
+    assert (out / "serve.env").read_text() == "HF_TOKEN=mine\n" and not (out / "serve.sh").exists()
