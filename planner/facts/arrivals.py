@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from planner.core.quantities import PlannerError
+from planner.facts.traces import BLOCK, Trace
 
 Content = tuple[np.ndarray, np.ndarray]
 """Numbers of full KV blocks, equal where the text up to and in them is, and where each request's begin."""
@@ -41,6 +42,23 @@ def shared_prefix(prompt: np.ndarray, output: np.ndarray, prefix: np.ndarray, bl
     place = np.arange(full.sum()) - np.repeat(start, full)
     shared = place < np.repeat(common, full)
     return np.where(shared, place, common.max() + np.cumsum(~shared)).astype(np.int32), start
+
+
+def traced_blocks(trace: Trace, own: np.ndarray, prompt: np.ndarray, output: np.ndarray, block_size: int) -> Content:
+    """The requests `own` [n] of a trace, whose `hash_ids` say which `BLOCK` tokens of their prompts are equal.
+
+    A hash stands for all the text up to its end (Mooncake's do), so a block is what its last token is.
+    """
+    ids, begin = trace.blocks
+    full = (prompt.astype(np.int64) + output) // block_size
+    start = np.concatenate(([0], full.cumsum()[:-1]))
+    last = (np.arange(full.sum()) - np.repeat(start, full) + 1) * block_size - 1
+    place = np.repeat(begin[own], full) + last // BLOCK
+    known = (last < np.repeat(prompt, full)) & (place < np.repeat(begin[own + 1], full))
+    content = np.cumsum(~known) - 1
+    numbers = np.unique(ids[place[known]] * BLOCK + last[known] % BLOCK, return_inverse=True)[1]
+    content[known] = numbers + content[-1] + 1
+    return content.astype(np.int32), start
 
 
 def blocks_of(texts: Sequence[Sequence[tuple[str, int]]], block_size: int) -> Content:

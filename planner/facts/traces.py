@@ -83,6 +83,13 @@ class Trace:
         return float(gaps.mean() ** 2 / max(gaps.var(), 1e-12))
 
     @cached_property
+    def blocks(self) -> tuple[np.ndarray, np.ndarray]:
+        """`hash_ids` one after the other, numbered from 0, and [n + 1] where each request's begin; none: no blocks."""
+        counts = [len(ids) for ids in self.hash_ids or ((),) * len(self.arrival)]
+        flat = np.fromiter((block for ids in self.hash_ids or () for block in ids), np.int64, sum(counts))
+        return np.unique(flat, return_inverse=True)[1], np.concatenate(([0], np.cumsum(counts)))
+
+    @cached_property
     def prefix_hit_rate(self) -> float:
         """Share of prompt tokens whose block an earlier request already had: a cache that forgets nothing."""
         seen: set[int] = set()

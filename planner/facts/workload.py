@@ -271,6 +271,14 @@ class Workload:
         return tuple(said)
 
     @property
+    def reuse_as_traced(self) -> bool:
+        """Whether the trace tells which blocks of its prompts are equal, and nothing else was said of their reuse."""
+        trace = self.trace
+        if trace is None or not trace.hash_ids or self.prompt.how != "empirical" or self.prefix_tokens:
+            return False
+        return self.prefix_hit_rate == trace.prefix_hit_rate
+
+    @property
     def cached_tokens(self) -> float:
         """Prompt tokens that a request finds in the prefix cache, on average."""
         return self.prefix_hit_rate * min(self.prefix_tokens or self.prompt.mean, self.prompt.mean)

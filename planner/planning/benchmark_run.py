@@ -24,6 +24,7 @@ from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
 from planner.memory.kv_cache import KvPool
 from planner.queueing.steady_state import Case, open_loops
+from planner.simulator.prefix_reuse import hit_rate
 from planner.simulator.replay import ReplayResult, replay_workload
 
 ENOUGH = 4_000
@@ -174,9 +175,18 @@ def accepted(workload: Workload, max_model_len: int) -> Workload:
 
 
 def taken_on(deployment: Deployment, workload: Workload) -> Workload:
-    """`workload` as `deployment` takes it on: without what it refuses, and without a prefix cache that is off."""
-    cached = workload if deployment.args.enable_prefix_caching else replace(workload, prefix_hit_rate=0.0)
+    """`workload` as `deployment` takes it on: without what it refuses, and with what its prefix caches really find."""
+    cached = replace(workload, prefix_hit_rate=_hit_rate(deployment, workload))
     return accepted(cached, deployment.args.max_model_len)
+
+
+def _hit_rate(deployment: Deployment, workload: Workload) -> float:
+    """The `prefix_hit_rate` of `workload`: 0 without a prefix cache, and of a trace's blocks what each engine keeps."""
+    if not deployment.args.enable_prefix_caching:
+        return 0.0
+    if workload.trace is None or not workload.reuse_as_traced:
+        return workload.prefix_hit_rate
+    return hit_rate(workload.trace, deployment.engines, memory_of(deployment).pool.kv_tokens)
 
 
 def is_finite(workload: Workload) -> bool:
@@ -293,7 +303,10 @@ def capacity(deployment: Deployment, workload: Workload) -> Interval:
 
     It depends on lengths and shared prefixes, not on when requests come.
     """
-    lengths = replace(workload, rate=None, concurrency=1, burstiness=1.0, num_prompts=None, trace=None)
+    lengths = replace(
+        workload, rate=None, concurrency=1, burstiness=1.0, num_prompts=None, trace=None,
+        prefix_hit_rate=_hit_rate(deployment, workload),
+    )  # fmt: skip
     served = deployment.layout.replicas * _served_at_most(deployment.with_replicas(1), lengths)
     return Interval.factor(served, step_of(deployment).sigma_tpot)
 

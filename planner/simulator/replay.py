@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from planner.core.quantities import PlannerError
-from planner.facts.arrivals import arrivals, shared_prefix
+from planner.facts.arrivals import Content, arrivals, shared_prefix, traced_blocks
 from planner.facts.engines import engine
 from planner.latency.performance import LATE, LATENCIES, POINTS
 from planner.simulator import kernel_types as kinds
@@ -336,31 +336,29 @@ def step_table(model: StepModel) -> StepTable:
 
 def replay_workload(
     deployment: Deployment, pool: KvPool, model: StepModel, workload: Workload, seed: int = 0, gauge_s: float = 0.0,
-    requests: int | None = None, even: bool = False,
+    requests: int | None = None, even: bool = False, policy: int | None = None,
 ) -> ReplayResult:  # fmt: skip
     """Replay one engine's share of `workload`: its own trace, or lengths and arrivals drawn with `seed`.
 
-    Requests go round the engines in turn: of a trace, engine number `seed` has every so-manieth. `requests` is how many
-    this engine is sent (None: its share of a whole run), `even` that their lengths are spread evenly, so that few of
-    them have the mean of many. Prompts that the engine refuses are left out.
+    Requests go round the engines in turn: of a trace, engine number `seed` has every so-manieth. With a `policy` (of
+    `kernel_types`) all engines are replayed at once instead, behind a router. `requests` is how many are sent (None:
+    a whole run's), `even` that their lengths are spread evenly, so that few of them have the mean of many. Prompts that
+    the engine refuses are left out.
     `model` is `latency.speculation.step_of(deployment)`. Drafted tokens are accepted by chance: each with the
     deployment's `acceptance_rate` a if those before it were, so that a step yields 1 + a + ... + a^k tokens on average.
     """
-    engines = deployment.engines
+    engines = deployment.engines if policy is None else 1
     share, trace, rng = workload.share(engines), workload.trace, np.random.default_rng(seed)
-    if trace is None:
-        n = requests or share.requests
-    else:
-        own = [column[seed % engines :: engines][:requests] for column in (trace.arrival, trace.prompt, trace.output)]
-        n = len(own[0])
+    own = np.arange(len(trace.arrival))[seed % engines :: engines][:requests] if trace else np.empty(0, np.int64)
+    n = len(own) if trace else requests or share.requests
     if trace is not None and workload.prompt.how == workload.output.how == "empirical":
-        prompt, output = own[1:]
+        prompt, output = trace.prompt[own], trace.output[own]
     else:
         prompt, output = share.prompt.sample(n, rng, even), share.output.sample(n, rng, even)
     if trace is None:
         arrival = arrivals(n, share.rate or math.inf, share.burstiness, rng)
     else:
-        arrival = own[0] * (trace.rate / workload.rate if workload.rate else 1.0)
+        arrival = trace.arrival[own] * (trace.rate / workload.rate if workload.rate else 1.0)
     limit = deployment.args.max_model_len
     if not (served := prompt < limit).any():
         raise PlannerError(f"every prompt is refused: none is shorter than max_model_len {limit:,}")
@@ -379,9 +377,20 @@ def replay_workload(
         rules = _coarser(rules, float(prompt.mean()))
     if told_apart:
         size = int(rules.groups[0, 1])
-        prefix = np.rint(prompt * share.prefix_hit_rate / size) * size
-        if share.prefix_tokens:
-            prefix = np.where(rng.random(len(prompt)) < share.prefix_hit_rate, share.prefix_tokens, 0)
-        content, start = shared_prefix(prompt, output, prefix, size)
+        if trace is not None and workload.reuse_as_traced:
+            content, start = traced_blocks(trace, own[served], prompt, output, size)
+        else:
+            content, start = _drawn_prefixes(share, prompt, output, size, rng)
         traffic = traffic._replace(content=content, content_start=start)
-    return replay(rules, step_table(model), traffic, gauge_s=gauge_s)
+    router = None if policy is None else Router(deployment.engines, policy)
+    return replay(rules, step_table(model), traffic, gauge_s=gauge_s, router=router)
+
+
+def _drawn_prefixes(
+    share: Workload, prompt: np.ndarray, output: np.ndarray, size: int, rng: np.random.Generator
+) -> Content:
+    """Blocks of prompts of which `prefix_hit_rate` is shared: that part of each, or `prefix_tokens` of that many."""
+    prefix = np.rint(prompt * share.prefix_hit_rate / size) * size
+    if share.prefix_tokens:
+        prefix = np.where(rng.random(len(prompt)) < share.prefix_hit_rate, share.prefix_tokens, 0)
+    return shared_prefix(prompt, output, prefix, size)

@@ -222,8 +222,8 @@ def _risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
     yield min(PHRASES["basis"][found.basis]["doubt"] + width / 2, 2.9), "step costs", f"{BASES[found.basis]}; {wide}"
     if drafting := deployment.speculation:
         yield 1.8, "acceptance", f"{drafting.method}, {drafting.acceptance_rate:.0%}"
-    if workload.prefix_hit_rate:
-        cached = workload.cached_tokens / workload.prompt.mean
+    if hits := best.prediction.load.cached_tokens:
+        cached = hits / best.prediction.load.prompt.mean
         yield 2 * cached, "reuse", f"{cached:.0%} of all prompt tokens are found in the cache"
     if workload.assumptions:
         yield 1.5, "lengths", workload.assumptions[0]
