@@ -1,7 +1,13 @@
 """What is planned arrives: every command is read back by its engine's own parser, and starts exactly the plan."""
 
+import re
+
 import pytest
 from launch_plans import arrived, described, planned, plans
+
+from planner.core.quantities import PlannerError
+from planner.facts.deployment import Speculation, deploy_on
+from planner.operations.launch import launch_of
 
 SHARES = {"vllm": 0.5, "sglang": 0.22, "trtllm": 0.18, "tgi": 0.1}
 
@@ -17,6 +23,43 @@ def check(engine: str, many: int, seed: int) -> None:
 @pytest.mark.parametrize("engine", SHARES)
 def test_every_planned_value_arrives(engine: str) -> None:
     check(engine, round(60 * SHARES[engine]), 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"engine": "tgi", "pp": 2}, "tgi 3.3.7 runs in tensor parallel on one node alone, not in pp 2"),
+        ({"engine": "tgi", "speculation": Speculation("eagle3", 3)}, "tgi has no speculative method eagle3"),
+        ({"engine": "tgi", "max_loras": 2}, "names its adapters at the start"),
+        ({"engine": "trtllm", "speculation": Speculation("eagle3", 3)}, "name it in speculation.head"),
+        ({"engine": "trtllm", "scheduling_policy": "priority"}, "has no scheduling policy priority"),
+        ({"engine": "sglang", "long_prefill_token_threshold": 9}, "has no long_prefill_token_threshold"),
+        ({"engine_version": "0.8.5", "async_scheduling": True}, "vllm 0.8.5 has no option --async-scheduling"),
+        (
+            {"engine_version": "0.16.0", "block_size": 48},
+            "--block-size: takes one of 1, 8, 16, 32, 64, 128, 256, got",
+        ),
+        ({"engine_version": "0.8.5", "dp": 16}, "vllm 0.8.5 has no option --data-parallel-size-local"),
+    ],
+)
+def test_what_cannot_be_said_is_refused_in_a_sentence(changes: dict, what: str) -> None:
+    with pytest.raises(PlannerError, match=re.escape(what)):
+        launch_of(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", **changes))
+
+
+def test_a_tensor_parallel_group_stays_within_a_node() -> None:
+    """vLLM puts world_size / nnodes consecutive ranks on each node: two nodes of 8 would cut the second of three."""
+    found = launch_of(deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100", tp=4, pp=3, engine_version="0.20.2"))
+    assert (found.nodes, found.gpus) == (3, 4) and "--nnodes 3" in found.line
+
+
+def test_sglang_counts_all_gpus_of_a_stage() -> None:
+    asked = {"dp": 8, "ep": 8, "engine": "sglang", "max_num_seqs": 64, "max_num_batched_tokens": 8192}
+    old, new = (launch_of(deploy_on("deepseek-ai/DeepSeek-V3", "H200", engine_version=version, **asked)).line
+                for version in ("0.5.10", "0.5.23"))  # fmt: skip
+    assert "--tp-size 8 --dp-size 8 --enable-dp-attention --ep-size 8" in old
+    assert "--tp-size 8 --attn-dp-size 8 --ep-size 8" in new and "--enable-dp-attention" not in new
+    assert "--max-running-requests 512 --chunked-prefill-size 65536" in old  # it divides both by its copies
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Files for schedulers and clouds: their own schemas accept them, and they start what is planned."""
 
+import csv
 import json
 import re
 import shutil
@@ -18,11 +19,14 @@ from launch_plans import plans
 from test_deploy import NAMES, WORKLOAD
 from test_plan_command import QUESTION
 
+from planner.core.catalog import CATALOGS, entries
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment, Speculation, deploy_on
+from planner.facts.engines import engine
 from planner.operations.answer import write
+from planner.operations.flags import options
 from planner.operations.launch import Launch, launch, launch_of
-from planner.operations.launch.manifests import FILES, manifests
+from planner.operations.launch.manifests import FILES, Variables, environment, manifests
 from planner.operations.rendering import render
 from planner.planning.prediction import Prediction, evaluate
 from planner.planning.scenario import load_scenario
@@ -286,6 +290,19 @@ def test_a_replica_that_a_node_has_no_gpus_for_is_refused(tmp_path: Path) -> Non
         )  # fmt: skip
         assert done.returncode == status, done
     assert "this node has 8 GPUs, 2 a replica: REPLICA is 0 to 3" in done.stderr
+
+
+def test_variables_are_read_by_the_versions_that_are_said_to() -> None:
+    with (CATALOGS / "flags" / "environment.csv").open() as file:
+        read = {row["name"]: (row["first"], row["last"]) for row in csv.DictReader(file)}
+    known = entries("environment.yaml", Variables)
+    for name, entry in known.items():
+        if entry.engine == "vllm":
+            assert read[name] == (entry.first, entry.last or "0.33.0"), name
+            assert not entry.flag or entry.flag.split()[0] in options("vllm", "0.33.0").spellings
+    shown = environment(engine("vllm", "0.10.0")), environment(engine("vllm", "0.20.2"))
+    assert ["VLLM_ATTENTION_BACKEND" in one for one in shown] == [True, False]
+    assert "VLLM_CACHE_ROOT" not in environment(engine("sglang"))
 
 
 def test_gaudi_is_picked_by_its_own_variable() -> None:

@@ -31,6 +31,8 @@ def refuse(model: Model, layout: ParallelLayout, gpus_per_node: int, engine: Eng
     """Why `engine` would not start `model` in this layout, in the sense of vLLM's own message; None if it would."""
     architecture, tp = model.architecture, layout.tp
     heads, kv_heads = architecture.heads, architecture.kv_heads
+    if engine is not None and engine.name == "tgi" and max(layout.pp, layout.dp, layout.ep, layout.dcp) > 1:
+        return "tgi splits a model by tensor parallelism alone"
     if heads % tp:
         return f"total number of attention heads ({heads}) must be divisible by tensor parallel size ({tp})"
     if not architecture.is_mla and kv_heads % tp and tp % kv_heads:
