@@ -169,6 +169,14 @@ def _explain_log(options: argparse.Namespace) -> None:
         print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{found.fragment}")
 
 
+def _diagnose(options: argparse.Namespace) -> int:
+    from planner.operations.diagnose import diagnose
+
+    found = diagnose(options.pages, options.log, options.plan, options.seconds)
+    print(json.dumps(found.data(), indent=2, allow_nan=False) if options.json else found)
+    return int(found.wrong)
+
+
 def _replay(options: argparse.Namespace) -> None:
     from planner.simulator.schedule_cases import run_case
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import Field
 
 from planner.core.catalog import Entry, entries
-from planner.facts.engines import Engine, release
+from planner.facts.engines import Engine, engine, release
 
 
 class MetricsEntry(Entry):
@@ -53,10 +53,21 @@ def _catalog() -> dict[str, dict[tuple[int, int, int], EngineMetrics]]:
     return known
 
 
-def engine_metrics(engine: Engine) -> EngineMetrics:
-    """The metrics of `engine`, by the nearest entry before it."""
-    versions = _catalog().get(engine.name, {})
-    earlier = [version for version in versions if version <= engine.release]
+def known_metrics(name: str, version: str | None, seen: Container[str]) -> EngineMetrics:
+    """Those of engine `name` at `version`, or of the newest version all of whose latencies were `seen` on a page."""
+    if version is not None:
+        return engine_metrics(engine(name, version))
+    for known in reversed(_catalog()[name].values()):
+        told = [known.names[role] for role in ("ttft", "itl", "tpot") if known.names[role]]
+        if all(f"{metric}_count" in seen for metric in told) and known.names["kv_usage"] in seen:
+            return known
+    return next(reversed(_catalog()[name].values()))
+
+
+def engine_metrics(of: Engine) -> EngineMetrics:
+    """The metrics of an engine, by the nearest entry before its version."""
+    versions = _catalog().get(of.name, {})
+    earlier = [version for version in versions if version <= of.release]
     if not earlier:
-        return EngineMetrics(without=f"What {engine.name} {engine.version} says on /metrics is not known.")
+        return EngineMetrics(without=f"What {of.name} {of.version} says on /metrics is not known.")
     return versions[max(earlier)]

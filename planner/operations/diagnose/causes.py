@@ -1,0 +1,263 @@
+"""Which failure mode a page shows: what was measured, against the plan and against a replay of the measured traffic.
+
+The replay tells causes apart: traffic that it serves as badly as the server is a matter of schedule and room, steps
+that take longer than in it are a matter of the machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from planner.core.quantities import PlannerError
+from planner.facts.deployment import Deployment
+from planner.facts.workload import Workload
+from planner.latency.performance import Performance
+from planner.latency.speculation import step_of
+from planner.memory.budget import memory_of
+from planner.operations.alerts import planned_acceptance
+from planner.operations.diagnose.pages import Measured
+from planner.operations.diagnose.plans import Planned, with_acceptance
+from planner.planning.prediction import predict
+from planner.planning.scenario import Target
+
+MORE = 1.2
+"""Times the planned rate or length from which on traffic is not what was planned."""
+SLOWER = 1.1
+"""Times the high end of the replay's interval from which on steps take longer than the machine explains."""
+BUSY = 0.9
+"""Seconds a second from which on a process is held up by its one core; of places in the batch, taken."""
+STARTS_OVER = 0.1
+"""Preemptions a request from which on the KV cache is too small."""
+WAITS = 0.25
+"""Share of the time to the first token that is spent in the queue from which on the queue is what is wrong."""
+HELD_UP = 1.2
+"""Times a step of decoding alone that a gap takes from which on prompts are what holds answers up."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One failure mode, by its key in `catalogs/failure_modes.yaml`, with the figures that speak for it."""
+
+    mode: str
+    evidence: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What was measured of a replica, and its plan."""
+
+    measured: Measured
+    planned: Planned | None = None
+
+    @cached_property
+    def load(self) -> Workload | None:
+        """The measured traffic, as bursty as the plan has it."""
+        planned = self.planned
+        load = self.measured.workload(planned.deployment.args.max_model_len - 1 if planned else math.inf)
+        if load is None or planned is None or planned.workload is None:
+            return load
+        return replace(load, burstiness=planned.workload.burstiness)
+
+    @cached_property
+    def replayed(self) -> Performance | None:
+        """What the planned replica does with the measured traffic and drafts; None where either is unknown."""
+        if self.planned is None or self.load is None:
+            return None
+        try:
+            return predict(self.drafting, self.load, quick=True).performance
+        except PlannerError:  # such as prompts that the engine would refuse
+            return None
+
+    @property
+    def drafting(self) -> Deployment:
+        """The planned replica, with the share of its drafts that is really accepted."""
+        assert self.planned is not None
+        share = self.measured.accepted
+        return self.planned.deployment if share is None else with_acceptance(self.planned.deployment, share)
+
+    @property
+    def slots(self) -> int | None:
+        """Requests that the replica may run at once."""
+        return self.planned.deployment.args.max_num_seqs * self.planned.deployment.layout.dp if self.planned else None
+
+    @property
+    def running(self) -> float:
+        """Requests that run at once, by Little's law or, where that is unknown, the gauge."""
+        rate, e2e, queue = self.measured.rate, self.measured.mean("e2e"), self.measured.mean("queue") or 0.0
+        gauge = self.measured.gauges.get("running", 0.0)
+        return max(gauge, rate * (e2e - queue)) if rate and e2e else gauge
+
+    @property
+    def waiting(self) -> float:
+        """Requests that wait at once."""
+        rate, queue, gauge = self.measured.rate, self.measured.mean("queue"), self.measured.gauges.get("waiting", 0.0)
+        return max(gauge, rate * queue) if rate and queue else gauge
+
+    @property
+    def broken(self) -> list[tuple[Target, float]]:
+        """(promise, share of requests surely late, or the mean in seconds): promises that are not kept."""
+        found = []
+        for target in self.planned.targets if self.planned else ():
+            histogram = self.measured.histograms.get(target.metric)
+            if histogram is None:
+                continue
+            if target.percentile == "mean":
+                value, limit = histogram.mean, target.seconds
+            else:
+                value, limit = histogram.above(target.seconds), 1 - int(target.percentile[1:]) / 100
+                value = max(value, 1.0 if histogram.mean > target.seconds else 0.0)
+            if value > limit:
+                found.append((target, value))
+        return found
+
+    @property
+    def queues(self) -> bool:
+        """Requests wait for a good part of their time to the first token, which misses its limit where there is one."""
+        limits = [target.seconds for target in self.planned.targets if target.metric == "ttft"] if self.planned else []
+        kept = limits and not any(target.metric in ("ttft", "e2e") for target, _ in self.broken)
+        if kept and self.waiting <= max(limits) * (self.measured.rate or 0.0):
+            return False
+        queue, ttft = self.measured.mean("queue"), self.measured.mean("ttft")
+        long = bool(queue and ttft and queue > WAITS * ttft and queue > 0.05)
+        return (long and self.waiting >= 1) or self.measured.gauges.get("waiting", 0.0) >= max(4.0, 0.1 * self.running)
+
+    @property
+    def decoding_alone(self) -> float | None:
+        """Seconds of a step that only decodes what ran at once."""
+        if self.planned is None or self.load is None:
+            return None
+        step = step_of(self.planned.deployment)
+        return float(step.decode_step(max(self.running / self.planned.deployment.layout.dp, 1.0), self.load.context))
+
+
+def findings(case: Case) -> list[Finding]:
+    """Every mode that the figures speak for, the likeliest cause first; none where all is as it should be."""
+    return [found for rule in RULES for found in rule(case)]
+
+
+def adapter_starvation(case: Case) -> Iterator[Finding]:
+    """Requests are passed over for want of an adapter's slot."""
+    deferred = case.measured.deferred or 0.0
+    if deferred >= 1 and deferred >= 0.5 * case.waiting:
+        said = f"{deferred:.0f} of {max(case.waiting, deferred):.0f} waiting requests are deferred"
+        yield Finding("adapter_starvation", (f"{said}, while {case.running:.0f} run",))
+
+
+def drafts_rejected(case: Case) -> Iterator[Finding]:
+    """Fewer drafts are kept than the plan counts on, or so few that they hardly pay."""
+    share = case.measured.accepted
+    planned = planned_acceptance(case.planned.deployment) if case.planned else None
+    if share is not None and share < (0.8 * planned if planned else 0.25):
+        against = f", planned {planned:.0%}" if planned else ""
+        yield Finding("drafts_rejected", (f"{share:.0%} of the drafted tokens are accepted{against}",))
+
+
+def cold_prefix_cache(case: Case) -> Iterator[Finding]:
+    """The plan counts on a cache that production does not find filled."""
+    workload = case.planned.workload if case.planned else None
+    if workload is None or case.measured.hits is None:
+        return
+    planned = workload.cached_tokens / workload.prompt.mean
+    if planned >= 0.05 and case.measured.hits < planned / 2:
+        yield Finding(
+            "cold_prefix_cache", (f"{case.measured.hits:.0%} of the prompt tokens are cached, planned {planned:.0%}",)
+        )
+
+
+def slow_machine(case: Case) -> Iterator[Finding]:
+    """Gaps are longer than in a replay of the same traffic: the host, or the links between GPUs."""
+    gap, replayed, planned = case.measured.mean("itl") or case.measured.mean("tpot"), case.replayed, case.planned
+    if gap is None or replayed is None or planned is None or (case.measured.preemptions or 0.0) > STARTS_OVER:
+        return
+    role = "itl" if case.measured.mean("itl") else "tpot"
+    most = replayed.at(role, "mean").hi
+    if not gap > SLOWER * most:
+        return
+    said = [f"gaps take {gap * 1e3:.1f} ms; a replay of the same traffic {replayed.at(role, 'mean') * 1e3:.1f} ms"]
+    cpu = case.measured.cpu
+    if cpu is not None:
+        said.append(f"the server's process uses {cpu:.2f} s of CPU a second")
+    host = cpu is not None and cpu >= BUSY
+    links = planned.deployment.layout.tp > 1
+    yield Finding("tp_communication" if links and not host else "host_bound", tuple(said))
+
+
+def assumption(case: Case) -> Iterator[Finding]:
+    """More requests, or longer ones, than were planned for."""
+    measured, planned = case.measured, case.planned
+    if planned is None:
+        return
+    said = []
+    if measured.rate and planned.rate and measured.rate > MORE * planned.rate:
+        said.append(f"{measured.rate:.3g} requests/s come, planned {planned.rate:.3g}")
+    if planned.workload:
+        for role, counter, what in (
+            ("prompt_lengths", "prompt_tokens", "prompt"), ("output_lengths", "generation_tokens", "output"),
+        ):  # fmt: skip
+            tokens, expected = measured.tokens(role, counter), getattr(planned.workload, what).mean
+            if tokens and tokens > MORE * expected:
+                said.append(f"{what}s have {tokens:,.0f} tokens, planned {expected:,.0f}")
+    if said:
+        yield Finding("assumption", tuple(said))
+
+
+def kv_preemption(case: Case) -> Iterator[Finding]:
+    """Requests lose their blocks and start over."""
+    often = case.measured.preemptions
+    if often is None or often <= STARTS_OVER:
+        return
+    usage = case.measured.gauges.get("kv_usage")
+    full = f", the KV cache is {usage:.0%} full" if usage is not None else ""
+    yield Finding("kv_preemption", (f"{often:.2f} preemptions a request{full}",))
+
+
+def queueing(case: Case) -> Iterator[Finding]:
+    """Requests wait: for a place in the batch, or for room for a whole prompt."""
+    if not case.queues:
+        return
+    measured, slots = case.measured, case.slots
+    said = [f"{case.waiting:.0f} wait and {case.running:.0f} run" + (f" of at most {slots}" if slots else "")]
+    if (queue := measured.mean("queue")) is not None and (ttft := measured.mean("ttft")) is not None:
+        said.append(f"{queue * 1e3:,.0f} of {ttft * 1e3:,.0f} ms to the first token are spent in the queue")
+    usage = measured.gauges.get("kv_usage", 0.0)
+    said.append(f"the KV cache is {usage:.0%} full")
+    room = blocked(case)
+    if slots is not None and case.running < BUSY * slots and room:
+        yield Finding("oom_admission", (*said, room))
+    else:
+        yield Finding("oversubscribed", tuple(said))
+
+
+def blocked(case: Case) -> str:
+    """What the first in line lacks: the longest prompts take a large part of the pool; nothing where they do not."""
+    if case.planned is None or case.load is None:
+        return ""
+    pool = memory_of(case.planned.deployment).pool
+    longest = case.load.prompt.p95
+    held = case.running / case.planned.deployment.layout.dp * case.load.context
+    if held + longest < BUSY * pool.kv_tokens:
+        return ""
+    return f"prompts of {longest:,.0f} tokens (p95) do not find room beside {held:,.0f} in a pool of {pool.kv_tokens:,}"
+
+
+def prefill_contention(case: Case) -> Iterator[Finding]:
+    """Answers are held up by other requests' prompts, and their pace is not what was promised."""
+    gap, alone = case.measured.mean("itl") or case.measured.mean("tpot"), case.decoding_alone
+    late = [target for target, _ in case.broken if target.metric in ("itl", "tpot")]
+    if gap is None or alone is None or case.queues or (case.measured.preemptions or 0.0) > STARTS_OVER:
+        return
+    if gap > HELD_UP * alone and late:
+        yield Finding("prefill_contention", (
+            f"gaps take {gap * 1e3:.1f} ms, steps that only decode {alone * 1e3:.1f} ms",
+            *(f"promised is a {target}" for target in late),
+        ))  # fmt: skip
+
+
+RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+    adapter_starvation, drafts_rejected, cold_prefix_cache, slow_machine, assumption, kv_preemption, queueing,
+    prefill_contention,
+)  # fmt: skip
+"""From the most particular evidence to the most general."""

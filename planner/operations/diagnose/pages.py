@@ -1,0 +1,255 @@
+"""Saved /metrics pages of one replica, and what they measure of it: one page since its start, two pages in between."""
+
+from __future__ import annotations
+
+import math
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import time
+
+import numpy as np
+
+from planner.core.catalog import read_text
+from planner.core.quantities import MIB, PlannerError
+from planner.facts.engine_metrics import EngineMetrics, known_metrics
+from planner.facts.workload import Lengths, Side, Workload
+
+MOST = 16 * MIB
+"""Bytes of one page."""
+PREFIXES = {"vllm:": "vllm", "sglang:": "sglang"}
+"""How the names of an engine's metrics begin."""
+
+
+@dataclass(frozen=True)
+class Page:
+    """All samples of one page, by name."""
+
+    samples: Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
+    taken: float  # seconds since 1970: when the file was written, or the page fetched
+    where: str = ""
+
+    @property
+    def engine(self) -> str:
+        """Whose page it is; `PlannerError` where no engine is known by its names."""
+        for name in self.samples:
+            for prefix, engine in PREFIXES.items():
+                if name.startswith(prefix):
+                    return engine
+        raise PlannerError(f"{self.where} has no metrics of vLLM or SGLang (vllm:..., sglang:...)")
+
+    def total(self, name: str | None, **labels: str) -> float | None:
+        """The sum of a metric over its series with these labels; None where there is none."""
+        values = [
+            value for found, value in self.samples.get(name or "", ()) if labels.items() <= found.items()
+        ]  # fmt: skip
+        return sum(values) if values else None
+
+    def buckets(self, name: str | None) -> dict[float, float]:
+        """Upper edge -> how many are at or below it."""
+        found: dict[float, float] = {}
+        for labels, value in self.samples.get(f"{name}_bucket", ()):
+            edge = float(labels.get("le", "nan"))
+            found[edge] = found.get(edge, 0.0) + value
+        return dict(sorted(found.items()))
+
+
+def read_page(where: str | Path) -> Page:
+    """The page in a file, or at an address that begins with http; `PlannerError` for what is none."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    text, taken = _fetched(str(where)) if str(where).startswith(("http://", "https://")) else _saved(Path(where))
+    samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
+    except (ValueError, KeyError, IndexError) as error:
+        raise PlannerError(f"{where} is not a /metrics page: {str(error)[:120] or type(error).__name__}") from None
+    return Page(samples, taken, str(where))
+
+
+def _saved(path: Path) -> tuple[str, float]:
+    return read_text(path, MOST, errors="replace"), path.stat().st_mtime
+
+
+def _fetched(address: str) -> tuple[str, float]:
+    try:
+        with urllib.request.urlopen(address, timeout=10) as answer:
+            return answer.read(MOST).decode("utf-8", "replace"), time()
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        raise PlannerError(f"cannot read {address}: {error}") from None
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Observations by bucket: upper `edges` (the last infinite) and `counts` in each, their sum and number."""
+
+    edges: np.ndarray
+    counts: np.ndarray
+    total: float
+    count: float
+
+    @property
+    def mean(self) -> float:
+        """Mean of all observations."""
+        return self.total / self.count
+
+    def quantile(self, q: float) -> float:
+        """Between the edges of a bucket as if its observations were spread evenly; the last edge beyond it."""
+        reached = np.cumsum(self.counts) / self.counts.sum()
+        k = int(np.searchsorted(reached, q))
+        low, high = (self.edges[k - 1] if k else 0.0), self.edges[k]
+        before = reached[k - 1] if k else 0.0
+        return float(low if math.isinf(high) else low + (high - low) * (q - before) / (reached[k] - before))
+
+    def above(self, edge: float) -> float:
+        """The share of observations above the lowest edge from `edge` on."""
+        return float(self.counts[self.edges > self.edges[np.searchsorted(self.edges, edge)]].sum() / self.counts.sum())
+
+    def lengths(self, most: float = math.inf) -> Lengths:
+        """Tokens as this histogram of them knows, none above `most`: spread within buckets by ratio, with its mean."""
+        edges = np.where(np.isinf(self.edges), 2 * self.edges[-2], self.edges)
+        reached = np.concatenate(([0.0], np.cumsum(self.counts) / self.counts.sum()))
+        shares = (np.arange(2000) + 0.5) / 2000
+        spread = np.exp(np.interp(shares, reached, np.log(np.concatenate(([1.0], np.maximum(edges, 1.0))))))
+        for _ in range(20):
+            spread = np.clip(spread * self.mean / spread.mean(), 1.0, most)
+        return Lengths.empirical(spread)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What pages say of one replica; None for what they do not report. Seconds, tokens, shares, as names say."""
+
+    engine: str
+    names: EngineMetrics
+    seconds: float | None  # between the pages
+    requests: float  # that were answered
+    histograms: Mapping[str, Histogram]  # by role
+    gauges: Mapping[str, float] = field(default_factory=dict)  # by role, mean of the pages
+    counters: Mapping[str, float] = field(default_factory=dict)  # by role, how much they grew
+    in_flight_grew: float = 0.0
+    deferred: float | None = None  # requests that wait for an adapter, or what else is not room
+    cpu: float | None = None  # seconds a second of the process that answers
+
+    def mean(self, role: str) -> float | None:
+        """Mean of a histogram."""
+        return self.histograms[role].mean if role in self.histograms else None
+
+    @property
+    def rate(self) -> float | None:
+        """Requests/s that arrive: those answered, and those by which more are in flight than before."""
+        return max(self.requests + self.in_flight_grew, 1e-9) / self.seconds if self.seconds else None
+
+    def share(self, part: str, whole: str) -> float | None:
+        """How much of one counter another is; None where either is unknown or nothing was counted."""
+        counted = self.counters.get(whole)
+        return self.counters[part] / counted if part in self.counters and counted else None
+
+    @property
+    def preemptions(self) -> float | None:
+        """Per request."""
+        return self.counters["preemptions"] / self.requests if "preemptions" in self.counters else None
+
+    @property
+    def hits(self) -> float | None:
+        """The share of prompt tokens that the prefix cache had."""
+        return self.share("prefix_hits", "prefix_queries")
+
+    @property
+    def accepted(self) -> float | None:
+        """The share of drafted tokens that was kept."""
+        return self.share("accepted", "drafted")
+
+    def tokens(self, role: str, counter: str) -> float | None:
+        """Mean tokens of a prompt or an answer, by its histogram or else the counter."""
+        if role in self.histograms:
+            return self.histograms[role].mean
+        return max(self.counters[counter] / self.requests, 1.0) if self.counters.get(counter) else None
+
+    def lengths(self, role: str, counter: str, most: float = math.inf) -> Lengths | None:
+        """Tokens of a prompt or an answer: as the histogram has them, or spread as in public traces of that mean."""
+        if role in self.histograms:
+            return self.histograms[role].lengths(most)
+        mean = self.tokens(role, counter)
+        side: Side = "prompt" if role == "prompt_lengths" else "output"
+        return Lengths.typical(mean, side, most if math.isfinite(most) else None) if mean else None
+
+    def workload(self, most: float = math.inf) -> Workload | None:
+        """The traffic that this replica saw, no length above `most`; None where rate or lengths are not reported."""
+        prompt = self.lengths("prompt_lengths", "prompt_tokens", most)
+        output = self.lengths("output_lengths", "generation_tokens", most)
+        if prompt is None or output is None or not self.rate:
+            return None
+        return Workload(prompt, output, rate=self.rate, prefix_hit_rate=min(self.hits or 0.0, 1.0))
+
+
+COUNTERS = ("preemptions", "prompt_tokens", "generation_tokens", "drafted", "accepted", "prefix_queries", "prefix_hits")
+HISTOGRAMS = ("ttft", "itl", "tpot", "e2e", "queue", "prefill", "decode", "prompt_lengths", "output_lengths",
+              "step_tokens")  # fmt: skip
+SOON = 5.0
+"""Seconds between two files that were copied rather than saved from a server."""
+GAUGES = ("running", "waiting", "kv_usage")
+
+
+def measured(pages: Sequence[Page], version: str | None = None, seconds: float | None = None) -> Measured:
+    """What happened between two pages of a replica, or since its start by one.
+
+    `seconds`: how long that was, where the files' times do not tell. Raises `PlannerError` where nothing was answered.
+    """
+    after = pages[-1]
+    names = known_metrics(after.engine, version, after.samples)
+    before = pages[0] if len(pages) == 2 and not _restarted(pages[0], after, names) else None
+
+    def grown(name: str | None) -> float | None:
+        now, then = after.total(name), before.total(name) if before else None
+        return None if now is None else max(now - (then or 0.0), 0.0)
+
+    requests = grown(names.names.get("success")) or 0.0
+    if not requests:
+        raise PlannerError(f"{after.where}: no request was answered in this time, so there is nothing to judge")
+    seen = [page for page in (before, after) if page]
+    gauges = {
+        role: values for role in GAUGES if (values := _mean(page.total(names.names[role]) for page in seen)) is not None
+    }
+    if seconds is None:
+        started = after.total("process_start_time_seconds") if before is None else before.taken
+        seconds = after.taken - started if started and after.taken - started > SOON else None
+    in_flight = [sum(page.total(names.names[role]) or 0.0 for role in ("running", "waiting")) for page in seen]
+    cpu = grown("process_cpu_seconds_total")
+    engines = max(len(after.samples.get(names.names["running"] or "", ())), 1)
+    if "kv_usage" in gauges:
+        gauges["kv_usage"] /= engines
+    return Measured(
+        after.engine, names, seconds, requests,
+        {role: found for role in HISTOGRAMS if (found := _between(before, after, names.names[role]))},
+        gauges,
+        {role: value for role in COUNTERS if (value := grown(names.names[role])) is not None},
+        in_flight[-1] - in_flight[0] if before else in_flight[-1],
+        _mean(page.total(names.names["waiting_by_reason"], reason="deferred") for page in seen),
+        cpu / seconds if cpu is not None and seconds else None,
+    )  # fmt: skip
+
+
+def _restarted(before: Page, after: Page, names: EngineMetrics) -> bool:
+    now, then = (page.total(names.names.get("success")) or 0.0 for page in (after, before))
+    return now < then
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _between(before: Page | None, after: Page, name: str | None) -> Histogram | None:
+    """What was observed in between; None where there is nothing."""
+    now, then = after.buckets(name), before.buckets(name) if before else {}
+    if len(now) < 2:
+        return None
+    reached = np.array([value - then.get(edge, 0.0) for edge, value in now.items()])
+    counts = np.maximum(np.diff(reached, prepend=0.0), 0.0)
+    total = (after.total(f"{name}_sum") or 0.0) - ((before.total(f"{name}_sum") or 0.0) if before else 0.0)
+    return Histogram(np.array(list(now)), counts, total, counts.sum()) if counts.sum() >= 1 and total > 0 else None

@@ -1,0 +1,234 @@
+"""`planner diagnose` names what is wrong with servers that the replay plays, and finds nothing on healthy ones."""
+
+import json
+import re
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from metrics_pages import Server
+
+from planner.core.catalog import entries
+from planner.core.quantities import PlannerError
+from planner.faces.cli import main
+from planner.facts.deployment import Deployment, Speculation, deploy_on
+from planner.facts.workload import Lengths, Workload
+from planner.latency.speculation import step_of
+from planner.memory.budget import memory_of
+from planner.operations.diagnose import diagnose
+from planner.operations.diagnose.causes import Case, findings
+from planner.operations.diagnose.pages import Histogram, measured, read_page
+from planner.operations.diagnose.plans import Planned, planned_by
+from planner.operations.diagnose.startup_errors import Phrase, startup_errors
+from planner.operations.failure_modes import FailureMode
+from planner.planning.benchmark_run import capacity
+from planner.planning.scenario import Target
+
+SERVED = {
+    "8B on H100": ("meta-llama/Llama-3.1-8B-Instruct", "H100", 1, "0.20.2"),
+    "8B on L40S": ("meta-llama/Llama-3.1-8B-Instruct", "L40S", 1, "0.33.0"),
+    "70B on 4 H100": ("meta-llama/Llama-3.1-70B-Instruct", "H100", 4, "0.20.2"),
+    "32B on 2 H100": ("Qwen/Qwen3-32B", "H100", 2, "0.33.0"),
+}
+PROMISES = (Target("ttft", "p95", 5.0), Target("tpot", "p95", 0.2))
+CHAT = Workload(Lengths.lognormal(1000, 2500), Lengths.lognormal(200, 500), rate=1.0)
+
+
+@cache
+def deployed(name: str) -> Deployment:
+    model, gpu, tp, version = SERVED[name]
+    return deploy_on(model, gpu, tp=tp, engine_version=version, max_model_len=16384, max_num_seqs=128)
+
+
+@cache
+def rated(deployment: Deployment, load: Workload, share: float) -> Workload:
+    """`load` at a share of what the deployment serves at most."""
+    return load.at(share * capacity(deployment, load).mid)
+
+
+def played(name: str, mode: str) -> tuple[Server, Planned]:
+    """A server on which `mode` goes wrong, and its plan."""
+    base = deployed(name)
+    usual = rated(base, CHAT, 0.5)
+    few = base.with_args(max_num_seqs=8)
+    if mode in ("oversubscribed", "adapter_starvation"):
+        load = rated(few, CHAT, 1.3)
+        return Server(few, load, deferred=0.9 * (mode == "adapter_starvation")), Planned.of(few, load)
+    if mode in ("tp_communication", "host_bound"):
+        load, cpu = rated(base, CHAT, 0.2), 1.1 if mode == "host_bound" else 0.4
+        return Server(base, load, pace=2.0, cpu=cpu, requests=600), Planned.of(base, load, PROMISES)
+    if mode == "cold_prefix_cache":
+        warm = replace(usual, prefix_tokens=800, prefix_hit_rate=0.9)
+        return Server(base, usual), Planned.of(base, warm, PROMISES)
+    if mode == "drafts_rejected":
+        good, bad = (replace(base, speculation=Speculation("ngram", 4, a)) for a in (0.7, 0.3))
+        return Server(bad, usual), Planned.of(good, usual, PROMISES)
+    if mode == "more requests":
+        return Server(base, usual.at(1.6 * (usual.rate or 0))), Planned.of(base, usual, PROMISES)
+    if mode == "longer answers":
+        return Server(base, replace(usual, output=Lengths.lognormal(350, 900))), Planned.of(base, usual, PROMISES)
+    if mode == "prefill_contention":
+        load = rated(base, replace(CHAT, prompt=Lengths.lognormal(6000, 12000, largest=15000)), 0.6)
+        alone = float(step_of(base).decode_step(4.0, load.context))
+        return Server(base, load, requests=500), Planned.of(base, load, (Target("tpot", "p95", 1.3 * alone),))
+    pool = memory_of(base).pool
+    tight = replace(base, gpu_free=None, other_tenants=0).with_args(
+        gpu_memory_utilization=squeezed(base, 20_000), max_num_seqs=64
+    )
+    assert memory_of(tight).pool.kv_tokens < pool.kv_tokens
+    if mode == "kv_preemption":
+        load = replace(CHAT, prompt=Lengths.lognormal(300, 700), output=Lengths.lognormal(700, 1400))
+    else:  # oom_admission
+        load = replace(CHAT, prompt=Lengths.lognormal(5500, 6200, largest=7000), output=Lengths.lognormal(60, 120))
+    load = rated(tight, load, 1.25)
+    return Server(tight, load, requests=200), Planned.of(tight, load)
+
+
+@cache
+def squeezed(deployment: Deployment, tokens: int) -> float:
+    """The gpu_memory_utilization that leaves a pool of about so many tokens."""
+    low, high = 0.1, 0.9
+    for _ in range(14):
+        middle = (low + high) / 2
+        memory = memory_of(deployment.with_args(gpu_memory_utilization=middle))
+        low, high = (low, middle) if memory.starts and memory.pool.kv_tokens > tokens else (middle, high)
+    return high
+
+
+MODES = ["kv_preemption", "oom_admission", "oversubscribed", "adapter_starvation", "prefill_contention",
+         "tp_communication", "host_bound", "cold_prefix_cache", "drafts_rejected", "more requests",
+         "longer answers"]  # fmt: skip
+EXPECTED = {"more requests": "assumption", "longer answers": "assumption"}
+
+
+def found(server: Server, planned: Planned | None, folder: Path) -> list[str]:
+    pages, seconds = server.pages(folder)
+    version = server.deployment.engine.version
+    case = Case(measured([read_page(page) for page in pages], version, seconds), planned)
+    return [finding.mode for finding in findings(case)]
+
+
+def test_nine_of_ten_failures_are_named_first(tmp_path: Path) -> None:
+    wrong = []
+    cases = [(name, mode) for name in SERVED for mode in MODES]
+    cases.remove(("8B on H100", "tp_communication"))  # there is nobody to talk to
+    cases.remove(("8B on L40S", "tp_communication"))
+    for name, mode in cases:
+        modes = found(*played(name, mode), tmp_path)
+        if modes[:1] != [EXPECTED.get(mode, mode)]:
+            wrong.append((name, mode, modes))
+    assert len(cases) >= 40
+    assert len(wrong) <= len(cases) / 10, wrong
+
+
+def test_nothing_is_wrong_with_a_healthy_server(tmp_path: Path) -> None:
+    alarms = []
+    for name in SERVED:
+        base = deployed(name)
+        for share, load in ((0.2, CHAT), (0.5, CHAT), (0.75, CHAT), (0.5, replace(CHAT, output=CHAT.prompt))):
+            traffic = rated(base, load, share)
+            for pace in (1.0,) if share != 0.5 else (1.0, 0.9):
+                server = Server(base, traffic, pace=pace, seed=11, requests=800)
+                if modes := found(server, Planned.of(base, traffic, PROMISES), tmp_path):
+                    alarms.append((name, share, pace, modes))
+    assert not alarms
+
+
+def test_a_page_alone_tells_preemption_and_queues(tmp_path: Path) -> None:
+    assert found(played("8B on L40S", "kv_preemption")[0], None, tmp_path)[0] == "kv_preemption"
+    assert found(played("8B on L40S", "oversubscribed")[0], None, tmp_path)[0] == "oversubscribed"
+    assert found(Server(deployed("8B on L40S"), rated(deployed("8B on L40S"), CHAT, 0.4)), None, tmp_path) == []
+
+
+def test_another_engines_page_is_read_by_its_names(tmp_path: Path) -> None:
+    served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", engine="sglang", max_model_len=16384, max_num_seqs=8)
+    load = rated(served, CHAT, 1.3)
+    assert found(Server(served, load), Planned.of(served, load), tmp_path)[0] == "oversubscribed"
+
+
+def test_remedies_are_replayed_and_help(tmp_path: Path) -> None:
+    server, planned = played("8B on L40S", "kv_preemption")
+    pages, seconds = server.pages(tmp_path)
+    from planner.operations.diagnose.verdict import Diagnosis
+
+    case = Case(measured([read_page(page) for page in pages], None, seconds), planned)
+    told = Diagnosis(case, planned)
+    before = case.replayed
+    assert before is not None and before.preemptions > 0.1
+    by_change = {remedy.change.split()[0]: remedy.performance for remedy in told.remedies}
+    assert by_change["max_num_seqs"].preemptions < before.preemptions / 2
+    assert by_change["kv_cache_dtype"].preemptions < before.preemptions
+    assert "The KV cache is full" in str(told) and "by replay of this traffic" in str(told)
+    assert json.loads(json.dumps(told.data(), allow_nan=False))["verdict"][0] == "kv_preemption"
+
+
+@pytest.mark.parametrize("key", sorted(entries("startup_errors.yaml", Phrase)))
+def test_every_phrase_matches_the_line_that_it_is_for_and_in_no_time(key: str) -> None:
+    phrase = entries("startup_errors.yaml", Phrase)[key]
+    errors = startup_errors(f"INFO starting\n(EngineCore pid=7) ERROR {phrase.like}\n")
+    assert [error.key for error in errors] == [key]
+    assert "{" not in errors[0].remedy
+    assert phrase.mode is None or phrase.mode in entries("failure_modes.yaml", FailureMode)
+    start = time.perf_counter()
+    startup_errors("\n".join(part * 400 for part in (phrase.like[:40], "(1", "max seq len (", " ", "GiB ")))
+    assert time.perf_counter() - start < 1
+
+
+def test_a_log_says_what_would_start(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(entries("startup_errors.yaml", Phrase)["max_model_len_above_pool"].like)
+    told = diagnose(log=log)
+    assert told.wrong and "--max-model-len 62336 starts" in str(told)
+    assert told.data()["errors"][0]["figures"]["needed_gib"] == "16.00"
+
+
+def test_histograms_keep_their_mean_and_order() -> None:
+    import numpy as np
+
+    seen = Histogram(np.array([100.0, 200.0, 500.0, np.inf]), np.array([50.0, 30.0, 15.0, 5.0]), 16_000.0, 100.0)
+    lengths = seen.lengths()
+    assert lengths.mean == pytest.approx(160, rel=0.01)
+    assert lengths.p50 <= 115 and 300 < lengths.p95 < 600
+    assert seen.above(150) == 0.2 and seen.quantile(0.5) == 100
+
+
+def test_what_cannot_be_judged_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "page.txt"
+    for text, said in (
+        ("# nothing\n", "no metrics of vLLM or SGLang"),
+        ('vllm:request_success_total{model_name="m"} 0\n', "no request was answered"),
+        ("vllm:num_requests_running{ 3\n", "not a /metrics page"),
+    ):
+        page.write_text(text)
+        with pytest.raises(PlannerError, match=said):
+            diagnose([page])
+    assert main(["diagnose"]) == 2 and "one or two pages" in capsys.readouterr().err
+    (tmp_path / "plan.json").write_text('{"layout": {}}')
+    with pytest.raises(PlannerError, match=r"not a plan\.json"):
+        planned_by(tmp_path / "plan.json")
+
+
+def test_a_plan_json_is_the_plan(tmp_path: Path) -> None:
+    from planner.operations.answer import answer
+    from planner.planning.scenario import load_scenario
+    from planner.planning.search import search
+
+    plan = search(load_scenario("edge-8b-24gb"))
+    assert plan.chosen
+    (tmp_path / "plan.json").write_text(json.dumps(answer(plan)))
+    planned = planned_by(tmp_path / "plan.json")
+    own = plan.chosen.deployment.with_replicas(1)
+    assert memory_of(planned.deployment).pool == memory_of(own).pool
+    assert planned.targets == plan.scenario.service_level
+    assert planned.rate == pytest.approx((plan.scenario.workload.rate or 0) / plan.chosen.deployment.layout.replicas)
+
+
+def test_a_page_of_a_restarted_server_counts_from_its_start(tmp_path: Path) -> None:
+    server, _ = played("8B on L40S", "more requests")
+    pages, _ = server.pages(tmp_path)
+    late, early = (measured([read_page(page)], None, 60.0) for page in reversed(pages))
+    swapped = measured([read_page(page) for page in reversed(pages)], None, 60.0)
+    assert swapped.requests == early.requests < late.requests
+    assert re.search("request", str(late.names))
