@@ -34,6 +34,7 @@ from scenario_generator import generate
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.faces import cli
 from planner.facts.deployment import Deployment, deploy_on
+from planner.facts.engines import resolve
 from planner.facts.prices import Prices, price_per_hour
 from planner.latency.speculation import step_of
 from planner.latency.step_work import work
@@ -341,9 +342,10 @@ def _cheaper(asked: Scenario, below: Bill) -> list[tuple[float, Callable[..., De
             if replicas < 1 or (price is None and not below[0]):
                 continue
             options: dict[str, Any] = {
-                "tp": layout.tp, "pp": layout.pp, "ep": layout.ep, "replicas": replicas, "engine": asked.engine,
-                "speculation": speculation, "other_tenants": asked.other_tenants, "interconnect": wanted.interconnect,
-                "gpus_per_node": wanted.gpus_per_node, "max_model_len": length, "kv_cache_dtype": kv,
+                "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "replicas": replicas,
+                "engine": asked.engine, "speculation": speculation, "other_tenants": asked.other_tenants,
+                "interconnect": wanted.interconnect, "gpus_per_node": wanted.gpus_per_node, "max_model_len": length,
+                "kv_cache_dtype": kv,
             }  # fmt: skip
             found.append((each * replicas, partial(deploy_on, served, wanted.gpu, **{**options, **asked.engine_args})))
     return found
@@ -356,7 +358,8 @@ def check_nothing_cheaper(asked: Scenario, plan: Plan) -> list[str]:
     legal = _cheaper(asked, below)
     instead = f"{describe(plan.chosen.deployment) if plan.chosen else 'nothing'}, {below[1]:.2f}"
     sizes: list[dict[str, int]] = [{}] if "max_num_seqs" in asked.engine_args else [
-        {}, {"max_num_seqs": 64}, {"max_num_seqs": 16}
+        {}, {"max_num_seqs": 64}, {"max_num_seqs": 16},
+        {"max_num_batched_tokens": 512}, {"max_num_batched_tokens": 16384},
     ]  # fmt: skip
     for usd, deploy in sorted(legal, key=lambda item: -item[0]) if len(legal) <= BRUTE else ():
         for seqs in sizes:
@@ -418,9 +421,30 @@ def check_metamorphic(asked: Scenario, plan: Plan) -> list[str]:
     return found
 
 
+def check_knobs(asked: Scenario, plan: Plan) -> list[str]:
+    """No other value of one engine argument, given in the scenario, makes anything cheaper that holds when replayed."""
+    if plan.best is None:
+        return []
+    found, below, args = [], bill(plan), plan.best.deployment.args
+    usual = resolve({"max_model_len": args.max_model_len}, asked.engine, plan.best.deployment.gpu, model(asked.model))
+    tokens, seqs, share = args.max_num_batched_tokens, args.max_num_seqs, args.gpu_memory_utilization
+    others = [("max_num_batched_tokens", size) for size in (tokens // 2, 2 * tokens, usual.max_num_batched_tokens)]
+    others += [("max_num_seqs", size) for size in (seqs // 2, seqs - 8, seqs + 8, 2 * seqs, usual.max_num_seqs)]
+    others += [("gpu_memory_utilization", round(share + d, 3)) for d in (-0.02, 0.02)]
+    others += [("enable_prefix_caching", not args.enable_prefix_caching), ("enable_chunked_prefill", False)]
+    for name, value in others:
+        with contextlib.suppress(PlannerError):
+            other = search(replace(asked, engine_args={**asked.engine_args, name: value}))
+            if other.chosen and other.chosen.cost[0] == below[0] and other.chosen.cost[1] < 0.98 * below[1]:
+                share, _ = worst(asked, referee(asked, other.chosen.deployment))
+                if share <= 1 - SLACK:
+                    found.append(f"{name}={value}: {other.chosen}; recommended is {plan.chosen}, {below[1]:.2f}")
+    return found
+
+
 CHECKS: dict[str, Callable[[Scenario, Plan], list[str]]] = {
     "figures": check_figures, "agreement": check_agreement, "promises": check_promises,
-    "cheaper": check_nothing_cheaper, "metamorphic": check_metamorphic,
+    "cheaper": check_nothing_cheaper, "knobs": check_knobs, "metamorphic": check_metamorphic,
 }  # fmt: skip
 
 

@@ -72,6 +72,7 @@ class Facts(Entry):
     prefix_caching: bool
     prefix_caching_hybrid: bool
     chunked_prefill: bool
+    data_parallel_attention: bool
     async_scheduling: bool
     capture: Capture
     kv_cache_dtypes: tuple[str, ...]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, log2
+from itertools import product
+from math import ceil
 
 import numpy as np
 
@@ -76,16 +77,23 @@ def _block_widths(model: Model, layout: ParallelLayout, experts: bool) -> dict[t
 def legal_layouts(
     model: Model, gpu: Gpu, max_gpus: int, gpus_per_node: int | None = None, engine: Engine | None = None
 ) -> list[ParallelLayout]:
-    """Every layout of ONE replica on at most `max_gpus`: TP inside a node (powers of two), PP, EP for MoE models."""
-    node = gpus_per_node or gpu.gpus_per_node
-    found = []
-    for tp in (2**power for power in range(int(log2(max(min(node, max_gpus), 1))) + 1)):
-        for pp in range(1, max_gpus // tp + 1):
-            for ep in {1, tp} if model.architecture.is_moe else {1}:
-                layout = ParallelLayout(tp=tp, pp=pp, ep=ep)
-                if refuse(model, layout, node, engine) is None:
-                    found.append(layout)
-    return found
+    """Every layout of ONE replica on at most `max_gpus`: TP inside a node (powers of two), PP, for MoE EP and DP too.
+
+    With attention data parallelism (DP) every rank has its own requests and KV cache, and experts are spread over all.
+    """
+    node, moe, found = gpus_per_node or gpu.gpus_per_node, model.architecture.is_moe, []
+    shared = moe and (engine is None or engine.facts["data_parallel_attention"])
+    for tp in _powers(min(node, max_gpus)):
+        sizes = product(range(1, max_gpus // tp + 1), (1, tp) if moe and tp > 1 else (1,))
+        found += [ParallelLayout(tp=tp, pp=pp, ep=ep) for pp, ep in sizes]
+        ranks = _powers(max_gpus // tp)[1:] if shared else []
+        found += [ParallelLayout(tp=tp, dp=dp, ep=tp * dp) for dp in ranks]
+    return [layout for layout in found if refuse(model, layout, node, engine) is None]
+
+
+def _powers(most: int) -> list[int]:
+    """The powers of two up to `most`."""
+    return [2**power for power in range(max(most, 1).bit_length())]
 
 
 def _normalizes_across_heads(layer: Layer) -> bool:

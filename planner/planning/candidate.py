@@ -29,7 +29,7 @@ class Candidate:
     constraints: tuple[str, ...]  # the names of what it misses: "p95 TPOT", "rate", "memory"
     margin: float  # largest share of any limit that it uses, 1 = at the limit
     share: float  # of the capacity that is planned to be used, 1 = all of it
-    preference: tuple[int, ...]  # position of its formats in the scenario's lists, speculation last
+    preference: tuple[int, ...]  # position of its formats in the scenario's lists, speculation, and 1 if tuned
 
     @property
     def stated(self) -> bool:
@@ -64,10 +64,16 @@ class Candidate:
         return self.deployment.gpu, layout.tp, layout.pp, layout.dp
 
     @property
+    def place(self) -> tuple[object, ...]:
+        """What it is but for its engine's arguments."""
+        deployment, formats = self.deployment, self.preference[:-1]
+        return deployment.gpu, deployment.gpus_per_node, deployment.link_bandwidth, deployment.layout, formats
+
+    @property
     def identity(self) -> tuple[object, ...]:
         """What tells it from other candidates of its search."""
-        deployment = self.deployment
-        return deployment.gpu, deployment.gpus_per_node, deployment.link_bandwidth, deployment.layout, self.preference
+        args, drafts = self.deployment.args, self.deployment.drafts
+        return *self.place, args.max_num_batched_tokens, args.max_num_seqs, args.gpu_memory_utilization, drafts
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from planner.core.quantities import PlannerError
 from planner.planning.candidate import Candidate, full, judge_all, replayed
-from planner.planning.deployments import SEQS_STEP
+from planner.planning.deployments import MAX_SEQS, SEQS_STEP
+from planner.planning.knobs import variants
 from planner.planning.prediction import evaluate
-from planner.planning.scenario import Scenario
+from planner.planning.scenario import Scenario, Target
 
 TRIES = 60
 """Candidates that are replayed at most."""
@@ -29,8 +30,8 @@ FULL_PACE = 2.5
 """A full batch may be so much slower than the traffic's own."""
 CLEARLY, FULL = 1.15, 1.05
 """A first look that is so far beyond a limit, or beyond what is to be used of the capacity, needs no second."""
-FEWER = (0.85, 0.7)
-"""Shares of max_num_seqs that are tried where a full batch is too slow."""
+LOOKS, FEWER, MORE = 5, 0.8, 1.5
+"""Values of max_num_seqs that are looked at, and the steps until some are known that queue and some that are slow."""
 FULLY = 2
 """Of those so many are replayed in full."""
 THINNER = (0.5, 0.25, 0.1)
@@ -98,6 +99,9 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
             found.failing.append(tried)
             if (layout.replicas + 1) * layout.gpus_per_replica <= at_most.get(tried.deployment.gpu, math.inf):
                 add(*with_more([asked], 1))
+    if found.holding and found.holding[0].at_risk:  # at the same price other arguments may be safer
+        others = [settled(scenario, other) for other in retuned(scenario, found.holding[0])]
+        found.holding = sorted([*found.holding, *(c for c in others if c.meets)], key=lambda candidate: candidate.rank)
     return found
 
 
@@ -125,22 +129,17 @@ def near(scenario: Scenario, candidate: Candidate) -> bool:
     found = candidate.prediction.performance
     if found is None or not found.saturated or candidate.share > NEAR:
         return False
-    paces = [target for target in scenario.service_level if target.metric in PACES]
-    return all(getattr(found, t.metric)[t.percentile].mid <= FULL_PACE * t.seconds for t in paces)
+    return all(getattr(found, t.metric)[t.percentile].mid <= FULL_PACE * t.seconds for t in _paces(scenario))
 
 
 def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
-    """`candidate` replayed, with the first max_num_seqs of `_sizes` with which it holds, or the best of them."""
-    looks: list[Candidate] = []
-    for size in _sizes(scenario, candidate):
-        tried = replace(candidate, deployment=candidate.deployment.with_args(max_num_seqs=size))
-        try:
-            looks.append(replayed(scenario, tried, quick=True))
-        except PlannerError as error:
-            looks.append(replace(tried, misses=(str(error),), constraints=("memory",), margin=math.inf))
-        if looks[-1].margin <= 1 or (looks[-1].margin > NEAR and not scenario.offline):
-            break
-    looks.sort(key=lambda look: look.margin)
+    """`candidate` replayed, with the first max_num_seqs that holds of those looked at, or the best of them."""
+    looks = _looks(scenario, candidate)
+    best = min(looks, key=_margin)
+    for other in retuned(scenario, best) if 1 < best.margin <= NEAR else ():
+        if min(looks, key=_margin).margin > 1:
+            looks += _looks(scenario, other)
+    looks.sort(key=_margin)
     best = looks[0]
     for look in looks[:FULLY]:
         if look.margin > CLEARLY or look.share > FULL:
@@ -152,27 +151,73 @@ def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
     return best
 
 
-def _sizes(scenario: Scenario, candidate: Candidate) -> Iterator[int]:
-    """Values of max_num_seqs to try: the largest that keeps the promised pace when full, and its neighbours."""
+def _looks(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
+    """First looks at values of max_num_seqs, up to one that holds: more where requests queue, else fewer."""
+    looks: dict[int, Candidate] = {}
     most = candidate.deployment.args.max_num_seqs
-    paces = [target for target in scenario.service_level if target.metric in PACES]
+
+    def look(size: int) -> Candidate:
+        tried = replace(candidate, deployment=candidate.deployment.with_args(max_num_seqs=size))
+        try:
+            looks[size] = replayed(scenario, tried, quick=True)
+        except PlannerError as error:
+            looks[size] = replace(tried, misses=(str(error),), constraints=("memory",), margin=math.inf)
+        return looks[size]
+
     if "max_num_seqs" in scenario.engine_args or most < 2 * SEQS_STEP or not scenario.service_level:
-        yield most
-        return
-    if scenario.offline or not paces:  # fewer in flight, or fewer that share a step
-        yield from dict.fromkeys(max(int(most * share), 1) for share in (1.0, *THINNER))
-        return
+        look(most)
+    elif scenario.offline or not _paces(scenario):  # fewer in flight, or fewer that share a step
+        for share in (1.0, *THINNER):
+            found = look(max(int(most * share), 1))
+            if found.margin <= 1 or (found.margin > NEAR and not scenario.offline):
+                break
+    else:
+        size, tokens = _pacing(scenario, candidate), candidate.deployment.args.max_num_batched_tokens
+        limit = max(most, min(MAX_SEQS, tokens))
+        best = look(size)
+        queues = not {name.split()[-1].lower() for name in best.constraints} <= {*PACES, "memory"}
+        while not best.meets and len(looks) < LOOKS:
+            before, wanted = size, size * (MORE if queues else FEWER)
+            size = min(max(round(wanted / SEQS_STEP), 1) * SEQS_STEP, limit)
+            if size in looks:
+                break
+            if (found := look(size)).margin > best.margin:  # too far
+                look(round(math.sqrt(before * size)))
+                break
+            best = found
+    return list(looks.values())
+
+
+def retuned(scenario: Scenario, candidate: Candidate, most: int = 2) -> list[Candidate]:
+    """`candidate` with the other engine arguments that the closed form likes best, where it likes them better."""
+    one, replicas = candidate.deployment, candidate.deployment.layout.replicas
+    preference = (*candidate.preference[:-1], 1)
+    usual, *tried = judge_all(
+        scenario, [(one, replicas, preference), *((other, replicas, preference) for other in variants(scenario, one))]
+    )
+    better = [found for found in tried if found.margin < usual.margin and near(scenario, found)]
+    return sorted(better, key=_margin)[:most]
+
+
+def _margin(candidate: Candidate) -> float:
+    return candidate.margin
+
+
+def _paces(scenario: Scenario) -> list[Target]:
+    return [target for target in scenario.service_level if target.metric in PACES]
+
+
+def _pacing(scenario: Scenario, candidate: Candidate) -> int:
+    """The largest max_num_seqs that keeps the promised pace when full, else the largest."""
+    most = candidate.deployment.args.max_num_seqs
 
     def too_slow(size: int) -> bool:
         sized = candidate.deployment.with_args(max_num_seqs=size)
         found = evaluate(sized, full(sized, replace(scenario.workload, num_prompts=None))).performance
-        return found is None or any(getattr(found, t.metric)[t.percentile].mid > t.seconds for t in paces)
+        return found is None or any(getattr(found, t.metric)[t.percentile].mid > t.seconds for t in _paces(scenario))
 
-    sizes = [*range(SEQS_STEP, most, SEQS_STEP), most]
-    kept = ([0, *sizes])[bisect_left(sizes, True, key=too_slow)]
-    wanted = [kept, most] if kept else [most]
-    wanted += [max(round((kept or most) * share / SEQS_STEP), 1) * SEQS_STEP for share in FEWER]
-    yield from dict.fromkeys(wanted)
+    sizes: list[int] = [most, *range(SEQS_STEP, most, SEQS_STEP), most]
+    return sizes[bisect_left(sizes, True, lo=1, key=too_slow) - 1]
 
 
 def stated(scenario: Scenario, candidate: Candidate) -> Candidate:

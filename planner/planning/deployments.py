@@ -43,7 +43,7 @@ def deployment_of(
         interconnect=card.interconnect, gpus_per_node=card.gpus_per_node, other_tenants=scenario.other_tenants,
         memory_calibration=scenario.memory_calibration, **args,
     )  # fmt: skip
-    return _filled(scenario, deployment)
+    return filled(scenario, deployment)
 
 
 def _beside_others(scenario: Scenario, deployment: Deployment) -> Deployment:
@@ -59,7 +59,7 @@ def _beside_others(scenario: Scenario, deployment: Deployment) -> Deployment:
     return less if standings[0] > standings[1] else deployment
 
 
-def _filled(scenario: Scenario, deployment: Deployment) -> Deployment:
+def filled(scenario: Scenario, deployment: Deployment) -> Deployment:
     """With the max_num_seqs that its KV pool holds in 95 % of moments; memory is judged with that, not the default."""
     tried = _beside_others(scenario, deployment)
     if "max_num_seqs" in scenario.engine_args:
@@ -72,4 +72,5 @@ def _filled(scenario: Scenario, deployment: Deployment) -> Deployment:
         return deployment
     held = safe_max_num_seqs(memory_of(tried), scenario.workload)
     most = MAX_SEQS if scenario.offline and seqs == usual else seqs
+    most = min(most, tried.args.max_num_batched_tokens)
     return tried.with_args(max_num_seqs=min(most, held // SEQS_STEP * SEQS_STEP or max(held, 1)))

@@ -22,10 +22,14 @@ from planner.facts.prices import price_per_hour
 from planner.memory.budget import memory_of
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
-from planner.planning.candidate import Candidate, describe, judge, judge_all
+from planner.planning.candidate import Candidate, asked_rps, describe, judge, judge_all, most_rps
 from planner.planning.confirmation import confirm, nearest, stated
 from planner.planning.deployments import deployment_of
+from planner.planning.knobs import variants
 from planner.planning.scenario import CandidateGpu, Scenario
+
+GAIN = 1.3
+"""Other engine arguments serve so many times as many requests, at most."""
 
 
 @dataclass(frozen=True)
@@ -153,16 +157,21 @@ def _evaluated(scenario: Scenario, wanted: Wanted) -> tuple[list[Candidate], lis
     for option in options(scenario, wanted):
         if isinstance(option, Rejection):
             rejected.append(option)
-        elif not (memory := memory_of(option[0])).starts:
-            one, gpus = option[0], option[0].layout.gpus_per_replica
-            rejected.append(Rejection(describe(one), one.gpu.name, gpus, memory.reason, "memory"))
-        else:
+            continue
+        one, most, preference = option
+        if (memory := memory_of(one)).starts:
             cases.append(option)
-    return _sized(scenario, cases), rejected
+        elif (larger := next(variants(scenario, one), None)) is not None:
+            cases.append((larger, most, (*preference[:-1], 1)))
+        else:
+            gpus = one.layout.gpus_per_replica
+            rejected.append(Rejection(describe(one), one.gpu.name, gpus, memory.reason, "memory"))
+    usual = _sized(scenario, cases)
+    return [*usual, *_tuned(scenario, cases, usual)], rejected
 
 
 Option = tuple[Deployment, int, tuple[int, ...]]
-"""One replica of a legal deployment, how many there may be, and the `preference` of its formats."""
+"""One replica of a legal deployment, how many there may be, and its `preference`."""
 
 
 def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
@@ -189,7 +198,32 @@ def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
                     f"{layout}, {quantization or 'checkpoint'}", card.name, layout.gpus, str(error), "engine"
                 )
             else:
-                yield deployment, asked.at_most // layout.gpus, (q, k, s)
+                yield deployment, asked.at_most // layout.gpus, (q, k, s, 0)
+
+
+def _tuned(scenario: Scenario, cases: list[Option], usual: list[Candidate]) -> list[Candidate]:
+    """The same with other engine arguments, where those may do for less or at less risk: of each size the best."""
+    least = min((found.cost for found in usual if found.meets), default=(True, math.inf))
+    open_ = [case for case, found in zip(cases, usual, strict=True) if _at_least(scenario, found) <= least]
+    tried = [
+        (changed, most, (*preference[:-1], 1)) for one, most, preference in open_ for changed in variants(scenario, one)
+    ]
+    best = {found.place: found for found in usual}
+    for found in sorted(_sized(scenario, tried), key=attrgetter("rank")):
+        if found.place not in best or (best[found.place] in usual and found.rank[:3] < best[found.place].rank[:3]):
+            best[found.place] = found
+    return [found for found in best.values() if found.preference[-1]]
+
+
+def _at_least(scenario: Scenario, found: Candidate) -> tuple[bool, float]:
+    """What as many of its replicas cost as the load asks for by itself, whatever the engine's arguments."""
+    unpriced, cost = found.cost
+    replicas, performance = found.deployment.layout.replicas, found.prediction.performance
+    most = performance and most_rps(scenario, performance)
+    if scenario.workload.rate is None or not most:
+        return unpriced, cost / replicas
+    asked = asked_rps(scenario, found.prediction) / (1 - scenario.headroom) / GAIN
+    return unpriced, cost / replicas * min(max(math.ceil(asked * replicas / most.mid), 1), replicas)
 
 
 def _sized(scenario: Scenario, cases: list[Option]) -> list[Candidate]:

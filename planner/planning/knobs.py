@@ -1,0 +1,54 @@
+"""Engine arguments that change the bill: what a search tries of each, where the scenario leaves it open."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import product
+
+from planner.core.quantities import PlannerError
+from planner.facts.deployment import Deployment
+from planner.facts.engines import resolve
+from planner.memory.budget import memory_of, safe_utilization
+from planner.planning.deployments import filled
+from planner.planning.scenario import Scenario
+
+TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+"""Values of max_num_batched_tokens: short chunks keep steps short, long ones serve more prompts."""
+BATCHES = (0.6, 0.35, 0.2, 0.1)
+"""Shares of max_num_seqs: where more wait, those that run are faster."""
+WORTH = 0.01
+"""Less of a GPU's memory is not worth another gpu_memory_utilization."""
+
+
+def variants(scenario: Scenario, usual: Deployment) -> Iterator[Deployment]:
+    """`usual` with every other combination of its engine's arguments; with smaller batches, and with fewer drafts."""
+    args, given = usual.args, scenario.engine_args
+    sizes, shares, seqs = [args.max_num_batched_tokens], [args.gpu_memory_utilization], args.max_num_seqs
+    if "max_num_batched_tokens" not in given:
+        sizes += [size for size in TOKENS if size != sizes[0]]
+    if "gpu_memory_utilization" not in given and (most := safe_utilization(usual)) >= shares[0] + WORTH:
+        shares.append(most)
+    changes = [
+        {"max_num_batched_tokens": size, "gpu_memory_utilization": share} for size, share in product(sizes, shares)
+    ]
+    for knobs in changes[1:]:
+        with suppress(PlannerError):  # the engine has rules of its own for how its arguments go together
+            if memory_of(changed := with_knobs(scenario, usual, **knobs)).starts:
+                yield changed
+    if not memory_of(usual).starts:
+        return
+    if "max_num_seqs" not in given and scenario.service_level:
+        yield from (usual.with_args(max_num_seqs=fewer) for share in BATCHES if (fewer := int(seqs * share)))
+    if drafted := usual.speculation:
+        fewer_drafts = (replace(drafted, num_speculative_tokens=k) for k in range(1, usual.drafts))
+        yield from (replace(usual, speculation=fewer) for fewer in fewer_drafts)
+
+
+def with_knobs(scenario: Scenario, usual: Deployment, **knobs: float) -> Deployment:
+    """`usual` started with other arguments, and the max_num_seqs that go with them; `PlannerError` where it refuses."""
+    args = usual.args
+    given = {"max_model_len": args.max_model_len, "kv_cache_dtype": args.kv_cache_dtype, **scenario.engine_args}
+    resolved = resolve({**given, **knobs}, usual.engine, usual.gpu, usual.model)
+    return filled(scenario, replace(usual, args=resolved))
