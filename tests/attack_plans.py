@@ -213,12 +213,16 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     return found + _unlike("planner predict", unpriced, answer) + _texts(asked, plan.chosen, told)
 
 
+CONFIG = "trtllm.yaml"
+"""What an engine reads beside its command, which names the model."""
+
+
 def _texts(asked: Scenario, chosen: Candidate, told: Mapping[str, float]) -> list[str]:
     """What the deployment files say of model, arguments and figures."""
     args, texts = chosen.deployment.args, documents(chosen.prediction, asked.service_level)
     others = {name for name in models() if name != asked.model}
     named = {file: set(re.findall(r"[\w.-]+/[\w.-]+", text)) for file, text in texts.items()}
-    wrong = [file for file, names in named.items() if others & names or asked.model not in names]
+    wrong = [file for file, names in named.items() if others & names or (asked.model not in names and file != CONFIG)]
     found = [f"{', '.join(wrong)}: asked was {asked.model}, named is {others & named[wrong[0]]}"] if wrong else []
     figures = (
         ("serve.sh", "tensor-parallel-size ", chosen.deployment.layout.tp),

@@ -76,7 +76,7 @@ def layouts(plan: Plan) -> tuple[Candidate, ...]:
     In closed form, but for those that the search has replayed.
     """
     found = []
-    told = {candidate.identity: candidate for candidate in reversed(plan.candidates) if candidate.stated}
+    told = {candidate.place: candidate for candidate in reversed(plan.candidates) if candidate.stated}
     for card in plan.scenario.gpus:
         like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
         if like is None:
@@ -85,7 +85,7 @@ def layouts(plan: Plan) -> tuple[Candidate, ...]:
         for shape in legal_layouts(model, card.gpu, card.at_most, card.gpus_per_node, engine):
             for replicas in range(1, card.at_most // shape.gpus_per_replica + 1):
                 placed = place(plan.scenario, like, card, replace(shape, replicas=replicas))
-                found.append(told.get(placed.identity, placed))
+                found.append(told.get(placed.place, placed))
     return tuple(found)
 
 
