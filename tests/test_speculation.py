@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment, Speculation, deploy_on
-from planner.facts.draft_models import draft_of, host_cost, lacking, method, methods
+from planner.facts.draft_models import draft_of, host_costs, lacking, method, methods
 from planner.facts.engines import engine
 from planner.facts.workload import Lengths, Workload
 from planner.latency.speculation import (
@@ -157,7 +157,7 @@ def test_measured_speed_ups_with_whole_models_left_out() -> None:
 def test_the_host_costs_are_those_that_fit() -> None:
     """Beside the plain steps that were measured, up to two or three steps of the grid."""
     for name in ("vllm", "sglang"):
-        cost, found = host_cost(engine(name)), fit(tuple(run for run in speculation_runs() if run.engine == name))
+        cost, found = host_costs()[name], fit(tuple(run for run in speculation_runs() if run.engine == name))
         assert found == (pytest.approx(cost.step_us, abs=600), pytest.approx(cost.pass_us, abs=200))
 
 

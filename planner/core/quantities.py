@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 from unicodedata import category
@@ -27,6 +28,15 @@ class PlannerError(ValueError):
     def __init__(self, message: object) -> None:
         shown = one_line(" ".join(str(message)[:10_000].split()))
         super().__init__(shown if len(shown) <= 400 else f"{shown[:250]} ... {shown[-140:]}")
+
+
+@contextmanager
+def told_of(where: str) -> Iterator[None]:
+    """Every `PlannerError` of the block says first that it is about `where`."""
+    try:
+        yield
+    except PlannerError as error:
+        raise PlannerError(f"{where}: {error}") from None
 
 
 def did_you_mean(name: str, known: Iterable[str], what: str) -> PlannerError:
@@ -98,6 +108,11 @@ class Interval:
         """Lognormal around `mid`: `sigma` is the standard deviation of its logarithm (0.1 = about 10 %)."""
         reach = math.exp(Z80 * sigma)
         return cls(mid / reach, mid, mid * reach)
+
+    @property
+    def reach(self) -> str:
+        """How far it goes to each side, in percent of the middle."""
+        return f"{self.lo / self.mid - 1:+.0%} to {self.hi / self.mid - 1:+.0%}"
 
     def map(self, function: Callable[[float], float]) -> Interval:
         """Carry a monotone `function` through the interval."""

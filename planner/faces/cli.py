@@ -72,10 +72,9 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _models(options: argparse.Namespace) -> None:
-    from planner.core.catalog import entries
-    from planner.models.registry import ModelEntry, model, names
+    from planner.models.registry import model, models, names
 
-    known = names() if options.pattern else entries("models.yaml", ModelEntry)
+    known = names() if options.pattern else models()
     rows = [("model", "parameters", "active", "context", "weights")]
     for name in _matching(options.pattern, known, "model"):
         served = model(name)

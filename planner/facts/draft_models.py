@@ -33,13 +33,9 @@ class HostCost(Sourced):
     pass_us: NonNegativeFloat
 
 
-def host_cost(engine: Engine) -> HostCost:
-    """What a speculative step costs the host of `engine`."""
-    return _host_costs()[engine.name]
-
-
 @cache
-def _host_costs() -> dict[str, HostCost]:
+def host_costs() -> dict[str, HostCost]:
+    """What a speculative step costs the host, by engine."""
     return entries("drafting.yaml", HostCost)
 
 
@@ -77,14 +73,11 @@ def lacking(name: str, engine: Engine) -> str | None:
     if engine.name in how.without:
         return f"{engine.name} has no speculative method {known}"
     spans = how.releases.get(engine.name, ((None, None),))
-    if any(_within(engine, *span) for span in spans):
-        return None
+    for first, last in spans:
+        if (first is None or engine.release >= release(first)) and (last is None or engine.release <= release(last)):
+            return None
     have = " and ".join(f"{first or 'the first'} to {last or 'the newest'}" for first, last in spans)
     return f"{engine.name} {engine.version} lacks the speculative method {known}; releases that have it: {have}"
-
-
-def _within(engine: Engine, first: str | None, last: str | None) -> bool:
-    return (first is None or engine.release >= release(first)) and (last is None or engine.release <= release(last))
 
 
 def method_of(deployment: Deployment) -> Method:

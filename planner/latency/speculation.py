@@ -21,7 +21,7 @@ import numpy as np
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.coefficients import Coefficients
 from planner.facts.deployment import Deployment
-from planner.facts.draft_models import draft_of, host_cost, method_of
+from planner.facts.draft_models import draft_of, host_costs, method_of
 from planner.latency.calibration import calibration_of
 from planner.latency.step_model import StepModel, step_model
 from planner.memory.budget import MemoryPlan, plan
@@ -175,7 +175,7 @@ def _step_once(deployment: Deployment, coefficients: Coefficients | None) -> Ste
 
 def _host(deployment: Deployment) -> tuple[float, float]:
     """Seconds that a step costs the engine's host, and that a pass over the draft takes at least."""
-    cost = host_cost(deployment.engine)
+    cost = host_costs()[deployment.engine.name]
     return cost.step_us * 1e-6, cost.pass_us * 1e-6
 
 

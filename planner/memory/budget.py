@@ -57,11 +57,6 @@ class MemoryPlan:
         return self.total - self.requested
 
     @property
-    def rounding(self) -> int:
-        """Bytes of the KV cache that whole blocks, and the poorest stage's count of them, leave unused."""
-        return max(0, round(self.kv_available.mid) - self.pool.num_blocks * self.pool.bytes_per_block)
-
-    @property
     def parts(self) -> dict[str, int]:
         """Bytes by name, summing to `total`; a negative KV cache is what the budget lacks."""
         inside = {LABELS[term]: round(getattr(self, term).mid) for term in self.in_budget}

@@ -19,6 +19,8 @@ VOCAB_PADDING = 64
 TABLES_ONCE = (0, 33, 0)
 """The first known version that keeps one multimodal rotary table for Qwen3-VL and its successors (until 0.20.2 at
 least: four), and builds towers on the first pipeline stage only (models/qwen3_vl.py:1818, interfaces.py:392)."""
+MXFP4_TILES = (128, 256)
+"""What the inner and the hidden size of MXFP4 experts are padded to (vLLM 0.33.0 fused_moe/oracle/mxfp4.py:837)."""
 LARGE, STEP = 10 * MIB, 2 * MIB
 """torch's CUDA allocator reserves tensors from `LARGE` on in multiples of `STEP` (CUDACachingAllocator.cpp)."""
 
@@ -41,15 +43,6 @@ def rank_shape(weight: Weight, layout: ParallelLayout) -> tuple[int, int, int]:
     return rows, cols, copies
 
 
-def _tiled(weight: Weight, rows: int, cols: int) -> tuple[int, int]:
-    """MXFP4 experts as the Marlin and TRT-LLM kernels want them: inner size to 128, hidden to 256.
-
-    vLLM 0.33.0 fused_moe/oracle/mxfp4.py:837.
-    """
-    row_tile, col_tile = (128, 256) if weight.shard == "column" else (256, 128)
-    return ceil(rows / row_tile) * row_tile, ceil(cols / col_tile) * col_tile
-
-
 def weight_bytes(model: Model, weight: Weight, layout: ParallelLayout, prefix: str = "") -> float:
     """Bytes of `weight` on the fullest rank, in the module `prefix`."""
     rows, cols, copies = rank_shape(weight, layout)
@@ -57,7 +50,8 @@ def weight_bytes(model: Model, weight: Weight, layout: ParallelLayout, prefix: s
     if scheme is None:
         return rows * cols * copies * (weight.bits // 8 if weight.bits else model.dtype_bytes)
     if scheme.method == "mxfp4" and weight.part == "routed_experts":
-        rows, cols = _tiled(weight, rows, cols)
+        tiles = MXFP4_TILES if weight.shard == "column" else reversed(MXFP4_TILES)
+        rows, cols = (ceil(size / tile) * tile for size, tile in zip((rows, cols), tiles, strict=True))
     return copies * scheme.bytes(rows, cols)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.core.catalog import read_yaml
-from planner.core.quantities import PlannerError, bytes_of
+from planner.core.quantities import PlannerError, bytes_of, told_of
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import behind_dynamo, engine, unsupported
 from planner.facts.gpus import gpu
@@ -214,9 +214,7 @@ def read_workload(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> W
 def _lengths(cells: Mapping[str, Any], name: str) -> Lengths:
     if name not in cells:
         raise PlannerError(f"{name} is missing")
-    try:
+    with told_of(name):
         if "length_range_ratio" in cells:
             return Lengths.uniform(cells[name], cells["length_range_ratio"])
         return Lengths.lognormal(cells[name], *(cells.get(f"{name}_{what}") for what in ("p95", "p50", "max")))
-    except PlannerError as error:
-        raise PlannerError(f"{name}: {error}") from None

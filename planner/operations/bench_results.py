@@ -14,7 +14,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from planner.core.catalog import Entry, check, csv_lines, parse_json, read_text
-from planner.core.quantities import MIB, PlannerError
+from planner.core.quantities import MIB, PlannerError, told_of
 from planner.facts.arrivals import arrivals
 from planner.facts.deployment import Deployment
 from planner.facts.engines import engine
@@ -199,7 +199,7 @@ def _table(path: Path, wanted: Deployment | None) -> tuple[list[Point], list[str
     of = ("", "") if wanted is None else (wanted.gpu.name, wanted.engine.name)
     for line, row in rows:
         where = f"{path.name}, line {line}"
-        try:
+        with told_of(where):
             if len(row) > len(header):
                 raise PlannerError(f"the row has {len(row) - len(header)} more cells than the header has columns")
             if len(points) == MOST_RUNS:
@@ -214,8 +214,6 @@ def _table(path: Path, wanted: Deployment | None) -> tuple[list[Point], list[str
                 left_out[reason] += 1
             else:
                 points.append(_point(where, filled, path.parent, notes))
-        except PlannerError as error:
-            raise PlannerError(f"{where}: {error}") from None
     said = [f"{path.name}: {note}" + f" ({count} rows)" * (count > 1) for note, count in notes.items()]
     if left_out:
         listed = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())

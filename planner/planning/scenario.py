@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import CATALOGS, Entry, check, read_yaml
-from planner.core.quantities import GIB, PlannerError, all_known, bytes_of, did_you_mean, named
+from planner.core.quantities import GIB, PlannerError, all_known, bytes_of, did_you_mean, named, told_of
 from planner.facts.deployment import Speculation
 from planner.facts.draft_models import lacking
 from planner.facts.engines import Engine, EngineArgs, engine, resolve
@@ -282,7 +282,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
     if not isinstance(data, Mapping):
         raise PlannerError(f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
     entry = check(ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name)
-    try:
+    with told_of(name):
         engine_args = engine_arguments(entry.engine_args)
         longest = engine_args.get("max_model_len") or model(entry.model).architecture.max_position
         found = Scenario(
@@ -316,8 +316,6 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             files=tuple(_beside(folder, file) for file in (entry.calibration, entry.workload.trace) if file),
         )
         _possible(found)
-    except PlannerError as error:
-        raise PlannerError(f"{name}: {error}") from None
     return found
 
 
@@ -395,7 +393,7 @@ def _lengths(entry: LengthsEntry | None, side: Side, longest: float, measured: L
             raise PlannerError(f"workload: needs {field} (mean, and p50 or p95) or a trace")
         return measured
     given = entry.model_dump(exclude_none=True)
-    try:
+    with told_of(f"workload, {field}"):
         if others := ", ".join({*given} - {"exactly"}) if entry.exactly else "":
             raise PlannerError(f"exactly says that all lengths are alike: leave out {others}")
         if entry.exactly is not None:
@@ -407,8 +405,6 @@ def _lengths(entry: LengthsEntry | None, side: Side, longest: float, measured: L
         if entry.max is not None and entry.max < entry.mean:
             raise PlannerError(f"max must not be below the mean, got {entry.max:g} and {entry.mean:g}")
         return Lengths.typical(entry.mean, side, min(entry.max or longest, longest))
-    except PlannerError as error:
-        raise PlannerError(f"workload, {field}: {error}") from None
 
 
 def _possible(scenario: Scenario) -> None:

@@ -19,7 +19,7 @@ import yaml
 
 from planner.core.catalog import read_yaml
 from planner.core.files import replacing
-from planner.core.quantities import Z80, Interval, PlannerError
+from planner.core.quantities import Z80, Interval, PlannerError, told_of
 from planner.facts.coefficients import Calibration, Coefficients, coefficient_names
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
@@ -152,8 +152,9 @@ class Fitted:
         for name, (before, after) in medians.items():
             lines.append(f"median error of mean {name}: {before:.1%} before, {after:.1%} after")
         for column, name, was in ((1, "TPOT", self.known.sigma_tpot), (0, "TTFT", self.known.sigma_ttft)):
-            reach = f"{_reach(was)} before ({self.known.basis}), {_reach(self.sigma(column))} after (measured)"
-            lines.append(f"80 % interval of mean {name}: {reach}")
+            before, after = (Interval.factor(1.0, sigma).reach for sigma in (was, self.sigma(column)))
+            told = f"{before} before ({self.known.basis}), {after} after (measured)"
+            lines.append(f"80 % interval of mean {name}: {told}")
         far = np.abs(self.errors[:, 1]) / (self.sigma(0), self.sigma(1))
         if np.nanmax(far) > FAR:
             run, which = divmod(int(np.nanargmax(far)), 2)
@@ -172,12 +173,6 @@ def _amount(name: str, value: float) -> str:
     if name.endswith("_s"):
         return f"{value * 1e3:.3g} ms" if value >= 1e-4 else f"{value * 1e6:.3g} us"
     return f"{value:.3g}" if name == "token_passes" else f"{value:.0%}"
-
-
-def _reach(sigma: float) -> str:
-    """How far an interval of this spread reaches."""
-    reach = Interval.factor(1.0, sigma)
-    return f"{reach.lo - 1:+.0%} to {reach.hi - 1:+.0%}"
 
 
 def predicted(point: Point, c: Coefficients) -> tuple[float, float]:
@@ -280,11 +275,9 @@ def fit(
 
 def _means(means: Means, point: Point, c: Coefficients) -> tuple[float, float]:
     """What `means` gives for a run; errors name the run."""
-    try:
+    with told_of(point.name):
         found = means(point, c)
-    except PlannerError as error:
-        raise PlannerError(f"{point.name}: {error}") from None
-    for metric, measured, value in zip(("TTFT", "TPOT"), (point.ttft, point.tpot), found, strict=True):
-        if measured is not None and not 0 < value < np.inf:
-            raise PlannerError(f"{point.name}: a {metric} of {measured * 1e3:g} ms was measured, but it can have none")
+        for metric, measured, value in zip(("TTFT", "TPOT"), (point.ttft, point.tpot), found, strict=True):
+            if measured is not None and not 0 < value < np.inf:
+                raise PlannerError(f"a {metric} of {measured * 1e3:g} ms was measured, but it can have none")
     return found

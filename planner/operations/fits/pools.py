@@ -23,7 +23,7 @@ import yaml
 
 from planner.core.catalog import CATALOGS, read_text
 from planner.core.files import replacing, today
-from planner.core.quantities import Z80, PlannerError
+from planner.core.quantities import Z80, PlannerError, told_of
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
 from planner.latency.pool_costs import PoolCosts, entry_of, pool_coefficients, pool_costs
@@ -85,15 +85,13 @@ def pool_runs(path: Path = RUNS) -> list[PoolRun]:
     """The runs of a CSV: columns of `planner predict`, `measured_ttft_ms`, `measured_tpot_ms`, `curve` and `source`."""
     found = []
     for number, row in enumerate(csv.DictReader(StringIO(read_text(path), newline="")), start=2):
-        try:
+        with told_of(f"{path.name}, line {number}"):
             cells, _ = read_cells(row)
             workload, model = read_workload(cells, path.parent, []), read_model(cells, path.parent)
             if workload is None:
                 raise PlannerError("isl and osl are missing")
             pools = [read_deployment(model, cells, path.parent, [], pool) for pool in ("prefill", "decode")]
             prefill, decode = (that_starts(pool, workload, []) for pool in pools)
-        except PlannerError as error:
-            raise PlannerError(f"{path.name}, line {number}: {error}") from None
         ttft, tpot = (float(row[name]) / 1e3 for name in ("measured_ttft_ms", "measured_tpot_ms"))
         found.append(PoolRun(prefill, decode, memory_of(decode), workload, ttft, tpot, row["curve"]))
     return found
@@ -101,9 +99,8 @@ def pool_runs(path: Path = RUNS) -> list[PoolRun]:
 
 @dataclass(frozen=True)
 class Fit:
-    """One of the two fits: `x` logarithms of `names` over `START`, and slopes [runs, names] and errors [runs] there."""
+    """One of the two fits: `x` logarithms over `START`, and slopes [runs, x] and errors [runs] there."""
 
-    names: tuple[str, ...]
     spread: np.ndarray
     noise: float
     x: np.ndarray
@@ -124,17 +121,17 @@ class Fit:
 
 def fit(errors: Callable[[np.ndarray], np.ndarray], spread: dict[str, float], noise: float, rounds: int = 8) -> Fit:
     """Gauss-Newton on `errors`(x), halving a step that makes things worse."""
-    names, wide = tuple(spread), np.array(list(spread.values()))
+    wide = np.array(list(spread.values()))
 
     def loss(found: np.ndarray, x: np.ndarray) -> float:
         unlikely = (FREEDOM + 1) * np.log1p((found / noise) ** 2 / FREEDOM)
         return float(unlikely.sum() + ((x / wide) ** 2).sum())
 
-    x = np.zeros(len(names))
+    x = np.zeros(len(wide))
     now = errors(x)
     for _ in range(rounds):
         slopes = np.stack([(errors(x + 0.02 * unit) - now) / 0.02 for unit in np.eye(len(x))], axis=1)
-        state = Fit(names, wide, noise, x, now, slopes)
+        state = Fit(wide, noise, x, now, slopes)
         matrix = (slopes * state.weights[:, None]).T @ slopes + np.diag(1 / wide**2)
         move = -np.linalg.solve(matrix, slopes.T @ (state.weights * now) + x / wide**2)
         move = np.clip(move, -0.7, 0.7)

@@ -8,7 +8,7 @@ import pandas as pd
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from planner.core.catalog import CATALOGS, Sourced, entries, read_yaml
-from planner.core.quantities import Interval, PlannerError
+from planner.core.quantities import Interval, told_of
 from planner.facts.deployment import Deployment, deploy_on
 from planner.facts.workload import Lengths, Workload
 from planner.latency.calibration import calibration_of
@@ -59,26 +59,19 @@ def serving_points(curves: Mapping[str, ServingCurve] | None = None) -> pd.DataF
     For TPOT and TTFT: "measured", "predicted" (80 % interval, ms), "error" (predicted / measured - 1), "inside".
     `PlannerError` naming the entry for a deployment that cannot have run.
     """
-    named = [(name, curve, point) for name, curve in (curves or serving_curves()).items() for point in curve.points]
-    cases = []
-    for name, curve, (concurrency, *_) in named:
-        try:
-            cases.append(curve.case(concurrency))
-        except PlannerError as error:
-            raise PlannerError(f"{FILE}, entry {name}: {error}") from None
-    return pd.DataFrame([_row(*row, *case) for row, case in zip(named, cases, strict=True)])
+    rows = []
+    for name, curve in (curves or serving_curves()).items():
+        for point in curve.points:
+            with told_of(f"{FILE}, entry {name}"):
+                rows.append({"curve": name, **_row(curve, *point)})
+    return pd.DataFrame(rows)
 
 
-def _row(
-    name: str, curve: ServingCurve, point: tuple[int, float, float], deployment: Deployment, workload: Workload
-) -> dict[str, object]:
-    try:
-        found = sample(deployment, workload, workload.requests)
-    except PlannerError as error:
-        raise PlannerError(f"{FILE}, entry {name}: {error}") from None
-    concurrency, ttft, tpot = point
+def _row(curve: ServingCurve, concurrency: int, ttft: float, tpot: float) -> dict[str, object]:
+    deployment, workload = curve.case(concurrency)
+    found = sample(deployment, workload, workload.requests)
     row: dict[str, object] = {
-        "curve": name, "model": curve.model, "GPU": deployment.gpu.name, "engine": curve.engine,
+        "model": curve.model, "GPU": deployment.gpu.name, "engine": curve.engine,
         "concurrency": concurrency, "basis": step_of(deployment).basis, "pool full": found.mid.kv_usage(0.99) > FULL,
     }  # fmt: skip
     for metric, measured in zip(METRICS, (tpot, ttft), strict=True):
@@ -167,11 +160,6 @@ def held_back() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _reach(sigma: float) -> str:
-    reach = Interval.factor(1.0, sigma)
-    return f"{reach.lo - 1:+.0%} to {reach.hi - 1:+.0%}"
-
-
 def rests_on(deployment: Deployment) -> str:
     """What the step costs of `deployment` rest on, and how wide its intervals are for that."""
     gpu, engine, family = deployment.gpu.name, deployment.engine, deployment.model.architecture.model_type
@@ -184,9 +172,10 @@ def rests_on(deployment: Deployment) -> str:
         "prior": f"on what GPUs have in common, for there are no measurements of {here}",
     }[known.basis]
     new = f" New here: {', '.join(WORDS[what] for what in known.new)}." if known.new else ""
+    tpot, ttft = (Interval.factor(1.0, sigma).reach for sigma in (known.sigma_tpot, known.sigma_ttft))
     return (
-        f"The step costs of {deployment} rest {basis}.{new} Its 80 % intervals reach "
-        f"{_reach(known.sigma_tpot)} for the mean TPOT and {_reach(known.sigma_ttft)} for the mean TTFT."
+        f"The step costs of {deployment} rest {basis}.{new} Its 80 % intervals reach {tpot} for the mean TPOT and "
+        f"{ttft} for the mean TTFT."
     )
 
 
