@@ -5,9 +5,10 @@ from typing import Any
 
 from altair import TopLevelMixin
 
+from planner.latency.performance import Performance
 from planner.planning.scenario import load_scenario
 from planner.planning.search import Plan, search
-from planner.queueing.steady_state import Case, Performance, closed_loops, open_loops
+from planner.queueing.steady_state import Case, closed_loops, open_loops
 
 
 @cache

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.quantities import PlannerError
-from planner.facts.workload import Lengths, Side, Workload, read_trace
+from planner.facts.traces import read_trace
+from planner.facts.workload import Lengths, Side, Workload
 
 # Azure LLM inference trace 2023, conversation (github.com/Azure/AzurePublicDataset, CC-BY-4.0): published columns, its
 # first requests, and the statistics of all 19,366 of them.

@@ -1,10 +1,8 @@
 """A model on GPUs: the parallel layout, the engine and its arguments, and what else lives on the cards."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 from planner.core.quantities import PlannerError
 from planner.facts import engines, gpus
@@ -96,11 +94,11 @@ class Deployment:
         """Tokens that a sequence drafts in a step; 0 without speculation."""
         return self.speculation.num_speculative_tokens if self.speculation else 0
 
-    def with_args(self, **args: Any) -> Deployment:
+    def with_args(self, **args: Any) -> Self:
         """The same with other engine arguments."""
         return replace(self, args=replace(self.args, **args))
 
-    def with_replicas(self, replicas: int) -> Deployment:
+    def with_replicas(self, replicas: int) -> Self:
         """The same in so many copies."""
         return replace(self, layout=replace(self.layout, replicas=replicas))
 

@@ -1,22 +1,18 @@
 """Traffic: how long prompts and outputs are, how requests arrive, and traces of both."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from statistics import NormalDist
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from pydantic import PositiveFloat
 
 from planner.core.catalog import Entry, Sourced, entries
 from planner.core.quantities import PlannerError
-from planner.facts.traces import Trace, read_trace
-
-__all__ = ["Lengths", "Trace", "Workload", "read_trace"]
+from planner.facts.traces import Trace
 
 How = Literal["fixed", "uniform", "lognormal", "empirical"]
 Side = Literal["prompt", "output"]
@@ -76,17 +72,17 @@ class Lengths:
     like: str = field(default="", compare=False)  # the public traces whose spread it has, for want of its own
 
     @classmethod
-    def _of(cls, how: How, values: np.ndarray) -> Lengths:
+    def _of(cls, how: How, values: np.ndarray) -> Self:
         p50, p95, p99 = (float(q) for q in np.quantile(values, (0.50, 0.95, 0.99), method="hazen"))
         return cls(how, float(values.mean()), p50, p95, p99, values)
 
     @classmethod
-    def fixed(cls, tokens: float) -> Lengths:
+    def fixed(cls, tokens: float) -> Self:
         """Every request has the same length."""
         return replace(cls._of("fixed", np.array([_at_least_one(tokens, "length")])), asked={"mean": tokens})
 
     @classmethod
-    def uniform(cls, most: float, ratio: float) -> Lengths:
+    def uniform(cls, most: float, ratio: float) -> Self:
         """Uniform in [`ratio` x `most`, `most`] tokens, as InferenceX draws its random prompts."""
         if not 0 <= ratio <= 1:
             raise PlannerError(f"length_range_ratio must lie between 0 and 1, got {ratio:g}")
@@ -96,7 +92,7 @@ class Lengths:
     @classmethod
     def lognormal(
         cls, mean: float, p95: float | None = None, p50: float | None = None, largest: float | None = None
-    ) -> Lengths:
+    ) -> Self:
         """The lognormal that a mean and `p95` (or `p50`) fix, cut at `largest`; with a mean alone, a fixed length.
 
         Given both, it is bent until all three are met: ln(length / p50) = ln(p95 / p50) t, where t = z / 1.645 of a
@@ -138,7 +134,7 @@ class Lengths:
         return replace(cls._of("lognormal", bent(low)), asked={name: v for name, v in asked.items() if v is not None})
 
     @classmethod
-    def typical(cls, mean: float, side: Side, at_most: float | None = None) -> Lengths:
+    def typical(cls, mean: float, side: Side, at_most: float | None = None) -> Self:
         """Lengths of which only the `mean` is known, spread as in the public traces of the nearest means.
 
         The figures of `catalogs/lengths.yaml` are interpolated over the logarithm of the mean, from one constant token
@@ -159,7 +155,7 @@ class Lengths:
         return replace(found, like=" and ".join(between))
 
     @classmethod
-    def empirical(cls, tokens: np.ndarray) -> Lengths:
+    def empirical(cls, tokens: np.ndarray) -> Self:
         """The lengths of a trace, [n] tokens, as they are."""
         return cls._of("empirical", np.sort(np.asarray(tokens, dtype=float)))
 
@@ -237,7 +233,7 @@ class Workload:
             raise PlannerError(f"prefix_tokens must not be negative, got {self.prefix_tokens:g}")
 
     @classmethod
-    def from_trace(cls, trace: Trace, rate: float | None = None) -> Workload:
+    def from_trace(cls, trace: Trace, rate: float | None = None) -> Self:
         """A trace as traffic: its own lengths, burstiness and reuse, at its own rate or at `rate` requests/s."""
         return cls(
             prompt=Lengths.empirical(trace.prompt),
@@ -296,11 +292,11 @@ class Workload:
         edges = np.linspace(0, 1, 501)
         return float(np.quantile(np.add.outer(self.prompt.slices(edges), self.output.slices(edges)), q))
 
-    def at(self, rate: float) -> Workload:
+    def at(self, rate: float) -> Self:
         """The same traffic at another arrival rate, requests/s."""
         return replace(self, rate=rate, concurrency=None)
 
-    def share(self, replicas: int) -> Workload:
+    def share(self, replicas: int) -> Self:
         """What one of `replicas` equal copies sees."""
         if replicas == 1:
             return self

@@ -1,11 +1,9 @@
 """What a deployment does: latencies and rates as intervals, of one case and of many."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -97,7 +95,7 @@ class Performances:
     fp8_kv: np.ndarray  # counts on an FP8 KV cache that nobody asked for
 
     @classmethod
-    def joined(cls, parts: Sequence[Performances]) -> Performances:
+    def joined(cls, parts: Sequence[Self]) -> Self:
         """All cases of `parts`, in order."""
         if len(parts) == 1:
             return parts[0]

@@ -5,13 +5,11 @@ Roofline: Williams et al. 2009; a kernel's time is a norm of its memory and its 
 the ridge. A mixture of E experts of which k serve a token reads E (1 - (1 - k/E)^T) experts for T tokens.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -120,7 +118,7 @@ class StepModel:
         total = self.prefill_pair_s * pairs(tokens, context) + self.state_s + self.prompt_s
         return total + sum(s * pairs(tokens, context, window) for window, s in self.prefill_windows)
 
-    def scaled(self, factor: float) -> StepModel:
+    def scaled(self, factor: float) -> Self:
         """The same step at `factor` times the cost."""
         times = (
             "rows_s", "sequences_s", "decode_context_s", "prefill_pair_s", "state_s", "fixed_s", "prefill_step_s",

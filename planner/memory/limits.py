@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from planner.core.quantities import GIB
+from planner.facts.workload import Lengths, Workload
 from planner.memory.budget import MemoryPlan, plan
 from planner.memory.kv_cache import kv_format
 from planner.memory.kv_layers import kv_width
@@ -18,8 +19,6 @@ from planner.models.quantization import named
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from planner.facts.workload import Lengths, Workload
 
 KNOTS = 33
 """Context lengths at which blocks are counted; between them they are interpolated."""

@@ -14,7 +14,8 @@ from planner.core.quantities import PlannerError, bytes_of, told_of
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import behind_dynamo, engine, unsupported
 from planner.facts.gpus import gpu
-from planner.facts.workload import Lengths, Workload, read_trace
+from planner.facts.traces import read_trace
+from planner.facts.workload import Lengths, Workload
 from planner.latency.pool_costs import pool_costs
 from planner.memory.budget import memory_of
 from planner.models.registry import Model, model

@@ -7,11 +7,10 @@ NVIDIA Dynamo sees: prefill, the transfer of the KV cache, and the wait for a se
 first token (`latency.pool_costs` says how long all that takes beside the steps).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 
@@ -72,7 +71,7 @@ class Pools:
     def of(
         cls, prefill: Deployment, decode: Deployment, memory: MemoryPlan, workload: Workload,
         costs: PoolCosts | None = None,
-    ) -> Pools:  # fmt: skip
+    ) -> Self:  # fmt: skip
         """Price the steps of both pools; `memory` is the decode pool's, `costs` replaces the catalog's."""
         costs = costs or pool_costs(decode.engine)
         first = step_of(prefill, pool_coefficients(prefill, "prefill", costs))

@@ -9,11 +9,12 @@ from planner.facts.deployment import Deployment
 from planner.facts.engines import plugin
 from planner.facts.prices import Prices, price_per_hour
 from planner.facts.workload import Workload
+from planner.latency.performance import Performance
 from planner.latency.power import activity, board_power, per_token
 from planner.latency.speculation import speculate
 from planner.memory.budget import MemoryPlan, memory_of
 from planner.planning.benchmark_run import performance, refused, taken_on
-from planner.queueing.steady_state import Case, Performance, closed_loops, open_loops
+from planner.queueing.steady_state import Case, closed_loops, open_loops
 
 RATES = ("output_tps", "total_tps", "request_tps")
 """What a `Performance` counts per second over the whole deployment."""

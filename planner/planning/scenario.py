@@ -17,7 +17,8 @@ from planner.facts.draft_models import lacking
 from planner.facts.engines import Engine, EngineArgs, engine, resolve
 from planner.facts.gpus import Gpu, gpu, interconnect
 from planner.facts.prices import Prices, Tier
-from planner.facts.workload import Lengths, Side, Workload, read_trace
+from planner.facts.traces import read_trace
+from planner.facts.workload import Lengths, Side, Workload
 from planner.latency.calibration import calibrated_by, own_calibrations
 from planner.latency.start_up import STORAGE, check_storage
 from planner.memory.budget import Term

@@ -3,19 +3,17 @@
 Arrays have three axes: cases, sequences decoding (or whatever else is varied), slices of a distribution of lengths.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from planner.latency.step_model import StepModel
 
-NUMBERS = tuple(each.name for each in fields(StepModel) if each.type in ("int", "float"))
+NUMBERS = tuple(each.name for each in fields(StepModel) if each.type in (int, float))
 """What a step cost holds beside its tables."""
 
 
@@ -36,7 +34,7 @@ class Lines:
     first: np.ndarray
 
     @classmethod
-    def of(cls, functions: Sequence[tuple[np.ndarray, np.ndarray]], case: np.ndarray) -> Lines:
+    def of(cls, functions: Sequence[tuple[np.ndarray, np.ndarray]], case: np.ndarray) -> Self:
         """Each function's knots and values, and [cases] the number of the function that each case has."""
         grids = {id(knots): knots for knots, _ in functions}
         kind = np.array([list(grids).index(id(knots)) for knots, _ in functions])

@@ -9,20 +9,19 @@ random are: closed loops TTFT 3 %, TPOT 1 %; open loops up to 85 % load TTFT 3 %
 All formulas are for many cases at once: their arrays have three axes, [cases, what is varied, slices of lengths].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
-from planner.latency.performance import LATE, Performance, Performances
+from planner.latency.performance import LATE, Performances
 from planner.latency.speculation import step_of
 from planner.latency.step_model import StepModel
+from planner.memory.budget import MemoryPlan
 from planner.queueing.batched_step_models import column, stack
 from planner.queueing.percentiles import State, gamma, level_sd, spread
 from planner.queueing.prefill_interference import (
@@ -42,11 +41,6 @@ from planner.queueing.prefill_interference import (
     takers,
     variance,
 )
-
-if TYPE_CHECKING:
-    from planner.memory.budget import MemoryPlan
-
-__all__ = ["Case", "Performance", "Performances", "closed_loops", "open_loops"]
 
 GENERATIONS = np.arange(1, 33)[:, None]
 """Generations of requests that a closed loop tells apart."""

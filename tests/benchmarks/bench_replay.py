@@ -15,7 +15,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from planner.facts.arrivals import arrivals
 from planner.facts.deployment import deploy_on
-from planner.facts.workload import read_trace
+from planner.facts.traces import read_trace
 from planner.latency.step_model import step_model
 from planner.memory.budget import plan
 from planner.simulator.kernel_types import Traffic

@@ -16,10 +16,11 @@ from pytest_benchmark.fixture import BenchmarkFixture
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment, deploy_on
 from planner.facts.workload import Lengths, Workload
+from planner.latency.performance import Performances
 from planner.latency.speculation import step_of
 from planner.memory.budget import plan
 from planner.planning.prediction import memory_of
-from planner.queueing.steady_state import Case, Performances, closed_loops, open_loops
+from planner.queueing.steady_state import Case, closed_loops, open_loops
 
 CHAT = Workload(Lengths.lognormal(1000, 2500), Lengths.lognormal(250, 600), rate=5.0, concurrency=64)
 GPUS, MODELS = ("A100-80GB", "L40S", "H100", "H200", "B200"), ("Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct")

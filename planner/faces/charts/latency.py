@@ -8,7 +8,7 @@ import pandas as pd
 
 from planner.core.quantities import Interval
 from planner.faces.charts.base import MUTED, PALETTE, WIDTH, colored, dashed, ends, lines, stacked
-from planner.queueing.steady_state import Performance
+from planner.latency.performance import Performance
 
 GAP = 70
 """What a panel's own axis and the space before it take."""

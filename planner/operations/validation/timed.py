@@ -14,7 +14,8 @@ import pandas as pd
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from planner.core.catalog import entries
-from planner.facts.workload import Trace, Workload
+from planner.facts.traces import Trace
+from planner.facts.workload import Workload
 from planner.latency.step_model import step_model
 from planner.memory.budget import memory_of
 from planner.operations.validation.memory import Ran
