@@ -109,10 +109,7 @@ class Pools:
         attention = self.prefill.prefill_attention(computed, workload.cached_tokens) / self.prefill.stages
         travel = prompt * (self.transfer_s + self.prefill.prompt_token_s) + self.prefill.request_s
         steps = np.maximum(output - 1.0, 0.0) / self.decode.tokens_per_step
-        passage = Passage(*tandem(self.first, self.rest, sent, many, computed, attention, travel, steps))
-        return self._performance(passage, travel, output, workload)
-
-    def _performance(self, run: Passage, travel: np.ndarray, output: np.ndarray, workload: Workload) -> Performance:
+        run = Passage(*tandem(self.first, self.rest, sent, many, computed, attention, travel, steps))
         ttft, decoding, steps = run.joined - run.sent, run.ended - run.joined, self.rest.step_s
         tpot = decoding[output > 1] / (output[output > 1] - 1) if (output > 1).any() else steps[1:2]
         seats, last = len(steps) - 1, float(run.sent[-1])

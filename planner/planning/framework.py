@@ -21,18 +21,12 @@ if TYPE_CHECKING:
 class Traits:
     """What a workload and its owner bring along that favours one framework over another."""
 
-    structured_or_agentic: bool = False
-    """Branching programs, tool calls, or output held to a grammar."""
-    prefix_reuse: bool = False
-    """Most prompts share a long prefix with earlier ones."""
-    fixed_shapes: bool = False
-    """One model with known lengths and batch, at scale."""
-    rebuild_acceptable: bool = False
-    """Tuning or rebuilding for each model and GPU is worth the time."""
-    hugging_face_stack: bool = False
-    """A Hugging Face serving stack is in place already."""
-    portability: bool = False
-    """The same deployment should run on another vendor's GPUs."""
+    structured_or_agentic: bool = False  # branching programs, tool calls, or output held to a grammar
+    prefix_reuse: bool = False  # most prompts share a long prefix with earlier ones
+    fixed_shapes: bool = False  # one model with known lengths and batch, at scale
+    rebuild_acceptable: bool = False  # tuning or rebuilding for each model and GPU is worth the time
+    hugging_face_stack: bool = False  # is in place already
+    portability: bool = False  # the same deployment should run on another vendor's GPUs
 
 
 GPU_FACTS = ("one_nvidia_sku", "beyond_nvidia")
