@@ -121,7 +121,7 @@ def test_a_foreign_process_stops_the_start() -> None:
     assert "Free memory on device (60.33/79.19 GiB) on startup is less than desired" in found.reason
     share = float(found.remedy.removeprefix("set gpu_memory_utilization to "))
     assert 0.65 < share <= 60.33 / 79.19
-    assert plan(replace(deployment, args=replace(deployment.args, gpu_memory_utilization=share))).status == "ok"
+    assert plan(deployment.with_args(gpu_memory_utilization=share)).status == "ok"
 
 
 @pytest.mark.parametrize("tp", [1, 2])
@@ -130,7 +130,7 @@ def test_warming_up_after_the_pool_can_kill(tp: int) -> None:
     deployment = on_h100("openai/gpt-oss-120b", tp=2 * tp, gpu_memory_utilization=0.95, max_model_len=8192)
     found = plan(deployment)
     assert found.status == "at_risk" and "warm-up on 1024 rows" in found.reason
-    assert plan(replace(deployment, args=replace(deployment.args, gpu_memory_utilization=0.9))).status == "ok"
+    assert plan(deployment.with_args(gpu_memory_utilization=0.9)).status == "ok"
     assert safe_utilization(deployment) < 0.95
 
 
@@ -169,7 +169,7 @@ def followed(found: MemoryPlan) -> Deployment:
     if told.startswith("set "):
         pairs = (part.split(" to ") for part in told.removeprefix("set ").split(" and "))
         values = {name: float(value) if "." in value else int(value) for name, value in pairs}
-        return replace(deployment, args=replace(deployment.args, **values))
+        return deployment.with_args(**values)
     if told.startswith("spread the model over "):
         sizes = {part[:2].lower(): int(part[2:]) for part in told.removeprefix("spread the model over ").split(" x ")}
         return replace(deployment, layout=replace(deployment.layout, **sizes))
@@ -201,7 +201,7 @@ def test_after_the_remedy_it_fits(model: str, gpu: str, tp: int, share: float) -
 def test_the_remedy_takes_no_more_of_the_card_than_it_needs() -> None:
     deployment = deploy_on("mistralai/Mistral-7B-v0.3", "L4", engine_version="0.20.2", gpu_memory_utilization=0.5)
     share = followed(plan(deployment)).args.gpu_memory_utilization or 0
-    less = replace(deployment, args=replace(deployment.args, gpu_memory_utilization=share - 0.01))
+    less = deployment.with_args(gpu_memory_utilization=share - 0.01)
     assert 0.5 < share < safe_utilization(deployment) and plan(less).status != "ok"
 
 

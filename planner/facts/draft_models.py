@@ -98,17 +98,16 @@ def draft_of(target: Model, speculation: Speculation) -> Model | None:
         raise PlannerError("method draft_model needs the draft model's name")
     name = f"{target.name} {speculation.method}"
     if how.draft == "mtp":
-        layers, place = _module(architecture.mtp) or architecture.layers[-1:], f"mtp.layers.{len(architecture.layers)}."
+        mtp, place = architecture.mtp, f"mtp.layers.{len(architecture.layers)}."
+        again = next((i for i in range(1, len(mtp)) if mtp[i] == mtp[0]), len(mtp))
+        layers = (
+            mtp[:again] or architecture.layers[-1:]
+        )  # of equal modules the first, with which all tokens are drafted
         narrow = any(target.quantization.scheme(weight, place) for weight in layers[0].weights)
         stored = target.quantization if narrow else NONE  # 4-bit checkpoints keep their MTP layers in 16 bit
         one = replace(architecture, layers=layers, mtp=(), towers=())
         return replace(target, name=name, architecture=one, quantization=stored)
     return replace(model(_layer_config(architecture, how)), name=name, dtype=target.dtype)
-
-
-def _module(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """The first of equal MTP modules, of one decoder layer or a few; engines draft every token with it."""
-    return layers[: next((i for i in range(1, len(layers)) if layers[i] == layers[0]), len(layers))]
 
 
 def _layer_config(architecture: Architecture, how: Method) -> dict[str, object]:

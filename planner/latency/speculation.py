@@ -112,7 +112,7 @@ def _steps(
     known = coefficients or calibration_of(deployment.model, deployment.gpu, deployment.engine).coefficients
     plain = step_model(alone := replace(deployment, speculation=None), known)
     seats = len(plain.rows_s) - 1
-    wide = replace(alone, args=replace(alone.args, max_num_seqs=seats * (k + 1)))
+    wide = alone.with_args(max_num_seqs=seats * (k + 1))
     target = step_model(wide, replace(known, row_s=0.0), queries=k + 1)
     verifying = replace(
         target,
@@ -188,7 +188,7 @@ def step_seconds(
     """
     engine, largest = _normal(deployment), float(np.max(batch))
     if largest > engine.args.max_num_seqs:  # judged as if so many might run
-        engine = replace(engine, args=replace(engine.args, max_num_seqs=1 << math.ceil(math.log2(largest))))
+        engine = engine.with_args(max_num_seqs=1 << math.ceil(math.log2(largest)))
     steps = _steps(engine, host or _host(engine))
     return tuple(step.decode_step(np.maximum(batch / step.stages, 1.0), context) for step in steps)
 

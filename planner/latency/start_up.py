@@ -1,7 +1,7 @@
 """Seconds from starting a vLLM server to its first answer, phase by phase, from `catalogs/start_up.yaml`."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 from planner.core.catalog import entries
@@ -85,7 +85,7 @@ def start_up(deployment: Deployment, storage: str = STORAGE) -> StartUp | None:
     def read(size: float, name: str) -> Interval:
         return of(1.0, name).map(lambda rate: size / GB / rate)
 
-    held = rank_bytes(replace(deployment, args=replace(args, max_loras=0)))
+    held = rank_bytes(deployment.with_args(max_loras=0))
     whole = sum(held) * layout.tp * (layout.dp if layout.ep > 1 else 1)
     layers = 0 if args.enforce_eager else math.ceil(len(model.architecture.layers) / layout.pp)
     experts = model.architecture.is_moe

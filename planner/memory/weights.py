@@ -12,7 +12,7 @@ from planner.core.quantities import MIB
 from planner.facts.deployment import Deployment, ParallelLayout, Speculation
 from planner.facts.draft_models import draft_of, method
 from planner.models.architecture import Layer, Weight
-from planner.models.registry import Model
+from planner.models.registry import DTYPES, Model
 
 VOCAB_PADDING = 64
 """vLLM pads the vocabulary to a multiple of this before it splits it (vocab_parallel_embedding.py)."""
@@ -48,7 +48,7 @@ def weight_bytes(model: Model, weight: Weight, layout: ParallelLayout, prefix: s
     rows, cols, copies = rank_shape(weight, layout)
     scheme = model.quantization.scheme(weight, prefix)
     if scheme is None:
-        return rows * cols * copies * (weight.bits // 8 if weight.bits else model.dtype_bytes)
+        return rows * cols * copies * (weight.bits // 8 if weight.bits else DTYPES[model.dtype])
     if scheme.method == "mxfp4" and weight.part == "routed_experts":
         tiles = MXFP4_TILES if weight.shard == "column" else reversed(MXFP4_TILES)
         rows, cols = (ceil(size / tile) * tile for size, tile in zip((rows, cols), tiles, strict=True))

@@ -52,11 +52,6 @@ class Model:
     warnings: tuple[str, ...] = ()
     inferred: bool = False  # the name alone says what it is and how it is stored
 
-    @property
-    def dtype_bytes(self) -> int:
-        """Bytes per element of what isn't quantized."""
-        return DTYPES[self.dtype]
-
     @cached_property
     def prefixes(self) -> tuple[str, ...]:
         """A module path for every layer, "layers.3."; layers whose weights are stored alike share the first one's."""

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from os.path import isfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -197,21 +197,19 @@ class Scenario:
     engine: Engine
     workload: Workload
     service_level: tuple[Target, ...]
-    offline: bool = False
-    engine_args: Mapping[str, Setting] = field(default_factory=dict)
-    headroom: float = (
-        0.2  # share of the capacity (requests/s) that stays free in the busiest hour; 0 for users in a loop
-    )
-    refused_at_most: float = 0.01  # share of requests that may be refused, being longer than max_model_len
-    context_buffer: float = 0.1
-    storage: str = STORAGE  # what a starting server reads its weights from
-    prices: Prices = field(default_factory=Prices)
-    other_tenants: int = 0  # bytes on each GPU
-    memory_calibration: Mapping[str, float] = field(default_factory=dict)  # bytes to add to terms of every plan
-    speculation: SpeculationEntry | None = None
-    traits: Traits = field(default_factory=Traits)
-    files: tuple[Path, ...] = ()  # that it was read from
-    wanted: tuple[FileKind, ...] = DEFAULT_FILES  # to be written
+    offline: bool
+    engine_args: Mapping[str, Setting]
+    headroom: float  # share of the capacity (requests/s) that stays free in the busiest hour; 0 for users in a loop
+    refused_at_most: float  # share of requests that may be refused, being longer than max_model_len
+    context_buffer: float
+    storage: str  # what a starting server reads its weights from
+    prices: Prices
+    other_tenants: int  # bytes on each GPU
+    memory_calibration: Mapping[str, float]  # bytes to add to terms of every plan
+    speculation: SpeculationEntry | None
+    traits: Traits
+    files: tuple[Path, ...]  # that it was read from
+    wanted: tuple[FileKind, ...]  # to be written
 
     @property
     def assumptions(self) -> tuple[str, ...]:

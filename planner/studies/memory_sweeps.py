@@ -1,6 +1,6 @@
 """What the VRAM chapter asks of the memory plan: terms, sweeps over one argument, weight formats, and advice."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pandas as pd
@@ -56,9 +56,12 @@ def _floored(size: Interval) -> Interval:
     return size.map(lambda value: max(value, 0.0) / GIB)
 
 
-def format_plans(deployment: Deployment) -> Iterator[tuple[Format, Deployment]]:
-    """The deployment's model in every weight format that makes it smaller than its checkpoint."""
-    base = model(deployment.model.name)
+def format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
+    """Per weight format: weights, KV cache, sequences of `tokens` that fit, a decode step, quality, checkpoint.
+
+    Of the formats, those that make the model smaller than its checkpoint.
+    """
+    base, rows = model(deployment.model.name), []
     for name, entry in entries("formats.yaml", Format).items():
         if name == "mxfp4" and not base.architecture.is_moe:  # what engines store in it are experts
             continue
@@ -66,17 +69,10 @@ def format_plans(deployment: Deployment) -> Iterator[tuple[Format, Deployment]]:
             stored = base if name == "checkpoint" else model(deployment.model.name, quantization=name)
         except PlannerError:
             continue
-        sizes = [max(rank_bytes(replace(deployment, model=each))) for each in (stored, base)]
-        if name == "checkpoint" or sizes[0] < sizes[1]:
-            yield entry, replace(deployment, model=stored)
-
-
-def format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
-    """Per weight format: weights, KV cache, sequences of `tokens` that fit, a decode step, quality, checkpoint."""
-    rows = []
-    for entry, stored in format_plans(deployment):
-        found = plan(stored)
-        step = step_model(stored).step_seconds([], [tokens] * BATCH).seconds * 1e3
+        served = replace(deployment, model=stored)
+        if name != "checkpoint" and max(rank_bytes(served)) >= max(rank_bytes(replace(deployment, model=base))):
+            continue
+        found, step = plan(served), step_model(served).step_seconds([], [tokens] * BATCH).seconds * 1e3
         held = found.pool.sequences(tokens) if found.status != "does_not_fit" else 0
         sizes = found.weights.map(lambda value: value / GIB), _floored(found.kv_available)
         rows.append((entry.title, *sizes, held, step, entry.quality, entry.checkpoint, entry.source))
