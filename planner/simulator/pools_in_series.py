@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from planner.simulator.block_pool import KEPT
+from planner.simulator.block_pool import KEPT, compiled, inlined
 
 ARRIVES, PREFILLED, JOINS, ENDS = 0, 1, 2, 3
 
@@ -47,15 +47,48 @@ class Passage(NamedTuple):
     busy: np.ndarray  # [1] seconds that prefill workers compute, summed over them
 
 
-@njit(cache=KEPT, error_model="numpy")
-def _append(i: int, worker: int, first: Any, last: Any, after: Any) -> None:
-    """Request `i` to the end of the queue of `worker`."""
-    after[i] = -1
-    if first[worker] < 0:
-        first[worker] = i
-    else:
-        after[last[worker]] = i
-    last[worker] = i
+@compiled
+def _prefill(
+    prefill: Any, first: int, came: int, prompt: Any, attention_s: Any, batch: Any, loads: Any, attention: Any
+) -> Any:
+    """A worker's step: every so-manieth of the requests from `first` on that `came`, as many as fit, make its `batch`.
+
+    Returns the request that it begins its next step with, and seconds.
+    """
+    room, i = len(prefill.own_s) - 1, first
+    batch.clear()
+    loads[:] = 0.0
+    attention[:] = 0.0
+    while i < came:  # the next prompt goes to the emptiest rank, if it has room
+        rank = int(np.argmin(loads))
+        if loads[rank] > 0 and loads[rank] + prompt[i] > room:
+            break
+        loads[rank] += prompt[i]
+        attention[rank] += attention_s[i]
+        batch.append(i)
+        i += prefill.workers
+    chunks = max(np.ceil(loads.max() / room), 1.0)
+    own = prefill.own_s[int(np.ceil(loads.max() / chunks))] + prefill.step_s
+    joint = prefill.joint_s[int(np.ceil(loads.sum() / prefill.ranks / chunks))]
+    return i, chunks * (own + joint) + attention.max()
+
+
+@inlined
+def _advance(decode: Any, worker: int, now: float, batch: int, tokens: Any, passed: Any, since: Any) -> None:
+    """Let the `batch` sequences of a worker decode until `now`."""
+    if batch:
+        tokens[batch] += batch * (now - since[worker]) / decode.step_s[batch]
+        passed[worker] += (now - since[worker]) / decode.step_s[batch]
+    since[worker] = now
+
+
+@inlined
+def _announce(decode: Any, worker: int, now: float, running: Any, passed: Any, version: Any, events: Any) -> None:
+    """When the next sequence of a worker ends; what was announced before no longer counts."""
+    version[worker] += 1
+    if running:
+        gap = (running[0][0] - passed[worker]) * decode.step_s[len(running)]
+        heapq.heappush(events, (now + max(gap, 0.0), ENDS, worker, version[worker]))
 
 
 @njit(cache=KEPT, error_model="numpy")
@@ -69,14 +102,12 @@ def tandem(
     decode worker has the KV cache, `steps` decode steps after the first token.
     """
     n, seats = len(arrival), len(decode.step_s) - 1
-    room = len(prefill.own_s) - 1
     sent, done, joined, ended = np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan), np.full(n, np.nan)
     tokens, busy = np.zeros(seats + 1), np.zeros(1)
-    after = np.full(n, -1)  # the request behind each in the queue of its worker
-    first_waiting, last_waiting = np.full(prefill.workers, -1), np.full(prefill.workers, -1)
-    first_ready, last_ready = np.full(decode.workers, -1), np.full(decode.workers, -1)
+    came, upcoming = 0, np.arange(prefill.workers)  # requests, in order; the next for each prefill worker
     idle = np.ones(prefill.workers, np.bool_)
     batches = [[0][:0] for _ in range(prefill.workers)]
+    ready, taken = [[0][:0] for _ in range(decode.workers)], np.zeros(decode.workers, np.int64)
     running = [[(0.0, 0)][:0] for _ in range(decode.workers)]  # (the worker's step count at which it ends, request)
     passed, since = np.zeros(decode.workers), np.zeros(decode.workers)  # steps done, and until when
     version = np.zeros(decode.workers, np.int64)
@@ -88,9 +119,11 @@ def tandem(
         heapq.heappush(events, (arrival[i], ARRIVES, i, 0))
     while events:
         now, kind, what, stamp = heapq.heappop(events)
-        touched, worker = -1, what % prefill.workers if kind == ARRIVES else what
+        touched = -1  # the decode worker where something changes
         if kind == ARRIVES:
-            _append(what, worker, first_waiting, last_waiting, after)
+            came += 1
+            if len(events) > 0 and events[0][0] == now and events[0][1] == ARRIVES:
+                continue  # those that come at once may share a step
         elif kind == PREFILLED:
             for i in batches[what]:
                 done[i], batch = now, min(len(running[i % decode.workers]) + 1, seats)
@@ -99,60 +132,30 @@ def tandem(
             idle[what] = True
         elif kind == JOINS:
             touched = what % decode.workers
-            _append(what, touched, first_ready, last_ready, after)
+            ready[touched].append(what)
         elif stamp == version[what]:
             touched = what
-            batch = len(running[what])
-            tokens[batch] += batch * (now - since[what]) / decode.step_s[batch]
-            passed[what] += (now - since[what]) / decode.step_s[batch]
-            since[what] = now
+            _advance(decode, what, now, len(running[what]), tokens, passed, since)
             end, i = heapq.heappop(running[what])
-            passed[what] = max(passed[what], end)
-            ended[i] = now
-            version[what] += 1
-            if running[what]:
-                gap = (running[what][0][0] - passed[what]) * decode.step_s[len(running[what])]
-                heapq.heappush(events, (now + max(gap, 0.0), ENDS, what, version[what]))
+            passed[what], ended[i] = max(passed[what], end), now
+            _announce(decode, what, now, running[what], passed, version, events)
             if concurrency and sendable < n:
                 sent[sendable] = max(now, arrival[sendable])
                 heapq.heappush(events, (sent[sendable], ARRIVES, sendable, 0))
                 sendable += 1
-        together = len(events) > 0 and events[0][0] == now and events[0][1] == ARRIVES
-        if kind == ARRIVES and together:
-            continue
-        for w in (
-            range(prefill.workers) if kind == ARRIVES else range(worker, worker + 1 if kind == PREFILLED else worker)
-        ):
-            if not idle[w] or first_waiting[w] < 0:
-                continue
-            batches[w].clear()
-            loads[:] = 0.0
-            attention[:] = 0.0
-            while first_waiting[w] >= 0:  # the next prompt goes to the emptiest rank, if it has room
-                i, rank = first_waiting[w], int(np.argmin(loads))
-                if loads[rank] > 0 and loads[rank] + prompt[i] > room:
-                    break
-                loads[rank] += prompt[i]
-                attention[rank] += attention_s[i]
-                batches[w].append(i)
-                first_waiting[w] = after[i]
-            chunks = max(np.ceil(loads.max() / room), 1.0)
-            own = prefill.own_s[int(np.ceil(loads.max() / chunks))] + prefill.step_s
-            joint = prefill.joint_s[int(np.ceil(loads.sum() / prefill.ranks / chunks))]
-            seconds = chunks * (own + joint) + attention.max()
-            busy[0] += seconds
-            idle[w] = False
-            heapq.heappush(events, (now + seconds, PREFILLED, w, 0))
-        while touched >= 0 and first_ready[touched] >= 0 and len(running[touched]) < seats:
-            i = first_ready[touched]
-            first_ready[touched] = after[i]
-            batch = len(running[touched])
-            if batch:
-                tokens[batch] += batch * (now - since[touched]) / decode.step_s[batch]
-                passed[touched] += (now - since[touched]) / decode.step_s[batch]
-            since[touched], joined[i] = now, now
+        for w in range(prefill.workers) if kind == ARRIVES else range(what, what + (kind == PREFILLED)):
+            if idle[w] and upcoming[w] < came:
+                upcoming[w], seconds = _prefill(
+                    prefill, upcoming[w], came, prompt, attention_s, batches[w], loads, attention
+                )
+                busy[0] += seconds
+                idle[w] = False
+                heapq.heappush(events, (now + seconds, PREFILLED, w, 0))
+        while touched >= 0 and taken[touched] < len(ready[touched]) and len(running[touched]) < seats:
+            i = ready[touched][taken[touched]]
+            taken[touched] += 1
+            _advance(decode, touched, now, len(running[touched]), tokens, passed, since)
+            joined[i] = now
             heapq.heappush(running[touched], (passed[touched] + steps[i], i))
-            version[touched] += 1
-            gap = (running[touched][0][0] - passed[touched]) * decode.step_s[batch + 1]
-            heapq.heappush(events, (now + max(gap, 0.0), ENDS, touched, version[touched]))
+            _announce(decode, touched, now, running[touched], passed, version, events)
     return Passage(sent, done, joined, ended, tokens, busy)
