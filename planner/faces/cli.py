@@ -176,6 +176,12 @@ def _diagnose(options: argparse.Namespace) -> int:
     return int(found.wrong)
 
 
+def _profile(options: argparse.Namespace) -> None:
+    from planner.operations.traffic_profile import traffic_profile
+
+    print(traffic_profile(options.sources, options.seconds), end="")
+
+
 def _replay(options: argparse.Namespace) -> None:
     from planner.simulator.schedule_cases import run_case
 

@@ -1,0 +1,57 @@
+"""What production sends, as a scenario's workload: from an access log, or from the histograms of /metrics pages."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.core.quantities import PlannerError
+from planner.facts.traces import read_trace
+from planner.facts.workload import Lengths, Workload
+from planner.operations.diagnose.pages import measured, read_page
+
+LOGS = (".csv", ".tsv", ".jsonl", ".gz")
+"""How the names of access logs end; whatever else is given is a page."""
+
+
+def traffic_profile(sources: Sequence[str | Path], seconds: float | None = None) -> str:
+    """The `workload` of a scenario, YAML: lengths with mean, p50 and p95, and requests/s.
+
+    `sources` is an access log (CSV or JSON lines with a time, prompt and output tokens, as `read_trace` takes them), or
+    one or two /metrics pages of a replica, `seconds` apart. Raises `PlannerError` for what says no rate or lengths.
+    """
+    known: dict[str, Any] = {}
+    if len(sources) == 1 and str(sources[0]).endswith(LOGS):
+        trace = read_trace(sources[0])
+        load = Workload.from_trace(trace)
+        known["burstiness"] = float(f"{trace.burstiness:.2g}")
+        said = f"{trace}: its own rate over all of that time; plan for the rate of the busiest hour"
+    else:
+        found = measured([read_page(source) for source in sources], seconds=seconds)
+        told = found.workload()
+        if told is None:
+            missing = (
+                "the time between the pages: add --seconds" if not found.seconds else "lengths of prompts or answers"
+            )
+            raise PlannerError(f"{sources[-1]} does not say {missing}")
+        load, known = told, {}
+        how = "two pages" if len(sources) == 2 else "one page, since the server's start"
+        said = f"{found.requests:,.0f} requests of one replica, {how}; multiply the rate by your replicas"
+        if load.prefix_hit_rate >= 0.01:
+            known["shared_prefix"] = {"tokens": round(load.cached_tokens), "hit_rate": 1.0}
+    fields = {"prompt_tokens": _figures(load.prompt), "output_tokens": _figures(load.output)}
+    workload = {**fields, "rate": float(f"{load.rate or 0.0:.3g}"), **known}
+    return f"# {said}.\n{yaml.safe_dump({'workload': workload}, sort_keys=False, default_flow_style=None)}"
+
+
+def _figures(lengths: Lengths) -> dict[str, Any]:
+    """Mean, p50 and p95 as far as a scenario can be planned with them."""
+    mean, p50, p95 = (round(value, 1) for value in (lengths.mean, lengths.p50, lengths.p95))
+    for figures in ({"mean": mean, "p50": p50, "p95": p95}, {"mean": mean, "p95": p95}, {"mean": mean, "p50": p50}):
+        try:
+            Lengths.lognormal(mean, figures.get("p95"), figures.get("p50"))
+            return figures
+        except PlannerError:
+            continue
+    return {"mean": mean}
