@@ -305,6 +305,20 @@ def test_variables_are_read_by_the_versions_that_are_said_to() -> None:
     assert "VLLM_CACHE_ROOT" not in environment(engine("sglang"))
 
 
+@pytest.mark.parametrize(
+    ("card", "version", "image"),
+    [
+        ("H100", "0.10.0", "vllm/vllm-openai:v0.10.0"),
+        ("MI300X", "0.20.2", "vllm/vllm-openai-rocm:v0.20.2"),
+        ("MI300X", "0.10.0", None),
+        ("Gaudi-3", "0.10.0", None),
+    ],
+)
+def test_an_image_is_named_where_one_is_published(card: str, version: str, image: str | None) -> None:
+    served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", card, engine_version=version, max_model_len=8192)
+    assert launch_of(served).image == image
+
+
 def test_gaudi_is_picked_by_its_own_variable() -> None:
     served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "Gaudi-3", tp=2, max_model_len=8192)
     text = script_of(launch_of(served))

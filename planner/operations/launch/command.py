@@ -36,7 +36,7 @@ MASTER_PORT = 29501
 class Serving(Sourced):
     """How an engine is packed and spoken to: `catalogs/launch.yaml`."""
 
-    images: dict[str, str]
+    images: dict[str, str | None]
     health: str
     key: str | None
     online: tuple[str, ...]
@@ -128,9 +128,9 @@ class Launch:
     @property
     def image(self) -> str | None:
         """The engine's published image at this version; None where there is none for this kind of GPU."""
-        deployment = self.deployment
-        image = self.serving.images.get(deployment.gpu.vendor)
-        return image.format(version=deployment.engine.version) if image else None
+        engine, images = self.deployment.engine, self.serving.images
+        image = images.get(at_release(self.deployment.gpu.vendor, engine, images))
+        return image.format(version=engine.version).replace(":vnightly", ":nightly") if image else None
 
     @property
     def words(self) -> tuple[Word, ...]:
