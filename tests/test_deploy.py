@@ -14,6 +14,7 @@ import yaml
 
 from planner.core.quantities import PlannerError, one_line
 from planner.facts.deployment import Deployment, Speculation, deploy_on
+from planner.facts.prices import Prices
 from planner.facts.workload import Lengths, Workload
 from planner.latency.performance import Performance
 from planner.memory.budget import plan
@@ -39,7 +40,7 @@ def deployment(version: str = "0.20.2", engine_name: str = "vllm", **changes: ob
 
 
 def documents(served: Deployment) -> dict[str, str]:
-    return deploy.documents(evaluate(served, WORKLOAD, {served.gpu.name: 4.0}), TARGETS)
+    return deploy.documents(evaluate(served, WORKLOAD, Prices({served.gpu.name: 4.0})), TARGETS)
 
 
 def command(served: Deployment) -> Launch:
