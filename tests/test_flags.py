@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from planner.core.quantities import PlannerError
 from planner.facts import engines
+from planner.facts.engine_metrics import engine_metrics
 from planner.operations import flags
 from planner.operations.flags import listed, lists, options, recorded, versions_with
 
@@ -167,8 +168,9 @@ def test_what_the_environment_and_metrics_pages_had() -> None:
     assert metrics["vllm:kv_cache_usage_perc"] == lists("vllm").versions[4:]
     assert listed("metrics", "sglang")["sglang:token_usage"] == ("0.5.23",)
     for engine in ("vllm", "sglang"):  # what the plan's alerts ask for is there
-        facts = engines.engine(engine, lists(engine).versions[-2]).facts["metrics"]
-        assert {name for name in facts.values() if name} <= set(listed("metrics", engine)), engine
+        for version in lists(engine).versions[-2:]:
+            asked = engine_metrics(engines.engine(engine, version)).names
+            assert {name for name in asked.values() if name} <= set(listed("metrics", engine)), version
 
 
 def test_a_list_with_a_mistake_names_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -182,6 +182,18 @@ def _profile(options: argparse.Namespace) -> None:
     print(traffic_profile(options.sources, options.seconds), end="")
 
 
+def _lint(options: argparse.Namespace) -> int:
+    from planner.operations.lint import lint
+    from planner.planning.scenario import load_scenario
+
+    traffic = load_scenario(options.scenario).workload if options.scenario else None
+    found = lint(
+        options.what, options.engine_version, engine=options.engine, gpu=options.gpu, to=options.to, workload=traffic
+    )
+    print(json.dumps(found.json(), indent=2, allow_nan=False) if options.json else found)
+    return int(found.mend)
+
+
 def _replay(options: argparse.Namespace) -> None:
     from planner.simulator.schedule_cases import run_case
 

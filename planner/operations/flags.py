@@ -234,7 +234,7 @@ def _wanted(option: Option) -> str:
 
 def _typed(kind: str, word: str) -> Any:
     """A word as its kind; `ValueError` where it is none."""
-    if "${" in word or "$(" in word or kind == "text":  # filled in where it runs
+    if kind == "text" or any(mark in word for mark in ("${", "$(", "{{")):  # filled in where it runs
         return word
     if kind == "bool":
         return ("false", "true").index(word.lower()) == 1
@@ -316,10 +316,10 @@ def recorded(engine: str) -> tuple[Option, ...]:
     return tuple(found)
 
 
-@cache
 def _elsewhere(engine: str, spelling: str) -> Option | None:
     """The option of any other version, to know how many words it took; None where no version had it."""
-    return next((option for option in reversed(recorded(engine)) if spelling in option.spellings), None)
+    had = versions_with(engine, spelling)
+    return _by_spelling(engine, had[-1])[spelling] if had else None
 
 
 @cache
@@ -340,7 +340,17 @@ def listed(what: Literal["environment", "metrics"], engine: str) -> Mapping[str,
 
 def versions_with(engine: str, spelling: str) -> list[str]:
     """The listed versions of `engine` whose parser knows exactly this spelling, in ascending order."""
-    return [version for version in lists(engine).versions if spelling in options(engine, version).by_spelling]
+    return _versions(engine).get(spelling, [])
+
+
+@cache
+def _versions(engine: str) -> Mapping[str, list[str]]:
+    """Every spelling -> the versions that know it."""
+    found: dict[str, list[str]] = {}
+    for version in lists(engine).versions:
+        for spelling in _by_spelling(engine, version):
+            found.setdefault(spelling, []).append(version)
+    return found
 
 
 def options(engine: str, version: str) -> Options:

@@ -1,0 +1,218 @@
+"""A command that runs today: what its version takes of it, what it does on a GPU, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.core.quantities import GIB, Interval, PlannerError, aligned, one_line
+from planner.facts.engines import release
+from planner.facts.workload import Workload
+from planner.operations.flags import lists
+from planner.operations.lint.judging import Finding, Judged, drift, engine_at, judge, metrics
+from planner.operations.lint.mending import Mended, mended
+from planner.operations.lint.planned import Planned, contradictions, figures, planned
+from planner.operations.lint.reading import Command, read
+
+__all__ = ["Finding", "Lint", "Linted", "lint"]
+
+
+@dataclass(frozen=True)
+class Linted:
+    """One command: what is to be said of it, how it should be written, and what it does on a GPU."""
+
+    judged: Judged
+    mended: Mended
+    planned: Planned | None
+    unplanned: str  # why there is no plan, where a GPU was named
+
+
+@dataclass(frozen=True)
+class Lint:
+    """All that is to be said of a text, and what another version would make of it."""
+
+    commands: tuple[Linted, ...]
+    metrics: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    to: str | None
+    drift: tuple[Finding, ...]  # what changes at `to`
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Of all commands and metrics."""
+        return [*(found for one in self.commands for found in one.judged.findings), *self.metrics]
+
+    @property
+    def mend(self) -> bool:
+        """Something should be mended: now, or to start at `to`."""
+        broken = any(one.planned is not None and not one.planned.memory.starts for one in self.commands)
+        return broken or any(found.mend for found in (*self.findings, *self.drift))
+
+    def frame(self) -> list[dict[str, Any]]:
+        """One row for each finding, for tables."""
+        return [{**vars(found), "mend": found.mend} for found in self.findings]
+
+    def json(self) -> dict[str, Any]:
+        """The same as JSON."""
+        return {
+            "commands": [
+                {
+                    "where": one.judged.command.where, "engine": one.judged.command.engine,
+                    "engine_version": one.judged.version, "command": _public(one.judged.command),
+                    "findings": [vars(found) for found in one.judged.findings],
+                    "better": _public(one.mended.command) if one.mended.diff else None, "diff": list(one.mended.diff),
+                    "planned": figures(one.planned) if one.planned else None, "unplanned": one.unplanned or None,
+                }
+                for one in self.commands
+            ],
+            "metrics": [vars(found) for found in self.metrics],
+            "to": self.to, "drift": [vars(found) for found in self.drift],
+            "notes": list(self.notes), "mend": self.mend,
+        }  # fmt: skip
+
+    def __str__(self) -> str:
+        parts = [_told(one, len(self.commands) > 1) for one in self.commands]
+        if self.metrics:
+            parts.append("Metrics\n" + _table(self.metrics))
+        if self.to:
+            head = f"At {self.to}"
+            parts.append(f"{head}\n{_table(self.drift)}" if self.drift else f"{head}: nothing changes for it")
+        parts += [f"Note: {note}" for note in self.notes]
+        return "\n\n".join(parts)
+
+
+def lint(
+    what: str, version: str | None = None, *, engine: str | None = None, gpu: str | None = None,
+    to: str | None = None, workload: Workload | None = None,
+) -> Lint:  # fmt: skip
+    """Judge the command line, or the file, `what` for an engine's version; on a `gpu` also what it does and is worth.
+
+    The version is that of the image where none is given, or else the newest that is listed. `to` is another version
+    that the command is to move to. Nothing of `what` is run. Raises `PlannerError` where nothing can be made of it.
+    """
+    text = read(what, engine)
+    notes = list[str]()
+    for given in filter(None, (version, to)):
+        if not given.startswith("nightly"):
+            release(given)
+    found, later = list[Linted](), list[Finding]()
+    for command in text.commands:
+        at = version or command.version or lists(command.engine).versions[-1]
+        judged = judge(command, at)
+        judged = replace(
+            judged, findings=_joined(judged.findings, contradictions(judged, engine_at(command.engine, at)))
+        )
+        notes += [judged.options.note] if judged.options.note else []
+        notes += [] if version or command.version else [f"no version given: judged for {command.engine} {at}"]
+        found.append(_planned(judged, gpu, at, workload))
+        later += _later(command, judged, to) if to else []
+    watched = metrics(text.metrics, [one.judged for one in found], version) if text.metrics else []
+    if to and text.metrics:
+        now = {one.name: one for one in watched}
+        later += [
+            one for one in metrics(text.metrics, [one.judged for one in found], to) if one != now[one.name] and one.mend
+        ]
+    return Lint(tuple(found), tuple(watched), tuple(dict.fromkeys(notes)), to, tuple(dict.fromkeys(later)))
+
+
+def _planned(judged: Judged, gpu: str | None, version: str, workload: Workload | None) -> Linted:
+    """One command, planned where a GPU is named and the planner knows enough."""
+    if gpu is None:
+        return Linted(judged, mended(judged), None, "")
+    try:
+        done = planned(judged, gpu, version, workload)
+    except PlannerError as error:
+        return Linted(judged, mended(judged), None, str(error))
+    return Linted(judged, mended(judged, {step.argument: step.value for step in done.steps}), done, "")
+
+
+def _joined(findings: Iterable[Finding], more: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Findings, those of `more` in place of what was said of the same item and was nothing to mend."""
+    made = {(one.kind, one.name): one for one in findings}
+    for one in more:
+        if (one.kind, one.name) not in made or not made[one.kind, one.name].mend:
+            made[one.kind, one.name] = one
+    return tuple(made.values())
+
+
+def _later(command: Command, judged: Judged, to: str) -> list[Finding]:
+    """What another version changes for a command: its verdicts, and the defaults that it leaves open."""
+    now = {(one.kind, one.name): one for one in judged.findings}
+    then = judge(command, to).findings
+    changed = [one for one in then if one.verdict != "ok" and one != now.get((one.kind, one.name))]
+    return [*changed, *drift(command, judged.version, to)]
+
+
+def _public(command: Command) -> str:
+    """The command in one line, with its environment in front, and without secrets."""
+    secret = {name for name, value in command.environment.items() if len(value) > 7 and name.endswith(("KEY", "TOKEN"))}
+    shown = [f"{name}={'...' if name in secret else value}" for name, value in command.environment.items()]
+    return one_line(" ".join([*shown, _hidden(command)]))
+
+
+def _hidden(command: Command) -> str:
+    words = list(command.argv)
+    for at, word in enumerate(words):
+        if word.replace("_", "-") in ("--api-key", "--hf-token") and at + 1 < len(words):
+            words[at + 1] = "..."
+        elif word.replace("_", "-").startswith(("--api-key=", "--hf-token=")):
+            words[at] = word.partition("=")[0] + "=..."
+    return replace(command, argv=tuple(words)).line
+
+
+def _table(findings: Iterable[Finding]) -> str:
+    """A line for each finding: verdict, item, why, and what to write instead."""
+    rows = [
+        (one.verdict, one_line(one.written if one.kind != "metric" else one.name)[:70], _said(one)) for one in findings
+    ]
+    return aligned([("", verdict, item, said) for verdict, item, said in rows])
+
+
+def _said(one: Finding) -> str:
+    return one_line("; ".join(filter(None, (one.why, f"instead: {one.instead}" if one.instead else ""))))
+
+
+def _told(one: Linted, several: bool) -> str:
+    """What a person reads of one command."""
+    judged = one.judged
+    place = f"{judged.command.where}: " if several and judged.command.where else ""
+    lines = [f"{one_line(place)}{judged.command.engine} {judged.version}, {len(judged.findings)} items"]
+    good = [found.name for found in judged.findings if found.verdict == "ok" and not found.why]
+    said = [found for found in judged.findings if found.verdict != "ok" or found.why]
+    lines += [_table(said)] if said else []
+    if good:
+        names = [one_line(name)[:40] for name in dict.fromkeys(good)]
+        lines.append(f"  ok: {', '.join(names[:30])}{f' and {len(names) - 30:,} more' if len(names) > 30 else ''}")
+    if one.planned:
+        lines += ["", *_on_gpu(one.planned)]
+    elif one.unplanned:
+        lines += ["", f"Not planned: {one.unplanned}"]
+    if one.mended.diff:
+        lines += ["", "Better", *(f"  {line}" for line in map(one_line, one.mended.diff))]
+        lines += [f"  {step.argument}: {step.worth}" for step in (one.planned.steps if one.planned else ())]
+        lines += [f"  = {_public(one.mended.command)}"]
+    return "\n".join(lines)
+
+
+def _on_gpu(found: Planned) -> list[str]:
+    """What the deployment does, for a person."""
+    memory, load = found.memory, found.workload
+    starts = {"ok": "starts", "at_risk": "may not start", "does_not_fit": "does not start"}[memory.status]
+    head = f"{found.deployment}: {starts}"
+    if memory.reason:
+        head += f". {memory.reason}"
+    fits = f"{found.sequences:,} requests of {load.prompt.mean:,.0f} + {load.output.mean:,.0f} tokens"
+    lines = [head, f"  KV cache {_gib(memory.kv_available)}, {memory.pool.kv_tokens:,} tokens an engine: {fits}"]
+    for each in found.loads:
+        if each.performance and each.workload:
+            ttft, tpot = each.performance.at("ttft", "p50") * 1e3, each.performance.at("tpot", "mean") * 1e3
+            lines.append(
+                f"  {each.workload.concurrency:>5,} in flight: median TTFT {ttft:,.0f} ms, TPOT {tpot:,.1f} ms, "
+                f"{each.performance.output_tps:,.0f} output tokens/s"
+            )
+    return lines
+
+
+def _gib(value: Interval) -> str:
+    return f"{value / GIB:.1f} GiB"

@@ -1,0 +1,512 @@
+"""A verdict on every option, variable and metric of a command: what a version of its engine makes of it.
+
+What is gone since when follows from `catalogs/flags/ENGINE.csv`; `changes.yaml` and `rules.yaml` there say the rest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, Literal
+
+from pydantic import Field
+
+from planner.core.catalog import Entry, check, read_yaml
+from planner.core.quantities import PlannerError
+from planner.facts import engines
+from planner.facts.engines import Engine, release
+from planner.operations.flags import FLAGS, Given, Options, Parsed, listed, lists, options, versions_with
+from planner.operations.lint.reading import Command
+
+Verdict = Literal["ok", "removed", "renamed", "unknown", "default changed", "contradicts", "useless", "risky"]
+MEND = ("removed", "renamed", "unknown", "contradicts", "risky")
+"""Verdicts after which there is something to mend; the others only tell."""
+_DEFAULTS = {
+    "enable_prefix_caching": "prefix_caching", "enable_chunked_prefill": "chunked_prefill",
+    "async_scheduling": "async_scheduling", "gpu_memory_utilization": "gpu_memory_utilization",
+}  # fmt: skip
+"""vLLM's arguments whose defaults `catalogs/engines.yaml` has by version."""
+_SECRETS = re.compile(r"(API_KEY|HF_TOKEN|HUGGING_?FACE_HUB_TOKEN|SECRET_KEY)$")
+
+
+class Change(Entry):
+    """What to write instead of one name: `catalogs/flags/changes.yaml`, whose head explains every field."""
+
+    becomes: str | None = None
+    instead: str = ""
+    idle_from: str | None = None
+    old_from: str | None = None
+    falls_back: tuple[str, str] | None = None
+    source: str | None = None
+    date: str | None = None
+
+
+class Changes(Entry):
+    """One engine's."""
+
+    flags: dict[str, Change] = Field(default_factory=dict)
+    environment: dict[str, Change] = Field(default_factory=dict)
+    metrics: dict[str, Change] = Field(default_factory=dict)
+
+
+class Rule(Entry):
+    """One entry of `catalogs/flags/rules.yaml`, whose head explains every field."""
+
+    when: dict[str, str]
+    flag: str | None = None
+    verdict: Verdict
+    say: str
+    instead: str = ""
+    from_: str | None = Field(default=None, alias="from")
+    before: str | None = None
+    source: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is to be said of one item of a command."""
+
+    kind: Literal["flag", "environment", "metric", "word"]
+    name: str
+    written: str
+    verdict: Verdict
+    why: str = ""
+    instead: str = ""
+
+    @property
+    def mend(self) -> bool:
+        """Something should be done."""
+        return self.verdict in MEND
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A command as a version reads it, and what is to be said of it."""
+
+    command: Command
+    options: Options
+    version: str
+    parsed: Parsed
+    findings: tuple[Finding, ...]
+
+
+@cache
+def changes(engine: str) -> Changes:
+    """What came and went of `engine`; `PlannerError` names file, entry and field of a mistake."""
+    data = read_yaml(FLAGS / "changes.yaml").get(engine, {})
+    return check(Changes, data, f"flags/changes.yaml, entry {engine}")
+
+
+@cache
+def rules(engine: str) -> tuple[Rule, ...]:
+    """The rules of all engines, and those of `engine`."""
+    data = read_yaml(FLAGS / "rules.yaml")
+    listed_rules = [(whose, n, one) for whose in ("all", engine) for n, one in enumerate(data.get(whose, []), start=1)]
+    return tuple(check(Rule, one, f"flags/rules.yaml, rule {n} of {whose}") for whose, n, one in listed_rules)
+
+
+def judge(command: Command, version: str) -> Judged:
+    """The verdicts on a command at a version of its engine, in the order in which things stand there."""
+    known = options(command.engine, version)
+    parsed = known.parse(command.argv)
+    findings = [flag(given, known, version) for given in parsed.given]
+    findings += words(command, parsed, version)
+    findings += environment(command, version)
+    said = {(found.kind, found.name): at for at, found in enumerate(findings)}
+    for extra in (
+        *defaults(parsed, command.engine, version),
+        *applied(command, parsed, version),
+        *devices(command, parsed),
+    ):
+        at = said.get((extra.kind, extra.name))
+        if at is None:
+            findings.append(extra)
+        elif (findings[at].verdict == "ok" and not findings[at].why) or (extra.mend and not findings[at].mend):
+            findings[at] = extra
+    return Judged(command, known, version, parsed, tuple(findings))
+
+
+def flag(given: Given, known: Options, version: str) -> Finding:
+    """The verdict on one option."""
+    spelt = _folded(given.written, known)
+    name = given.option.name if given.option and spelt not in changes(known.engine).flags else spelt
+    written = " ".join([given.written, *map(shlex.quote, given.words)])[:300]
+    change = changes(known.engine).flags.get(name) or Change()
+    if given.option is None:
+        return _gone(name, written, known, version, change)
+    if given.error:
+        return Finding("flag", name, written, *_wrong_value(given, known))
+    verdict, why = _still(change, name, version)
+    return Finding("flag", name, written, verdict, why, change.instead or change.becomes or "" if why else "")
+
+
+def _folded(written: str, known: Options) -> str:
+    name = written.partition(".")[0] if written.startswith("-") and "." in written else written
+    return name.replace("_", "-") if known.lists.underscores and name.startswith("--") else name
+
+
+def _still(change: Change, name: str, version: str) -> tuple[Verdict, str]:
+    """What is said of an option that is still taken."""
+    at = release(version)
+    if change.falls_back and release(change.falls_back[0]) <= at < release(change.falls_back[1]):
+        return "risky", "engine V1 does not have it: the server falls back to the slower V0, or ends"
+    if change.idle_from and at >= release(change.idle_from):
+        return "useless", f"it does nothing since {change.idle_from}"
+    if change.old_from and at >= release(change.old_from):
+        return "renamed", f"it is taken with a warning since {change.old_from}, and will go"
+    return "ok", ""
+
+
+def _gone(name: str, written: str, known: Options, version: str, change: Change) -> Finding:
+    """An option that this version does not take: gone, not there yet, or never there."""
+    had = versions_with(known.engine, name)
+    all_versions = list(lists(known.engine).versions)
+    at = all_versions.index(known.version)
+    later = [one for one in had if all_versions.index(one) > at]
+    earlier = [one for one in had if all_versions.index(one) <= at]
+    if later and known.note and all_versions.index(later[0]) == at + 1:
+        why = f"not in {known.version}, in {later[0]}: {version} is between them"
+        return Finding("flag", name, written, "ok", why)
+    if earlier:
+        first = all_versions[all_versions.index(earlier[-1]) + 1]
+        why = f"gone since {first}, if not before; {earlier[-1]} had it"
+        verdict: Verdict = "renamed" if change.becomes else "removed"
+        return Finding("flag", name, written, verdict, why, change.instead or change.becomes or "nothing")
+    if change.instead or change.becomes:
+        verdict = "renamed" if change.becomes else "removed"
+        return Finding(
+            "flag", name, written, verdict, "versions before all lists had it", change.instead or change.becomes or ""
+        )
+    if later:
+        return Finding("flag", name, written, "unknown", f"it comes with {later[0]}, or shortly before", "")
+    close = difflib.get_close_matches(name, _alike(name, known), n=1, cutoff=0.75)
+    several = known.find(name)
+    why = (
+        f"it may be {' or '.join(several[:3])}" if len(several) > 1 else f"no option of {known.engine} {known.version}"
+    )
+    return Finding("flag", name, written, "unknown", why, close[0] if close else "")
+
+
+def _alike(name: str, known: Options) -> list[str]:
+    """Options that begin or end as `name` does, among which the nearest is looked for."""
+    return [one for one in known.by_spelling if one[2:5] == name[2:5] or one[-5:] == name[-5:]]
+
+
+def _wrong_value(given: Given, known: Options) -> tuple[Verdict, str, str]:
+    """What is said of a value that the parser refuses."""
+    assert given.option is not None
+    name, value = given.option.name, given.words[0] if given.words else ""
+    why = given.error.partition(": ")[2]
+    if given.option.kind == "nothing" and value.lower() in ("true", "false"):
+        return "unknown", why, name if value.lower() == "true" else " or ".join(given.option.off[:1]) or "nothing"
+    if "json" in given.option.kind and re.fullmatch(r"\w+=\w+(,\w+=\w+)*", value):
+        pairs = (pair.split("=") for pair in value.split(","))
+        return "unknown", why, f"{name} {json.dumps({key: int(v) if v.isdigit() else v for key, v in pairs})}"
+    if value and given.option.choices:
+        had = [v for v in versions_with(known.engine, name) if value in options(known.engine, v)[name].choices]
+        if had:
+            last = had[-1]
+            return (
+                "removed",
+                f"{value} was there up to {last}; {why}" if release(last) < release(known.version) else why,
+                "",
+            )
+        close = difflib.get_close_matches(value, given.option.choices, n=1, cutoff=0.6)
+        return "unknown", why, f"{name} {close[0]}" if close else ""
+    return "unknown", why, ""
+
+
+def words(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]:
+    """What is said of words that belong to no option: one may name the model."""
+    takes_model = command.subcommand or command.engine == "trtllm"
+    extra = parsed.positional[1:] if takes_model else parsed.positional
+    if command.engine == "sglang" and parsed.positional and "model_path" not in parsed.values:
+        extra = parsed.positional[1:]  # `sglang serve MODEL`
+    for number, word in enumerate(parsed.positional[:50]):
+        if word.startswith("--") and " " in word:
+            yield Finding(
+                "word", word[:80], word[:300], "contradicts", "one word with a blank in it is no option", "two words"
+            )
+        elif (
+            word == "serve"
+            and command.container
+            and command.engine == "vllm"
+            and number == 0
+            and len(parsed.positional) > 1
+        ):
+            why = "the image starts `vllm serve` by itself, and takes this word for the model"
+            yield Finding("word", word, word, "contradicts", why, "the model first, without serve")
+        elif word in extra and number >= len(parsed.positional) - len(extra):
+            yield Finding("word", word[:80], word[:300], "unknown", "it belongs to no option", "")
+    serves = command.engine == "vllm" and command.subcommand and not command.container
+    if serves and "model" in parsed.values and not parsed.positional and release(version) >= (0, 8, 5):
+        why = "`vllm serve` takes the model as its first word; --model is taken with a warning, or not at all"
+        yield Finding("flag", "--model", f"--model {parsed.values['model']}"[:300], "ok", why, "")
+
+
+def environment(command: Command, version: str) -> Iterator[Finding]:
+    """The verdict on each variable of the engine, and on secrets."""
+    known, engine = listed("environment", command.engine), command.engine
+    all_versions = list(lists(engine).versions)
+    nearest = options(engine, version).version
+    at = all_versions.index(nearest)
+    for name, value in command.environment.items():
+        written = f"{name}={value}"[:300]
+        change = changes(engine).environment.get(name) or Change()
+        secret = (
+            _SECRETS.search(name) and len(value) > 7 and not re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
+        )
+        if secret:
+            why = "a secret in plain text"
+            yield Finding(
+                "environment", name, f"{name}=...", "risky", why, "a secret, or a file that only the server reads"
+            )
+            continue
+        if not name.startswith("VLLM_") or engine != "vllm":
+            continue
+        had = known.get(name, ())
+        earlier = [one for one in had if all_versions.index(one) <= at]
+        after = all_versions[at + 1 : at + 2]
+        if nearest not in had and set(after) & set(had) and release(nearest) != release(version):
+            yield Finding("environment", name, written, "ok", f"not read by {nearest}, read by {after[0]}")
+        elif nearest in had:
+            verdict, why = _still(change, name, version)
+            yield Finding(
+                "environment", name, written, verdict, why, change.instead or change.becomes or "" if why else ""
+            )
+        elif earlier:
+            first = all_versions[all_versions.index(earlier[-1]) + 1]
+            why = f"not read since {first}, if not before; {earlier[-1]} did, now it only warns"
+            verdict = "renamed" if change.becomes else "removed"
+            instead = f"{change.becomes} {current(value)}" if change.becomes else change.instead
+            yield Finding("environment", name, written, verdict, why, instead or "nothing")
+        elif had:
+            yield Finding("environment", name, written, "unknown", f"read since {had[0]}, or shortly before", "")
+        else:
+            close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+            yield Finding(
+                "environment", name, written, "unknown", f"vllm {nearest} does not read it", close[0] if close else ""
+            )
+
+
+def current(value: str) -> str:
+    """The value of a variable as an option takes it: attention backends lost an ending with engine V0."""
+    return value.removesuffix("_VLLM_V1")
+
+
+def metric(name: str, engine: str, version: str) -> Finding:
+    """The verdict on the name of a metric, with or without what a histogram or counter adds to it."""
+    known, all_versions = listed("metrics", engine), list(lists(engine).versions)
+    nearest = options(engine, version).version
+    spelt = next((one for one in _spellings(name) if one in known or one in changes(engine).metrics), name)
+    had = known.get(spelt, ())
+    if nearest in had or not any(nearest in versions for versions in known.values()):
+        return Finding("metric", name, name, "ok")
+    change = changes(engine).metrics.get(spelt) or Change()
+    earlier = [one for one in had if all_versions.index(one) <= all_versions.index(nearest)]
+    later = [one for one in had if one not in earlier]
+    verdict: Verdict = "renamed" if change.becomes else "removed"
+    if earlier or ((change.becomes or change.instead) and not later):
+        last = f"; {earlier[-1]} had it" if earlier else ""
+        return Finding(
+            "metric", name, name, verdict, f"not on /metrics of {nearest}{last}", change.becomes or change.instead
+        )
+    if later:
+        return Finding("metric", name, name, "unknown", f"on /metrics since {later[0]}, or shortly before")
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    return Finding("metric", name, name, "unknown", f"not on /metrics of {engine} {nearest}", close[0] if close else "")
+
+
+def _spellings(name: str) -> list[str]:
+    bare = re.sub(r"_(bucket|sum|count|created)$", "", name)
+    return [name, bare, f"{bare}_total", re.sub(r"_total$", "", name)]
+
+
+def metrics(names: Sequence[str], judged: Sequence[Judged], version: str | None) -> list[Finding]:
+    """The verdicts on metrics that a text names, of the engines that it starts or of their own prefix."""
+    found = []
+    for name in names:
+        engine = name.partition(":")[0]
+        own = next((one.version for one in judged if one.command.engine == engine), None)
+        at = (version if own or not judged else None) or own or lists(engine).versions[-1]
+        verdict = metric(name, engine, at)
+        off = next((one for one in judged if one.command.engine == engine and _unwatched(one)), None)
+        if verdict.verdict == "ok" and off:
+            verdict = Finding("metric", name, name, "contradicts", f"the server has none: {_unwatched(off)}", "")
+        found.append(verdict)
+    return found
+
+
+def _unwatched(judged: Judged) -> str:
+    values = judged.parsed.values
+    if judged.command.engine == "vllm" and values.get("disable_log_stats"):
+        return "--disable-log-stats"
+    return (
+        "it starts without --enable-metrics"
+        if judged.command.engine == "sglang" and not values.get("enable_metrics")
+        else ""
+    )
+
+
+def engine_at(engine: str, version: str) -> Engine | None:
+    """The facts of that version, where the planner knows them."""
+    try:
+        return engines.engine(engine, version)
+    except PlannerError:
+        return None
+
+
+def defaults(parsed: Parsed, engine: str, version: str) -> Iterator[Finding]:
+    """Options that say what is so anyway."""
+    facts = engine_at(engine, version)
+    if engine != "vllm" or facts is None:
+        return
+    for given in parsed.given:
+        fact = _DEFAULTS.get(given.option.argument) if given.option and not given.error else None
+        if fact and given.option and given.value == facts.facts[fact]:
+            since = _since(fact, given.value, version)
+            why = f"the default since {since}, if not before" if since else "the default"
+            if fact == "prefix_caching" and given.value and not facts.facts["prefix_caching_hybrid"]:
+                why += ", but for models with recurrent layers"
+            yield Finding("flag", given.option.name, str(given)[:300], "useless", why)
+
+
+@lru_cache(maxsize=256)
+def _since(fact: str, value: Any, version: str) -> str:
+    """The first version from which on a default of vLLM is what it is at `version`."""
+    first = ""
+    for listed_version in lists("vllm").versions:
+        known = engine_at("vllm", listed_version)
+        if known is None or release(listed_version) > release(version):
+            continue
+        first = (first or known.facts_version) if known.facts[fact] == value else ""
+    return first
+
+
+def applied(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]:
+    """What the rules say of options and variables together."""
+    values: dict[str, Any] = {**command.environment, **_nearby(command, version)}
+    values |= {**parsed.values, "container": command.container}
+    at = release(version)
+    for rule in rules(command.engine):
+        if (rule.from_ and at < release(rule.from_)) or (rule.before and at >= release(rule.before)):
+            continue
+        if not all(_holds(test, values.get(name)) for name, test in rule.when.items()):
+            continue
+        name = rule.flag or next(iter(rule.when))
+        if name.isupper():
+            yield Finding("environment", name, f"{name}={values.get(name)}"[:300], rule.verdict, rule.say, rule.instead)
+            continue
+        given = next((one for one in reversed(parsed.given) if one.option and one.option.argument == name), None)
+        shown = given.option.name if given and given.option else f"--{name.replace('_', '-')}"
+        written = "(not given)" if given is None else shown if name in ("api_key", "hf_token") else str(given)[:300]
+        yield Finding("flag", shown, written, rule.verdict, rule.say, rule.instead)
+
+
+def _nearby(command: Command, version: str) -> dict[str, Any]:
+    """What the next list reads in the command, for a version between two lists."""
+    known = options(command.engine, version)
+    later = [one for one in lists(command.engine).versions if release(one) > release(version)]
+    return options(command.engine, later[0]).parse(command.argv).values if known.note and later else {}
+
+
+def _holds(test: str, value: Any) -> bool:
+    """Whether a value passes the test of a rule."""
+    if test in ("given", "absent"):
+        return (value is not None) == (test == "given")
+    if test in ("on", "off"):
+        return value is (test == "on")
+    if test.startswith("any of "):
+        return str(value) in test.split()[2:]
+    match = re.fullmatch(r"(<|>=?) ([\d.]+)", test)
+    if not match:
+        return str(value) == test
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    limit = float(match[2])
+    return value < limit if match[1] == "<" else value >= limit if match[1] == ">=" else value > limit
+
+
+def devices(command: Command, parsed: Parsed) -> Iterator[Finding]:
+    """More GPUs asked for than are visible."""
+    visible = command.environment.get("CUDA_VISIBLE_DEVICES", "")
+    if not re.fullmatch(r"\d+(,\d+)*", visible):
+        return
+    asked = gpus(command.engine, parsed.values)
+    if asked > (count := len(visible.split(","))) and not parsed.values.get("nnodes"):
+        why = f"the command takes {asked} GPUs, and {count} are visible"
+        yield Finding("environment", "CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={visible}", "contradicts", why)
+
+
+def gpus(engine: str, values: Mapping[str, Any]) -> int:
+    """How many GPUs a command takes."""
+    size = {
+        "vllm": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
+        "sglang": ("tensor_parallel_size", "pipeline_parallel_size"),
+        "trtllm": ("tensor_parallel_size", "pipeline_parallel_size"),
+        "tgi": ("num_shard",),
+    }[engine]
+    product = 1
+    for name in size:
+        value = values.get(name, 1)
+        product *= value if isinstance(value, int) and 0 < value < 2**16 else 1
+    if engine == "sglang" and not values.get("enable_dp_attention"):
+        copies = values.get("data_parallel_size", 1)
+        product *= copies if isinstance(copies, int) and 0 < copies < 2**16 else 1
+    return product
+
+
+def drift(command: Command, version: str, to: str) -> list[Finding]:
+    """Defaults that this command leaves to the engine, and that differ between two versions."""
+    given = options(command.engine, version).parse(command.argv).values
+    old, new = options(command.engine, version), options(command.engine, to)
+    found = []
+    names = dict.fromkeys(option.name for option in old.by_spelling.values())
+    for name in names:
+        if name not in new.by_spelling or old[name].argument in given or old[name].kind == "json":
+            continue
+        before, after = old[name].default, new[name].default
+        if before != after and before and after:
+            found.append(
+                Finding(
+                    "flag",
+                    name,
+                    f"{before} -> {after}",
+                    "default changed",
+                    f"the default is {after}, it was {before}",
+                    f"{name} {before}",
+                )
+            )
+    seen = {finding.name for finding in found}
+    first, second = engine_at(command.engine, version), engine_at(command.engine, to)
+    if command.engine == "vllm" and first and second:
+        for argument, fact in _DEFAULTS.items():
+            name = f"--{argument.replace('_', '-')}"
+            before, after = first.facts[fact], second.facts[fact]
+            if argument not in given and before != after and name not in seen:
+                word = ("off", "on")[after] if isinstance(after, bool) else after
+                was = ("off", "on")[before] if isinstance(before, bool) else before
+                keep = (
+                    name
+                    if before is True
+                    else new[name].off[0]
+                    if before is False and new[name].off
+                    else f"{name} {before}"
+                )
+                found.append(
+                    Finding(
+                        "flag",
+                        name,
+                        f"{was} -> {word}",
+                        "default changed",
+                        f"the default is {word}, it was {was}",
+                        keep,
+                    )
+                )
+    return found

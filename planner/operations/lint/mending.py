@@ -1,0 +1,134 @@
+"""The command as it should be written for its version: what is gone left out, what was renamed under its new name."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.operations.flags import Given
+from planner.operations.lint.judging import Change, Finding, Judged, changes, current
+from planner.operations.lint.reading import Command
+
+_DRAFTING = {
+    "--speculative-model": "model", "--num-speculative-tokens": "num_speculative_tokens",
+    "--speculative-draft-tensor-parallel-size": "draft_tensor_parallel_size",
+    "--speculative-model-quantization": "quantization", "--speculative-max-model-len": "max_model_len",
+    "--ngram-prompt-lookup-max": "prompt_lookup_max", "--ngram-prompt-lookup-min": "prompt_lookup_min",
+}  # fmt: skip
+"""vLLM's options for drafts before 0.8.5, and their keys in --speculative-config (0.20.2 config/speculative.py)."""
+_HIDDEN = ("--api-key", "--hf-token")
+"""Options whose values are secrets: they go to the environment."""
+
+
+@dataclass(frozen=True)
+class Mended:
+    """A command as it should be, and the lines that differ: `-` as it was, `+` as it should be."""
+
+    command: Command
+    diff: tuple[str, ...]
+
+
+def mended(judged: Judged, settings: Mapping[str, Any] | None = None) -> Mended:
+    """The command without what its version does not take or do, and with `settings` (arguments -> values) in place."""
+    known, old = judged.options, {found.name: found for found in judged.findings}
+    words, diff, drafting = list[str](), list[str](), dict[str, Any]()
+    wanted = dict(settings or {})
+    drafts = "--speculative-config" in known.spellings
+    for given in judged.parsed.given:
+        spelt = given.written.replace("_", "-") if known.lists.underscores else given.written
+        name = given.option.name if given.option and spelt not in old else spelt
+        argument = given.option.argument if given.option else ""
+        was = [given.written, *given.words]
+        if given.option is None and drafts and name in _DRAFTING:
+            drafting[_DRAFTING[name]] = _number(given.words[0]) if given.words else None
+            now: list[str] = []
+        elif argument in wanted:
+            value = wanted.pop(argument)
+            now = _spelt(judged, argument, value)
+        else:
+            now = (
+                _renamed(judged, given, name, found)
+                if (found := old.get(name)) and found.verdict not in ("ok", "risky")
+                else was
+            )
+            now = [] if name in _HIDDEN else now
+        words += now
+        diff += _changed(name, was, now)
+    if drafting:
+        made = ["--speculative-config", json.dumps(_drafts(drafting))]
+        words, diff = [*words, *made], [*diff, _line("+", made)]
+    environment = dict(judged.command.environment)
+    for name, value in judged.command.environment.items():
+        finding, change = old.get(name), changes(judged.command.engine).environment.get(name) or Change()
+        if finding is None or finding.kind != "environment" or finding.verdict not in ("removed", "renamed", "useless"):
+            continue
+        diff.append(_line("-", [f"{name}={value}"]))
+        del environment[name]
+        if change.becomes and change.becomes in known.spellings:
+            words += [change.becomes, current(value)]
+            diff.append(_line("+", [change.becomes, current(value)]))
+    for argument, value in wanted.items():
+        made = _spelt(judged, argument, value)
+        words += made
+        diff += [_line("+", made)] if made else []
+    model = list(judged.parsed.positional)
+    for found in judged.findings:
+        if found.kind == "word" and found.verdict == "contradicts":
+            now = found.written.split(" ", 1) if found.written.startswith("--") else []
+            diff += [_line("-", [found.written]), *([_line("+", now)] if now else [])]
+            words += now
+            model.remove(found.written)
+    argv = (*model, *words)
+    return Mended(replace(judged.command, argv=argv, environment=environment), tuple(diff))
+
+
+def _changed(name: str, was: list[str], now: list[str]) -> list[str]:
+    """The lines of a diff for one option; a secret is not repeated."""
+    if was == now:
+        return []
+    shown = [was[0], "..."] if name in _HIDDEN else was
+    return [_line("-", shown)] + ([_line("+", now)] if now else [])
+
+
+def _line(sign: str, words: list[str]) -> str:
+    return f"{sign} {' '.join(map(shlex.quote, words))}"
+
+
+def _renamed(judged: Judged, given: Given, name: str, found: Finding) -> list[str]:
+    """An option under its new name; nothing where it is gone or does nothing; as it was where only its user can say."""
+    change = changes(judged.command.engine).flags.get(name)
+    if found.verdict == "renamed" and change and change.becomes in judged.options.spellings and change.becomes:
+        value = ["ray"] if name == "--worker-use-ray" else list(given.words)
+        return [change.becomes, *value]
+    refused, idle = (
+        found.verdict == "removed" and given.option is None,
+        found.verdict == "useless" and change is not None,
+    )
+    return [] if refused or idle else [given.written, *given.words]
+
+
+def _spelt(judged: Judged, argument: str, value: Any) -> list[str]:
+    """An argument as an option of this version."""
+    known = judged.options
+    option = next((one for one in known.by_spelling.values() if one.argument == argument), None)
+    if option is None:
+        return []
+    if value is True:
+        return [option.name]
+    if value is False:
+        return [option.off[0]] if option.off and option.default != "off" else []
+    return [option.name, f"{value:g}" if isinstance(value, float) else str(value)]
+
+
+def _number(word: str) -> Any:
+    return int(word) if word.isdigit() else word
+
+
+def _drafts(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The JSON of old options for drafts."""
+    if given.get("model") in ("[ngram]", "ngram"):
+        return {"method": "ngram", **{key: value for key, value in given.items() if key != "model"}}
+    return {"method": "draft_model", **given} if "model" in given else {"method": "ngram", **given}

@@ -1,0 +1,365 @@
+"""Where a text starts a server: command line, shell script, systemd unit, Dockerfile, compose file or manifest."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from planner.core.catalog import parse_yaml, read_text
+from planner.core.quantities import MIB, PlannerError
+from planner.operations.flags import lists, options
+from planner.operations.lint.shell import Statement, expand, statements
+
+LARGEST = MIB
+"""Bytes of a file that is read."""
+MOST = 20
+"""Commands of one file that are looked at."""
+_IMAGES = (
+    ("vllm", True, re.compile(r"(^|/)(vllm-openai[\w-]*|vllm-tpu)(?=[:@]|$)")),
+    ("vllm", False, re.compile(r"(^|/)vllm[\w-]*(?=[:@]|$)")),
+    ("sglang", False, re.compile(r"(^|/)sglang[\w-]*(?=[:@]|$)")),
+    ("tgi", True, re.compile(r"(^|/)text-generation-inference(?=[:@]|$)")),
+    ("trtllm", False, re.compile(r"(^|/)tensorrt-llm(/release)?(?=[:@]|$)")),
+)  # fmt: skip
+"""Engine, whether its image starts the server by itself, and what the image is called."""
+_ALONE = {"--rm", "--detach", "--interactive", "--tty", "--privileged", "--init", "--read-only", "--publish-all"}
+"""Options of `docker run` that take no value."""
+_METRIC = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
+_SHELLS = {"sh", "bash", "dash", "zsh"}
+_MENTION = re.compile(
+    r"\bvllm\s+serve\b|vllm\.entrypoints|sglang\.launch_server|\bsglang\s+serve\b|trtllm-serve|text-generation-launcher"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One server as it is started: what its launcher is given, and in which environment."""
+
+    where: str
+    engine: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    version: str = ""  # of its image, where the tag says it
+    container: bool = False
+    subcommand: bool = False  # `vllm serve MODEL`, not `python -m ... --model MODEL`
+
+    @property
+    def line(self) -> str:
+        """The command in one line, as a shell would take it."""
+        program = {
+            "vllm": "vllm serve" if self.subcommand else "python -m vllm.entrypoints.openai.api_server",
+            "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve", "tgi": "text-generation-launcher",
+        }[self.engine]  # fmt: skip
+        return " ".join([program, *(shlex.quote(word) for word in self.argv)])
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a text holds: servers that it starts, and the engines' metrics that it names."""
+
+    commands: tuple[Command, ...]
+    metrics: tuple[str, ...]
+
+
+def read(what: str, engine: str | None = None) -> Read:
+    """What the file called `what`, or the command line `what`, starts and watches.
+
+    Raises `PlannerError` for a file that is no text, and where nothing of an engine is found in it.
+    """
+    path = _file(what)
+    text, name = (read_text(path, LARGEST), path.name) if path else (what, "")
+    if len(text) > LARGEST:
+        raise PlannerError(f"a command line has at most {LARGEST:,} characters, got {len(text):,}")
+    found = tuple(_commands(text, name, engine))[:MOST]
+    metrics = tuple(dict.fromkeys(word for word in _METRIC.findall(text) if "_" in word))
+    if not found and not metrics:
+        where = path.name if path else f"{what!r:.60}"
+        hint = "" if engine else "; --engine says whose options they are"
+        raise PlannerError(
+            f"no server starts in {where}: expected `vllm serve`, `python -m sglang.launch_server`, `trtllm-serve` or "
+            f"`text-generation-launcher`, or one of their images{hint}"
+        )
+    return Read(found, metrics)
+
+
+def _file(what: str) -> Path | None:
+    """The file that is meant; None where it is a command line."""
+    with suppress(OSError, ValueError):
+        if len(what) < 4096 and "\n" not in what and Path(what).exists():
+            return Path(what)
+    if re.fullmatch(r"[\w./~-]+\.(service|ya?ml|json|sh|txt|env|conf)", what):
+        raise PlannerError(f"cannot read {what}: no such file")
+    return None
+
+
+def _commands(text: str, name: str, engine: str | None) -> Iterator[Command]:
+    """The commands of a text of any of the formats."""
+    if re.search(r"^\[Service\]\s*$", text, re.MULTILINE):
+        yield from _unit(text, engine)
+    elif re.search(r"^\s*FROM\s+\S+", text, re.MULTILINE) and re.search(
+        r"^\s*(CMD|ENTRYPOINT|RUN)\b", text, re.MULTILINE
+    ):
+        yield from _dockerfile(text, engine)
+    elif re.search(r"^\s*(- )?[\w./\"-]+\s*:(\s|$)", text, re.MULTILINE) or text.lstrip().startswith("{"):
+        documents = list(_documents(text, name))
+        if documents:
+            for document in documents:
+                yield from _nodes(document, "", engine)
+        else:
+            yield from _shell(re.sub(r"^(\s*)- (?=[\"'-])", r"\1\\\n", text, flags=re.MULTILINE), "", engine)
+    else:
+        yield from _shell(text, "", engine)
+
+
+def _shell(
+    text: str, where: str, engine: str | None, environment: Mapping[str, str] | None = None
+) -> Iterator[Command]:
+    """Commands of shell text; with an `engine` also a list of nothing but its options."""
+    found = statements(text, environment)
+    for number, statement in enumerate(found, start=1):
+        place = where or (f"command {number}" if len(found) > 1 else "")
+        yield from _launched(statement, place, engine if len(found) == 1 else None)
+
+
+def _launched(statement: Statement, where: str, engine: str | None = None, depth: int = 0) -> Iterator[Command]:
+    """The server that a statement starts: by its launcher, in a container of its image, or in another shell."""
+    words, environment = statement.words, statement.environment
+    if depth > 3 or not words:
+        return
+    program = PurePath(words[0]).name
+    if program in ("docker", "podman", "nerdctl") and "run" in words[:4]:
+        yield from _docker(words, environment, where, depth)
+        return
+    found = launcher(words)
+    if found:
+        name, at, subcommand = found
+        before = {
+            key: value for key, _, value in (word.partition("=") for word in words[:at]) if value and key.isidentifier()
+        }
+        yield Command(where, name, tuple(words[at:]), {**environment, **before}, subcommand=subcommand)
+        return
+    script = next((at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None)
+    if script is not None and any(PurePath(word).name in _SHELLS for word in words[:script]):
+        for inner in statements(words[script + 1], environment):
+            yield from _launched(inner, where, None, depth + 1)
+    elif engine and words[0].startswith("-"):
+        yield Command(where, engine, words, environment)
+
+
+def launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
+    """Which engine's launcher is among the words, where its own begin, and whether it takes the model as a word."""
+    for at, word in enumerate(words):
+        name, after = PurePath(word).name, words[at + 1] if at + 1 < len(words) else ""
+        if name == "vllm" and after == "serve":
+            return "vllm", at + 2, True
+        if word == "vllm.entrypoints.openai.api_server" or word.endswith("vllm/entrypoints/openai/api_server.py"):
+            return "vllm", at + 1, False
+        if word in ("sglang.launch_server", "sglang.srt.server"):
+            return "sglang", at + 1, False
+        if name == "sglang" and after == "serve":
+            return "sglang", at + 2, False
+        if name == "trtllm-serve":
+            return "trtllm", at + 1 + (after == "serve"), True
+        if name == "text-generation-launcher":
+            return "tgi", at + 1, False
+    return None
+
+
+def _docker(words: Sequence[str], environment: Mapping[str, str], where: str, depth: int) -> Iterator[Command]:
+    """What `docker run` starts in an engine's image."""
+    inside, entrypoint, at = dict[str, str](), "", words.index("run") + 1
+    while at < len(words) and words[at].startswith("-"):
+        key, tied, value = words[at].partition("=")
+        alone = bool(tied) or key in _ALONE or re.fullmatch(r"-[ditP]+", key) is not None
+        said = value if tied else words[at + 1] if at + 1 < len(words) else ""
+        at += 1 if alone else 2
+        if key == "--entrypoint":
+            entrypoint = said
+        elif key in ("-e", "--env"):
+            name, equals, content = said.partition("=")
+            inside[name] = content if equals else environment.get(name, f"${{{name}}}")
+    if at < len(words):
+        rest = ((entrypoint,) if entrypoint else ()) + tuple(words[at + 1 :])
+        yield from _contained(words[at], rest, inside, where, bool(entrypoint), depth)
+
+
+def image(name: str) -> tuple[str, bool, str] | None:
+    """The engine of an image, whether it starts by itself, and its version; None for any other image."""
+    for engine, starts, pattern in _IMAGES:
+        if match := pattern.search(name):
+            version = re.match(r":v?(\d+\.\d+(?:\.\d+)?)", name[match.end() :])
+            return engine, starts, version[1] if version else ""
+    return None
+
+
+def _contained(
+    name: str, words: Sequence[str], environment: Mapping[str, str], where: str, replaced: bool = False, depth: int = 0
+) -> Iterator[Command]:
+    """What a container of the image `name` starts with these words, unless its entry point is `replaced`."""
+    known = image(name)
+    begun = list(_launched(Statement(tuple(words), environment), where, None, depth + 1))
+    if begun:
+        for command in begun:
+            version = known[2] if known and known[0] == command.engine else ""
+            yield replace(command, container=True, version=version)
+    elif known and known[1] and not replaced and (words or environment):
+        yield Command(
+            where, known[0], tuple(words), environment, known[2], container=True, subcommand=known[0] == "vllm"
+        )
+
+
+def _unit(text: str, engine: str | None) -> Iterator[Command]:
+    """What a systemd unit starts."""
+    text = re.sub(r"\\\n\s*", " ", text)
+    environment: dict[str, str] = {}
+    for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE):
+        with suppress(ValueError):
+            environment |= {
+                key: value for key, equals, value in (word.partition("=") for word in shlex.split(line)) if equals
+            }
+    for number, line in enumerate(re.findall(r"^ExecStart=[@\-:+!]*(.+)$", text, re.MULTILINE), start=1):
+        yield from _shell(line, f"ExecStart {number}" if number > 1 else "ExecStart", engine, environment)
+
+
+def _dockerfile(text: str, engine: str | None) -> Iterator[Command]:
+    """What an image built from a Dockerfile starts."""
+    text = re.sub(r"\\\r?\n", " ", text)
+    base, environment, parts = "", dict[str, str](), {"ENTRYPOINT": list[str](), "CMD": list[str]()}
+    for key, rest in re.findall(r"^\s*([A-Z]+)\s+(.+?)\s*$", text, re.MULTILINE):
+        if key == "FROM":
+            base, parts = rest.split()[0], {"ENTRYPOINT": [], "CMD": []}
+        elif key == "ENV":
+            words = rest.split() if "=" not in rest.split()[0] else _split(rest)
+            pairs = (
+                [word.partition("=")[::2] for word in words] if "=" in words[0] else [(words[0], " ".join(words[1:]))]
+            )
+            environment |= dict(pairs)
+        elif key in parts:
+            parts[key] = _listed(rest) or ["sh", "-c", rest]
+    yield from _contained(base, [*parts["ENTRYPOINT"], *parts["CMD"]], environment, "CMD", bool(parts["ENTRYPOINT"]))
+
+
+def _split(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()
+
+
+def _listed(text: str) -> list[str]:
+    """A JSON list of words, as in a Dockerfile; empty where it is none."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return []
+    return [str(word) for word in found] if isinstance(found, list) else []
+
+
+def _documents(text: str, name: str) -> Iterator[Any]:
+    """The documents of a YAML (or JSON) text that are mappings or lists; none where it is no YAML."""
+    for part in re.split(r"^---\s*$", text, flags=re.MULTILINE):
+        try:
+            document = parse_yaml(part, name or "the text")
+        except (PlannerError, RecursionError):
+            return
+        if isinstance(document, dict | list):
+            yield document
+
+
+def _nodes(node: Any, where: str, engine: str | None, depth: int = 0) -> Iterator[Command]:
+    """Commands anywhere inside a document: containers, and text that a shell would run."""
+    if depth > 40:
+        return
+    if isinstance(node, list):
+        for index, each in enumerate(node):
+            yield from _nodes(each, f"{where}[{index}]", engine, depth + 1)
+        return
+    if not isinstance(node, Mapping):
+        if isinstance(node, str) and _MENTION.search(node):
+            with suppress(PlannerError):
+                yield from _shell(node, where, None)
+        return
+    if flat := _configuration(node, engine):
+        yield Command(where or "configuration", engine or "vllm", flat, {}, subcommand=True)
+        return
+    started = list(_container(node, where))
+    yield from started
+    for key, value in node.items():
+        if not (started and key in ("command", "args", "entrypoint")):
+            yield from _nodes(value, f"{where}.{key}".lstrip("."), engine, depth + 1)
+
+
+def _container(node: Mapping[str, Any], where: str) -> Iterator[Command]:
+    """What a service of a compose file, or a container of a manifest, starts."""
+    words = [word for key in ("entrypoint", "command", "args") for word in _words(node.get(key))]
+    name = node.get("image")
+    name = "" if name is None else str(name.get("repository", "") if isinstance(name, Mapping) else name)
+    if not words and not image(name):
+        return
+    environment = _environment(node.get("environment")) | _environment(node.get("env"))
+    filled = []
+    for word in words:
+        word = re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word)
+        filled.append(expand(word.replace("$$", "\0"), {}).replace("\0", "$"))
+    replaced = "entrypoint" in node or ("command" in node and "args" in node)
+    yield from _contained(name, filled, environment, where, replaced)
+
+
+def _words(value: Any) -> list[str]:
+    """A command as a list, or as one text that is split as a shell does."""
+    if isinstance(value, list):
+        return [_plain(word) for word in value if isinstance(word, str | int | float)]
+    if not isinstance(value, str):
+        return []
+    found = statements(value)
+    return list(found[0].words) if len(found) == 1 else ["sh", "-c", value] if found else []
+
+
+def _plain(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _environment(value: Any) -> dict[str, str]:
+    """Environment in any of its forms: a mapping, a list of NAME=value, or a list of name and value."""
+    if isinstance(value, Mapping):
+        return {str(name): "" if held is None else _plain(held) for name, held in value.items()}
+    made = {}
+    for entry in value if isinstance(value, list) else []:
+        if isinstance(entry, Mapping) and "name" in entry:
+            name = str(entry["name"])
+            made[name] = _plain(entry["value"]) if "value" in entry else f"${{{name}}}"
+        elif isinstance(entry, str):
+            name, equals, held = entry.partition("=")
+            made[name] = held if equals else f"${{{name}}}"
+    return made
+
+
+def _configuration(node: Mapping[str, Any], engine: str | None) -> tuple[str, ...]:
+    """A file for `--config` as the options that it stands for; empty where the mapping is something else."""
+    known = options(engine or "vllm", lists(engine or "vllm").versions[-1])
+    names = [f"--{name}" for name in node if isinstance(name, str)]
+    right = sum(len(known.find(name)) == 1 for name in names)
+    if len(names) < 2 or right < 0.6 * len(node) or not all(_scalar(value) for value in node.values()):
+        return ()
+    return tuple(_as_words(zip(names, node.values(), strict=False)))
+
+
+def _scalar(value: Any) -> bool:
+    return not isinstance(value, Mapping | list) or (isinstance(value, list) and all(map(_scalar, value)))
+
+
+def _as_words(pairs: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """Options and values as they would stand in a command line."""
+    for name, value in pairs:
+        if value is True or value is None:
+            yield name
+        elif isinstance(value, list):
+            yield from (name, *map(_plain, value))
+        elif value is not False:
+            yield from (name, _plain(value))

@@ -1,0 +1,318 @@
+"""`planner lint`: real commands of guides get their answers, right ones no false alarm, and hostile ones no harm."""
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner.core.quantities import PlannerError
+from planner.faces.cli import main
+from planner.operations.flags import lists, options
+from planner.operations.lint import lint
+from planner.operations.lint.judging import changes, rules
+from planner.operations.lint.mending import mended
+from planner.operations.lint.reading import read
+from planner.operations.lint.shell import statements
+
+COMMANDS = yaml.safe_load((Path(__file__).parent / "data" / "commands.yaml").read_text(encoding="utf-8"))
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.models.registry._online", lambda: False)
+
+
+def verdicts(text: str, version: str | None = None, **asked: Any) -> dict[str, str]:
+    """Name -> verdict, of what is not simply right."""
+    return {found.name: found.verdict for found in lint(text, version, **asked).findings if found.verdict != "ok"}
+
+
+@pytest.mark.parametrize("guide", COMMANDS["guides"], ids=lambda guide: guide["source"].rpartition("/")[2])
+def test_what_is_wrong_in_the_commands_of_guides(guide: dict[str, Any]) -> None:
+    found = lint(guide["command"], guide.get("version"))
+    assert {one.name: one.verdict for one in found.findings if one.mend} == guide["finds"]
+    assert found.mend
+    for one in found.commands:
+        judged = one.judged
+        again = judged.options.parse(mended(judged).command.argv)
+        left = {one.written for one in again.given if one.error}
+        open_ = {name for name, verdict in guide["finds"].items() if verdict in ("unknown", "contradicts")}
+        assert left <= open_  # what only its author can say
+
+
+@pytest.mark.parametrize("command", COMMANDS["current"], ids=lambda command: command["source"].rpartition("/")[2])
+def test_no_false_alarm_on_current_commands(command: dict[str, Any]) -> None:
+    found = lint(command["command"], command.get("version"))
+    assert len(found.commands) == 1 and len(found.findings) >= 1
+    assert [one for one in found.findings if one.mend] == []
+    assert not found.mend and not found.commands[0].judged.parsed.errors
+
+
+def test_the_flags_of_old_guides_all_get_their_answer() -> None:
+    flags = ["--speculative-model x", "--swap-space 4", "--scheduler-delay-factor 0.1", "--preemption-mode swap",
+             "--use-v2-block-manager", "--worker-use-ray", "--num-scheduler-steps 8"]  # fmt: skip
+    for version in ("0.20.2", "0.33.0"):
+        for flag in flags:
+            found = lint(f"vllm serve m {flag}", version).findings[0]
+            assert found.verdict in ("removed", "renamed") and found.why and found.instead
+    assert verdicts("vllm serve m --disable-log-requests", "0.20.2") == {"--disable-log-requests": "removed"}
+    assert verdicts("vllm serve m --disable-log-requests", "0.33.0") == {"--disable-log-requests": "useless"}
+    both = "VLLM_USE_V1=1 VLLM_ATTENTION_BACKEND=FLASHINFER VLLM_WORKER_MULTIPROC_METHOD=spawn vllm serve m"
+    assert verdicts(both, "0.20.2") == {"VLLM_USE_V1": "removed", "VLLM_ATTENTION_BACKEND": "renamed"}
+    assert verdicts(both, "0.10.0") == {"VLLM_USE_V1": "useless"}
+    assert verdicts("VLLM_USE_V1=0 vllm serve m", "0.8.5") == {"VLLM_USE_V1": "risky"}
+
+
+def test_metrics_by_version() -> None:
+    alerts = "expr: vllm:gpu_cache_usage_perc > 0.9 and rate(vllm:time_per_output_token_seconds_bucket[5m]) > 0"
+    for version, verdict in (("0.8.5", []), ("0.20.2", ["renamed", "renamed"])):
+        assert [one.verdict for one in lint(alerts, version).metrics if one.verdict != "ok"] == verdict
+    (hit, _) = lint(alerts, "0.33.0").metrics
+    assert hit.instead == "vllm:kv_cache_usage_perc"
+    assert [one.verdict for one in lint("sglang:token_usage sglang:tokn_usage").metrics] == ["ok", "unknown"]
+    silent = "python -m sglang.launch_server --model-path m # sglang:token_usage"
+    assert lint(silent, "0.5.23").metrics[0].verdict == "contradicts"  # --enable-metrics is not given
+    assert lint(silent.replace(" #", " --enable-metrics #"), "0.5.23").metrics[0].verdict == "ok"
+
+
+CONTRADICTIONS = [
+    ("vllm serve m --enable-auto-tool-choice", "--enable-auto-tool-choice"),
+    ("vllm serve m --lora-modules a=b", "--lora-modules"),
+    ("vllm serve m --enforce-eager --cudagraph-capture-sizes 1 2", "--cudagraph-capture-sizes"),
+    ("CUDA_VISIBLE_DEVICES=0,1 vllm serve m -tp 4", "CUDA_VISIBLE_DEVICES"),
+    (f"vllm serve {LLAMA} -tp 3", "--tensor-parallel-size"),
+    (f"vllm serve {LLAMA} --quantization awq", "--quantization"),
+    (f"vllm serve {LLAMA} --max-model-len 200000", "--max-model-len"),
+    (f"vllm serve {LLAMA} --max-num-batched-tokens 64 --max-num-seqs 128", "--max-num-batched-tokens"),
+    (f"vllm serve {LLAMA} --no-enable-chunked-prefill --max-num-batched-tokens 2048", "--max-num-batched-tokens"),
+    ("text-generation-launcher --model-id m --quantize awq --dtype float16", "--dtype"),
+]
+
+
+@pytest.mark.parametrize(("command", "name"), CONTRADICTIONS)
+def test_contradictions(command: str, name: str) -> None:
+    assert verdicts(command, None)[name] == "contradicts"
+
+
+def test_what_is_useless_or_risky() -> None:
+    assert verdicts("vllm serve m --gpu-memory-utilization 0.98", "0.20.2") == {"--gpu-memory-utilization": "risky"}
+    assert verdicts("vllm serve m --gpu-memory-utilization 0.92", "0.20.2") == {"--gpu-memory-utilization": "useless"}
+    assert verdicts("vllm serve m --enable-prefix-caching", "0.6.6") == {}
+    assert verdicts("vllm serve m --enable-prefix-caching", "0.10.0") == {"--enable-prefix-caching": "useless"}
+    assert verdicts("vllm serve m --api-key sk-123456789", "0.20.2") == {"--api-key": "risky"}
+    assert verdicts("docker run -e HF_TOKEN=hf_abcdefgh12 vllm/vllm-openai:v0.20.2 --model m") == {"HF_TOKEN": "risky"}
+    assert verdicts("docker run lmsysorg/sglang:v0.5.10 python -m sglang.launch_server --model-path m") == {
+        "--host": "risky"
+    }
+    assert "sk-123456789" not in str(lint("vllm serve m --api-key sk-123456789", "0.20.2"))
+    assert "sk-123456789" not in json.dumps(lint("vllm serve m --api-key=sk-123456789", "0.20.2").json())
+
+
+UNIT = """[Unit]
+Description=server
+[Service]
+Environment="MODEL=Qwen/Qwen3-8B" VLLM_USE_V1=1
+ExecStart=/opt/venv/bin/vllm serve ${MODEL} \\
+    --swap-space 4
+"""
+POD = """apiVersion: v1
+kind: Service
+---
+apiVersion: apps/v1
+kind: Deployment
+spec:
+  template:
+    spec:
+      containers:
+      - name: server
+        image: vllm/vllm-openai:v0.20.2
+        command: ["/bin/sh", "-c"]
+        args: ["exec vllm serve $(MODEL) --swap-space 4"]
+        env: [{name: MODEL, value: Qwen/Qwen3-8B}, {name: VLLM_USE_V1, value: "1"}]
+"""
+COMPOSE = """services:
+  server:
+    image: vllm/vllm-openai:v0.20.2
+    environment: {VLLM_USE_V1: 1}
+    command: ["Qwen/Qwen3-8B", "--swap-space", 4]
+"""
+SCRIPT = """#!/bin/bash
+set -e
+export VLLM_USE_V1=1   # as the guide says
+ARGS=(--swap-space 4)
+MODEL=${MODEL:-Qwen/Qwen3-8B}
+vllm serve "$MODEL" \\
+  "${ARGS[@]}" > log 2>&1 &
+"""
+DOCKERFILE = """FROM vllm/vllm-openai:v0.20.2
+ENV VLLM_USE_V1=1
+CMD ["Qwen/Qwen3-8B", "--swap-space", "4"]
+"""
+SKY = """resources: {accelerators: "H100:1"}
+envs: {VLLM_USE_V1: 1}
+run: |
+  VLLM_USE_V1=1 vllm serve Qwen/Qwen3-8B --swap-space 4 2>&1 | tee log
+"""
+
+
+FILES = {"a.service": UNIT, "pod.yaml": POD, "compose.yaml": COMPOSE, "serve.sh": SCRIPT, "Dockerfile": DOCKERFILE,
+         "sky.yaml": SKY}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text"), FILES.items())
+def test_files_of_every_kind_say_the_same(name: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    (command,) = read(str(path)).commands
+    assert command.argv == ("Qwen/Qwen3-8B", "--swap-space", "4") and command.engine == "vllm"
+    assert verdicts(str(path), "0.20.2") == {"--swap-space": "removed", "VLLM_USE_V1": "removed"}
+
+
+def test_the_version_is_that_of_the_image_unless_another_is_asked_for() -> None:
+    text = "docker run vllm/vllm-openai:v0.8.5 --model m --swap-space 4"
+    assert verdicts(text) == {"--swap-space": "useless"}
+    assert verdicts(text, "0.20.2") == {"--swap-space": "removed"}
+    assert "judged for vllm 0.33.0" in str(lint("vllm serve m"))
+    assert "vllm 0.19.0 is read by the options of 0.18.0" in str(lint("vllm serve m", "0.19.0"))
+
+
+def test_drift_between_two_versions() -> None:
+    found = lint("vllm serve m --swap-space 4 -tp 2 --disable-custom-all-reduce", "0.10.0", to="0.33.0")
+    drift = {one.name: (one.verdict, one.instead) for one in found.drift}
+    assert drift["--swap-space"][0] == "removed"
+    assert drift["--gpu-memory-utilization"] == ("default changed", "--gpu-memory-utilization 0.9")
+    assert drift["--async-scheduling"] == ("default changed", "--no-async-scheduling")
+    assert "--tensor-parallel-size" not in drift and "--disable-custom-all-reduce" not in drift
+    assert lint("vllm serve m", "0.33.0", to="0.33.0").drift == ()
+
+
+def test_old_drafting_becomes_one_json() -> None:
+    text = "vllm serve m --speculative-model [ngram] --num-speculative-tokens 5 --ngram-prompt-lookup-max 4"
+    better = lint(text, "0.20.2").commands[0].mended.command
+    values = options("vllm", "0.20.2").parse(better.argv).values
+    assert values == {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}}
+    moved = lint("VLLM_ATTENTION_BACKEND=TRITON_ATTN_VLLM_V1 vllm serve m", "0.20.2").commands[0].mended.command
+    assert moved.argv == ("m", "--attention-backend", "TRITON_ATTN") and not moved.environment
+
+
+@pytest.mark.slow
+def test_on_a_gpu_it_is_planned_and_a_better_command_proposed() -> None:
+    found = lint(f"vllm serve {LLAMA} --enforce-eager --max-num-seqs 64", "0.20.2", gpu="H100").commands[0]
+    assert found.planned and found.planned.memory.status == "ok"
+    tpot = [one.performance.at("tpot", "mean").mid for one in found.planned.loads if one.performance]
+    assert tpot == sorted(tpot) and len(tpot) == 3
+    (step,) = found.planned.steps
+    assert (step.argument, step.value) == ("enforce_eager", False) and "TPOT" in step.worth
+    assert found.mended.command.argv == (LLAMA, "--max-num-seqs", "64")
+    assert found.planned.better and found.planned.better.performance
+    assert found.planned.better.performance.at("tpot", "mean").mid < tpot[-1]
+
+    small = lint(f"vllm serve {LLAMA}", "0.20.2", gpu="L4")
+    assert small.mend and small.commands[0].planned and not small.commands[0].planned.memory.starts
+    assert small.commands[0].mended.command.argv != (LLAMA,)
+    again = lint(small.commands[0].mended.command.line, "0.20.2", gpu="L4").commands[0]
+    assert again.planned and again.planned.memory.starts
+
+    unknown = lint("vllm serve /models/mine", "0.20.2", gpu="H100").commands[0]
+    assert unknown.planned is None and "mine" in unknown.unplanned
+
+
+def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "vllm serve m --max-num-seqs 8", "--engine-version", "0.20.2"]) == 0
+    assert main(["lint", "vllm serve m --swap-space 8", "--engine-version", "0.20.2"]) == 1
+    assert main(["lint", "ollama run m"]) == 2
+    assert main(["lint", "vllm serve m", "--engine-version", "newest"]) == 2
+    assert main(["lint", "nowhere.yaml"]) == 2
+    assert main(["lint", "--", "--max-num-seqs 8"]) == 2
+    capsys.readouterr()
+    assert main(["lint", "--engine", "vllm", "--json", "--", "--max-num-seqs 8"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["commands"][0]["findings"][0]["verdict"] == "ok" and told["mend"] is False
+
+
+@contextmanager
+def nothing_runs() -> Iterator[None]:
+    """Whatever would start a process, or reach out, ends the test."""
+    watching.append(True)
+    try:
+        yield
+    finally:
+        watching.pop()
+
+
+watching: list[bool] = []
+
+
+def _watch(event: str, _arguments: tuple[object, ...]) -> None:
+    if watching and event in (
+        "subprocess.Popen",
+        "os.system",
+        "os.exec",
+        "os.posix_spawn",
+        "os.fork",
+        "socket.connect",
+        "exec",
+    ):
+        raise AssertionError(event)
+
+
+sys.addaudithook(_watch)
+
+WORDS = st.sampled_from([
+    "vllm serve ", "$(rm -rf ~)", "`id`", "'", '"', "\\", "\n", " --swap-space", "=4", "${A:-", "}", "$A", "A=$A$A;",
+    "services:\n", "- ", ": ", "{", "[", "&x", "*x", "<<EOF\n", "EOF\n", "[Service]\nExecStart=", "FROM x\nCMD [",
+    "]", "docker run ", "vllm/vllm-openai:v0.8.5 ", "--", "-O3 ", "{{", "\0", "\u202e", "\ud800", "#", "-e A ",
+    "bash -c ", "vllm:gpu_cache_usage_perc ", " --max-num-seqs 99999999999999999999",
+])  # fmt: skip
+
+
+@given(st.lists(st.one_of(WORDS, st.text(max_size=8)), max_size=25).map("".join))
+@settings(max_examples=150, deadline=None)
+def test_hostile_text_never_ends_in_a_traceback_and_nothing_runs(text: str) -> None:
+    with nothing_runs():
+        try:
+            found = lint(text, "0.20.2", to="0.33.0")
+        except PlannerError as error:
+            assert len(str(error)) <= 420
+            return
+        assert all(line.isprintable() for line in str(found).split("\n"))
+        json.dumps(found.json())
+
+
+def test_much_of_everything(tmp_path: Path) -> None:
+    long = "vllm serve m " + " ".join(f"--flag-{number} {number}" for number in range(10_000))
+    found = lint(long, "0.20.2")
+    assert len(found.findings) == 10_000 and {one.verdict for one in found.findings} == {"unknown"}
+    same = lint("vllm serve m " + "--max-num-seqs 8 " * 10_000, "0.20.2")
+    assert not same.mend and len(str(same)) < 1000
+    (tmp_path / "binary.sh").write_bytes(bytes(range(256)) * 10)
+    with pytest.raises(PlannerError, match="not UTF-8"):
+        lint(str(tmp_path / "binary.sh"))
+    with pytest.raises(PlannerError, match="grows beyond"):
+        statements("A=xxxxxxxxxxxxxxxx\n" + "A=$A$A$A$A\n" * 12)
+
+
+def test_the_catalogs_speak_of_names_that_were_there() -> None:
+    for engine in ("vllm", "sglang", "tgi"):
+        newest = options(engine, lists(engine).versions[-1])
+        assert rules(engine)
+        for name, change in changes(engine).flags.items():
+            if change.becomes and name != "--max-context-len-to-capture":
+                assert change.becomes in newest.spellings, name
+            assert (change.source is None) == (change.date is None), name
+            if change.idle_from or change.falls_back or change.old_from:
+                assert name.startswith("--")
+        arguments = {option.argument for option in newest.by_spelling.values()}
+        for version in lists(engine).versions:
+            arguments |= {option.argument for option in options(engine, version).by_spelling.values()}
+        for rule in rules(engine):
+            for name in rule.when:
+                assert name.isupper() or name == "container" or name in arguments, name
