@@ -215,6 +215,14 @@ def test_on_a_gpu_it_is_planned_and_a_better_command_proposed() -> None:
     assert found.planned.better and found.planned.better.performance
     assert found.planned.better.performance.at("tpot", "mean").mid < tpot[-1]
 
+    crowded = f"vllm serve {LLAMA} --gpu-memory-utilization 0.7 --max-num-seqs 1024"
+    better = lint(crowded, "0.20.2", gpu="L40S").commands[0]
+    assert better.planned and {one.argument for one in better.planned.steps} >= {"gpu_memory_utilization"}
+    after = lint(better.mended.command.line, "0.20.2", gpu="L40S")
+    assert not after.mend and after.commands[0].planned
+    assert after.commands[0].planned.sequences > better.planned.sequences
+    assert "gpu_memory_utilization" not in {one.argument for one in after.commands[0].planned.steps}
+
     small = lint(f"vllm serve {LLAMA}", "0.20.2", gpu="L4")
     assert small.mend and small.commands[0].planned and not small.commands[0].planned.memory.starts
     assert small.commands[0].mended.command.argv != (LLAMA,)

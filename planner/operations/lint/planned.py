@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from planner.planning.prediction import Prediction, predict
 
 PROMPT, OUTPUT = 1000, 200
 """Tokens of a request, on average, where nobody says what the traffic is."""
+SHARE = 0.95
+"""The most of a GPU that is proposed for vLLM; `catalogs/flags/rules.yaml` calls 0.98 risky."""
 PACKED = ("awq", "gptq", "compressed-tensors", "exl2", "marlin")
 """Formats that only a checkpoint has: no engine makes them while it loads."""
 GAIN = 0.02
@@ -290,10 +292,13 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
         best, loads = deployment, tuple(predict(deployment, at) for at in _loads(found, load))
     most = replace(load, concurrency=_most(plan(best), load))
     now = predict(best, most)
-    for argument, value, changed in _candidates(best, most):
-        then = predict(changed, most) if plan(changed).status == "ok" else None
+    names = {ours: theirs for theirs, ours in _ARGUMENTS[deployment.engine.name].items()}
+    for name, proposal in _PROPOSALS.items():
+        value = proposal(best, most) if name in names else None
+        changed = best if value is None else best.with_args(**{name: value})
+        then = predict(changed, most) if value is not None and plan(changed).status == "ok" else None
         if then and then.performance and now.performance and (worth := _worth(now, then, most)):
-            steps.append(Step(argument, value, worth))
+            steps.append(Step(names[name], value, worth))
             best, now = changed, then
     if steps:
         better = now
@@ -317,7 +322,7 @@ def _starting(found: MemoryPlan) -> Iterator[tuple[str, Any, Deployment]]:
     """Changes after which it may start, the smallest first."""
     deployment = found.deployment
     names = {ours: theirs for theirs, ours in _ARGUMENTS[deployment.engine.name].items()}
-    share, current = safe_utilization(deployment), deployment.args.gpu_memory_utilization
+    share, current = min(safe_utilization(deployment), SHARE), deployment.args.gpu_memory_utilization
     if 0 < share != current:
         yield names["gpu_memory_utilization"], share, deployment.with_args(gpu_memory_utilization=share)
     if deployment.args.max_num_seqs > 256:
@@ -336,31 +341,42 @@ def _starting(found: MemoryPlan) -> Iterator[tuple[str, Any, Deployment]]:
             yield wide, tp, replace(deployment, layout=layout)
 
 
-def _candidates(deployment: Deployment, load: Workload) -> Iterator[tuple[str, Any, Deployment]]:
-    """Changes of arguments alone that may serve the same traffic better."""
-    args, names = deployment.args, {ours: theirs for theirs, ours in _ARGUMENTS[deployment.engine.name].items()}
-    if args.enforce_eager and "enforce_eager" in names:
-        yield names["enforce_eager"], False, deployment.with_args(enforce_eager=False)
-    usual = deploy_on(
-        deployment.model,
-        deployment.gpu,
-        **vars(deployment.layout),
-        engine=deployment.engine,
-        max_model_len=args.max_model_len,
-    ).args
-    if args.max_num_batched_tokens < usual.max_num_batched_tokens:
-        tokens = usual.max_num_batched_tokens
-        yield names["max_num_batched_tokens"], tokens, deployment.with_args(max_num_batched_tokens=tokens)
-    found = plan(deployment)
+def _graphs(deployment: Deployment, load: Workload) -> bool | None:
+    """CUDA graphs, where there are none."""
+    return False if deployment.args.enforce_eager else None
+
+
+def _share(deployment: Deployment, load: Workload) -> float | None:
+    """More memory for vLLM's pool, where it holds fewer requests than may run: what is safe, and not risky."""
+    share = min(safe_utilization(deployment), SHARE)
+    fit = plan(deployment).pool.sequences(round(load.prompt.mean + load.output.mean))
+    more = deployment.engine.name == "vllm" and share > deployment.args.gpu_memory_utilization + 0.01
+    return share if more and fit < deployment.args.max_num_seqs else None
+
+
+def _tokens(deployment: Deployment, load: Workload) -> int | None:
+    """The engine's own tokens of a step, where the command has fewer."""
+    bare = deploy_on(
+        deployment.model, deployment.gpu, **vars(deployment.layout), engine=deployment.engine,
+        max_model_len=deployment.args.max_model_len,
+    )  # fmt: skip
+    usual = bare.args.max_num_batched_tokens
+    return usual if deployment.args.max_num_batched_tokens < usual else None
+
+
+def _seqs(deployment: Deployment, load: Workload) -> int | None:
+    """As many sequences as hardly ever outgrow the pool, where the command has more."""
+    found, many = plan(deployment), deployment.args.max_num_seqs
     safe = safe_max_num_seqs(found, load)
-    if (
-        0 < safe < args.max_num_seqs
-        and preemption_risk(found, load, min(args.max_num_seqs, load.concurrency or 1)) > 0.05
-    ):
-        yield names["max_num_seqs"], safe, deployment.with_args(max_num_seqs=safe)
-    share = safe_utilization(deployment)
-    if share > args.gpu_memory_utilization + 0.01 and found.pool.sequences(round(load.context)) < args.max_num_seqs:
-        yield names["gpu_memory_utilization"], share, deployment.with_args(gpu_memory_utilization=share)
+    crowded = preemption_risk(found, load, min(many, load.concurrency or 1)) > 0.05
+    return safe if 0 < safe < many and crowded else None
+
+
+_PROPOSALS: dict[str, Callable[[Deployment, Workload], Any]] = {
+    "enforce_eager": _graphs, "gpu_memory_utilization": _share,
+    "max_num_batched_tokens": _tokens, "max_num_seqs": _seqs,
+}  # fmt: skip
+"""By the argument, the value that may serve the same traffic better; None where there is none to try."""
 
 
 def _worth(now: Prediction, then: Prediction, load: Workload) -> str:
