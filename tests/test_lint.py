@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launch_plans import plans
 
 from planner.core.quantities import PlannerError
 from planner.faces.cli import main
@@ -54,6 +55,14 @@ def test_no_false_alarm_on_current_commands(command: dict[str, Any]) -> None:
     assert len(found.commands) == 1 and len(found.findings) >= 1
     assert [one for one in found.findings if one.mend] == []
     assert not found.mend and not found.commands[0].judged.parsed.errors
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "tgi"])
+def test_no_false_alarm_on_what_we_emit(engine: str) -> None:
+    for launch in plans(engine, 10, seed=1):
+        found = lint(launch.line, launch.deployment.engine.version)
+        assert {one.name for one in found.findings if one.mend} <= {"--enforce-eager", "--disable-cuda-graph"}
+        assert len(found.commands) == 1
 
 
 def test_the_flags_of_old_guides_all_get_their_answer() -> None:
