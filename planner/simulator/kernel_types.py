@@ -37,6 +37,8 @@ class Rules(NamedTuple):
     num_lookahead_tokens: int = 0  # slots for the drafter: k for EAGLE, MTP and draft models
     seed: int = 0
     recv_interval: int = 1  # decode steps between two looks for new requests (SGLang); after a prompt there is one
+    max_loras: int = 0  # adapters in one step, and slots on the GPU
+    max_cpu_loras: int = 0  # adapters kept in host memory
 
 
 class StepTable(NamedTuple):
@@ -65,6 +67,10 @@ class StepTable(NamedTuple):
     stages: int = 1
     sequences_s: np.ndarray = np.zeros(1)
     prompt_s: float = 0.0
+    adapter_s: float = 0.0  # for each different adapter in the step, and for each token that one changes
+    adapter_token_s: float = 0.0
+    adapter_load_s: float = 0.0  # for each that has to come from host memory, and in addition from disk
+    adapter_cold_s: float = 0.0
 
 
 class Traffic(NamedTuple):
@@ -79,6 +85,7 @@ class Traffic(NamedTuple):
     concurrency: int = 0  # requests in flight at most: the next is sent when one ends; 0 = no limit
     request_s: float = 0.0  # from sending until the scheduler sees the request, and per prompt token
     prompt_token_s: float = 0.0
+    adapter: np.ndarray = np.empty(0)  # [n] int32, number of its adapter from 0, -1 without; empty: nobody has one
 
 
 ROUND_ROBIN, LEAST_LOADED, PREFIX_AFFINITY = range(3)
@@ -134,7 +141,7 @@ class Outcome(NamedTuple):
 
 T = TypeVar("T", Rules, StepTable, Traffic, Router)
 _DTYPES: dict[str, type] = {
-    "prompt": np.int32, "output": np.int32, "content": np.int32,
+    "prompt": np.int32, "output": np.int32, "content": np.int32, "adapter": np.int32,
     "rank": np.int64, "content_start": np.int64, "groups": np.int64,
 }  # fmt: skip
 

@@ -329,7 +329,7 @@ def _coarser(rules: Rules, prompt: float) -> Rules:
 
 def step_table(model: StepModel) -> StepTable:
     """A step cost as the compiled replay reads it."""
-    table = StepTable(**{name: getattr(model, name) for name in StepTable._fields})
+    table = StepTable(**{name: getattr(model, name) for name in StepTable._fields if hasattr(model, name)})
     decode, prefill = (np.array(rows, float).reshape(-1, 2) for rows in (model.decode_windows, model.prefill_windows))
     return table._replace(decode_windows=decode, prefill_windows=prefill)
 

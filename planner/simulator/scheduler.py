@@ -18,10 +18,10 @@ from planner.simulator.block_pool import allocating, compiled, inlined
 from planner.simulator.kernel_types import StepTable, Traffic
 
 REQUEST, SEAT, TOKENS, CONTEXT, DRAFTED, YIELDS, PAST = step_kernels.ROWS
-_TIMES = ("now", "entry", "end", "spent", "last_gap", "soonest")
+_TIMES = ("now", "entry", "end", "spent", "last_gap", "soonest", "adapters_s")
 _COUNTS = (
     "arrived", "due", "done", "queued", "front", "unseen", "num_running", "num_spare", "num_waiting", "first", "flying",
-    "last_bin", "steps", "gauges", "stuck",
+    "last_bin", "steps", "gauges", "stuck", "turns", "active",
 )  # fmt: skip
 _SIGNS = ("steady", "blocked", "fed")
 State = np.dtype(
@@ -35,7 +35,8 @@ the next request that was sent gets to the scheduler; arrived: requests sent; du
 queued, front: order of the last that joined the queue, and that was put back to its front; unseen: decode steps since
 it looked for new ones; first, flying: oldest step under way, and how many are; steady: in the last step everybody
 decoded; blocked: the first in the queue did not fit; stuck: see `Outcome`; last_gap, last_bin: the last inter-token
-latency, and its bin; fed: requests come from a router.
+latency, and its bin; fed: requests come from a router; turns: steps that were scheduled; active: different adapters in
+this one, and adapters_s: the seconds that they add.
 """
 
 
@@ -56,7 +57,9 @@ class Engine(NamedTuple):
     spare: np.ndarray  # [seats] free ones
     parted: np.ndarray  # requests that the step being scheduled preempts; that the oldest one ends
     coming: list[tuple[float, int]]  # heap of (when the scheduler can see it, request)
-    waiting: list[tuple[float, int]]  # heap of (order, request)
+    waiting: list[list[tuple[float, int]]]  # heaps of (order, request): one, or without an adapter and with each
+    heads: np.ndarray  # [heaps] order of their first, inf if there is none
+    adapters: np.ndarray  # [adapters, 3] the turn in which each was used, on the GPU (0: not there), in host memory
     batches: np.ndarray  # [depth, 7, seats] steps under way
     sizes: np.ndarray  # [depth] their sequences, ends and rows among the notes
     ends: np.ndarray
@@ -129,13 +132,17 @@ def new_engine(rules: Any, table: Any, traffic: Any, longest: int, contents: int
     state[0].num_spare, state[0].unseen, state[0].stuck, state[0].last_gap = seqs, rules.recv_interval, -1, -1.0
     state[0].soonest = np.inf
     seats, spare = np.full((7, seqs), -1), np.arange(seqs)
-    coming, waiting, notes = [(0.0, 0)], [(0.0, 0)], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
+    coming, waiting, notes = [(0.0, 0)], [[(0.0, 0)]], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
     coming.clear()
-    waiting.clear()
+    waiting[0].clear()
     notes.clear()
+    adapters = traffic.adapter.max() + 1 if traffic.adapter.size else 0
+    for _ in range(adapters):
+        waiting.append(waiting[0].copy())
     return Engine(
         state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5], seats[6], spare,
-        np.zeros(seqs, np.int64), coming, waiting, np.zeros((depth, 7, seqs), np.int64), np.zeros(depth, np.int64),
+        np.zeros(seqs, np.int64), coming, waiting, np.full(adapters + 1, np.inf),
+        np.zeros((adapters, 3), np.int64), np.zeros((depth, 7, seqs), np.int64), np.zeros(depth, np.int64),
         np.zeros(depth), np.zeros(depth, np.int64), np.zeros(kinds.ITL_BINS, np.int64), np.zeros(kinds.USAGE_BINS),
         np.zeros(6), notes,
     )  # fmt: skip
@@ -166,27 +173,106 @@ def _pop(heap: Any) -> tuple[int, float]:
 
 
 @allocating
-def _first(heap: Any) -> int:
-    """The first request in a heap."""
-    return heap[0][1]
-
-
-@inlined
-def _queue(e: Any, order: float, request: int) -> None:
-    """Put a request into the queue."""
-    _push(e.waiting, order, request)
-    e.state[0].num_waiting += 1
+def _first(waiting: Any, q: int) -> int:
+    """The first request in queue `q`."""
+    return waiting[q][0][1]
 
 
 @allocating
-def _withdraw(waiting: Any, request: int) -> None:
-    """Take a request out of the heap of waiting ones."""
-    for k in range(len(waiting)):
-        if waiting[k][1] == request:
-            waiting[k] = waiting[-1]
-            waiting.pop()
-            heapq.heapify(waiting)
-            return
+def _join(waiting: Any, q: int, order: float, request: int) -> float:
+    """Put a request into queue `q`, and return the order of its first."""
+    return _push(waiting[q], order, request)
+
+
+@allocating
+def _leave(waiting: Any, q: int) -> float:
+    """Take the first request out of queue `q`, and return the order of the next."""
+    return _pop(waiting[q])[1]
+
+
+@inlined
+def _queue_of(traffic: Any, request: int) -> int:
+    """The queue that a request waits in."""
+    return traffic.adapter[request] + 1 if traffic.adapter.size else 0
+
+
+@compiled
+def _next_queue(rules: Any, traffic: Any, e: Any) -> int:
+    """The queue whose first request comes first of those that may join the step; -1 where all have to wait.
+
+    At most `max_loras` different adapters are in a step; requests with another one are passed over (vLLM 0.20.2,
+    v1/core/sched/scheduler.py: scheduled_loras).
+    """
+    c = e.state[0]
+    if not traffic.adapter.size:
+        return 0
+    best, full = -1, c.active >= rules.max_loras
+    for q in range(len(e.heads)):
+        joins = q == 0 or not full or e.adapters[q - 1, 0] == c.turns
+        if joins and e.heads[q] < np.inf and (best < 0 or e.heads[q] < e.heads[best]):
+            best = q
+    return best
+
+
+@compiled
+def _use(e: Any, adapter: int) -> None:
+    """Count an adapter among those of the step being scheduled."""
+    c = e.state[0]
+    if adapter >= 0 and e.adapters[adapter, 0] != c.turns:
+        e.adapters[adapter, 0] = c.turns
+        c.active += 1
+
+
+@compiled
+def _fetch(e: Any, adapter: int, where: int, slots: int) -> bool:
+    """Have an adapter on the GPU (1) or in host memory (2), in place of the one used least lately; False: it was."""
+    turns, there = e.state[0].turns, e.adapters[adapter, where] > 0
+    if not there:
+        held, oldest = 0, -1
+        for a in range(len(e.adapters)):
+            if e.adapters[a, where] > 0:
+                held += 1
+                oldest = a if oldest < 0 or e.adapters[a, where] < e.adapters[oldest, where] else oldest
+        if held >= slots and oldest >= 0:
+            e.adapters[oldest, where] = 0
+    e.adapters[adapter, where] = turns
+    return not there
+
+
+@compiled
+def _adapters(rules: Any, table: Any, traffic: Any, e: Any, batch: Any, taken: int) -> float:
+    """Seconds that adapters add to the step: those that it uses, what they change, and what has to be loaded first."""
+    c, tokens, loading = e.state[0], 0, 0.0
+    for j in range(taken):
+        adapter = traffic.adapter[batch[REQUEST, j]]
+        tokens += batch[TOKENS, j] * (adapter >= 0)
+        if adapter >= 0 and e.adapters[adapter, 1] != c.turns:
+            loading += table.adapter_cold_s * _fetch(e, adapter, 2, rules.max_cpu_loras)
+            loading += table.adapter_load_s * _fetch(e, adapter, 1, rules.max_loras)
+    c.adapters_s = table.adapter_s * c.active + table.adapter_token_s * tokens
+    return c.adapters_s + loading
+
+
+@inlined
+def _queue(traffic: Any, e: Any, order: float, request: int) -> None:
+    """Put a request into the queue."""
+    q = _queue_of(traffic, request)
+    e.heads[q] = _join(e.waiting, q, order, request)
+    e.state[0].num_waiting += 1
+    e.state[0].blocked &= traffic.adapter.size == 0  # this one may be let in past those that wait
+
+
+@allocating
+def _withdraw(waiting: Any, q: int, request: int) -> float:
+    """Take a request out of queue `q`, and return the order of its first."""
+    heap = waiting[q]
+    for k in range(len(heap)):
+        if heap[k][1] == request:
+            heap[k] = heap[-1]
+            heap.pop()
+            heapq.heapify(heap)
+            break
+    return heap[0][0] if len(heap) else np.inf
 
 
 @compiled
@@ -216,7 +302,7 @@ def _receive(rules: Any, traffic: Any, fates: Any, e: Any, until: float) -> floa
         while looks and c.soonest <= c.now:
             i, c.soonest = _pop(e.coming)
             c.queued += 1
-            _queue(e, float(traffic.rank[i] if rules.priority else c.queued), i)
+            _queue(traffic, e, float(traffic.rank[i] if rules.priority else c.queued), i)
         c.unseen = 0 if looks else c.unseen
         sooner = min(at, c.soonest)
         if c.num_running or c.num_waiting or c.flying or c.now >= until:
@@ -235,6 +321,7 @@ def _coast(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, sooner: flo
         rules, table, e.pool, e.tables, e.running[: c.num_running], e.request, e.known, e.computed,
         e.placeholders, traffic.prompt, traffic.output, fates.last_token, e.itl, e.usage, e.totals,
         overlap, c.now, sooner, c.entry, c.end, e.ends[c.first], traffic.content, traffic.content_start,
+        c.adapters_s,
     )  # fmt: skip
     c.steady = False
     batch = e.batches[c.first]
@@ -316,7 +403,7 @@ def _preempt(rules: Any, traffic: Any, fates: Any, e: Any, place: int) -> int:
     fates.preemptions[victim] += 1
     _vacate(rules, e, seat)
     c.front -= 1
-    _queue(e, float(traffic.rank[victim] if rules.priority else c.front), victim)
+    _queue(traffic, e, float(traffic.rank[victim] if rules.priority else c.front), victim)
     return victim
 
 
@@ -340,7 +427,11 @@ def _admit(
     caching, size, spec_tokens = _caching(rules, traffic), rules.groups[0, 1], rules.num_speculative_tokens
     model_len, ran = rules.max_model_len, taken > 0
     while c.num_waiting and budget > 0 and c.num_spare > 0:
-        i = _first(e.waiting)
+        q = _next_queue(rules, traffic, e)
+        if q < 0:
+            c.blocked = True
+            break
+        i = _first(e.waiting, q)
         tokens, hit = np.int64(traffic.prompt[i] + fates.made[i]), 0
         content = traffic.content[traffic.content_start[i] if caching else 0 :]
         if caching:
@@ -359,7 +450,7 @@ def _admit(
         if block_pool.claim(rules, e.pool, content, hit, tokens, slots, e.cap) > e.pool.free[0]:
             c.blocked = not (caching or _windowed(rules))  # else what leaves a window may make room
             break
-        _pop(e.waiting)
+        e.heads[q] = _leave(e.waiting, q)
         c.num_waiting -= 1
         c.num_spare -= 1
         s = e.spare[c.num_spare]
@@ -375,13 +466,15 @@ def _admit(
             fates.scheduled[i], fates.cached[i] = c.now, context
         step_kernels.put(batch, taken, i, s, want, context, drafted)
         taken += 1
+        if traffic.adapter.size:
+            _use(e, traffic.adapter[i])
         budget -= want
     return taken
 
 
 @inlined
 def _clock(
-    rules: Any, table: Any, fates: Any, e: Any, batch: Any, turn: int, taken: int, timed: bool
+    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, batch: Any, turn: int, taken: int, timed: bool
 ) -> tuple[int, float]:
     """Begin the step of `taken` requests: what it costs, and what it is counted in. Returns its tokens and start."""
     c, overlap, usable = e.state[0], _overlap(rules, table), rules.num_blocks - 1
@@ -396,6 +489,8 @@ def _clock(
             e.drafts[s] = rules.num_speculative_tokens
     total, decoding, spent = step_kernels.cost(table, taken, batch[TOKENS], batch[CONTEXT], batch[DRAFTED])
     c.unseen += 1 if decoding == taken else rules.recv_interval
+    if traffic.adapter.size:
+        spent += _adapters(rules, table, traffic, e, batch, taken)
     c.spent = spent if timed else 1.0
     start = max(c.now, c.entry)
     c.entry = start + c.spent / table.stages
@@ -491,7 +586,8 @@ def _outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, log: bool
                 _vacate(rules, e, s)
                 gone += 1
             else:
-                _withdraw(e.waiting, i)
+                q = _queue_of(traffic, i)
+                e.heads[q] = _withdraw(e.waiting, q, i)
                 c.num_waiting -= 1
     if log:
         _log_ended(e, c.done - before)
@@ -536,20 +632,24 @@ def advance(rules: Any, table: StepTable, traffic: Traffic, fates: Any, e: Any, 
         if threshold == 0 or (rules.recent and c.num_running + c.num_waiting <= 1):
             threshold = rules.max_model_len
         batch, c.blocked = e.batches[turn], False
+        c.turns += 1
+        c.active = 0
         taken, victims, budget, uniform = _run(rules, traffic, fates, e, batch, threshold, options.halt)
         if c.stuck == -2:
             break
+        for j in range(taken if traffic.adapter.size else 0):
+            _use(e, traffic.adapter[batch[REQUEST, j]])
         if victims == 0:
             taken = _admit(rules, traffic, fates, e, batch, threshold, taken, budget, uniform)
         if taken:
-            total, start = _clock(rules, table, fates, e, batch, turn, taken, timed)
+            total, start = _clock(rules, table, traffic, fates, e, batch, turn, taken, timed)
             if gauge_s > 0:
                 _gauge(rules, e, gauge_s, start, total)
             if log:
                 _log_step(e, batch, taken, victims, total)
             c.steady = can_coast and total == taken == c.num_running
         elif c.flying == victims == 0:
-            c.stuck = _first(e.waiting) if c.num_waiting else e.request[e.running[0]]
+            c.stuck = _first(e.waiting, np.argmin(e.heads)) if c.num_waiting else e.request[e.running[0]]
             break
         if not timed:
             c.now += 1

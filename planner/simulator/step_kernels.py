@@ -92,6 +92,7 @@ def coast(
     rules: Any, table: Any, pool: Any, tables: Any, running: Any, request: Any, known: Any, computed: Any,
     placeholders: Any, prompt: Any, output: Any, last_token: Any, itl: Any, usage: Any, totals: Any,
     overlap: bool, now: float, until: float, entry: float, end: float, oldest: float, content: Any, content_start: Any,
+    adapters_s: float,
 ) -> tuple[int, float, float, float, float]:  # fmt: skip
     """As many steps as pass until something happens, while everybody decodes: an arrival, an end, no free block.
 
@@ -132,7 +133,7 @@ def coast(
             grows_s += window_s * (rest > 0)
             most = min(most, rest if rest > 0 else most)
     most -= not overlap  # the step that ends a request is the scheduler's; with async scheduling it is still under way
-    steps, taken, usable, alike = 0, 0, rules.num_blocks - 1, _price(table, count, count, count, 0, 0.0, 0.0)
+    steps, taken, usable, alike = 0, 0, rules.num_blocks - 1, _price(table, count, count, count, 0, 0.0, adapters_s)
     free = pool.free
     while steps < most and now < until and turns[steps % size] <= free[0]:
         free[0] += leaving[steps % size] - turns[steps % size]
