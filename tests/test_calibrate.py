@@ -21,7 +21,7 @@ from planner.planning.prediction import memory_of
 from planner.simulator.replay import replay_workload
 
 DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", max_model_len=8192, enable_prefix_caching=False)
-KNOWN = calibration_of(DEPLOYMENT.model, DEPLOYMENT.gpu, DEPLOYMENT.engine).coefficients
+KNOWN = calibration_of(DEPLOYMENT).coefficients
 BENCH = {
     "completed": 20, "total_input_tokens": 640, "total_output_tokens": 320, "request_rate": "inf",
     "burstiness": 1.0, "max_concurrency": 8, "mean_ttft_ms": 25.0, "mean_tpot_ms": 7.0,
@@ -84,7 +84,7 @@ def test_a_machine_a_quarter_off_is_predicted_within_a_few_per_cent(seed, tmp_pa
 
 def test_more_runs_narrow_the_interval_and_never_below_what_repeats_differ_by(tmp_path):
     points = runs(machine(1), tmp_path)
-    known = calibration_of(DEPLOYMENT.model, DEPLOYMENT.gpu, DEPLOYMENT.engine)
+    known = calibration_of(DEPLOYMENT)
     few, some, many = (fit(chosen, rounds=6) for chosen in (points[1:3], points, points * 2))
     for column, prior in ((0, known.sigma_ttft), (1, known.sigma_tpot)):
         assert prior > few.sigma(column) > some.sigma(column) > many.sigma(column) >= REPEATS[column]
@@ -145,13 +145,13 @@ def test_an_owners_calibration_is_planned_with(tmp_path):
     mine = tmp_path / "mine.yaml"
     found.save(mine, "2026-11-21")
     engine = calibrated_by(DEPLOYMENT.engine, own_calibrations(mine))
-    own = calibration_of(DEPLOYMENT.model, DEPLOYMENT.gpu, engine)
+    own = calibration_of(replace(DEPLOYMENT, engine=engine))
     assert own.basis == "measured" and own.sigma_tpot == pytest.approx(found.sigma(1), abs=1e-3)
     assert own.coefficients.memory == pytest.approx(found.after.memory, rel=0.01)
     planned_step, catalog_step = (step_model(replace(DEPLOYMENT, engine=e)) for e in (engine, DEPLOYMENT.engine))
     assert planned_step.sigma_tpot < catalog_step.sigma_tpot
     other = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100")
-    assert calibration_of(other.model, other.gpu, engine) == calibration_of(other.model, other.gpu, other.engine)
+    assert calibration_of(replace(other, engine=engine)) == calibration_of(other)
     entry = own_calibrations(mine)["L40S"]
     assert (entry.points, entry.models, entry.versions) == (4, ("llama",), (DEPLOYMENT.engine.version,))
     assert entry.source == "planner calibrate on closed.json" and entry.date == "2026-11-21"
@@ -162,7 +162,7 @@ def test_a_release_with_an_entry_of_its_own_is_replaced_by_the_owners():
     old = deploy_on("Qwen/Qwen3-32B", "H100", engine_version="0.12.0")
     measured = Calibration(coefficients={"memory": 0.5}, engine="vllm", source="mine", date="2026-11-21")
     engine = calibrated_by(old.engine, {"H100-SXM": measured})
-    assert calibration_of(old.model, old.gpu, engine).coefficients.memory == 0.5
+    assert calibration_of(replace(old, engine=engine)).coefficients.memory == 0.5
 
 
 def test_a_saved_entry_takes_the_place_of_the_one_before(tmp_path):

@@ -170,7 +170,7 @@ def test_dynamos_version_stands_for_the_engine_that_it_ships() -> None:
 def test_the_exchange_of_experts_takes_what_deepep_measured() -> None:
     """DeepEP, docs/legacy.md: 128 tokens a rank on 8 H800 are dispatched in 77 us and combined in 114 us."""
     decode = deploy_on("deepseek-ai/DeepSeek-V3", "H200", dp=8, ep=8, engine="sglang")
-    coefficients = calibration_of(decode.model, decode.gpu, decode.engine).coefficients
+    coefficients = calibration_of(decode).coefficients
     (exchange,) = (c for c in collectives(decode, np.array([128.0]), coefficients) if "dispatch" in c.name)
     assert 0.5 < exchange.seconds[0] / exchange.count / 191e-6 < 2
 

@@ -187,5 +187,5 @@ def test_parts_of_a_coefficient_are_pulled_to_nothing() -> None:
 
 def test_a_models_own_pace_is_part_of_its_calibration() -> None:
     found = deploy_on("openai/gpt-oss-120b", "H100", tp=2)
-    known = calibration_of(found.model, found.gpu, found.engine)
+    known = calibration_of(found)
     assert known.basis == "measured" and 0.7 < known.coefficients.pace < 1.4

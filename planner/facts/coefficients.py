@@ -65,6 +65,7 @@ class Effect(Entry):
     gpu: str | None = None
     model: str | None = None  # by `model_type`
     quantization: str | None = None
+    tp: int | None = None
     before: str | None = None  # the engine's release; of several alike the lowest above it holds
     times: dict[str, PositiveFloat] = Field(default_factory=dict)
     kv_cache_dtype: str = "auto"  # what the measured recipes set where a deployment leaves it open

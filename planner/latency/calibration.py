@@ -17,6 +17,7 @@ from typing import Literal
 from planner.core.catalog import CATALOGS, check, entries, read_yaml
 from planner.core.quantities import PlannerError, did_you_mean
 from planner.facts.coefficients import Calibration, Coefficients, Common, Effect, Widths, coefficient_names
+from planner.facts.deployment import Deployment
 from planner.facts.engines import Engine, release
 from planner.facts.gpus import Gpu, gpu
 from planner.models.registry import Model
@@ -47,7 +48,7 @@ class Catalog:
     common: Common
     effects: Mapping[str, Effect]
 
-    def holds(self, effect: Effect, engine: Engine, **asked: str) -> bool:
+    def holds(self, effect: Effect, engine: Engine, **asked: str | int) -> bool:
         """Whether `asked` and the engine's release meet its conditions, and no lower `before` of its kind does."""
         if any(getattr(effect, name) not in (None, value) for name, value in asked.items()):
             return False
@@ -101,16 +102,17 @@ def calibrated_by(engine: Engine, own: Mapping[str, Calibration]) -> Engine:
 
 
 @cache
-def calibrated(gpu: Gpu, engine: Engine, model_type: str, quantization: str) -> Calibrated:
-    """Coefficients for `gpu` under `engine` and a model of this `model_type` (config.json) and quantization method."""
+def calibrated(gpu: Gpu, engine: Engine, model_type: str, quantization: str, tp: int = 1) -> Calibrated:
+    """Coefficients for `gpu` under `engine` and a model of this `model_type` (config.json), quantization and TP."""
     known = catalog(engine.name)
-    asked = {"generation": gpu.generation, "gpu": gpu.name, "model": model_type, "quantization": quantization}
+    asked: dict[str, str | int] = {"generation": gpu.generation, "gpu": gpu.name, "model": model_type, "tp": tp}
+    asked["quantization"] = quantization
     effects = [effect for effect in known.effects.values() if known.holds(effect, engine, **asked)]
     values = dict(known.common.coefficients)
     for effect in effects:
         for name, factor in effect.times.items():
             values[name] *= factor
-    here = [effect for effect in known.effects.values() if effect.gpu == gpu.name and effect.model]
+    here = [effect for effect in known.effects.values() if effect.gpu == gpu.name and effect.points]
     measured = [e for e in here if (e.model, e.quantization) == (model_type, quantization)]
     versions = {release(version) for e in (measured or here or known.effects.values()) for version in e.versions}
     apart = bool(versions) and not min(versions) <= engine.release <= max(versions)
@@ -158,9 +160,11 @@ def _owned(known: Calibrated, own: Calibration, model_type: str) -> Calibrated:
     return Calibrated(coefficients, basis, new, tpot, ttft, own.kv_cache_dtype, own.points, own.source)
 
 
-def calibration_of(model: Model, gpu: Gpu, engine: Engine) -> Calibrated:
-    """`calibrated` for a model."""
-    return calibrated(gpu, engine, model.architecture.model_type, method_of(model))
+def calibration_of(deployment: Deployment) -> Calibrated:
+    """`calibrated` for a deployment."""
+    model = deployment.model
+    method, tp = method_of(model), deployment.layout.tp
+    return calibrated(deployment.gpu, deployment.engine, model.architecture.model_type, method, tp)
 
 
 def method_of(model: Model) -> str:

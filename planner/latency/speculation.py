@@ -109,7 +109,7 @@ def _steps(
     assert deployment.speculation is not None
     how, k = method_of(deployment), deployment.speculation.num_speculative_tokens
     drafter, (step_s, pass_s) = draft_of(deployment.model, deployment.speculation), host
-    known = coefficients or calibration_of(deployment.model, deployment.gpu, deployment.engine).coefficients
+    known = coefficients or calibration_of(deployment).coefficients
     plain = step_model(alone := replace(deployment, speculation=None), known)
     seats = len(plain.rows_s) - 1
     wide = alone.with_args(max_num_seqs=seats * (k + 1))

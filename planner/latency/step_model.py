@@ -210,7 +210,7 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
     `queries` is how many tokens of a decoding sequence attend to its cache, which is read once for all of them.
     """
     gpu, args, w = deployment.gpu, deployment.args, work(deployment)
-    known = calibration_of(deployment.model, gpu, deployment.engine)
+    known = calibration_of(deployment)
     c = coefficients or known.coefficients
     captured = max(cudagraph_sizes(deployment.engine, args, gpu, deployment.drafts), default=0)
     tokens = _grid(args.max_num_batched_tokens, captured)

@@ -157,7 +157,7 @@ def kv_dtype(deployment: Deployment) -> str:
     main = deployment.model.quantization.main
     if main is not None and main.method == "nvfp4":
         return "fp8"
-    return calibration_of(deployment.model, deployment.gpu, deployment.engine).kv_cache_dtype
+    return calibration_of(deployment).kv_cache_dtype
 
 
 def _contexts(deployment: Deployment) -> tuple[Context, ...]:

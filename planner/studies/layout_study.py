@@ -219,11 +219,13 @@ def messages(deployment: Deployment, batch: int, context: float) -> pd.DataFrame
     wires = [(f"{name} ({speed / GB:g} GB/s)", speed, 8) for name, speed in inside.items()]
     wires.append((f"between nodes ({card.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1))
     steps = {"decode": ([], [round(context)] * batch), "prompt": ([(tokens, 0)], [])}
-    c = calibration_of(deployment.model, card, deployment.engine).coefficients
     shapes = [shape for shape in SHAPES if refuse(deployment.model, shape, 8, deployment.engine) is None]
     for shape, (wire, bandwidth, node), (step, load) in product(shapes, wires, steps.items()):
         laid = replace(deployment, layout=shape, link_bandwidth=bandwidth, gpus_per_node=node)
-        parts, cost = collectives(laid, np.array([1.0]), c), step_model(laid).step_seconds(*load)
+        parts, cost = (
+            collectives(laid, np.array([1.0]), calibration_of(laid).coefficients),
+            step_model(laid).step_seconds(*load),
+        )
         talk = cost.parts["collectives"]
         row: dict[str, Any] = {"Layout": str(shape).removeprefix("TP1 x "), "Link": wire, "Step": step}
         row |= {"Messages": sum(part.count for part in parts), "Step (ms)": cost.seconds * 1e3}

@@ -217,7 +217,7 @@ def fit(
         listed = ", ".join(f"{gpu} under {name} ({count})" for (gpu, name), count in kinds.items()) or "no runs"
         raise PlannerError(f"calibrate one GPU and engine at a time, got {listed}")
     ((entry, _),) = kinds
-    known = calibration_of(points[0].deployment.model, points[0].deployment.gpu, points[0].deployment.engine)
+    known = calibration_of(points[0].deployment)
     names, before = coefficient_names(), known.coefficients
     start = np.log([getattr(before, name) for name in names])
     width = np.array([PRIORS[name]["spread"] for name in names])

@@ -1,9 +1,9 @@
 """Fit the calibration catalogs of all engines at once to every measured run: `make fit`.
 
 The logarithm of a coefficient is a sum: what all have in common, and what the engine, the GPU's generation, the GPU,
-the release and the model add. Each part has a normal prior around 0 (`LEVELS`), so that little data moves it little,
-and what a GPU lacks comes from its generation (partial pooling). Residuals are ln(predicted / measured) under a
-Student-t loss; Gauss-Newton on the closed form, which is moved by what the replay of each run gives beside it.
+the release, the model and the layout add. Each part has a normal prior around 0 (`LEVELS`), so that little data moves
+it little, and what a GPU lacks comes from its generation (partial pooling). Residuals are ln(predicted / measured)
+under a Student-t loss; Gauss-Newton on the closed form, which is moved by what the replay of each run gives beside it.
 
 Held back, the fit goes without all runs of a curve, a pair of model and GPU, a model, a GPU or a release at once, by
 one Newton step from the fit with all: their errors are the widths of the catalog's intervals.
@@ -70,7 +70,8 @@ LEVELS: Mapping[str, tuple[float, float, Mapping[str, float]]] = {
     "model engine": (0.0, 0.0, {"pace": 0.07, "prompt_s": 0.15, "request_s": 0.1}),
     "model format": (0.0, 0.0, {"pace": 0.05}),
     "pair": (0.0, 0.0, {"pace": 0.05, "token_passes": 0.1, "prompt_s": 0.25, "request_s": 0.25}),
-    "curve": (0.0, 0.0, {"pace": 0.05}),
+    "layout": (0.0, 0.0, {"pace": 0.08}),
+    "curve": (0.0, 0.0, {"pace": 0.04}),
 }
 """How much a part adds: of the common spread, for the device's coefficients and the host's; and spreads of its own."""
 RELEASES = {
@@ -81,8 +82,8 @@ RELEASES = {
 """Where an engine's releases are parted: changes of its runner, its scheduler or its kernels."""
 FEW = 5.0
 """Curves that say as much of a generation's spread as all other generations do."""
-TOLD = 0.02
-"""Factors nearer to 1 than this are not worth an entry."""
+TOLD = {"pace": 0.002}
+"""Factors nearer to 1 than this, or than 2 %, are not worth an entry: the pace is the whole step's."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,7 @@ class MeasuredRun:
             "model engine": f"{family}|{engine.name}",
             "model format": f"{family}|{method_of(model)}",
             "pair": f"{family}|{method_of(model)}|{gpu.name}|{engine.name}",
+            "layout": f"{family}|{method_of(model)}|{gpu.name}|{engine.name}|{self.deployment.layout.tp}",
             "curve": self.curve,
         }
 
@@ -377,7 +379,9 @@ class Pooled:
         found: dict[str, Any] = {"common": common}
 
         def add(name: str, of: Mapping[str, float], conditions: Mapping[str, object], always: bool = False) -> None:
-            times = {key: round(float(np.exp(value)), 3) for key, value in of.items() if abs(value) > TOLD}
+            times = {
+                key: round(float(np.exp(value)), 3) for key, value in of.items() if abs(value) > TOLD.get(key, 0.02)
+            }
             if times or always:
                 found[name] = {**conditions, **({"times": times} if times else {})}
 
@@ -421,6 +425,8 @@ class Pooled:
             name = f"{family} {method} on {gpu}"
             add(name, sums(("pair", label)), conditions, always=True)
             found[name] |= {"points": len(mine), "versions": versions}
+            for tp in sorted({run.deployment.layout.tp for run in mine}):
+                add(f"{name}, TP{tp}", sums(("layout", f"{label}|{tp}")), {**conditions, "tp": tp})
         return found
 
 

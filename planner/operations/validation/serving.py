@@ -163,7 +163,7 @@ def held_back() -> pd.DataFrame:
 def rests_on(deployment: Deployment) -> str:
     """What the step costs of `deployment` rest on, and how wide its intervals are for that."""
     gpu, engine, family = deployment.gpu.name, deployment.engine, deployment.model.architecture.model_type
-    known = calibration_of(deployment.model, deployment.gpu, engine)
+    known = calibration_of(deployment)
     here = f"{gpu} under {engine.name}"
     basis = {
         "measured": f"on {known.points} measured points of {here}, such models among them ({known.note})",
