@@ -102,7 +102,7 @@ def calibrated_by(engine: Engine, own: Mapping[str, Calibration]) -> Engine:
 
 
 @cache
-def calibrated(gpu: Gpu, engine: Engine, model_type: str, quantization: str, tp: int = 1) -> Calibrated:
+def calibrated(gpu: Gpu, engine: Engine, model_type: str, quantization: str, tp: int = 0) -> Calibrated:
     """Coefficients for `gpu` under `engine` and a model of this `model_type` (config.json), quantization and TP."""
     known = catalog(engine.name)
     asked: dict[str, str | int] = {"generation": gpu.generation, "gpu": gpu.name, "model": model_type, "tp": tp}
@@ -160,10 +160,10 @@ def _owned(known: Calibrated, own: Calibration, model_type: str) -> Calibrated:
     return Calibrated(coefficients, basis, new, tpot, ttft, own.kv_cache_dtype, own.points, own.source)
 
 
-def calibration_of(deployment: Deployment) -> Calibrated:
-    """`calibrated` for a deployment."""
+def calibration_of(deployment: Deployment, *, layouts: bool = True) -> Calibrated:
+    """`calibrated` for a deployment; without `layouts` without what its tensor parallel size adds of its own."""
     model = deployment.model
-    method, tp = method_of(model), deployment.layout.tp
+    method, tp = method_of(model), deployment.layout.tp if layouts else 0
     return calibrated(deployment.gpu, deployment.engine, model.architecture.model_type, method, tp)
 
 

@@ -63,7 +63,7 @@ def pool_coefficients(
 ) -> Coefficients:
     """The coefficients of a worker that only computes prompts, or only decodes; `costs` replaces the catalog's."""
     costs = costs or pool_costs(deployment.engine)
-    known = calibration_of(deployment).coefficients
+    known = calibration_of(deployment, layouts=False).coefficients  # a layout's own pace is that of mixed steps
     given = dict(getattr(costs, phase))
     if phase == "prefill" and deployment.layout.dp > 1:
         given["pace"] = given.get("pace", 1.0) * costs.attention_dp
