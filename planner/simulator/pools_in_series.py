@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from planner.simulator.block_pool import KEPT, compiled, inlined
+from planner.simulator.block_pool import KEPT, allocating
 
 ARRIVES, PREFILLED, JOINS, ENDS = 0, 1, 2, 3
 
@@ -47,7 +47,7 @@ class Passage(NamedTuple):
     busy: np.ndarray  # [1] seconds that prefill workers compute, summed over them
 
 
-@compiled
+@allocating
 def _prefill(
     prefill: Any, first: int, came: int, prompt: Any, attention_s: Any, batch: Any, loads: Any, attention: Any
 ) -> Any:
@@ -73,7 +73,7 @@ def _prefill(
     return i, chunks * (own + joint) + attention.max()
 
 
-@inlined
+@allocating
 def _advance(decode: Any, worker: int, now: float, batch: int, tokens: Any, passed: Any, since: Any) -> None:
     """Let the `batch` sequences of a worker decode until `now`."""
     if batch:
@@ -82,7 +82,7 @@ def _advance(decode: Any, worker: int, now: float, batch: int, tokens: Any, pass
     since[worker] = now
 
 
-@inlined
+@allocating
 def _announce(decode: Any, worker: int, now: float, running: Any, passed: Any, version: Any, events: Any) -> None:
     """When the next sequence of a worker ends; what was announced before no longer counts."""
     version[worker] += 1
