@@ -1,11 +1,19 @@
 """Multi-LoRA in the replay: at most `max_loras` adapters in a step, as vLLM has it; loads; what a step costs more."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from planner.core.quantities import PlannerError
 from planner.facts.arrivals import arrivals
+from planner.facts.deployment import deploy_on
+from planner.facts.workload import Lengths, Workload
+from planner.latency.adapters import adapter_costs
+from planner.latency.speculation import step_of
+from planner.memory.budget import memory_of
 from planner.simulator.kernel_types import ENTRY, Rules, StepTable, Traffic
-from planner.simulator.replay import ReplayResult, replay
+from planner.simulator.replay import ReplayResult, engine_rules, replay, replay_workload, step_table
 
 STEPS = StepTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300))
 N, ADAPTERS = 1500, 16
@@ -51,3 +59,44 @@ def test_each_adapter_is_loaded_once_where_all_have_a_slot() -> None:
     table = STEPS._replace(adapter_load_s=0.01, adapter_cold_s=0.1)
     few = served(4, 4, table)
     assert few.ttft.mean() > served(4, ADAPTERS, table).ttft.mean()
+
+
+@pytest.mark.parametrize(
+    ("model", "slots", "adapters", "per_adapter", "out_tps"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", 8, 384, (0.1, 0.05, 0.025), 3374),
+        ("Qwen/Qwen2.5-7B-Instruct", 64, 128, (0.4, 0.05, 0.0125), 3798),
+        ("Qwen/Qwen2.5-7B-Instruct", 160, 320, (0.05, 0.0125, 0.003125), 1360),
+        ("meta-llama/Llama-3.1-8B-Instruct", 128, 384, (0.1, 0.05, 0.025), 3014),
+    ],
+)
+def test_an_hour_with_hundreds_of_adapters(
+    model: str, slots: int, adapters: int, per_adapter: tuple[float, ...], out_tps: float
+) -> None:
+    """Output tokens/s measured on H100 64 GB: arXiv 2508.08343, runs of 2025 (223 / 193 tokens on average)."""
+    deployment = deploy_on(
+        model, "H100-SXM-64GB", engine_version="0.9.2", max_num_seqs=2048, max_loras=slots, max_lora_rank=16,
+        enable_prefix_caching=False,
+    )  # fmt: skip
+    rng, seconds, step = np.random.default_rng(0), 900.0, step_of(deployment)
+    asked = np.resize(per_adapter, adapters)
+    n = int(asked.sum() * seconds)
+    prompt, output = rng.gamma(1.2, 223 / 1.2, n).astype(int) + 1, rng.gamma(1.6, 193 / 1.6, n).astype(int) + 1
+    adapter = rng.choice(adapters, n, p=asked / asked.sum())
+    sent = Traffic(np.sort(rng.random(n)) * seconds, prompt, output, adapter=adapter)
+    rules = engine_rules(deployment, memory_of(deployment).pool)._replace(max_loras=slots, max_cpu_loras=adapters)
+    found = replay(rules, step_table(step)._replace(**adapter_costs(deployment)), sent).outcome
+    served = output[(found.last_token <= seconds) & (found.last_token > seconds / 3)].sum() / (seconds * 2 / 3)
+    assert served == pytest.approx(out_tps, rel=0.2)
+
+
+def test_adapters_without_slots_are_refused() -> None:
+    deployment = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2")
+    workload = Workload(Lengths.fixed(200), Lengths.fixed(20), rate=1.0, num_prompts=50, adapters=8, adapter_zipf=1.0)
+    pool, step = memory_of(deployment).pool, step_of(deployment)
+    with pytest.raises(PlannerError, match="max_loras"):
+        replay_workload(deployment, pool, step, workload)
+    with_slots = deployment.with_args(max_loras=4)
+    loads = workload, replace(workload, adapters=0)
+    adapted, plain = (replay_workload(with_slots, pool, step, load) for load in loads)
+    assert adapted.tpot.mean() > plain.tpot.mean()

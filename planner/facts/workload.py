@@ -216,6 +216,8 @@ class Workload:
     prefix_hit_rate: float = 0.0
     num_prompts: int | None = None  # a measured run's requests; None: see `requests`
     trace: Trace | None = None
+    adapters: int = 0  # LoRA adapters in all; each request asks for one of them
+    adapter_zipf: float = 0.0  # how unevenly: the k-th is asked for k^-zipf as often as the first
 
     def __post_init__(self) -> None:
         if self.rate is None and self.concurrency is None:

@@ -198,6 +198,7 @@ def read_workload(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> W
         concurrency = min(concurrency, prompts)
     load = {"burstiness": cells.get("burstiness", 1.0), "prefix_tokens": cells.get("prefix_tokens", 0)}
     load |= {"prefix_hit_rate": cells.get("prefix_hit_rate", 1.0 if "prefix_tokens" in cells else 0.0)}
+    load |= {name: cells[name] for name in ("adapters", "adapter_zipf") if name in cells}
     if "trace" in cells:
         base = Workload.from_trace(read_trace(folder / cells["trace"]), rate)
         given = {name: value for name, value in (load | {"num_prompts": prompts}).items() if name in cells}

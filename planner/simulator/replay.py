@@ -18,6 +18,7 @@ import numpy as np
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import Content, arrivals, shared_prefix, traced_blocks
 from planner.facts.engines import engine
+from planner.latency.adapters import adapter_costs
 from planner.latency.performance import LATE, LATENCIES, POINTS
 from planner.simulator import kernel_types as kinds
 from planner.simulator.kernel_types import Outcome, Router, Rules, StepTable, Traffic, as_compiled
@@ -382,8 +383,16 @@ def replay_workload(
         else:
             content, start = _drawn_prefixes(share, prompt, output, size, rng)
         traffic = traffic._replace(content=content, content_start=start)
+    table = step_table(model)
+    if workload.adapters:
+        if not deployment.args.max_loras:
+            raise PlannerError(f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1")
+        asked = np.arange(1.0, workload.adapters + 1) ** -workload.adapter_zipf
+        adapter = rng.choice(workload.adapters, len(prompt), p=asked / asked.sum())
+        traffic, table = traffic._replace(adapter=adapter), table._replace(**adapter_costs(deployment))
+        rules = rules._replace(max_loras=deployment.args.max_loras, max_cpu_loras=workload.adapters)
     router = None if policy is None else Router(deployment.engines, policy)
-    return replay(rules, step_table(model), traffic, gauge_s=gauge_s, router=router)
+    return replay(rules, table, traffic, gauge_s=gauge_s, router=router)
 
 
 def _drawn_prefixes(
