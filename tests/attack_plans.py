@@ -33,7 +33,7 @@ from scenario_generator import generate
 
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.faces import cli
-from planner.facts.deployment import Deployment, deploy_on
+from planner.facts.deployment import Deployment, ParallelLayout, deploy_on, machines
 from planner.facts.engines import resolve
 from planner.facts.prices import Prices, price_per_hour
 from planner.latency.speculation import step_of
@@ -44,7 +44,7 @@ from planner.operations.batch_columns import ENGINE_ARGS
 from planner.operations.launch import documents
 from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, describe
-from planner.planning.scenario import Scenario, load_scenario, scenario
+from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, scenario
 from planner.planning.search import Plan, memory_of, search
 from planner.simulator.replay import ReplayResult, replay_workload
 from planner.studies import summary
@@ -105,8 +105,9 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
         mids = [getattr(performance, metric)[at].mid for at in POINTS[1:]]
         if any(low > high * 1.0001 for low, high in pairwise(mids)):
             yield f"percentiles of {metric} fall: {[round(mid * 1e3, 3) for mid in mids]} ms"
-    if layout.gpus > (most := next(w.at_most for w in asked.gpus if w.gpu == candidate.deployment.gpu)):
-        yield f"{layout.gpus} GPUs, of which {most} may be had"
+    rented = candidate.deployment.gpus_rented
+    if rented > (most := next(w.at_most for w in asked.gpus if w.gpu == candidate.deployment.gpu)):
+        yield f"{rented} GPUs, of which {most} may be had"
     if sum(memory.parts.values()) != memory.total or min(memory.parts.values()) < 0:
         yield f"memory parts {memory.parts} do not make up {memory.total} bytes"
     served, tokens, rate = performance.request_tps.mid, performance.output_tps.mid, asked.workload.rate
@@ -209,7 +210,8 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     answer = predict_row(row_of(plan))
     if answer["status"] != "ok":
         found.append(f"planner predict says {answer['status']} of the plan's own row: {answer.get('error')}")
-    unpriced = {name: value for name, value in told.items() if not (asked.prices.given and name.startswith("usd"))}
+    other = asked.prices != Prices() or plan.chosen.deployment.gpus_rented != plan.chosen.deployment.layout.gpus
+    unpriced = {name: value for name, value in told.items() if not (other and name.startswith("usd"))}
     return found + _unlike("planner predict", unpriced, answer) + _texts(asked, plan.chosen, told)
 
 
@@ -329,6 +331,12 @@ def bill(plan: Plan) -> Bill:
     return plan.chosen.cost if plan.chosen else (True, math.inf)
 
 
+def paid_gpus(asked: Scenario, wanted: CandidateGpu, layout: ParallelLayout, replicas: int) -> int:
+    """GPUs that are rented for so many replicas and the spare ones."""
+    many = replicas + asked.spare_replicas
+    return sum(machines(many, layout.gpus, wanted.units)) if wanted.units else many * layout.gpus
+
+
 def _cheaper(asked: Scenario, below: Bill) -> list[tuple[float, Callable[..., Deployment]]]:
     """Every legal combination with as many replicas as cost less: what it costs, and what deploys it."""
     found: list[tuple[float, Callable[..., Deployment]]] = []
@@ -336,22 +344,23 @@ def _cheaper(asked: Scenario, below: Bill) -> list[tuple[float, Callable[..., De
     for wanted, quantization in product(asked.gpus, asked.quantizations):
         served, price = model(asked.model, quantization=quantization), price_per_hour(wanted.gpu, asked.prices)
         length = min(math.ceil(longest * 1.01), served.architecture.max_position)
-        layouts = legal_layouts(served, wanted.gpu, wanted.at_most, wanted.gpus_per_node, asked.engine)
+        layouts = legal_layouts(served, wanted.gpu, wanted.at_most, wanted.node, asked.engine)
         speculations = [None, given.load()] if given and given.allowed else [None]
         for layout, kv, speculation in product(layouts, asked.kv_cache_dtypes, speculations):
-            each = layout.gpus * (price.usd if price else 1.0)
-            replicas = wanted.at_most // layout.gpus
-            if (price is None) == below[0]:
-                replicas = min(replicas, math.ceil(min(below[1] / each, 1e6) - 1e-6) - 1)
+            each = price.usd if price else 1.0
+            paid = [paid_gpus(asked, wanted, layout, many) for many in range(1, wanted.at_most // layout.gpus + 1)]
+            least = below[1] / each - 1e-6 if (price is None) == below[0] else math.inf
+            replicas = sum(gpus <= wanted.at_most and gpus < least for gpus in paid)
             if replicas < 1 or (price is None and not below[0]):
                 continue
             options: dict[str, Any] = {
                 "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "replicas": replicas,
                 "engine": asked.engine, "speculation": speculation, "other_tenants": asked.other_tenants,
-                "interconnect": wanted.interconnect, "gpus_per_node": wanted.gpus_per_node, "max_model_len": length,
+                "interconnect": wanted.interconnect, "gpus_per_node": wanted.node, "max_model_len": length,
                 "kv_cache_dtype": kv,
             }  # fmt: skip
-            found.append((each * replicas, partial(deploy_on, served, wanted.gpu, **{**options, **asked.engine_args})))
+            deploy = partial(deploy_on, served, wanted.gpu, **{**options, **asked.engine_args})
+            found.append((each * paid[replicas - 1], deploy))
     return found
 
 

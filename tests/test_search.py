@@ -18,6 +18,7 @@ from planner.parallelism.layouts import legal_layouts
 from planner.planning.benchmark_run import once
 from planner.planning.candidate import Candidate, judge, judge_all, replayed
 from planner.planning.deployments import context_length, deployment_of
+from planner.planning.prediction import price_of
 from planner.planning.scenario import Scenario, load_scenario, scenario, scenarios
 from planner.planning.search import Plan, search
 
@@ -52,14 +53,15 @@ def legal_and_cheaper(asked: Scenario, below: float) -> list[Candidate]:
     for wanted, quantization, kv in product(asked.gpus, asked.quantizations, asked.kv_cache_dtypes):
         served, price = model(asked.model, quantization=quantization), price_per_hour(wanted.gpu, asked.prices)
         speculations = [None, asked.speculation.load()] if asked.speculation and asked.speculation.allowed else [None]
-        for layout in legal_layouts(served, wanted.gpu, wanted.at_most, wanted.gpus_per_node):
+        for layout in legal_layouts(served, wanted.gpu, wanted.at_most, wanted.node):
             assert price is not None
             most = min(wanted.at_most // layout.gpus, math.ceil(below / price.usd / layout.gpus - 1e-9) - 1)
             for speculation in speculations if most else []:
                 with suppress(PlannerError):
                     deployment = deployment_of(asked, wanted, served, layout, kv, speculation)
                     cases += [(deployment, replicas, ()) for replicas in range(max(1, most - 1), most + 1)]
-    return judge_all(asked, [case for case in cases if memory_of(case[0]).starts])
+    rented = [case for case in cases if price_of(case[0].with_replicas(case[1]), asked.prices).mid < below - 1e-9]
+    return judge_all(asked, [case for case in rented if memory_of(case[0]).starts])
 
 
 @pytest.mark.parametrize("name", scenarios())

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from math import ceil
 from typing import Any, Self
 
 from planner.core.quantities import PlannerError
@@ -67,6 +69,29 @@ class Speculation:
             raise PlannerError(f"acceptance_rate: expected 0 to 1, got {self.acceptance_rate!r}")
 
 
+@lru_cache(maxsize=4096)
+def machines(replicas: int, each: int, sold_in: tuple[int, ...]) -> tuple[int, ...]:
+    """GPUs of the machines to rent, the largest first, for so many `replicas` of `each` GPUs.
+
+    Machines have one of the sizes `sold_in`, and as few GPUs altogether as can be. A replica lies in one machine or,
+    where no machine holds it, evenly on as few as can be, and no other replica on those.
+    """
+    sizes = sorted(sold_in)
+    if each > sizes[-1]:
+        count = ceil(each / sizes[-1])
+        return (next(size for size in sizes if size * count >= each),) * (replicas * count)
+    rooms = [(size // each, size) for size in sizes if size >= each]
+    least: list[tuple[int, int, int]] = [(0, 0, 0)]  # for so many replicas: GPUs, machines, and the size of one of them
+    for wanted in range(1, replicas + 1):
+        before = [(least[max(wanted - room, 0)], size) for room, size in rooms]
+        least.append(min((gpus + size, count + 1, size) for (gpus, count, _), size in before))
+    found = []
+    while replicas > 0:
+        found.append(least[replicas][2])
+        replicas -= found[-1] // each
+    return tuple(sorted(found, reverse=True))
+
+
 @dataclass(frozen=True)
 class Deployment:
     """Everything that decides what a replica needs and does; made by `deploy_on`."""
@@ -83,6 +108,24 @@ class Deployment:
     gpu_free: int | None = None  # bytes free at start, if less than total for reasons unknown
     other_tenants: int = 0  # bytes per GPU that others hold
     memory_calibration: tuple[tuple[str, float], ...] = ()  # bytes to add to terms of the memory plan, from a log
+    spare_replicas: int = 0  # beside those of the layout: paid, and idle until one of them is lost
+    sold_in: tuple[int, ...] = ()  # GPUs of the machines that are let; none: any number
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas, spares among them."""
+        return self.layout.gpus_per_replica * (self.layout.replicas + self.spare_replicas)
+
+    @property
+    def machines(self) -> tuple[int, ...]:
+        """GPUs of each machine that is rented; none where GPUs are let in any number."""
+        count, each = self.layout.replicas + self.spare_replicas, self.layout.gpus_per_replica
+        return machines(count, each, self.sold_in) if self.sold_in else ()
+
+    @property
+    def gpus_rented(self) -> int:
+        """GPUs that are paid: those of whole machines, where only whole machines are let."""
+        return sum(self.machines) or self.gpus
 
     @property
     def engines(self) -> int:
@@ -113,7 +156,7 @@ def deploy_on(
     speculation: Speculation | None = None, interconnect: str | None = None, gpus_per_node: int | None = None,
     gpu_total: int | None = None, gpu_free: int | None = None, other_tenants: int = 0,
     memory_calibration: Mapping[str, float] | None = None, quantization: str | None = None,
-    dtype: str | None = None, **engine_args: Any,
+    dtype: str | None = None, spare_replicas: int = 0, sold_in: tuple[int, ...] = (), **engine_args: Any,
 ) -> Deployment:  # fmt: skip
     """A deployment from names or objects; `engine_args` are `EngineArgs` fields, None or absent: the engine's default.
 
@@ -128,4 +171,5 @@ def deploy_on(
     return Deployment(
         served, card, layout, started, args, speculation, gpus_per_node or card.gpus_per_node, link,
         gpu_total or card.memory, gpu_free, other_tenants, tuple(sorted((memory_calibration or {}).items())),
+        spare_replicas, sold_in,
     )  # fmt: skip

@@ -52,7 +52,9 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         "model": scenario.model, "checkpoint": deployment.model.name,
         "quantization": deployment.model.quantization.method, "kv_cache_dtype": args.kv_cache_dtype or "auto",
         "engine": deployment.engine.name, "engine_version": deployment.engine.version,
-        "gpu": deployment.gpu.name, "gpus": layout.gpus, "gpus_rented": layout.gpus,
+        "gpu": deployment.gpu.name, "gpus": deployment.gpus, "gpus_rented": deployment.gpus_rented,
+        "machines": {f"{size} GPUs": many for size, many in Counter(deployment.machines).items()},
+        "spare_replicas": deployment.spare_replicas,
         "layout": {size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")}, "pools": None,
         "engine_args": {name: value for name, value in vars(args).items() if value is not None},
         "speculation": drafting and {
@@ -63,7 +65,7 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         "price_tier": None if price is None else "own" if price.own else price.tier,
         "price_source": str(price) if price else None,
         "usd_per_mtok_output": _triple(prediction.usd_per_mtok_output),
-        "power_w": _triple(prediction.power and prediction.power * layout.gpus),
+        "power_w": _triple(prediction.watts),
         "joules_per_output_token": _triple(prediction.joules),
         "start_up_s": _triple(begins.total if (begins := start_up(deployment, scenario.storage)) else None),
     }  # fmt: skip

@@ -16,6 +16,8 @@ from planner.models.architecture import Attention, Experts, Layer
 from planner.models.registry import Model
 
 FP8_BLOCK = 128
+STAGES = 8
+"""Stages of a pipeline at most: nobody runs a longer one, as its bubbles and its latency grow with each."""
 
 
 @dataclass(frozen=True)
@@ -79,13 +81,14 @@ def legal_layouts(
 ) -> list[ParallelLayout]:
     """Every layout of ONE replica on at most `max_gpus`: TP inside a node (powers of two), PP, for MoE EP and DP too.
 
+    A pipeline has at most `STAGES` stages, and where it takes several nodes each holds as many of them.
     With attention data parallelism (DP) every rank has its own requests and KV cache, and experts are spread over all.
     """
     node, moe, found = gpus_per_node or gpu.gpus_per_node, model.architecture.is_moe, []
     shared = moe and (engine is None or engine.facts["data_parallel_attention"])
     for tp in _powers(min(node, max_gpus)):
-        sizes = product(range(1, max_gpus // tp + 1), (1, tp) if moe and tp > 1 else (1,))
-        found += [ParallelLayout(tp=tp, pp=pp, ep=ep) for pp, ep in sizes]
+        sizes = product(range(1, min(max_gpus // tp, STAGES) + 1), (1, tp) if moe and tp > 1 else (1,))
+        found += [ParallelLayout(tp=tp, pp=pp, ep=ep) for pp, ep in sizes if not pp % ceil(tp * pp / node)]
         ranks = _powers(max_gpus // tp)[1:] if shared else []
         found += [ParallelLayout(tp=tp, dp=dp, ep=tp * dp) for dp in ranks]
     return [layout for layout in found if refuse(model, layout, node, engine) is None]

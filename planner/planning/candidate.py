@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from planner.core.quantities import Interval
@@ -11,6 +11,7 @@ from planner.facts.deployment import Deployment
 from planner.facts.prices import HOURS_PER_MONTH
 from planner.facts.workload import Workload
 from planner.latency.performance import Performance
+from planner.latency.start_up import start_up
 from planner.planning.prediction import Prediction, evaluate_all, predict
 from planner.planning.scenario import Scenario, Target
 
@@ -48,14 +49,14 @@ class Candidate:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Price of all its GPUs; None where none is known."""
+        """Price of all GPUs that are rented for it; None where none is known."""
         return self.prediction.usd_per_hour
 
     @property
     def cost(self) -> tuple[bool, float]:
         """What candidates are compared by: USD per hour, or GPUs where no price is known (ranked after all others)."""
         usd = self.usd_per_hour
-        return usd is None, self.deployment.layout.gpus if usd is None else usd
+        return usd is None, self.deployment.gpus_rented if usd is None else usd
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -67,7 +68,8 @@ class Candidate:
     def place(self) -> tuple[object, ...]:
         """What it is but for its engine's arguments."""
         deployment, formats = self.deployment, self.preference[:-1]
-        return deployment.gpu, deployment.gpus_per_node, deployment.link_bandwidth, deployment.layout, formats
+        machine = deployment.gpu, deployment.gpus_per_node, deployment.sold_in, deployment.link_bandwidth
+        return *machine, deployment.layout, formats
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -100,7 +102,10 @@ def describe(deployment: Deployment) -> str:
     formats = [deployment.model.dtype if stored == "none" else stored]
     formats += [f"{deployment.args.kv_cache_dtype} KV"] if deployment.args.kv_cache_dtype not in (None, "auto") else []
     formats += [deployment.speculation.method] if deployment.speculation else []
-    return f"{layout.gpus} x {deployment.gpu.name}, {layout}, {', '.join(formats)}"
+    spares, idle = deployment.spare_replicas, deployment.gpus_rented - deployment.gpus
+    beside = f" + {spares} spare{'s' if spares > 1 else ''}" if spares else ""
+    beside += f" ({idle} of {deployment.gpus_rented} rented GPUs not needed)" if idle else ""
+    return f"{deployment.gpus} x {deployment.gpu.name}, {layout}{beside}, {', '.join(formats)}"
 
 
 def judge(scenario: Scenario, deployment: Deployment, replicas: int, preference: tuple[int, ...] = ()) -> Candidate:
@@ -166,10 +171,48 @@ def against(scenario: Scenario, prediction: Prediction, preference: tuple[int, .
         said = f"{prediction.refused:.1%} of the requests are refused, above {scenario.refused_at_most:.1%}"
         missed.append(("max_model_len", said))
         margin = max(margin, prediction.refused / max(scenario.refused_at_most, 1e-6))
+    for name, said, value, most in bounds(scenario, prediction):
+        if value is None:
+            risks.append(f"{said} is not known, and {most} is the limit")
+            continue
+        margin = max(margin, value.mid / most.value)
+        if value.mid > most.value:
+            missed.append((name, f"{said} is {most.of(value.mid)}, above {most}"))
+        elif value.hi > most.value:
+            risks.append(f"{said} may reach {most.of(value.hi)}, above {most}")
     if prediction.memory.status == "at_risk":
         risks.append(prediction.memory.reason)
     constraints, misses = zip(*missed, strict=True) if missed else ((), ())
     return Candidate(deployment, prediction, misses, tuple(risks), constraints, margin, share, preference)
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most that something may be, with its unit."""
+
+    value: float
+    unit: str
+
+    def of(self, amount: float) -> str:
+        """Another amount in the same unit, exact enough to tell it from the limit."""
+        return f"{amount:,.{0 if abs(amount - self.value) >= 1 else 2}f} {self.unit}"
+
+    def __str__(self) -> str:
+        return f"{self.value:,.10g} {self.unit}"
+
+
+def bounds(scenario: Scenario, prediction: Prediction) -> Iterator[tuple[str, str, Interval | None, Limit]]:
+    """(name, what it is, its figure, the limit) for each limit that the scenario sets beside its service level."""
+    if scenario.start_up_at_most is not None:
+        begins = start_up(prediction.deployment, scenario.storage)
+        yield (
+            "start-up",
+            "the start-up of a replica",
+            begins.total if begins else None,
+            Limit(scenario.start_up_at_most, "s"),
+        )
+    if scenario.power_at_most is not None:
+        yield "power", "the mean power of all GPUs", prediction.watts, Limit(scenario.power_at_most, "W")
 
 
 def _load(
@@ -232,7 +275,7 @@ def energy(scenario: Scenario, candidate: Candidate) -> list[tuple[str, Interval
     found, hours = candidate.prediction, run_hours(scenario, candidate)
     if found.power is None:
         return []
-    kwh = found.power * (found.gpus / 1e3 * (hours.mid if hours else HOURS_PER_MONTH))
+    kwh = (found.watts or found.power) * ((hours.mid if hours else HOURS_PER_MONTH) / 1e3)
     shown = [("W each, mean", found.power), ("kWh for all of it" if hours else "kWh a month", kwh)]
     return [*shown, ("J per output token", found.joules)] if found.joules else shown
 

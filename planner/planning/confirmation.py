@@ -97,7 +97,9 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
                 add(fewer)
         else:
             found.failing.append(tried)
-            if (layout.replicas + 1) * layout.gpus_per_replica <= at_most.get(tried.deployment.gpu, math.inf):
+            more = asked.deployment.with_replicas(layout.replicas + 1)
+            helps = not {"power", "start-up"} & {*tried.constraints}
+            if helps and more.gpus_rented <= at_most.get(tried.deployment.gpu, math.inf):
                 add(*with_more([asked], 1))
     if found.holding and found.holding[0].at_risk:  # at the same price other arguments may be safer
         others = [settled(scenario, other) for other in retuned(scenario, found.holding[0])]

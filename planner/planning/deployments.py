@@ -40,7 +40,8 @@ def deployment_of(
     args: dict[str, Any] = {"max_model_len": length, "kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}
     deployment = deploy_on(
         served, card.gpu, **vars(layout), engine=scenario.engine, speculation=speculation,
-        interconnect=card.interconnect, gpus_per_node=card.gpus_per_node, other_tenants=scenario.other_tenants,
+        interconnect=card.interconnect, gpus_per_node=card.node, other_tenants=scenario.other_tenants,
+        spare_replicas=scenario.spare_replicas, sold_in=card.units,
         memory_calibration=scenario.memory_calibration, **args,
     )  # fmt: skip
     return filled(scenario, deployment)

@@ -10,12 +10,13 @@ from planner.facts.engines import plugin
 from planner.facts.prices import Prices, price_per_hour
 from planner.facts.workload import Workload
 from planner.latency.performance import Performance
-from planner.latency.power import activity, board_power, per_token
+from planner.latency.power import Activity, activity, board_power, per_token
 from planner.latency.speculation import speculate
 from planner.memory.budget import MemoryPlan, memory_of
 from planner.planning.benchmark_run import performance, refused, taken_on
 from planner.queueing.steady_state import Case, closed_loops, open_loops
 
+IDLE = Activity(0.0, (0.0, 0.0), 0.0, 0.0)
 RATES = ("output_tps", "total_tps", "request_tps")
 """What a `Performance` counts per second over the whole deployment."""
 
@@ -36,7 +37,7 @@ class Prediction:
 
     @property
     def gpus(self) -> int:
-        """GPUs of all replicas and pools."""
+        """GPUs of all replicas and pools that serve the load."""
         return self.deployment.layout.gpus + (self.prefill.layout.gpus if self.prefill else 0)
 
     @property
@@ -78,6 +79,14 @@ class Prediction:
         assert self.performance and self.workload
         served, batch = self.performance.request_tps.mid, self.performance.decode_batch
         return board_power(pool.gpu, activity(pool, taken_on(pool, self.workload), served, batch, **phases))
+
+    @property
+    def watts(self) -> Interval | None:
+        """Mean power of all GPUs that are rented, W: of those under load, and of the others, which idle."""
+        if self.power is None:
+            return None
+        rented = self.deployment.gpus_rented + (self.prefill.gpus_rented if self.prefill else 0)
+        return self.power * self.gpus + board_power(self.deployment.gpu, IDLE) * (rented - self.gpus)
 
     @property
     def joules(self) -> Interval | None:
@@ -151,9 +160,9 @@ def evaluate_all(cases: Iterable[tuple[Deployment, Workload]], prices: Prices | 
 
 
 def price_of(deployment: Deployment, prices: Prices | None = None) -> Interval | None:
-    """USD per hour of all its GPUs, from the cheapest to the dearest quote; None where no price is known."""
+    """USD per hour of all GPUs that are rented for it, from the cheapest to the dearest quote; None if unknown."""
     price = price_per_hour(deployment.gpu, prices)
-    return Interval(price.low, price.usd, price.high) * deployment.layout.gpus if price else None
+    return Interval(price.low, price.usd, price.high) * deployment.gpus_rented if price else None
 
 
 def perform(cases: Sequence[Case]) -> list[Performance]:

@@ -44,6 +44,11 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str | dict) else value
 
 
+def _several(value: Any) -> Any:
+    """One number without its list is a list of one."""
+    return (value,) if isinstance(value, int) else value
+
+
 def _described(value: Any) -> Any:
     """Lengths as they came; a bare number says neither what is meant nor how lengths spread."""
     if isinstance(value, int | float | str):
@@ -95,8 +100,9 @@ class CandidateEntry(Entry):
 
     gpu: str
     at_most: Annotated[int, Field(gt=0, le=MOST_GPUS)]
-    gpus_per_node: Size | None = None
+    gpus_per_node: Annotated[int, Field(gt=0, le=MOST_GPUS)] | None = None
     interconnect: str | None = None
+    sold_in: Annotated[tuple[Annotated[int, Field(gt=0, le=MOST_GPUS)], ...], BeforeValidator(_several)] = ()
 
 
 class SpeculationEntry(Entry):
@@ -137,6 +143,9 @@ class ScenarioEntry(Entry):
     storage: str = STORAGE
     prices: dict[str, Positive] = Field(default_factory=dict)
     price_tier: Tier = "on_demand"
+    spare_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+    start_up_at_most: Positive | None = None
+    power_at_most: Positive | None = None
     other_tenants_gib: Amount = 0.0
     memory_calibration: dict[Term, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(default_factory=dict)
     calibration: str | None = None
@@ -160,6 +169,19 @@ class CandidateGpu:
     at_most: int
     gpus_per_node: int | None = None
     interconnect: str | None = None
+    sold_in: tuple[int, ...] = ()  # GPUs of the machines that are let
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """GPUs of the machines to choose from, at most a node's; none: any number is let."""
+        if self.sold_in or self.gpus_per_node is None or not self.gpu.sold_in:
+            return self.sold_in or self.gpu.sold_in
+        return tuple(sorted({*(size for size in self.gpu.sold_in if size < self.gpus_per_node), self.gpus_per_node}))
+
+    @property
+    def node(self) -> int:
+        """GPUs of the largest machine."""
+        return min([self.gpus_per_node or self.gpu.gpus_per_node, *self.units[-1:]])
 
 
 @dataclass(frozen=True)
@@ -204,6 +226,9 @@ class Scenario:
     context_buffer: float
     storage: str  # what a starting server reads its weights from
     prices: Prices
+    spare_replicas: int  # that may be lost while every promise still holds
+    start_up_at_most: float | None  # seconds until a replica answers, nothing cached
+    power_at_most: float | None  # W of all GPUs, on average under the planned load
     other_tenants: int  # bytes on each GPU
     memory_calibration: Mapping[str, float]  # bytes to add to terms of every plan
     speculation: SpeculationEntry | None
@@ -290,7 +315,10 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             model=entry.model,
             quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
             kv_cache_dtypes=entry.kv_cache_dtype,
-            gpus=tuple(CandidateGpu(gpu(g.gpu), g.at_most, g.gpus_per_node, g.interconnect) for g in entry.gpus),
+            gpus=tuple(
+                CandidateGpu(gpu(g.gpu), g.at_most, g.gpus_per_node, g.interconnect, tuple(sorted(set(g.sold_in))))
+                for g in entry.gpus
+            ),
             engine=_engine(entry, folder),
             workload=_workload(entry.workload, float(longest), folder),
             service_level=tuple(
@@ -305,6 +333,9 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             context_buffer=entry.context_buffer,
             storage=check_storage(entry.storage),
             prices=Prices({gpu(key).name: usd for key, usd in entry.prices.items()}, entry.price_tier),
+            spare_replicas=entry.spare_replicas,
+            start_up_at_most=entry.start_up_at_most,
+            power_at_most=entry.power_at_most,
             other_tenants=bytes_of(
                 entry.other_tenants_gib, max((gpu(g.gpu).memory for g in entry.gpus), default=0), "other_tenants_gib"
             ),
@@ -410,6 +441,9 @@ def _possible(scenario: Scenario) -> None:
     """Raise `PlannerError` for what is well-formed but cannot be meant."""
     if not scenario.gpus:
         raise PlannerError("gpus: name at least one candidate GPU")
+    for card in scenario.gpus:
+        if card.sold_in and card.sold_in[-1] > (node := card.gpus_per_node or card.gpu.gpus_per_node):
+            raise PlannerError(f"gpus, {card.gpu.name}, field sold_in: machines of at most {node} GPUs")
     if not scenario.service_level and not scenario.offline:
         raise PlannerError("service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)")
     served = [model(scenario.model, quantization=quantization) for quantization in scenario.quantizations]

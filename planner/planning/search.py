@@ -9,8 +9,10 @@ least per hour (GPUs, where no price is known); it meets them at the pessimistic
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from operator import attrgetter
 from typing import Literal
@@ -34,7 +36,7 @@ GAIN = 1.3
 
 @dataclass(frozen=True)
 class Rejection:
-    """A layout that was not evaluated, and why; `bottleneck` is "memory", "engine" or "cost"."""
+    """A layout that was not evaluated, and why; `bottleneck` is "memory", "engine" or "stock"."""
 
     what: str
     gpu: str
@@ -96,14 +98,14 @@ def search(scenario: Scenario) -> Plan:
 
     Replicas over several nodes are looked at where nothing smaller holds, or one of them would cost no more.
     """
-    candidates, rejected = _evaluated(scenario, lambda card, layout: layout.gpus <= _node(card))
+    candidates, rejected = _evaluated(scenario, lambda card, layout: layout.gpus <= card.node)
     found = confirm(scenario, candidates)
 
     def wide(card: CandidateGpu, layout: ParallelLayout) -> bool:
         price = price_per_hour(card.gpu, scenario.prices)
         best = found.holding[0].usd_per_hour if found.holding else None
         dearer = price is not None and best is not None and price.usd * layout.gpus > best
-        return layout.gpus > _node(card) and not dearer
+        return layout.gpus > card.node and not dearer
 
     more, refused = _evaluated(scenario, wide)
     rejected += refused
@@ -128,9 +130,9 @@ def search(scenario: Scenario) -> Plan:
 
 def ranked(scenario: Scenario) -> Plan:
     """`search` in closed form, in about a tenth of a second: while a control moves, before the replay has spoken."""
-    candidates, rejected = _evaluated(scenario, lambda card, layout: layout.gpus <= _node(card))
+    candidates, rejected = _evaluated(scenario, lambda card, layout: layout.gpus <= card.node)
     if not any(candidate.meets for candidate in candidates):
-        wide, refused = _evaluated(scenario, lambda card, layout: layout.gpus > _node(card))
+        wide, refused = _evaluated(scenario, lambda card, layout: layout.gpus > card.node)
         candidates, rejected = candidates + wide, rejected + refused
     ordered = sorted(candidates, key=attrgetter("rank"))
     if not ordered or not ordered[0].meets:
@@ -142,10 +144,6 @@ def ranked(scenario: Scenario) -> Plan:
     binding = _binding(scenario, chosen, ordered, rejected, lambda _, candidate: candidate)
     notes = chosen.prediction.warnings
     return Plan(scenario, chosen, runner_up, safer, binding, tuple(ordered), tuple(rejected), notes)
-
-
-def _node(card: CandidateGpu) -> int:
-    return card.gpus_per_node or card.gpu.gpus_per_node
 
 
 Wanted = Callable[[CandidateGpu, ParallelLayout], bool]
@@ -184,7 +182,7 @@ def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
             if q == 0 and wanted(asked, ParallelLayout()):
                 yield Rejection(f"{scenario.engine.name} {scenario.engine.version}", card.name, 1, reason, "engine")
             continue
-        layouts = legal_layouts(served, card, asked.at_most, asked.gpus_per_node, scenario.engine)
+        layouts = legal_layouts(served, card, asked.at_most, asked.node, scenario.engine)
         kinds = product(
             [layout for layout in layouts if wanted(asked, layout)],
             enumerate(scenario.kv_cache_dtypes),
@@ -198,7 +196,18 @@ def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
                     f"{layout}, {quantization or 'checkpoint'}", card.name, layout.gpus, str(error), "engine"
                 )
             else:
-                yield deployment, asked.at_most // layout.gpus, (q, k, s, 0)
+                sizes = range(1, asked.at_most // layout.gpus + 1)
+                rented = partial(_rented, deployment)
+                if most := bisect_right(sizes, asked.at_most, key=rented):
+                    yield deployment, most, (q, k, s, 0)
+                else:
+                    beside = f" and {deployment.spare_replicas} to spare" if deployment.spare_replicas else ""
+                    reason = f"one replica{beside} takes {rented(1)} GPUs to rent, of at most {asked.at_most}"
+                    yield Rejection(describe(deployment), card.name, layout.gpus, reason, "stock")
+
+
+def _rented(deployment: Deployment, replicas: int) -> int:
+    return deployment.with_replicas(replicas).gpus_rented
 
 
 def _tuned(scenario: Scenario, cases: list[Option], usual: list[Candidate]) -> list[Candidate]:
@@ -221,9 +230,10 @@ def _at_least(scenario: Scenario, found: Candidate) -> tuple[bool, float]:
     replicas, performance = found.deployment.layout.replicas, found.prediction.performance
     most = performance and most_rps(scenario, performance)
     if scenario.workload.rate is None or not most:
-        return unpriced, cost / replicas
+        return unpriced, cost / found.deployment.gpus_rented * _rented(found.deployment, 1)
     asked = asked_rps(scenario, found.prediction) / (1 - scenario.headroom) / GAIN
-    return unpriced, cost / replicas * min(max(math.ceil(asked * replicas / most.mid), 1), replicas)
+    needed = min(max(math.ceil(asked * replicas / most.mid), 1), replicas)
+    return unpriced, cost / found.deployment.gpus_rented * _rented(found.deployment, needed)
 
 
 def _sized(scenario: Scenario, cases: list[Option]) -> list[Candidate]:
@@ -239,9 +249,13 @@ def _sized(scenario: Scenario, cases: list[Option]) -> list[Candidate]:
     low = dict.fromkeys(range(len(cases)), 0)
     high = {k: most for k, (_, most, _) in enumerate(cases)}
     best = tried(high)
-    while middle := {k: (low[k] + high[k]) // 2 for k in best if best[k].meets and high[k] - low[k] > 1}:
+
+    def enough(found: Candidate) -> bool:  # of more replicas, which do not mend a power limit, but break it
+        return {*found.constraints} <= {"power"}
+
+    while middle := {k: (low[k] + high[k]) // 2 for k in best if enough(best[k]) and high[k] - low[k] > 1}:
         for k, found in tried(middle).items():
-            if found.meets:
+            if enough(found):
                 high[k], best[k] = middle[k], found
             else:
                 low[k] = middle[k]
@@ -256,8 +270,9 @@ def _binding(
     cheaper, margin = [], attrgetter("margin")
     for candidate in candidates:
         replicas = candidate.deployment.layout.replicas
-        unpriced, each = candidate.cost[0], candidate.cost[1] / replicas
-        affordable = min(math.ceil(chosen.cost[1] / each - 1e-9) - 1, replicas)
+        unpriced, each = candidate.cost[0], candidate.cost[1] / candidate.deployment.gpus_rented
+        most, rented = math.ceil(chosen.cost[1] / each - 1e-9) - 1, partial(_rented, candidate.deployment)
+        affordable = bisect_right(range(1, replicas + 1), most, key=rented)
         if unpriced == chosen.cost[0] and affordable > 0:
             same = affordable == replicas and not candidate.meets
             cheaper.append(candidate if same else judge(scenario, candidate.deployment, affordable))

@@ -141,7 +141,7 @@ def affordable(scenario: Scenario, chosen: Candidate, times: float) -> Scenario:
     cards = []
     for card in scenario.gpus:
         price = price_per_hour(card.gpu, scenario.prices)
-        usd, gpus = chosen.usd_per_hour, chosen.deployment.layout.gpus
+        usd, gpus = chosen.usd_per_hour, chosen.deployment.gpus_rented
         most = int(times * (usd / price.usd if usd and price else gpus) + 1e-6)
         cards += [replace(card, at_most=min(card.at_most, most))] if most else []
     return replace(scenario, gpus=tuple(cards))
@@ -162,7 +162,7 @@ def _promising(scenario: Scenario) -> Scenario | None:
 
 def _closed(scenario: Scenario, card: CandidateGpu) -> list[Candidate]:
     """As many replicas as may be of every layout in up to two nodes, in closed form."""
-    most = 2 * (card.gpus_per_node or card.gpu.gpus_per_node)
+    most = 2 * (card.node)
     cases: list[Option | Rejection] = []
     one = replace(scenario, gpus=(card,), kv_cache_dtypes=scenario.kv_cache_dtypes[-1:], speculation=None)
     for quantization in scenario.quantizations:

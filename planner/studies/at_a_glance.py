@@ -11,7 +11,7 @@ import pandas as pd
 
 from planner.facts.workload import Workload
 from planner.planning.candidate import Candidate, against, traffic
-from planner.planning.prediction import evaluate_all
+from planner.planning.prediction import evaluate_all, price_of
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 
@@ -77,9 +77,12 @@ def cost_against_load(plan: Plan) -> pd.DataFrame:
         for candidate, each in options:
             layout, card = candidate.deployment.layout, candidate.deployment.gpu
             replicas = math.ceil(load / each - 1e-9) if each else math.inf
-            if (gpus := replicas * layout.gpus_per_replica) <= most[card]:
-                usd = candidate.usd_per_hour or 0.0
-                offers.append((usd / layout.replicas * replicas if priced else gpus, f"{gpus} x {card.name}"))
+            if replicas * layout.gpus_per_replica > most[card]:
+                continue
+            copies = candidate.deployment.with_replicas(int(replicas))
+            if copies.gpus_rented <= most[card]:
+                usd = price_of(copies, scenario.prices) if priced else None
+                offers.append((usd.mid if usd else copies.gpus_rented, f"{copies.gpus_rented} x {card.name}"))
         if offers:
             cost, what = min(offers)
             rows.append({name: load, "USD per hour" if priced else "GPUs": cost, "Deployment": what})

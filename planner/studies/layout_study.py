@@ -63,7 +63,7 @@ def opening(asked: Plan, plan: Plan, changed: str) -> str:
 def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
     """`like`'s model, formats and context in another layout; `PlannerError` for what the engine refuses."""
     model = like.deployment.model
-    if reason := refuse(model, layout, card.gpus_per_node or card.gpu.gpus_per_node, scenario.engine):
+    if reason := refuse(model, layout, card.node, scenario.engine):
         raise PlannerError(f"{layout} is not possible: {reason}")
     kv_cache_dtype = like.deployment.args.kv_cache_dtype or "auto"
     deployment = deployment_of(scenario, card, model, layout, kv_cache_dtype, like.deployment.speculation)
@@ -82,7 +82,7 @@ def layouts(plan: Plan) -> tuple[Candidate, ...]:
         if like is None:
             continue
         model, engine = like.deployment.model, plan.scenario.engine
-        for shape in legal_layouts(model, card.gpu, card.at_most, card.gpus_per_node, engine):
+        for shape in legal_layouts(model, card.gpu, card.at_most, card.node, engine):
             for replicas in range(1, card.at_most // shape.gpus_per_replica + 1):
                 placed = place(plan.scenario, like, card, replace(shape, replicas=replicas))
                 found.append(told.get(placed.place, placed))

@@ -44,7 +44,7 @@ def subject(plan: Plan) -> Deployment:
         return plan.best.deployment
     scenario, card = plan.scenario, plan.scenario.gpus[0]
     served = model(scenario.model, quantization=scenario.quantizations[-1])
-    layouts = legal_layouts(served, card.gpu, card.at_most, card.gpus_per_node, scenario.engine) or [ParallelLayout()]
+    layouts = legal_layouts(served, card.gpu, card.at_most, card.node, scenario.engine) or [ParallelLayout()]
     return deployment_of(scenario, card, served, max(layouts, key=lambda layout: (layout.gpus, layout.tp)))
 
 
@@ -105,10 +105,9 @@ def limits(plan: Plan) -> str:
 
 def machines(deployment: Deployment) -> tuple[int, int]:
     """Machines that a deployment takes, a replica never over more of them than it must; and GPUs in each."""
-    layout, node, each = deployment.layout, deployment.gpus_per_node, deployment.layout.gpus_per_replica
-    if each > node:
-        return layout.replicas * math.ceil(each / node), node
-    return math.ceil(layout.replicas / (node // each)), node
+    count, each = deployment.layout.replicas + deployment.spare_replicas, deployment.layout.gpus_per_replica
+    node = deployment.gpus_per_node
+    return (count * math.ceil(each / node) if each > node else math.ceil(count / (node // each))), node
 
 
 def rent(plan: Plan) -> pd.DataFrame:
@@ -116,18 +115,20 @@ def rent(plan: Plan) -> pd.DataFrame:
     best = plan.best
     assert best is not None
     deployment, found = best.deployment, best.prediction.performance
-    (count, node), gpus, card = machines(deployment), deployment.layout.gpus, deployment.gpu.name
-    idle = count * node - gpus
-    whole = f"{count} of {node} GPUs" if node > 1 else f"{count}"
+    (count, node), gpus, card = machines(deployment), deployment.gpus, deployment.gpu.name
+    taken = deployment.machines or (node,) * count
+    idle = sum(taken) - gpus
+    sizes = [f"{many} of {size} GPUs" if size > 1 else f"{many}" for size, many in Counter(taken).items()]
+    whole = " + ".join(sizes)
     setup = f"{describe(deployment).partition(', ')[2]}, {deployment.engine.name} {deployment.engine.version}"
-    needed = f"{whole}, {idle} of {count * node} GPUs not needed" if idle else whole
+    needed = f"{whole}, {idle} of {sum(taken)} GPUs not needed" if idle else whole
     rows: list[tuple[str, object]] = [("GPUs", f"{gpus} x {card}"), ("machines", needed), ("set up as", setup)]
     price, usd = price_per_hour(deployment.gpu, plan.scenario.prices), best.prediction.usd
     if price and usd:
         month, hours = ("cost per month (USD)", usd * HOURS_PER_MONTH), run_hours(plan.scenario, best)
         rows += [("cost per hour (USD)", usd), ("cost of all the work (USD)", hours * usd.mid) if hours else month]
-        if idle and deployment.layout.gpus_per_replica > 1:  # single GPUs are let singly
-            rows += [("cost per hour where only whole machines are let (USD)", usd * (count * node / gpus))]
+        if idle and not deployment.machines and deployment.layout.gpus_per_replica > 1:  # single GPUs are let singly
+            rows += [("cost per hour where only whole machines are let (USD)", usd * (sum(taken) / gpus))]
         if per_token := best.prediction.usd_per_mtok_output:
             rows += [("cost per million output tokens, at the middle price (USD)", per_token)]
         rows += [("price of a GPU", str(price))]
@@ -187,7 +188,10 @@ def lost(plan: Plan) -> tuple[Candidate | None, str]:
     best = plan.best
     if best is None:
         return None, ""
-    replicas = best.deployment.layout.replicas
+    replicas, spares = best.deployment.layout.replicas, best.deployment.spare_replicas
+    if spares:
+        beside = f"{spares} spare replica{'s' if spares > 1 else ''} beside the {replicas} that the traffic needs"
+        return None, f"While as many are away as there are spare ones, every promise holds: {beside}."
     if replicas == 1:
         twice = f"; a second costs ${best.usd_per_hour:,.2f} an hour more" if best.usd_per_hour else ""
         return None, f"There is only one replica: while it restarts, nothing is served{twice}."
@@ -234,7 +238,7 @@ def _risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
     usd = best.prediction.usd
     if usd and usd.hi > 1.05 * usd.mid:
         yield math.log(usd.hi / usd.mid), "price", f"${usd.lo:,.2f} to ${usd.hi:,.2f} an hour by who lets the GPUs"
-    if deployment.layout.replicas == 1:
+    if deployment.layout.replicas == 1 and not deployment.spare_replicas:
         yield 0.9, "replica", "a restart or a lost GPU stops the service"
 
 

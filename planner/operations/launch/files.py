@@ -63,7 +63,7 @@ def documents(
     layout, engine = deployment.layout, deployment.engine
     slowest = sorted(targets, key=lambda target: target.seconds)  # one limit per metric: the last and widest
     start = launch(prediction, storage)
-    at = alerts.endpoints(layout.replicas, start.port, start.replicas_per_node, start.nodes)
+    at = alerts.endpoints(layout.replicas + deployment.spare_replicas, start.port, start.replicas_per_node, start.nodes)
     values: dict[str, Any] = {
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
         "launch": start, "p": prediction, "d": deployment, "layout": layout, "targets": targets,

@@ -1,0 +1,185 @@
+"""What is paid: whole machines, spare replicas, one price; what an expert limits, and what nobody would build."""
+
+import json
+import math
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from planner.core.quantities import PlannerError
+from planner.facts.deployment import deploy_on, machines
+from planner.facts.gpus import gpu
+from planner.facts.prices import Prices, price_per_hour
+from planner.models.registry import model
+from planner.operations.answer import answer
+from planner.parallelism.layouts import legal_layouts
+from planner.planning.scenario import Scenario, scenario
+from planner.planning.search import Plan, ranked, search
+
+SMALL = {
+    "question": "?",
+    "model": "meta-llama/Llama-3.1-8B",
+    "gpus": [{"gpu": "L40S", "at_most": 16}],
+    "quantization": ["checkpoint", "fp8"],
+    "engine_version": "0.20.2",
+    "workload": {"prompt_tokens": {"exactly": 800}, "output_tokens": {"exactly": 200}, "rate": 20},
+    "service_level": {"ttft": {"p95": 1500}, "tpot": {"p95": 60}},
+}
+QUICK = settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+RATES = st.sampled_from([2.0, 11.0, 20.0, 33.0])
+UNITS = st.sampled_from([[1, 2, 4, 8], [1], [2], [4, 8], [8], [1, 8]])
+
+
+def small(rate: float = 20.0, sold_in: list[int] | None = None, **fields: object) -> Scenario:
+    card = {"gpu": "L40S", "at_most": 16} | ({"sold_in": sold_in} if sold_in else {})
+    return scenario({**SMALL, "gpus": [card], "workload": {**SMALL["workload"], "rate": rate}, **fields}, "s")
+
+
+@cache
+def planned(asked: str) -> Plan:
+    """`ranked` of the arguments of `small`, as JSON: the closed form, in which costs and limits are the plan's own."""
+    return ranked(small(**json.loads(asked)))
+
+
+def usd(**fields: object) -> float:
+    chosen = planned(json.dumps(fields)).chosen
+    return chosen.usd_per_hour if chosen and chosen.usd_per_hour else math.inf
+
+
+@given(
+    replicas=st.integers(1, 40),
+    each=st.integers(1, 16),
+    sold_in=st.sets(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1).map(lambda sizes: tuple(sorted(sizes))),
+)
+def test_whole_machines_hold_every_replica(replicas: int, each: int, sold_in: tuple[int, ...]) -> None:
+    found = machines(replicas, each, sold_in)
+    assert {*found} <= {*sold_in} and sum(found) >= replicas * each
+    if each <= sold_in[-1]:
+        assert sum(size // each for size in found) >= replicas
+        for size in sold_in:  # machines of one size never do with less
+            assert size < each or sum(found) <= math.ceil(replicas / (size // each)) * size
+    else:
+        assert len(found) == replicas * math.ceil(each / sold_in[-1])
+    assert sum(machines(replicas + 1, each, sold_in)) >= sum(found)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "each", "sold_in", "expected"),
+    [
+        (3, 1, (8,), (8,)),
+        (3, 1, (1, 2, 4, 8), (2, 1)),  # or one of 4: more GPUs
+        (3, 4, (1, 2, 4, 8), (8, 4)),
+        (2, 6, (1, 2, 4, 8), (8, 8)),
+        (1, 16, (1, 2, 4, 8), (8, 8)),
+        (2, 12, (4, 8), (8, 8, 8, 8)),
+    ],
+)
+def test_machines_by_hand(replicas: int, each: int, sold_in: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert machines(replicas, each, sold_in) == expected
+
+
+@QUICK
+@given(rate=RATES, sold_in=UNITS, spare=st.integers(0, 2))
+def test_the_bill_is_what_is_rented_times_its_price(rate: float, sold_in: list[int], spare: int) -> None:
+    plan = planned(json.dumps({"rate": rate, "sold_in": sold_in, "spare_replicas": spare}))
+    each = price_per_hour(gpu("L40S"))
+    assert each and plan.candidates
+    for candidate in plan.candidates:
+        deployment = candidate.deployment
+        assert candidate.usd_per_hour == pytest.approx(each.usd * deployment.gpus_rented)
+        assert deployment.gpus <= deployment.gpus_rented == sum(deployment.machines) <= 16
+        assert deployment.gpus == (deployment.layout.replicas + spare) * deployment.layout.gpus_per_replica
+        assert {*deployment.machines} <= {*sold_in} and deployment.layout.tp <= max(sold_in)
+
+
+@QUICK
+@given(rate=RATES, sold_in=UNITS, spare=st.integers(0, 2))
+def test_a_spare_replica_never_costs_less_and_serves_nothing(rate: float, sold_in: list[int], spare: int) -> None:
+    fields = {"rate": rate, "sold_in": sold_in}
+    assert usd(**fields, spare_replicas=spare) <= usd(**fields, spare_replicas=spare + 1)
+    some, none = (planned(json.dumps({**fields, "spare_replicas": many})) for many in (spare, 0))
+    same = {c.identity: c for c in none.candidates}
+    for candidate in some.candidates:
+        if other := same.get(candidate.identity):
+            assert candidate.prediction.performance == other.prediction.performance
+
+
+@QUICK
+@given(rate=RATES, factor=st.floats(1, 4))
+def test_a_tighter_limit_never_costs_less(rate: float, factor: float) -> None:
+    for name, limit in (("start_up_at_most", 60.0), ("power_at_most", 300.0)):
+        assert usd(rate=rate) <= usd(rate=rate, **{name: limit * factor}) <= usd(rate=rate, **{name: limit})
+
+
+@QUICK
+@given(rate=RATES, times=st.floats(0.1, 10))
+def test_scaling_every_price_scales_only_the_bill(rate: float, times: float) -> None:
+    asked = small(rate)
+    before, price = ranked(asked), price_per_hour(gpu("L40S"))
+    assert price
+    after = ranked(replace(asked, prices=Prices({"L40S": price.usd * times})))
+    assert [c.identity for c in before.candidates] == [c.identity for c in after.candidates]
+    for old, new in zip(before.candidates, after.candidates, strict=True):
+        assert old.usd_per_hour and new.usd_per_hour == pytest.approx(times * old.usd_per_hour)
+        assert old.prediction.performance == new.prediction.performance and old.misses == new.misses
+
+
+def test_larger_machines_never_cost_less() -> None:
+    bills = [usd(rate=20.0, sold_in=sold_in) for sold_in in ([1, 2, 4, 8], [2, 4, 8], [4, 8], [8])]
+    assert bills == sorted(bills) and math.isfinite(bills[-1])
+
+
+def test_a_replayed_plan_pays_its_spare_and_says_so() -> None:
+    few = {**SMALL, "gpus": [{"gpu": "L40S", "at_most": 2, "sold_in": [1]}], "quantization": ["fp8"]}
+    few |= {"workload": {**SMALL["workload"], "rate": 6}}
+    plain, spared = search(scenario(few, "s")).chosen, search(scenario({**few, "spare_replicas": 1}, "s"))
+    assert plain and spared.chosen
+    assert spared.chosen.usd_per_hour > plain.usd_per_hour
+    assert "+ 1 spare" in str(spared.chosen)
+    told = answer(spared)
+    assert told["gpus"] == told["layout"]["replicas"] + 1 <= told["gpus_rented"] and told["machines"]
+    assert told["power_w"][0] > spared.chosen.prediction.power.mid * spared.chosen.prediction.gpus
+
+
+def test_a_start_or_a_power_limit_that_nothing_keeps_is_what_binds() -> None:
+    slow, hungry = ranked(small(start_up_at_most=5)), ranked(small(power_at_most=40))
+    assert slow.chosen is None and slow.binding.constraint == "start-up" and "above 5 s" in str(slow)
+    assert hungry.chosen is None and "the mean power of all GPUs is" in str(hungry) and "above 40 W" in str(hungry)
+    unknown = ranked(small(engine="sglang", engine_version=None, start_up_at_most=5)).best
+    assert unknown and any("start-up of a replica is not known" in risk for risk in unknown.risks)
+
+
+def test_a_stock_that_holds_no_replica_with_its_spare_is_a_rejection() -> None:
+    plan = ranked(small(sold_in=[8], spare_replicas=32))
+    assert not plan.candidates and plan.binding.constraint == "stock" and "of at most 16" in plan.binding.sentence
+
+
+@pytest.mark.parametrize(
+    ("sold_in", "message"), [([16], "machines of at most 8 GPUs"), ([0], "greater than 0"), ("all", "valid")]
+)
+def test_units_that_cannot_be_are_refused(sold_in: object, message: str) -> None:
+    with pytest.raises(PlannerError, match=message):
+        small(sold_in=sold_in)
+
+
+def test_one_number_is_a_unit_and_a_node_of_ones_own_is_one_too() -> None:
+    assert small(sold_in=8).gpus[0].units == (8,)
+    wide = scenario({**SMALL, "gpus": [{"gpu": "H100-SXM", "at_most": 16, "gpus_per_node": 16}]}, "s").gpus[0]
+    assert wide.units == (1, 2, 4, 8, 16) and wide.node == 16
+    assert scenario({**SMALL, "gpus": [{"gpu": "A10", "at_most": 16}]}, "s").gpus[0].node == 4
+
+
+@pytest.mark.parametrize("node", [1, 2, 4, 8])
+def test_no_layout_that_nobody_would_build_is_offered(node: int) -> None:
+    for layout in legal_layouts(model("meta-llama/Llama-3.1-70B"), gpu("H100-SXM"), 512, node):
+        nodes = math.ceil(layout.gpus / node)
+        assert layout.tp <= node and layout.pp <= 8 and layout.pp % nodes == 0
+        assert layout.tp * layout.pp // nodes <= node
+
+
+def test_a_deployment_of_ones_own_pays_what_it_uses() -> None:
+    mine = deploy_on("meta-llama/Llama-3.1-8B", "L40S", replicas=3)
+    assert (mine.gpus, mine.gpus_rented, mine.machines) == (3, 3, ())
