@@ -30,7 +30,7 @@ class Candidate:
     constraints: tuple[str, ...]  # the names of what it misses: "p95 TPOT", "rate", "memory"
     margin: float  # largest share of any limit that it uses, 1 = at the limit
     share: float  # of the capacity that is planned to be used, 1 = all of it
-    preference: tuple[int, ...]  # position of its formats in the scenario's lists, speculation, and 1 if tuned
+    preference: tuple[int, ...]  # positions of formats, speculation and engine in the scenario's lists, and 1 if tuned
 
     @property
     def stated(self) -> bool:
@@ -60,9 +60,9 @@ class Candidate:
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """What makes candidates differ for a reader: GPU and layout, however experts are spread in it."""
-        layout = self.deployment.layout
-        return self.deployment.gpu, layout.tp, layout.pp, layout.dp
+        """What makes candidates differ for a reader: engine, GPU and layout, however experts are spread in it."""
+        layout, engine = self.deployment.layout, self.deployment.engine
+        return engine.name, self.deployment.gpu, layout.tp, layout.pp, layout.dp
 
     @property
     def place(self) -> tuple[object, ...]:
@@ -97,11 +97,12 @@ class Candidate:
 
 
 def describe(deployment: Deployment) -> str:
-    """A deployment in a few words: GPUs, layout, formats."""
+    """A deployment in a few words: GPUs, layout, formats, and the engine where it is another than vLLM."""
     layout, stored = deployment.layout, deployment.model.quantization.method
     formats = [deployment.model.dtype if stored == "none" else stored]
     formats += [f"{deployment.args.kv_cache_dtype} KV"] if deployment.args.kv_cache_dtype not in (None, "auto") else []
     formats += [deployment.speculation.method] if deployment.speculation else []
+    formats += [deployment.engine.name] if deployment.engine.name != "vllm" else []
     spares, idle = deployment.spare_replicas, deployment.gpus_rented - deployment.gpus
     beside = f" + {spares} spare{'s' if spares > 1 else ''}" if spares else ""
     beside += f" ({idle} of {deployment.gpus_rented} rented GPUs not needed)" if idle else ""

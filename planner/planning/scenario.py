@@ -132,7 +132,7 @@ class ScenarioEntry(Entry):
     quantization: Names = ("checkpoint",)
     kv_cache_dtype: Names = ("auto",)
     gpus: Annotated[tuple[CandidateEntry, ...], BeforeValidator(_listed)]
-    engine: str = "vllm"
+    engine: Names = ("vllm",)
     engine_version: str | None = None
     engine_args: dict[str, Setting] = Field(default_factory=dict)
     workload: WorkloadEntry
@@ -216,7 +216,7 @@ class Scenario:
     quantizations: tuple[str | None, ...]  # None: as the checkpoint is
     kv_cache_dtypes: tuple[str, ...]
     gpus: tuple[CandidateGpu, ...]
-    engine: Engine
+    engine: Engine  # the first of those that may be used
     workload: Workload
     service_level: tuple[Target, ...]
     offline: bool
@@ -234,12 +234,19 @@ class Scenario:
     speculation: SpeculationEntry | None
     traits: Traits
     files: tuple[Path, ...]  # that it was read from
+    other_engines: tuple[Engine, ...]  # that may be used as well
     wanted: tuple[FileKind, ...]  # to be written
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the file leaves open and the plan takes for granted, in sentences for its reader."""
         return (*model(self.model).warnings, *self.workload.assumptions)
+
+    @property
+    def by_engine(self) -> tuple["Scenario", ...]:
+        """The same question of each engine that may be used."""
+        engines = (self.engine, *self.other_engines)
+        return tuple(replace(self, engine=one, other_engines=()) for one in engines)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.model} on {' or '.join(c.gpu.name for c in self.gpus)}; {self.workload}"
@@ -307,7 +314,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
         raise PlannerError(f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
     entry = check(ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name)
     with told_of(name):
-        engine_args = engine_arguments(entry.engine_args)
+        engine_args, served_by = engine_arguments(entry.engine_args), _engines(entry, folder)
         longest = engine_args.get("max_model_len") or model(entry.model).architecture.max_position
         found = Scenario(
             name=name,
@@ -319,7 +326,8 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
                 CandidateGpu(gpu(g.gpu), g.at_most, g.gpus_per_node, g.interconnect, tuple(sorted(set(g.sold_in))))
                 for g in entry.gpus
             ),
-            engine=_engine(entry, folder),
+            engine=served_by[0],
+            other_engines=tuple(served_by[1:]),
             workload=_workload(entry.workload, float(longest), folder),
             service_level=tuple(
                 Target(metric, percentile, limit / 1e3)
@@ -349,16 +357,22 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
     return found
 
 
-def _engine(entry: ScenarioEntry, folder: Path) -> Engine:
-    """The engine, with the step costs that the owner measured."""
-    found = engine(entry.engine, entry.engine_version)
+def _engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
+    """The engines that may be used, each NAME or NAME VERSION, with the step costs that the owner measured."""
+    if entry.engine_version and len(entry.engine) > 1:
+        raise PlannerError(
+            f"engine_version: with several engines each has its own, such as {entry.engine[0]} {entry.engine_version}"
+        )
+    asked = [name.partition(" ")[::2] for name in entry.engine]
+    found = [engine(name, version.strip() or entry.engine_version) for name, version in asked]
     if entry.calibration is None:
         return found
     own = own_calibrations(_beside(folder, entry.calibration))
-    found = calibrated_by(found, own)
-    if not found.calibration:
+    found = [calibrated_by(one, own) for one in found]
+    if not any(one.calibration for one in found):
         under = ", ".join(sorted({calibration.engine for calibration in own.values()})) or "nothing"
-        raise PlannerError(f"calibration: {entry.calibration} was measured under {under}, not {found.name}")
+        names = " or ".join(one.name for one in found)
+        raise PlannerError(f"calibration: {entry.calibration} was measured under {under}, not {names}")
     return found
 
 

@@ -176,13 +176,15 @@ def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
     """Every combination of GPU, formats, speculation and layout that the scenario allows and the engine accepts."""
     given = scenario.speculation
     speculations = [None, given.load()] if given and given.allowed else [None]
-    for asked, (q, quantization) in product(scenario.gpus, enumerate(scenario.quantizations)):
-        card, served = asked.gpu, model(scenario.model, quantization=quantization)
-        if reason := unsupported(card, scenario.engine):
+    for (e, under), asked, (q, quantization) in product(
+        enumerate(scenario.by_engine), scenario.gpus, enumerate(scenario.quantizations)
+    ):
+        card, served, engine = asked.gpu, model(scenario.model, quantization=quantization), under.engine
+        if reason := unsupported(card, engine):
             if q == 0 and wanted(asked, ParallelLayout()):
-                yield Rejection(f"{scenario.engine.name} {scenario.engine.version}", card.name, 1, reason, "engine")
+                yield Rejection(f"{engine.name} {engine.version}", card.name, 1, reason, "engine")
             continue
-        layouts = legal_layouts(served, card, asked.at_most, asked.node, scenario.engine)
+        layouts = legal_layouts(served, card, asked.at_most, asked.node, engine)
         kinds = product(
             [layout for layout in layouts if wanted(asked, layout)],
             enumerate(scenario.kv_cache_dtypes),
@@ -190,7 +192,7 @@ def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
         )
         for layout, (k, kv_cache_dtype), (s, speculation) in kinds:
             try:
-                deployment = deployment_of(scenario, asked, served, layout, kv_cache_dtype, speculation)
+                deployment = deployment_of(under, asked, served, layout, kv_cache_dtype, speculation)
             except PlannerError as error:
                 yield Rejection(
                     f"{layout}, {quantization or 'checkpoint'}", card.name, layout.gpus, str(error), "engine"
@@ -199,7 +201,7 @@ def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
                 sizes = range(1, asked.at_most // layout.gpus + 1)
                 rented = partial(_rented, deployment)
                 if most := bisect_right(sizes, asked.at_most, key=rented):
-                    yield deployment, most, (q, k, s, 0)
+                    yield deployment, most, (q, k, s, e, 0)
                 else:
                     beside = f" and {deployment.spare_replicas} to spare" if deployment.spare_replicas else ""
                     reason = f"one replica{beside} takes {rented(1)} GPUs to rent, of at most {asked.at_most}"

@@ -62,11 +62,13 @@ def opening(asked: Plan, plan: Plan, changed: str) -> str:
 
 def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
     """`like`'s model, formats and context in another layout; `PlannerError` for what the engine refuses."""
-    model = like.deployment.model
-    if reason := refuse(model, layout, card.node, scenario.engine):
+    model, engine = like.deployment.model, like.deployment.engine
+    if reason := refuse(model, layout, card.node, engine):
         raise PlannerError(f"{layout} is not possible: {reason}")
     kv_cache_dtype = like.deployment.args.kv_cache_dtype or "auto"
-    deployment = deployment_of(scenario, card, model, layout, kv_cache_dtype, like.deployment.speculation)
+    deployment = deployment_of(
+        replace(scenario, engine=engine), card, model, layout, kv_cache_dtype, like.deployment.speculation
+    )
     return judge(scenario, deployment, layout.replicas, like.preference)
 
 
@@ -81,7 +83,7 @@ def layouts(plan: Plan) -> tuple[Candidate, ...]:
         like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
         if like is None:
             continue
-        model, engine = like.deployment.model, plan.scenario.engine
+        model, engine = like.deployment.model, like.deployment.engine
         for shape in legal_layouts(model, card.gpu, card.at_most, card.node, engine):
             for replicas in range(1, card.at_most // shape.gpus_per_replica + 1):
                 placed = place(plan.scenario, like, card, replace(shape, replicas=replicas))

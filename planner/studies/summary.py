@@ -48,6 +48,19 @@ def subject(plan: Plan) -> Deployment:
     return deployment_of(scenario, card, served, max(layouts, key=lambda layout: (layout.gpus, layout.tp)))
 
 
+def by_engine(plan: Plan) -> pd.DataFrame:
+    """One row per engine that may be used: its best deployment, USD an hour, and what it misses or risks."""
+    best: dict[str, Candidate] = {}
+    for candidate in plan.candidates:
+        best.setdefault(candidate.deployment.engine.name, candidate)
+    rows = [
+        (f"{engine} {found.deployment.engine.version}", describe(found.deployment), found.usd_per_hour or math.nan,
+         "; ".join(found.misses or found.risks) or "meets the service level")
+        for engine, found in best.items()
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["engine", "best deployment", "USD per hour", "verdict"])
+
+
 def verdict(plan: Plan) -> str:
     """The answer in a few sentences: what to rent, whether it keeps the promises, and how much of it stays free."""
     scenario, chosen, best = plan.scenario, plan.chosen, plan.best
