@@ -1,4 +1,4 @@
-"""A reader moves a slider in a real JupyterLab and sees the chart change."""
+"""A reader moves controls in a real JupyterLab and sees what they change."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from lab import browser, chromium, jupyterlab, run_notebook
+from playwright.sync_api import Page
 
 from planner.faces.report import NOTEBOOKS
 
@@ -31,3 +32,56 @@ def test_a_slider_redraws_its_chart(tmp_path):
         assert "Error" not in page.locator(".jp-OutputArea").all_inner_texts()
         elsewhere = [url for url in requests if not url.startswith((address.removesuffix("/lab"), "data:", "blob:"))]
         assert elsewhere == []  # works with no network
+
+
+def test_a_question_is_asked_saved_and_walked_through(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    for name in ("start", "2-vram"):
+        shutil.copy(NOTEBOOKS / f"{name}.ipynb", tmp_path)
+    with jupyterlab(tmp_path) as address, browser(width=1400, height=1400) as page:
+        page.goto(f"{address}/tree/start.ipynb?reset")
+        page.wait_for_selector(".headroom svg", timeout=240_000)  # it runs by itself
+        _fill(page, "model", "Qwen/Qwen3-8B")
+        assert "Qwen3-8B" in _after(page, lambda: page.keyboard.press("Enter"), "1 x H100-SXM")
+        _fill(page, "GPUs", "L40S")
+        _after(page, lambda: page.keyboard.press("Enter"), "L40S \N{MULTIPLICATION SIGN}")
+        _after(page, lambda: page.get_by_role("button", name="H100-SXM").click(), "x L40S")
+        _slide(page, "requests/s", "Home")
+        _after(page, lambda: _slide(page, "requests/s", "PageUp"), "at most")
+        _slide(page, "prompt tokens", "PageDown")
+        _slide(page, "output tokens", "PageDown")
+        page.wait_for_function("document.querySelector('.headroom').innerText.includes('replayed:')", timeout=240_000)
+        page.get_by_role("button", name="Save as scenario").click()
+        page.wait_for_selector(".headroom a[href='2-vram.ipynb']", timeout=15_000)
+        saved = (tmp_path / "my-question.yaml").read_text(encoding="utf-8")
+        assert "Qwen/Qwen3-8B" in saved and "L40S" in saved and "H100-SXM" not in saved
+        page.locator(".headroom a[href='2-vram.ipynb']").click()
+        page.wait_for_function(
+            "[...document.querySelectorAll('.jp-OutputArea')].some(it => /Qwen3-8B.* on .*L40S/.test(it.innerText))",
+            timeout=240_000,
+        )
+
+
+def _fill(page: Page, label: str, value: str) -> None:
+    """Type into the field with this label."""
+    page.get_by_label(label, exact=True).first.fill(value)
+
+
+def _slide(page: Page, label: str, key: str) -> None:
+    """Press a key on the slider with this label."""
+    row = page.locator(".headroom .widget-inline-hbox", has=page.get_by_text(label, exact=True)).first
+    row.locator(".noUi-handle").focus()
+    page.keyboard.press(key)
+
+
+def _after(page: Page, move, expected: str) -> str:
+    """What the cockpit says once a move has changed it to say `expected`; every chart of it is another."""
+    before = page.locator(".headroom").first.inner_html()
+    move()
+    page.wait_for_function(
+        "([before, expected]) => { const now = document.querySelector('.headroom');"
+        " return now.innerHTML !== before && now.innerText.includes(expected) }",
+        arg=[before, expected],
+        timeout=60_000,
+    )
+    return page.locator(".headroom").first.inner_html()

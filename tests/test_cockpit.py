@@ -17,6 +17,7 @@ from planner.faces import chapter
 from planner.faces.cockpit import Cockpit
 from planner.faces.glance import figures
 from planner.faces.question import fields_of, named_file, pasted, presets, save, values_of, with_control
+from planner.faces.widgets import Several, changes_told, choice, explore, note, slider
 from planner.planning.candidate import judge
 from planner.planning.scenario import load_scenario, scenario, scenarios
 from planner.planning.search import ranked, search
@@ -198,6 +199,50 @@ def test_two_questions_stand_side_by_side(folder, monkeypatch):
 
 
 def test_every_control_can_be_reached_and_is_named(cockpit):
-    plain = (ipywidgets.TagsInput, ipywidgets.Textarea)  # under a label of their own
+    plain = (ipywidgets.Textarea, Several)  # under a label of its own; with a field that has one
     for name, control in cockpit.controls.items():
         assert isinstance(control, plain) or control.description or control.tooltip, name
+
+
+def test_of_several_each_can_be_added_and_taken_out():
+    made = Several(("one", "two", "three"), "numbers", "add one")
+    made.value = ("one",)
+    field, row = made.children
+    field.value = "nonsense"
+    assert made.value == ("one",)
+    field.value = "three"
+    assert made.value == ("one", "three") and field.value == ""
+    row.children[0].click()
+    assert made.value == ("three",)
+
+
+def test_a_choice_in_a_chapter_is_carried_on(folder):
+    drawn = explore(
+        lambda tp, size: note(f"TP{tp}, {size}"),
+        carry=chapter.carrying("current", {"layout": ("tp",), "engine_args.max_num_seqs": "size"}),
+        tp=choice([1, 2], 1),
+        size=slider(1, 100, 64),
+    )
+    button = drawn.children[0].children[-1]
+    button.click()
+    assert chapter.changes() == {}  # nothing was moved
+    drawn.children[0].children[1].value = 32
+    button.click()
+    assert chapter.changes() == {"engine_args.max_num_seqs": 32}
+    chapter.change({"layout": {"tp": 8, "pp": 1}})
+    plan = chapter.open_chapter("current")
+    assert plan.chosen.deployment.args.max_num_seqs == 32
+    assert (plan.chosen.deployment.layout.tp, plan.chosen.deployment.layout.pp) == (8, 1)
+    said = changes_told("current", plan).children[0].value
+    assert "Changed from the plan: engine_args.max_num_seqs = 32, layout = tp 8, pp 1" in said
+    assert "8 x H100-SXM" in said and "before, 4 x H100-SXM" in said
+    changes_told("current", plan).children[1].click()  # back to the plan
+    assert chapter.changes() == {} and changes_told("current", plan) is None
+    assert changes_told("chat-70b", plan) is None and chapter.carrying("chat-70b", {"layout": "tp"}) == {}
+
+
+def test_parallel_sizes_that_are_settled_are_kept():
+    found = search(load_scenario("chat-70b", {"layout": {"tp": 2}}))
+    assert {candidate.deployment.layout.tp for candidate in found.candidates} == {2}
+    with pytest.raises(PlannerError, match="layout"):
+        load_scenario("chat-70b", {"layout": {"replicas": 2}})

@@ -79,7 +79,7 @@ def test_walk_is_committed_without_outputs_and_takes_a_scenario(notebook):
     assert parameters[0].startswith("scenario: str = ")
 
 
-@pytest.mark.parametrize("notebook", [START, *walk(), *LESSONS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("notebook", [START, NOTEBOOKS / "compare.ipynb", *walk(), *LESSONS], ids=lambda path: path.stem)
 def test_notebook_has_one_title_and_cell_ids(notebook):
     found = nbformat.read(notebook, as_version=4)
     assert (found.nbformat, found.nbformat_minor) == (4, 5)

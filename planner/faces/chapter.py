@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from platformdirs import user_cache_path
@@ -25,6 +25,7 @@ from planner.planning.search import Plan, search
 CURRENT, DEFAULT = "current", "chat-70b"
 """What chapters open unless told otherwise, and what that is before the cockpit has saved anything."""
 QUESTION, CHANGES = Path("current.yaml"), Path("changes.yaml")
+C = TypeVar("C")
 KEPT = 50
 """Answers that are kept; the oldest go."""
 
@@ -38,11 +39,23 @@ def open_chapter(scenario: str | Path, kept: str | Path = "") -> Plan:
     return plan
 
 
-def question(scenario: str | Path = CURRENT) -> Scenario:
-    """What is asked; "current" is what the cockpit saved, with what chapters changed of it since."""
+def open_comparison(scenarios: str, kept: str | Path = "") -> tuple[Plan, ...]:
+    """The plans of several questions, their names or files parted by commas, or the pickled ones in the file `kept`."""
+    if kept:
+        return tuple(pickle.loads(Path(kept).read_bytes()))
+    return tuple(kept_plan(question(name.strip())) for name in scenarios.split(","))
+
+
+def question(scenario: str | Path = CURRENT, *, changed: bool = True) -> Scenario:
+    """What is asked; "current" is what the cockpit saved, with what chapters `changed` of it since."""
     if scenario != CURRENT:
         return load_scenario(scenario)
-    return load_scenario(QUESTION if QUESTION.is_file() else DEFAULT, changes())
+    return load_scenario(QUESTION if QUESTION.is_file() else DEFAULT, changes() if changed else {})
+
+
+def carrying(scenario: str | Path, fields: Mapping[str, C]) -> Mapping[str, C]:
+    """`fields` that controls may change for the whole walk; none where it is about another question."""
+    return fields if scenario == CURRENT else {}
 
 
 def changes() -> dict[str, Any]:

@@ -126,9 +126,11 @@ def _plan(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from planner.faces.report import report
+    from planner.faces.report import compare, report
 
-    print(f"report: {report(options.scenario, options.out, _overrides(options))}")
+    first, *others = options.scenarios
+    names, overrides = options.scenarios, _overrides(options)
+    print(f"report: {compare(names, options.out, overrides) if others else report(first, options.out, overrides)}")
 
 
 def _overrides(options: argparse.Namespace) -> dict[str, Any]:

@@ -34,7 +34,7 @@ from planner.faces.question import (
     with_control,
 )
 from planner.faces.report import report, walk
-from planner.faces.widgets import escape, note, table, text
+from planner.faces.widgets import Several, escape, note, table, text
 from planner.facts.engines import engines
 from planner.facts.gpus import gpus
 from planner.models.registry import names
@@ -66,19 +66,18 @@ def _controls() -> dict[str, ui.Widget]:
     """A control for each part of a question, by its name."""
     late: dict[str, Any] = {**_LINE, "continuous_update": False}
     kinds = [("lengths of your own", ""), *((f"{name}: {told.about}", name) for name, told in presets().items())]
-    tags: dict[str, Any] = {"allow_duplicates": False, "layout": {"width": "98%"}}
     small: dict[str, Any] = {"continuous_update": False, "layout": {"width": "4.4em"}}
     return {
         "model": ui.Combobox(
             options=names(), placeholder="a part of its name, or any Hub id", description="model", **late
         ),
         "config": ui.Textarea(placeholder='{"architectures": ...}', rows=6, **late),
-        "gpus": ui.TagsInput(allowed_tags=[card.name for card in gpus()], placeholder="add a GPU", **tags),
+        "gpus": Several([card.name for card in gpus()], "GPUs", "add one: type a part of its name"),
         "at_most": ui.BoundedIntText(min=1, max=16384, description="at most", **late),
         "engine": ui.Dropdown(options=list(engines()), description="engine", **_LINE),
         "engine_version": ui.Combobox(description="version", **late),
-        "quantization": ui.TagsInput(allowed_tags=list(FORMATS), placeholder="weights", **tags),
-        "kv_cache_dtype": ui.TagsInput(allowed_tags=list(CACHES), placeholder="KV cache", **tags),
+        "quantization": Several(FORMATS, "weights", "add a format that you accept"),
+        "kv_cache_dtype": Several(CACHES, "KV cache", "add a format that you accept"),
         "load": ui.Dropdown(options=list(LOADS.items()), description="load", **_LINE),
         "rate": _steps(-2, 3, "requests/s"),
         "concurrency": _steps(0, 4, "users"),
@@ -177,7 +176,7 @@ class Cockpit(ui.VBox):
         )
         groups = [
             ("What", [self._from, c["model"], _folded("or paste a config.json", c["config"])]),
-            ("On what", [ui.Label("GPUs: type to add"), *(c[name] for name in _HARDWARE), rare]),
+            ("On what", [*(c[name] for name in _HARDWARE), rare]),
             ("Traffic", [c[name] for name in _TRAFFIC]),
             ("Promises (ms; empty: none)", [promises, c["headroom"]]),
             ("Then", [self._name, *self._buttons()]),

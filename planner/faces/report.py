@@ -7,19 +7,21 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from planner import __version__
 from planner.core.catalog import shipped
-from planner.core.files import folder, today
+from planner.core.files import folder, replacing, spare, today
 from planner.core.quantities import PlannerError, one_line
 from planner.facts.prices import price_per_hour
 from planner.operations.answer import parted, told, write
 from planner.planning.scenario import load_scenario, scenario_path
 from planner.planning.search import Plan, search
+from planner.studies.comparison import cheapest, some, titles
 from planner.studies.summary import BASES, asked, lost, room, verdict
 
 NOTEBOOKS = shipped("notebooks")
@@ -56,8 +58,6 @@ def report(
     that start and watch the plan lie beside the PDF, whose path is returned: all of them, or none when anything fails.
     Raises `PlannerError` for a scenario that cannot be planned and for a notebook that fails.
     """
-    import typst
-
     path = scenario_path(name)
     out = (out or Path("reports") / path.stem).resolve()
     plan = search(load_scenario(name, overrides))
@@ -67,19 +67,60 @@ def report(
         notebooks = chapters(plan)
     said = {"fits": bool(plan.candidates), "meets": bool(plan.chosen), "misses": not plan.chosen}
     left_out = ["live", *(tag for tag, holds in said.items() if not holds)]  # "live": the page has shown it already
+    parameters = {"scenario": str(path.resolve())}
+    with _typeset(plan, parameters, notebooks, left_out, _title(plan), progress) as made:
+        write(plan, out, made)
+    return out / "report.pdf"
+
+
+def compare(
+    names: Sequence[str | Path],
+    out: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    progress: Callable[[str], None] = print,
+) -> Path:
+    """Write a PDF that holds the answers to several scenarios against each other into the folder `out`; its path.
+
+    `overrides` sets fields of all of them. Raises `PlannerError` for a scenario that cannot be planned, and for fewer
+    than two or more than `studies.comparison.MOST`.
+    """
+    some(names)
+    asked = [load_scenario(name, overrides) for name in names]
+    out = (out or Path("reports") / "-against-".join(scenario_path(name).stem for name in names)).resolve()
+    spare([path for scenario in asked for path in scenario.files], [out / "report.pdf"])
+    plans = [search(scenario) for scenario in asked]
+    folder(out)
+    for plan in plans:
+        progress(told(plan))
+    facts = [[name, verdict(plan)] for name, plan in zip(titles(plans), plans, strict=True)]
+    title = {"name": " against ".join(titles(plans)), "question": "The same service planned in several ways."}
+    title |= {"verdict": cheapest(plans), "spare": ""}
+    shown = {**{part: one_line(text) for part, text in title.items()}, "facts": facts}
+    notebook = NOTEBOOKS / "compare.ipynb"
+    with _typeset(plans, {}, [notebook], ["live"], shown, progress) as made, replacing(out / "report.pdf") as (part,):
+        shutil.copyfile(made, part)
+    return out / "report.pdf"
+
+
+@contextmanager
+def _typeset(
+    kept: Plan | Sequence[Plan], parameters: Mapping[str, str], notebooks: Sequence[Path], left_out: Sequence[str],
+    title: Mapping[str, Any], progress: Callable[[str], None],
+) -> Iterator[Path]:  # fmt: skip
+    """A PDF of what `notebooks` show of what is `kept`, below its title; gone when the block ends."""
+    import typst
+
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         work = Path(made)
-        (work / "plan.pickle").write_bytes(pickle.dumps(plan))
-        parameters = {"scenario": str(path.resolve()), "kept": str(work / "plan.pickle")}
-        executed = _execute(notebooks, parameters, work, progress)
-        (work / "title.json").write_text(json.dumps(_title(plan)))
+        (work / "plan.pickle").write_bytes(pickle.dumps(kept))
+        executed = _execute(notebooks, {**parameters, "kept": str(work / "plan.pickle")}, work, progress)
+        (work / "title.json").write_text(json.dumps(title))
         body = "\n\n".join(_typst(notebook, work, left_out) for notebook in executed)
         (work / "body.typ").write_text(body, encoding="utf-8")
         shutil.copy(TEMPLATE, work)
         # with the fonts that Typst brings along, so that the PDF is the same everywhere
         typst.compile(str(work / TEMPLATE.name), output=str(work / "report.pdf"), ignore_system_fonts=True)
-        write(plan, out, work / "report.pdf")
-    return out / "report.pdf"
+        yield work / "report.pdf"
 
 
 def _execute(

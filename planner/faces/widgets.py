@@ -6,16 +6,21 @@ shows the same content for the starting values.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape as html_escape
+from pathlib import Path
 from typing import Any
 
 import altair as alt
 import ipywidgets
 import pandas as pd
+import traitlets
 
 from planner.core.quantities import Interval, PlannerError
+from planner.faces.chapter import CURRENT, change, changes, kept_plan, question
 from planner.faces.charts.base import svg
+from planner.planning.candidate import describe
+from planner.planning.search import Plan
 
 _DIGITS = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+")
 
@@ -110,14 +115,50 @@ def line(value: str = "", label: str = "", hint: str = "") -> ipywidgets.Widget:
     return ipywidgets.Text(value=value, description=label, placeholder=hint, continuous_update=False)
 
 
+class Several(ipywidgets.VBox):
+    """Some of `allowed`: each that is chosen is a button that takes it out, and a field adds others."""
+
+    value = traitlets.Tuple()
+
+    def __init__(self, allowed: Sequence[str], label: str, hint: str) -> None:
+        super().__init__()
+        self._allowed, self._hint = allowed, hint
+        self._row = ipywidgets.Box(layout=ipywidgets.Layout(flex_flow="row wrap"))
+        self._field = ipywidgets.Combobox(
+            options=tuple(allowed), placeholder=hint, description=label, continuous_update=False,
+            style={"description_width": "112px"}, layout={"width": "98%"},
+        )  # fmt: skip
+        self._field.observe(self._add, names="value")
+        self.children = (self._field, self._row)
+        self.observe(self._draw, names="value")
+
+    def _draw(self, _change: object) -> None:
+        made = []
+        for name in self.value:
+            button = ipywidgets.Button(description=f"{name} \N{MULTIPLICATION SIGN}", tooltip=f"without {name}")
+            button.layout.width = "auto"
+            button.on_click(lambda _, name=name: setattr(self, "value", tuple(x for x in self.value if x != name)))
+            made.append(button)
+        self._row.children = made
+
+    def _add(self, moved: Mapping[str, Any]) -> None:
+        if moved["new"] in self._allowed:
+            self._field.value = ""
+            self.value = tuple(dict.fromkeys((*self.value, moved["new"])))
+
+
 class Explore(ipywidgets.VBox):
     """`draw(**values)` under its controls, drawn anew in place whenever one of them moves.
 
     `draw` returns a figure, table or note, or several; its `PlannerError` is shown as a note instead. The plain-HTML
-    form is the drawing at the starting values.
+    form is the drawing at the starting values. `carry` names the field of the question that each control sets (or one
+    field for several controls): a button changes the question for the whole walk.
     """
 
-    def __init__(self, draw: Callable[..., Any], **controls: ipywidgets.Widget) -> None:
+    def __init__(
+        self, draw: Callable[..., Any], carry: Mapping[str, str | tuple[str, ...]] | None = None,
+        **controls: ipywidgets.Widget,
+    ) -> None:  # fmt: skip
         for name, control in controls.items():
             control.description = control.description or name
             control.style.description_width = "190px"
@@ -129,7 +170,20 @@ class Explore(ipywidgets.VBox):
         drawn = f" Drawn for {escape(', '.join(said))}." if said else ""
         self._still = re.sub(r"(</(fig)?caption>)", lambda end: drawn + end[0], self._screen.value, count=1)
         layout = ipywidgets.Layout(flex_flow="row wrap")
-        super().__init__([ipywidgets.Box(list(controls.values()), layout=layout), self._screen])
+        self._carry, self._first = carry or {}, {name: control.value for name, control in controls.items()}
+        bar = [_again("Carry on with this", self._carry_on)] if carry else []
+        super().__init__([ipywidgets.Box([*controls.values(), *bar], layout=layout), self._screen])
+
+    def _carry_on(self) -> None:
+        """What has been moved becomes the question's."""
+        now = {name: control.value for name, control in self._controls.items()}
+        moved = {}
+        for field, names in self._carry.items():
+            each = (names,) if isinstance(names, str) else names
+            if any(now[name] != self._first[name] for name in each):
+                moved[field] = now[names] if isinstance(names, str) else {name: now[name] for name in each}
+        if moved:
+            change(moved)
 
     def _html(self) -> str:
         try:
@@ -147,3 +201,32 @@ class Explore(ipywidgets.VBox):
 
 
 explore = Explore
+
+
+def _again(label: str, do: Callable[[], None]) -> ipywidgets.Widget:
+    """A button that does something to the question, after which JupyterLab runs the chapter again (`faces/lab`)."""
+    button = ipywidgets.Button(description=label, tooltip=f"{label}: this chapter and those that follow")
+    button.add_class("headroom-runs-all")
+    button.on_click(lambda _: do())
+    return button
+
+
+def changes_told(scenario: str | Path, plan: Plan) -> ipywidgets.Widget | None:
+    """What chapters changed of the question and what that does to the plan, with a way back; None where nothing is."""
+    if scenario != CURRENT or not (changed := changes()):
+        return None
+    before = kept_plan(question(CURRENT, changed=False))
+
+    def cost(found: Plan) -> str:
+        if found.best is None:
+            return "nothing fits"
+        usd = "" if found.best.usd_per_hour is None else f" at ${found.best.usd_per_hour:,.2f} an hour"
+        return f"{describe(found.best.deployment)}{usd}" + ", which does not do" * (found.chosen is None)
+
+    what = ", ".join(f"{field} = {_plain(value)}" for field, value in changed.items())
+    said = note(f"Changed from the plan: {what}. Now {cost(plan)}; before, {cost(before)}.")
+    return ipywidgets.VBox([ipywidgets.HTML(said.html), _again("Back to the plan", lambda: change({}))])
+
+
+def _plain(value: object) -> str:
+    return ", ".join(f"{name} {part}" for name, part in value.items()) if isinstance(value, dict) else str(value)

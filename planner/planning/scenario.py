@@ -105,6 +105,15 @@ class CandidateEntry(Entry):
     sold_in: Annotated[tuple[Annotated[int, Field(gt=0, le=MOST_GPUS)], ...], BeforeValidator(_several)] = ()
 
 
+class LayoutEntry(Entry):
+    """Parallel sizes that are settled; the search chooses the others, and how many replicas there are."""
+
+    tp: Size | None = None
+    pp: Size | None = None
+    dp: Size | None = None
+    ep: Size | None = None
+
+
 class SpeculationEntry(Entry):
     """Speculative decoding to judge; candidates use it where it is `allowed`."""
 
@@ -135,6 +144,7 @@ class ScenarioEntry(Entry):
     engine: Names = ("vllm",)
     engine_version: str | None = None
     engine_args: dict[str, Setting] = Field(default_factory=dict)
+    layout: LayoutEntry = Field(default_factory=LayoutEntry)
     workload: WorkloadEntry
     service_level: dict[Metric, dict[Percentile, Positive]] = Field(default_factory=dict)
     headroom: Part = 0.2
@@ -221,6 +231,7 @@ class Scenario:
     service_level: tuple[Target, ...]
     offline: bool
     engine_args: Mapping[str, Setting]
+    layout: Mapping[str, int]  # parallel sizes that are settled
     headroom: float  # share of the capacity (requests/s) that stays free in the busiest hour; 0 for users in a loop
     refused_at_most: float  # share of requests that may be refused, being longer than max_model_len
     context_buffer: float
@@ -336,6 +347,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             ),
             offline=entry.workload.requests is not None,
             engine_args=engine_args,
+            layout=entry.layout.model_dump(exclude_none=True),
             headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
             refused_at_most=entry.refused_at_most,
             context_buffer=entry.context_buffer,

@@ -185,8 +185,9 @@ def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
                 yield Rejection(f"{engine.name} {engine.version}", card.name, 1, reason, "engine")
             continue
         layouts = legal_layouts(served, card, asked.at_most, asked.node, engine)
+        settled = scenario.layout.items()
         kinds = product(
-            [layout for layout in layouts if wanted(asked, layout)],
+            [shape for shape in layouts if wanted(asked, shape) and all(getattr(shape, k) == v for k, v in settled)],
             enumerate(scenario.kv_cache_dtypes),
             enumerate(speculations),
         )

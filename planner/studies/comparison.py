@@ -24,8 +24,7 @@ def comparison(plans: Sequence[Plan]) -> pd.DataFrame:
     Costs have their difference from the first plan's in brackets. Raises `PlannerError` for fewer than two plans, or
     more than `MOST`.
     """
-    if not 2 <= len(plans) <= MOST:
-        raise PlannerError(f"2 to {MOST} scenarios can be compared, got {len(plans)}")
+    some(plans)
     asked = {what: [told(plan.scenario) for plan in plans] for what, told in _ASKED.items()}
     rows: dict[str, list[Any]] = {what: told for what, told in asked.items() if len(set(told)) > 1}
     answers = [_answered(plan) for plan in plans]
@@ -39,6 +38,37 @@ def comparison(plans: Sequence[Plan]) -> pd.DataFrame:
     data = pd.DataFrame(rows.values(), columns=titles(plans))
     data.insert(0, "", list(rows))
     return data
+
+
+def some(asked: Sequence[object]) -> None:
+    """Raise `PlannerError` where so many cannot be compared."""
+    if not 2 <= len(asked) <= MOST:
+        raise PlannerError(f"2 to {MOST} scenarios can be compared, got {len(asked)}")
+
+
+def cheapest(plans: Sequence[Plan]) -> str:
+    """Which of the answers that keep their promises costs least, and how much less than the next."""
+    priced = [(plan.chosen.usd_per_hour, name) for plan, name in zip(plans, titles(plans), strict=True) if plan.chosen]
+    known = sorted((usd, name) for usd, name in priced if usd is not None)
+    none = [name for plan, name in zip(plans, titles(plans), strict=True) if not plan.chosen]
+    said = [f"Nothing meets the service level of {', '.join(none)}."] if none else []
+    if len(known) > 1:
+        (usd, name), (more, other) = known[:2]
+        less = f"{1 - usd / more:.0%} less than {other}" if more > usd * 1.001 else f"as much as {other}"
+        said.insert(0, f"{name} costs least: USD {usd:,.2f} an hour, {less}.")
+    return " ".join(said) or "Without prices they are told apart by their GPUs."
+
+
+def promised(plans: Sequence[Plan]) -> pd.DataFrame:
+    """A row per promise and plan: predicted as a share of the limit, as an interval; of each promise that is made."""
+    rows = []
+    for name, plan in zip(titles(plans), plans, strict=True):
+        found = plan.best.prediction.performance if plan.best else None
+        for target in plan.scenario.service_level if found else ():
+            value = found.at(target.metric, target.percentile) if found else None
+            if value and value.mid == value.mid:
+                rows.append({"scenario": name, "promise": str(target), "Share of the limit": value / target.seconds})
+    return pd.DataFrame(rows, columns=["scenario", "promise", "Share of the limit"])
 
 
 def titles(plans: Sequence[Plan]) -> list[str]:
@@ -62,6 +92,7 @@ _ASKED: dict[str, Callable[[Scenario], str]] = {
         "; ".join(f"{t.name} {milliseconds(t.seconds)}" for t in asked.service_level) or "none"
     ),
     "headroom": lambda asked: f"{asked.headroom:.0%}",
+    "layout": lambda asked: ", ".join(f"{name} {size}" for name, size in asked.layout.items()) or "any",
     "engine arguments": lambda asked: (
         ", ".join(f"{name} {value}" for name, value in asked.engine_args.items()) or "none"
     ),

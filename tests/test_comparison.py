@@ -1,0 +1,59 @@
+"""Answers side by side: what is asked otherwise, figures that are each plan's own, and a PDF of them."""
+
+from __future__ import annotations
+
+import pytest
+from pypdf import PdfReader
+
+from planner.core.quantities import PlannerError
+from planner.faces.report import compare
+from planner.planning.scenario import load_scenario
+from planner.planning.search import search
+from planner.studies.comparison import MOST, cheapest, comparison, promised
+
+SMALL = "edge-8b-24gb"
+
+
+@pytest.fixture(scope="module")
+def plans():
+    return [search(load_scenario(SMALL, changed)) for changed in ({}, {"gpus": [{"gpu": "L4", "at_most": 8}]})]
+
+
+def test_only_what_differs_is_told_of_the_questions(plans):
+    rows = comparison(plans).set_index("")
+    assert "GPUs allowed" in rows.index
+    assert not {"model", "traffic", "service level"} & set(rows.index)
+
+
+def test_figures_are_those_of_each_plan(plans):
+    rows = comparison(plans).set_index("")
+    for column, plan in zip(rows.columns, plans, strict=True):
+        best = plan.best
+        assert f"{best.usd_per_hour:,.2f}" in rows.loc["USD per hour", column]
+        for target in plan.scenario.service_level:
+            value = best.prediction.performance.at(target.metric, target.percentile) * 1e3
+            assert rows.loc[f"{target.name} (ms)", column].startswith(f"{value:,.0f}:")
+    share = plans[1].best.usd_per_hour / plans[0].best.usd_per_hour - 1
+    assert f"({share:+.0%})" in rows.loc["USD per hour"].iloc[1]
+    assert len(promised(plans)) == sum(len(plan.scenario.service_level) for plan in plans)
+
+
+def test_the_cheapest_that_keeps_its_promises_is_named(plans):
+    less, more = sorted(plan.chosen.usd_per_hour for plan in plans)
+    assert f"USD {less:,.2f} an hour, {1 - less / more:.0%} less" in cheapest(plans)
+    nothing = search(load_scenario(SMALL, {"service_level": {"ttft": {"p95": 1}}}))
+    assert "Nothing meets the service level of" in cheapest([plans[0], nothing])
+
+
+def test_two_to_four_are_compared(plans):
+    for many in (1, MOST + 1):
+        with pytest.raises(PlannerError, match=f"2 to {MOST}"):
+            comparison(plans[:1] * many)
+
+
+@pytest.mark.slow
+def test_a_pdf_holds_them_side_by_side(tmp_path):
+    pdf = compare([SMALL, "chat-70b"], tmp_path, progress=str)
+    text = " ".join(" ".join(page.extract_text() for page in PdfReader(pdf).pages).split())
+    for said in (f"{SMALL} against chat-70b", "Side by side", "USD per hour", "costs least", "Figure 3"):
+        assert said in text
