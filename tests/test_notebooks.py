@@ -21,7 +21,7 @@ from planner.faces.report import NOTEBOOKS, walk
 pytestmark = pytest.mark.slow
 
 LESSONS = sorted((NOTEBOOKS / "learn").glob("*.ipynb"))
-START = NOTEBOOKS / "start.ipynb"
+ASIDE = [NOTEBOOKS / f"{name}.ipynb" for name in ("start", "compare", "decisions")]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_walk(notebook, run):
 
 def test_the_cockpit_shows_itself(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    ((_, shown),) = run(START)
+    ((_, shown),) = run(ASIDE[0])
     (output,) = shown.outputs
     assert output.data["text/html"].count("<svg") == 3
 
@@ -79,7 +79,7 @@ def test_walk_is_committed_without_outputs_and_takes_a_scenario(notebook):
     assert parameters[0].startswith("scenario: str = ")
 
 
-@pytest.mark.parametrize("notebook", [START, NOTEBOOKS / "compare.ipynb", *walk(), *LESSONS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("notebook", [*ASIDE, *walk(), *LESSONS], ids=lambda path: path.stem)
 def test_notebook_has_one_title_and_cell_ids(notebook):
     found = nbformat.read(notebook, as_version=4)
     assert (found.nbformat, found.nbformat_minor) == (4, 5)

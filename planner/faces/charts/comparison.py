@@ -59,3 +59,19 @@ def costs(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
             strokeDash=alt.StrokeDash("scenario:N", title=None, sort=names, scale=dash),
         )
     )
+
+
+def effects(data: pd.DataFrame) -> alt.TopLevelMixin:
+    """What each knob does to each measure; see `studies.knobs.effects`. Blue helps, orange hurts."""
+    knobs, measures = (list(dict.fromkeys(data[name])) for name in ("knob", "measure"))
+    told = data.assign(helps=data["benefit"] > 0, strength=data["benefit"].abs().clip(upper=0.5))
+    base = alt.Chart(told, width=WIDTH - 150, height=alt.Step(17)).encode(
+        x=alt.X("measure:N", title=None, sort=measures, axis=alt.Axis(orient="top", labelAngle=0)),
+        y=alt.Y("knob:N", title=None, sort=knobs, axis=alt.Axis(labelLimit=260)),
+    )
+    sign = alt.Scale(domain=[True, False], range=PALETTE[:2])
+    tiles = base.mark_rect().encode(
+        color=alt.Color("helps:N", scale=sign, legend=None),
+        opacity=alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 0.5], range=[0.04, 0.75]), legend=None),
+    )
+    return tiles + base.mark_text(fontSize=10, color="currentColor").encode(text="told:N")

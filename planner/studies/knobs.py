@@ -1,0 +1,179 @@
+"""What each knob does to a plan, one at a time, in closed form; and what scenarios cost when none is turned.
+
+A knob is turned on the plan's own deployment: its replicas stay, but for the knobs that are about them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pandas as pd
+
+from planner.core.quantities import GIB, PlannerError
+from planner.facts.deployment import Deployment
+from planner.facts.engines import resolve
+from planner.models.registry import model
+from planner.parallelism.layouts import refuse
+from planner.planning.candidate import Candidate, describe, judge_all
+from planner.planning.scenario import Scenario
+from planner.planning.search import Plan, search
+
+GOOD = {"TTFT": -1, "ITL": -1, "throughput": 1, "KV cache": 1, "cost": -1}
+"""What is measured of a knob, and whether more of it is good."""
+MEASURES = {
+    "TTFT": "p95 TTFT (ms)",
+    "ITL": "p99 ITL (ms)",
+    "throughput": "output tokens/s at most",
+    "KV cache": "KV cache of an engine (GiB)",
+    "cost": "USD per million output tokens, when full",
+}
+PLAN = "the plan"
+
+
+def knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
+    """A row per knob after the plan's own: what it is, its setting, and each of `MEASURES` in closed form.
+
+    What the engine refuses is left out; where the model no longer fits, figures are missing and "note" says why.
+    """
+    turned = [(PLAN, "", best.deployment), *_turned(scenario, best.deployment)]
+    found = judge_all(scenario, [(one, one.layout.replicas, best.preference) for _, _, one in turned])
+    rows = [
+        {"knob": name, "setting": setting, **measured(scenario, candidate)}
+        for (name, setting, _), candidate in zip(turned, found, strict=True)
+    ]
+    return pd.DataFrame(rows)
+
+
+def measured(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
+    """`MEASURES` of a candidate, middles of their intervals, and a note where it does not start or is overloaded."""
+    prediction = candidate.prediction
+    found, memory, layout = prediction.performance, prediction.memory, candidate.deployment.layout
+    if found is None or found.capacity is None:
+        return {**dict.fromkeys(MEASURES.values()), "note": memory.reason}
+    most = found.capacity.mid * scenario.workload.output.mean
+    usd = candidate.usd_per_hour
+    per_engine = memory.kv_available.mid / GIB * layout.gpus_per_replica
+    values = (
+        found.ttft["p95"].mid * 1e3,
+        found.itl["p99"].mid * 1e3,
+        most,
+        per_engine,
+        usd / 3600 / most * 1e6 if usd else None,
+    )
+    return {**dict(zip(MEASURES.values(), values, strict=True)), "note": "overloaded" if found.saturated else ""}
+
+
+def _turned(scenario: Scenario, plan: Deployment) -> Iterator[tuple[str, str, Deployment]]:
+    """(knob, setting, the deployment with it) for each that can be turned here."""
+    args, layout = plan.args, plan.layout
+    steps: list[tuple[str, Sequence[Any]]] = [
+        ("max_num_seqs", (max(args.max_num_seqs // 2, 1), 2 * args.max_num_seqs)),
+        ("max_num_batched_tokens", (max(args.max_num_batched_tokens // 4, 512), 2 * args.max_num_batched_tokens)),
+        ("gpu_memory_utilization", (0.8, 0.95)),
+        ("max_model_len", (2 * args.max_model_len,)),
+        ("kv_cache_dtype", ("fp8",) if args.kv_cache_dtype in (None, "auto") else ("auto",)),
+        ("enforce_eager", (not args.enforce_eager,)),
+    ]
+    for name, values in steps:
+        for value in values:
+            if value != getattr(args, name):
+                yield from _possible(name, value, partial(plan.with_args, **{name: value}))
+    stored = plan.model.quantization.method
+    for quantization in (None, "fp8", "awq"):
+        asked = quantization or "checkpoint"
+
+        def stored_so(quantization: str | None = quantization) -> Deployment:
+            return replace(plan, model=model(scenario.model, quantization=quantization))
+
+        with suppress(PlannerError):
+            if stored_so().model.quantization.method != stored:
+                yield from _possible("weights", asked, stored_so)
+    for tp in (layout.tp // 2, layout.tp * 2):
+        shape = replace(layout, tp=tp, ep=tp if layout.ep > 1 else layout.ep)
+        if tp and refuse(plan.model, shape, plan.gpus_per_node, plan.engine) is None:
+            yield from _possible("tensor parallel", tp, partial(replace, plan, layout=shape))
+    for count in (layout.replicas - 1, layout.replicas + 1):
+        if count:
+            yield from _possible("replicas", count, partial(plan.with_replicas, count))
+    if scenario.speculation:
+        drafting = None if plan.speculation else scenario.speculation.load()
+        setting = drafting.method if drafting else "off"
+        yield from _possible("speculation", setting, lambda: replace(plan, speculation=drafting))
+
+
+def _possible(name: str, setting: object, make: Callable[[], Deployment]) -> Iterator[tuple[str, str, Deployment]]:
+    """The knob, unless the engine refuses it."""
+    with suppress(PlannerError):
+        yield (
+            name,
+            f"{setting:,}" if isinstance(setting, int) and not isinstance(setting, bool) else str(setting),
+            make(),
+        )
+
+
+def effects(data: pd.DataFrame) -> pd.DataFrame:
+    """A row per knob and measure of a `knobs` frame: the change against the plan, and how good that is.
+
+    Columns: knob, measure, change (a share), benefit (the same, positive where it helps), told (as people read it).
+    Waits of what is overloaded grow without end, and have no figure.
+    """
+    rows: list[tuple[str, str, float, float, str]] = []
+    base = data.iloc[0]
+    for _, row in data.iloc[1:].iterrows():
+        label = f"{row['knob']}: {row['setting']}"
+        for measure, column in MEASURES.items():
+            if pd.isna(base[column]) or not base[column]:
+                continue
+            if pd.isna(row[column]):
+                rows.append((label, measure, math.nan, -1.0, "does not fit"))
+            elif row["note"] == "overloaded" and measure in ("TTFT", "ITL"):
+                rows.append((label, measure, math.inf, -1.0, "overloaded"))
+            else:
+                change = float(row[column] / base[column] - 1)
+                said = f"{change:+.0%}" if abs(change) >= 0.005 else "0"
+                rows.append((label, measure, change, GOOD[measure] * change, said))
+    return pd.DataFrame(rows, columns=["knob", "measure", "change", "benefit", "told"])
+
+
+def untuned(scenario: Scenario) -> Scenario:
+    """`scenario` with nothing chosen: its first GPU, the checkpoint as it is, and the engine's own arguments."""
+    card, served = scenario.gpus[0], model(scenario.model)
+    args = resolve({}, scenario.engine, card.gpu, served)
+    usual = {"max_model_len": args.max_model_len, "max_num_seqs": args.max_num_seqs}
+    return replace(
+        scenario,
+        gpus=(card,),
+        quantizations=(None,),
+        kv_cache_dtypes=("auto",),
+        speculation=None,
+        layout={},
+        engine_args={**usual, **scenario.engine_args},
+    )
+
+
+def decisions(scenarios: Iterable[Scenario], answer: Callable[[Scenario], Plan] = search) -> pd.DataFrame:
+    """A row per scenario: its work, what to do, why not less, and what that saves against turning no knob.
+
+    `answer` may be another way to the plan, such as one that keeps answers.
+    """
+    rows = []
+    for scenario in scenarios:
+        plan, usual = answer(scenario), answer(untuned(scenario))
+        prompt, output = scenario.workload.prompt.mean, scenario.workload.output.mean
+        best, default = plan.chosen, usual.chosen
+        usd, more = best and best.usd_per_hour, default and default.usd_per_hour
+        seats = f", max_num_seqs {best.deployment.args.max_num_seqs}" if best else ""
+        rows.append({
+            "scenario": scenario.name, "work": f"{prompt:,.0f} tokens in, {output:,.0f} out",
+            "approach": describe(best.deployment) + seats if best else "none",
+            "what limits it": plan.binding.constraint, "USD per hour": usd and f"{usd:,.2f}",
+            "turning no knob": describe(default.deployment) if default else f"nothing does: {usual.binding.constraint}",
+            "its USD per hour": more and f"{more:,.2f}",
+            "saved (%)": round((1 - usd / more) * 100) if usd and more else None,
+        })  # fmt: skip
+    return pd.DataFrame(rows)

@@ -1,0 +1,71 @@
+"""Knobs turned one at a time on a plan: every figure is that of the changed deployment, and directions are physics."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from planner.memory.budget import memory_of
+from planner.planning.candidate import judge
+from planner.planning.scenario import load_scenario
+from planner.planning.search import ranked
+from planner.studies.knobs import GOOD, MEASURES, PLAN, decisions, effects, knobs, untuned
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return ranked(load_scenario("chat-70b"))
+
+
+@pytest.fixture(scope="module")
+def turned(plan):
+    return knobs(plan.scenario, plan.chosen).set_index(["knob", "setting"])
+
+
+def test_figures_are_those_of_the_changed_deployment(plan, turned):
+    deployment = plan.chosen.deployment
+    half = deployment.with_args(max_num_seqs=deployment.args.max_num_seqs // 2)
+    found = judge(plan.scenario, half, half.layout.replicas).prediction.performance
+    row = turned.loc[("max_num_seqs", f"{half.args.max_num_seqs}")]
+    assert row["p95 TTFT (ms)"] == pytest.approx(found.ttft["p95"].mid * 1e3)
+    assert row["output tokens/s at most"] == pytest.approx(found.capacity.mid * plan.scenario.workload.output.mean)
+
+
+def test_directions_are_those_of_the_physics(turned):
+    base = turned.loc[(PLAN, "")]
+    pool, served, cost = (MEASURES[name] for name in ("KV cache", "throughput", "cost"))
+    assert turned.loc[("gpu_memory_utilization", "0.95"), pool] > base[pool]
+    assert turned.loc[("gpu_memory_utilization", "0.8"), pool] < base[pool]
+    assert turned.loc[("replicas", "2"), served] == pytest.approx(2 * base[served], rel=0.01)
+    assert turned.loc[("replicas", "2"), cost] == pytest.approx(base[cost], rel=0.01)
+    assert turned.loc[("enforce_eager", "True"), served] < base[served]
+    assert turned.loc[("tensor parallel", "8"), MEASURES["ITL"]] < base[MEASURES["ITL"]]
+
+
+def test_effects_say_what_helps(plan, turned):
+    told = effects(turned.reset_index())
+    assert set(told["measure"]) == set(GOOD)
+    finite = told[told["change"].abs() < 1e6]
+    for _, row in finite.iterrows():
+        assert row["benefit"] == pytest.approx(GOOD[row["measure"]] * row["change"])
+    eager = told[told["knob"] == "enforce_eager: True"].set_index("measure")
+    if turned.loc[("enforce_eager", "True"), "note"] == "overloaded":
+        assert eager.loc["TTFT", "told"] == "overloaded"
+
+
+def test_nothing_turned_is_the_engines_own():
+    asked = load_scenario("long-documents")
+    plain = untuned(asked)
+    assert plain.quantizations == (None,) and plain.kv_cache_dtypes == ("auto",) and plain.speculation is None
+    best = ranked(replace(plain, gpus=asked.gpus)).best
+    assert best.deployment.args.kv_cache_dtype in (None, "auto")
+    assert memory_of(best.deployment).starts
+
+
+def test_the_matrix_holds_each_scenario_against_no_knob():
+    asked = load_scenario("chat-70b")
+    (row,) = decisions([asked], ranked).to_dict("records")
+    usd, usual = ranked(asked).chosen.usd_per_hour, ranked(untuned(asked)).chosen.usd_per_hour
+    assert row["USD per hour"] == f"{usd:,.2f}" and row["its USD per hour"] == f"{usual:,.2f}"
+    assert row["saved (%)"] == round((1 - usd / usual) * 100)
