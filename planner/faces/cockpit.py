@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from functools import partial
@@ -143,7 +144,7 @@ class Cockpit(ui.VBox):
         self._replays = replays or ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         self._lock, self._searching = threading.RLock(), threading.Lock()
         self._timer: threading.Timer | None = None
-        self._quiet, self._pinned = False, list[Scenario]()
+        self._quiet, self._pinned, self._waiting = False, list[Scenario](), Counter[str]()
         self.controls = _controls()
         self.places = {
             name: ui.HTML() for name in ("badge", "answer", "memory", "latency", "cost", "why", "compared", "said")
@@ -211,14 +212,18 @@ class Cockpit(ui.VBox):
 
     def _moved(self, name: str, moved: dict[str, Any]) -> None:
         """A control has another value."""
-        if self._quiet or moved["new"] == moved["old"]:
-            return
+        self._waiting[name] += 1
+        with self._lock:  # JupyterLab's messages may be handled side by side
+            self._waiting[name] -= 1
+            if self._quiet or self._waiting[name] or moved["new"] == moved["old"]:
+                return
 
-        def ask() -> None:
-            what, value = ("model", pasted(moved["new"])) if name == "config" else (name, moved["new"])
-            self._ask(with_control(self.fields, what, value, values_of(self.fields, self.scenario)), self.scenario.name)
+            def ask() -> None:
+                what, value = ("model", pasted(moved["new"])) if name == "config" else (name, moved["new"])
+                now = values_of(self.fields, self.scenario)
+                self._ask(with_control(self.fields, what, value, now), self.scenario.name)
 
-        self._try(ask, asking=True)
+            self._try(ask, asking=True)
 
     def _ask(self, fields: Fields, name: str) -> None:
         """Make `fields` the question, and show its answer in closed form."""
@@ -281,6 +286,8 @@ class Cockpit(ui.VBox):
             for name, control in self.controls.items():
                 if name == "engine_version":
                     control.options = engines()[self.scenario.engine.name]
+                if self._waiting[name]:  # it has been moved again
+                    continue
                 if name in values or " " in name or name in ("preset", "config"):
                     _set(control, values.get(name, ""))
             for name in ("rate", "concurrency", "requests", "within_hours", "trace"):

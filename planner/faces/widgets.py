@@ -6,6 +6,7 @@ shows the same content for the starting values.
 
 import math
 import re
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape as html_escape
 from pathlib import Path
@@ -164,7 +165,7 @@ class Explore(ipywidgets.VBox):
             control.style.description_width = "190px"
             control.layout.width = "500px"
             control.observe(self._redraw, names="value")
-        self._draw, self._controls = draw, controls
+        self._draw, self._controls, self._lock = draw, controls, threading.Lock()
         self._screen = ipywidgets.HTML(self._html())
         said = [f"{name.description} {text(name.value)}" for name in controls.values() if name.value != ""]
         drawn = f" Drawn for {escape(', '.join(said))}." if said else ""
@@ -194,7 +195,8 @@ class Explore(ipywidgets.VBox):
         return "".join(part._repr_html_() for part in parts)
 
     def _redraw(self, _change: object) -> None:
-        self._screen.value = self._html()
+        with self._lock:  # JupyterLab's messages may be handled side by side: the last to draw has the last values
+            self._screen.value = self._html()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         return {**super()._repr_mimebundle_(**kwargs), "text/html": self._still}
