@@ -86,7 +86,7 @@ _ASKED: dict[str, Callable[[Scenario], str]] = {
     "weights": lambda asked: " or ".join(quantization or "checkpoint" for quantization in asked.quantizations),
     "KV cache allowed": lambda asked: " or ".join(asked.kv_cache_dtypes),
     "GPUs allowed": _asked_gpus,
-    "engine": lambda asked: f"{asked.engine.name} {asked.engine.version}",
+    "engine": lambda asked: " or ".join(f"{one.name} {one.version}" for one in (asked.engine, *asked.other_engines)),
     "traffic": lambda asked: str(asked.workload),
     "service level": lambda asked: (
         "; ".join(f"{t.name} {milliseconds(t.seconds)}" for t in asked.service_level) or "none"
