@@ -71,14 +71,16 @@ class Effect(Entry):
     kv_cache_dtype: str = "auto"  # what the measured recipes set where a deployment leaves it open
     spread_tpot: PositiveFloat = 1.0  # of a generation's errors, against those of all
     spread_ttft: PositiveFloat = 1.0
-    points: int = 0
+    points: int = 0  # that were measured of a pair, and
+    curves: int = 0  # how many loads, of a layout each, those are at several concurrencies or rates
     versions: tuple[str, ...] = ()
 
 
 class Widths(Entry):
     """Standard deviations of ln(measured / predicted) on what was held back as a whole."""
 
-    curve: PositiveFloat  # a load that was not measured
+    many: PositiveFloat  # a load that was not measured, of a pair of which many were
+    curve: PositiveFloat  # the same of other pairs
     pair: PositiveFloat  # a model, in its number format, that was measured on other GPUs only
     model: PositiveFloat  # one of a kind that was not measured
     gpu: PositiveFloat

@@ -125,8 +125,9 @@ def calibrated(gpu: Gpu, engine: Engine, model_type: str, quantization: str, tp:
     }
     basis: Basis = "measured" if measured else "model-transfer" if here else "gpu-transfer" if there else "prior"
     new = tuple(name for name in NEW if not is_known[name])
-    tpot = _width(known.common.sigma_tpot, new) * (there.spread_tpot if there else UNSEEN)
-    ttft = _width(known.common.sigma_ttft, new) * (there.spread_ttft if there else UNSEEN)
+    many = max((effect.curves for effect in measured), default=0) >= MANY
+    tpot = _width(known.common.sigma_tpot, new, many) * (there.spread_tpot if there else UNSEEN)
+    ttft = _width(known.common.sigma_ttft, new, many) * (there.spread_ttft if there else UNSEEN)
     dtype = next((e.kv_cache_dtype for e in effects if e.kv_cache_dtype != "auto"), "auto")
     found = Calibrated(
         Coefficients(**values), basis, new, tpot, ttft, dtype, sum(e.points for e in here), known.common.source
@@ -135,12 +136,16 @@ def calibrated(gpu: Gpu, engine: Engine, model_type: str, quantization: str, tp:
     return found if own is None else _owned(found, own, model_type)
 
 
+MANY = 10
+"""Curves of a pair of model and GPU from which on another load of it is told much more exactly."""
 UNSEEN = 2.0
 """How much less certain a GPU is of whose generation none was measured."""
 
 
-def _width(widths: Widths, new: tuple[str, ...]) -> float:
+def _width(widths: Widths, new: tuple[str, ...], many: bool) -> float:
     """The spread for a load, widened by what else is `new`: what each adds to that of a load alone, in squares."""
+    if many and not new:
+        return widths.many
     extra = {name: max(getattr(widths, name) ** 2 - widths.curve**2, 0.0) for name in new}
     if "model" in extra or "gpu" in extra:  # each of them is a new pair, too
         extra.pop("pair", None)

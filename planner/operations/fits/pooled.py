@@ -12,6 +12,7 @@ one Newton step from the fit with all: their errors are the widths of the catalo
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,7 +31,7 @@ from planner.facts.coefficients import Coefficients, coefficient_names
 from planner.facts.deployment import Deployment
 from planner.facts.engines import release
 from planner.facts.workload import Workload
-from planner.latency.calibration import NEW, calibrated, catalog, method_of
+from planner.latency.calibration import MANY, NEW, calibrated, catalog, method_of
 from planner.latency.step_model import StepModel, step_model
 from planner.memory.budget import memory_of
 from planner.operations.batch import read_run
@@ -345,11 +346,21 @@ class Pooled:
         return found
 
     def width(self, engine: str, what: str, column: int) -> float:
-        """Standard deviation of the errors held back, from their 80th percentile: a few bad runs don't count."""
-        mine, errors = self._of(engine), np.abs(self.held_back[what][:, column])
+        """Standard deviation of the errors held back, from their 80th percentile: a few bad runs don't count.
+
+        Of loads ("curve") those of pairs with few of them, and those of pairs with `MANY` ("many"), are told apart.
+        """
+        mine, errors = self._of(engine), np.abs(self.held_back["curve" if what == "many" else what][:, column])
+        if what in ("many", "curve"):
+            mine &= np.array([self.curves[run.groups["pair"]] >= MANY for run in self.pool.runs]) == (what == "many")
         kinds = (run.deployment.gpu.generation for run in self.pool.runs)
         scale = np.array([self.spreads.get((engine, column, generation), 1.0) for generation in kinds])
         return float(np.nanquantile((errors / scale)[mine], 0.8)) / Z80
+
+    @cached_property
+    def curves(self) -> Counter[str]:
+        """How many curves of each pair were measured."""
+        return Counter(pair for pair, _ in {(run.groups["pair"], run.curve) for run in self.pool.runs})
 
     def _of(self, engine: str) -> np.ndarray:
         return np.array([run.deployment.engine.name == engine for run in self.pool.runs])
@@ -370,7 +381,9 @@ class Pooled:
                 name: float(f"{value * np.exp(start.get(name, 0)):.4g}") for name, (value, _) in COMMON.items()
             },
             **{
-                f"sigma_{metric}": {what: round(self.width(engine, what, column), 3) for what in ("curve", *NEW)}
+                f"sigma_{metric}": {
+                    what: round(self.width(engine, what, column), 3) for what in ("many", "curve", *NEW)
+                }
                 for column, metric in ((1, "tpot"), (0, "ttft"))
             },
             "source": f"{len(runs)} public runs, see validation/measured_runs.csv; make fit",
@@ -424,7 +437,7 @@ class Pooled:
             conditions = {"gpu": gpu, "model": family, "quantization": method}
             name = f"{family} {method} on {gpu}"
             add(name, sums(("pair", label)), conditions, always=True)
-            found[name] |= {"points": len(mine), "versions": versions}
+            found[name] |= {"points": len(mine), "curves": self.curves[label], "versions": versions}
             for tp in sorted({run.deployment.layout.tp for run in mine}):
                 add(f"{name}, TP{tp}", sums(("layout", f"{label}|{tp}")), {**conditions, "tp": tp})
         return found
