@@ -112,8 +112,8 @@ def search(scenario: Scenario) -> Plan:
     if more:
         candidates += more
         found = confirm(scenario, candidates)
-    looked_at = {c.identity for c in (*found.holding, *found.failing)}
-    rest = [c for c in candidates if c.identity not in looked_at]
+    looked_at = {c.place for c in (*found.holding, *found.failing)}
+    rest = [c for c in candidates if c.place not in looked_at]
     ordered = [] if found.holding else nearest(scenario, [*found.failing, *rest])
     found.holding += sorted((c for c in ordered if c.meets and c.stated), key=attrgetter("rank"))
     if not found.holding:
