@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+import yaml
 from markupsafe import Markup
 
 from planner.facts.deployment import Deployment
@@ -122,6 +124,14 @@ def planned_acceptance(deployment: Deployment) -> float | None:
         return None
     k = drafting.num_speculative_tokens
     return sum(drafting.acceptance_rate**i for i in range(1, k + 1)) / k
+
+
+def alerts(rules: str) -> pd.DataFrame:
+    """One row per alert of a file of Prometheus `rules`: its name, what it does, after how long, what it means."""
+    groups = yaml.safe_load(rules)["groups"]
+    found = [rule for group in groups for rule in group["rules"] if "alert" in rule]
+    rows = [(r["alert"], r["labels"]["severity"], r.get("for", "0m"), r["annotations"]["summary"]) for r in found]
+    return pd.DataFrame(rows, columns=["alert", "severity", "after", "means"])
 
 
 def selector(deployment: Deployment) -> Callable[..., Markup]:
