@@ -10,7 +10,7 @@ from planner.facts.prices import price_per_hour
 from planner.memory.budget import memory_of
 from planner.planning.candidate import Candidate, judge_all
 from planner.planning.confirmation import near
-from planner.planning.scenario import CandidateGpu, Scenario
+from planner.planning.scenario import CandidateGpu, Scenario, Target
 from planner.planning.search import Option, Plan, Rejection, options, search
 
 OTHER_GPUS = ("L40S", "A100-SXM-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X", "RTX-PRO-6000-Server")
@@ -68,6 +68,8 @@ def _less(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     if chosen.deployment.layout.gpus > 1:
         if replicas == 1:  # else it takes about half of them
             yield "half the traffic", _busier(cheaper, 0.5)
+        for promise in scenario.service_level:
+            yield f"{promise.name} a quarter longer", _slower(cheaper, 1.25, promise)
         if scenario.service_level:
             yield "every limit twice as long", _slower(cheaper, 2.0)
     if "fp8" not in scenario.quantizations:
@@ -115,9 +117,12 @@ def _busier(scenario: Scenario, factor: float) -> Scenario:
     return replace(scenario, workload=busier)
 
 
-def _slower(scenario: Scenario, factor: float) -> Scenario:
-    """With `factor` times each limit."""
-    level = tuple(replace(target, seconds=target.seconds * factor) for target in scenario.service_level)
+def _slower(scenario: Scenario, factor: float, only: Target | None = None) -> Scenario:
+    """With `factor` times each limit, or that of one promise."""
+    level = tuple(
+        replace(target, seconds=target.seconds * factor) if only in (None, target) else target
+        for target in scenario.service_level
+    )
     return replace(scenario, service_level=level)
 
 
