@@ -205,6 +205,12 @@ def test_what_cannot_be_judged_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
         with pytest.raises(PlannerError, match=said):
             diagnose([page])
     assert main(["diagnose"]) == 2 and "one or two pages" in capsys.readouterr().err
+    page.write_text('vllm:request_success_total{model_name="m"} 5\n')
+    for command in ("diagnose", "profile"):
+        for seconds in ("nan", "inf", "-5", "0", "1e-300"):
+            assert main([command, str(page), f"--seconds={seconds}"]) == 2
+            assert "seconds between two pages" in capsys.readouterr().err
+        assert main([command, *[str(page)] * 3]) == 2 and "got 3" in capsys.readouterr().err
     (tmp_path / "plan.json").write_text('{"layout": {}}')
     with pytest.raises(PlannerError, match=r"not a plan\.json"):
         planned_by(tmp_path / "plan.json")

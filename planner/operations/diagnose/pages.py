@@ -198,8 +198,13 @@ GAUGES = ("running", "waiting", "kv_usage")
 def measured(pages: Sequence[Page], version: str | None = None, seconds: float | None = None) -> Measured:
     """What happened between two pages of a replica, or since its start by one.
 
-    `seconds`: how long that was, where the files' times do not tell. Raises `PlannerError` where nothing was answered.
+    `seconds`: how long that was, where the files' times do not tell. Raises `PlannerError` where nothing was answered,
+    for more than two pages, and for seconds that are no time.
     """
+    if len(pages) > 2:
+        raise PlannerError(f"one page, or two of the same replica, the earlier first; got {len(pages)}")
+    if seconds is not None and not 1e-3 <= seconds <= 1e9:
+        raise PlannerError(f"the seconds between two pages must be from 0.001 to 1e9, got {seconds:g}")
     after = pages[-1]
     names = known_metrics(after.engine, version, after.samples)
     before = pages[0] if len(pages) == 2 and not _restarted(pages[0], after, names) else None

@@ -96,8 +96,6 @@ def diagnose(
     """
     if not pages and log is None:
         raise PlannerError("diagnose needs one or two pages of /metrics, or a log with --log")
-    if len(pages) > 2:
-        raise PlannerError(f"diagnose takes one page, or two of the same replica, the earlier first; got {len(pages)}")
     planned = planned_by(plan) if plan is not None else None
     case = None
     if pages:
