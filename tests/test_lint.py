@@ -122,7 +122,25 @@ def test_what_is_useless_or_risky() -> None:
         "--host": "risky"
     }
     assert "sk-123456789" not in str(lint("vllm serve m --api-key sk-123456789", "0.20.2"))
-    assert "sk-123456789" not in json.dumps(lint("vllm serve m --api-key=sk-123456789", "0.20.2").json())
+    for launcher in ("vllm serve m", "trtllm-serve m", "text-generation-launcher --model-id m"):  # two do not take it
+        for option in ("--api-key sk-123456789", "--api_key=sk-123456789", "--hf_token sk-123456789"):
+            found = lint(f"{launcher} {option}")
+            assert "sk-123456789" not in f"{found}{json.dumps(found.json())}"
+
+
+def test_what_is_risky_is_written_at_the_value_that_is_named() -> None:
+    found = lint("vllm serve m --gpu-memory-utilization 0.98 --max-model-len 4096", "0.20.2").commands[0]
+    assert found.mended.command.line == "vllm serve m --gpu-memory-utilization 0.95 --max-model-len 4096"
+    wide = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 4 --gpu-memory-utilization 0.977"
+    edge = lint(wide, "0.20.2", gpu="H100").commands[0]
+    assert edge.planned and edge.planned.memory.status == "at_risk" and edge.planned.loads
+    again = lint(edge.mended.command.line, "0.20.2", gpu="H100").commands[0]
+    assert again.planned and again.planned.memory.status == "ok"
+
+
+def test_a_group_of_no_ranks_is_no_layout() -> None:
+    none = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --dp 0 --enable-dp-attention"
+    assert lint(none, gpu="H200").commands[0].planned is None
 
 
 UNIT = """[Unit]

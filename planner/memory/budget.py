@@ -180,9 +180,7 @@ def _judge(found: MemoryPlan, pools: list[KvPool]) -> tuple[Status, str]:
             f"estimated maximum model length {layout.longest(found.pool.num_blocks - reserve)}"
         )
     if free.lo < found.requested:
-        return "at_risk", (
-            f"{free.mid / gib:.2f} GiB may be free at start, {found.requested / gib:.2f} GiB is requested"
-        )
+        return "at_risk", (f"{free / gib:.2f} GiB may be free at start, {found.requested / gib:.2f} GiB is requested")
     rest, wanted = _after_pool(found)
     if rest < wanted.hi:
         return "at_risk", (

@@ -10,7 +10,7 @@ from planner.core.quantities import GIB, Interval, PlannerError, aligned, one_li
 from planner.facts.engines import release
 from planner.facts.workload import Workload
 from planner.operations.flags import lists
-from planner.operations.lint.judging import Finding, Judged, drift, engine_at, judge, metrics
+from planner.operations.lint.judging import Finding, Judged, drift, engine_at, judge, metrics, secret
 from planner.operations.lint.mending import Mended, mended
 from planner.operations.lint.planned import Planned, contradictions, figures, planned
 from planner.operations.lint.reading import Command, read
@@ -154,10 +154,11 @@ def _public(command: Command) -> str:
 def _hidden(command: Command) -> str:
     words = list(command.argv)
     for at, word in enumerate(words):
-        if word.replace("_", "-") in ("--api-key", "--hf-token") and at + 1 < len(words):
+        name, equals, _ = word.partition("=")
+        if secret(name) and equals:
+            words[at] = f"{name}=..."
+        elif secret(name) and at + 1 < len(words):
             words[at + 1] = "..."
-        elif word.replace("_", "-").startswith(("--api-key=", "--hf-token=")):
-            words[at] = word.partition("=")[0] + "=..."
     return replace(command, argv=tuple(words)).line
 
 

@@ -136,7 +136,7 @@ def flag(given: Given, known: Options, version: str) -> Finding:
     """The verdict on one option."""
     spelt = _folded(given.written, known)
     name = given.option.name if given.option and spelt not in changes(known.engine).flags else spelt
-    written = " ".join([given.written, *map(shlex.quote, given.words)])[:300]
+    written = " ".join([given.written, *(["..."] if secret(given.written) else map(shlex.quote, given.words))])[:300]
     change = changes(known.engine).flags.get(name) or Change()
     if given.option is None:
         return _gone(name, written, known, version, change)
@@ -144,6 +144,11 @@ def flag(given: Given, known: Options, version: str) -> Finding:
         return Finding("flag", name, written, *_wrong_value(given, known))
     verdict, why = _still(change, name, version)
     return Finding("flag", name, written, verdict, why, change.instead or change.becomes or "" if why else "")
+
+
+def secret(option: str) -> bool:
+    """Whether the value of an option is a secret, which is not repeated and belongs into the environment."""
+    return option.replace("_", "-") in ("--api-key", "--hf-token")
 
 
 def _folded(written: str, known: Options) -> str:
@@ -405,7 +410,7 @@ def applied(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]
             continue
         given = next((one for one in reversed(parsed.given) if one.option and one.option.argument == name), None)
         shown = given.option.name if given and given.option else f"--{name.replace('_', '-')}"
-        written = "(not given)" if given is None else shown if name in ("api_key", "hf_token") else str(given)[:300]
+        written = "(not given)" if given is None else shown if secret(given.written) else str(given)[:300]
         yield Finding("flag", shown, written, rule.verdict, rule.say, rule.instead)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.operations.flags import Given
-from planner.operations.lint.judging import Change, Finding, Judged, changes, current
+from planner.operations.lint.judging import Change, Finding, Judged, changes, current, secret
 from planner.operations.lint.reading import Command
 
 _DRAFTING = {
@@ -19,8 +19,6 @@ _DRAFTING = {
     "--ngram-prompt-lookup-max": "prompt_lookup_max", "--ngram-prompt-lookup-min": "prompt_lookup_min",
 }  # fmt: skip
 """vLLM's options for drafts before 0.8.5, and their keys in --speculative-config (0.20.2 config/speculative.py)."""
-_HIDDEN = ("--api-key", "--hf-token")
-"""Options whose values are secrets: they go to the environment."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +47,9 @@ def mended(judged: Judged, settings: Mapping[str, Any] | None = None) -> Mended:
             value = wanted.pop(argument)
             now = _spelt(judged, argument, value)
         else:
-            now = (
-                _renamed(judged, given, name, found)
-                if (found := old.get(name)) and found.verdict not in ("ok", "risky")
-                else was
-            )
-            now = [] if name in _HIDDEN else now
+            found = old.get(name)
+            now = was if found is None or found.verdict == "ok" else _renamed(judged, given, name, found)
+            now = [] if secret(name) else now
         words += now
         diff += _changed(name, was, now)
     if drafting:
@@ -89,7 +84,7 @@ def _changed(name: str, was: list[str], now: list[str]) -> list[str]:
     """The lines of a diff for one option; a secret is not repeated."""
     if was == now:
         return []
-    shown = [was[0], "..."] if name in _HIDDEN else was
+    shown = [was[0], "..."] if secret(name) else was
     return [_line("-", shown)] + ([_line("+", now)] if now else [])
 
 
@@ -98,11 +93,14 @@ def _line(sign: str, words: list[str]) -> str:
 
 
 def _renamed(judged: Judged, given: Given, name: str, found: Finding) -> list[str]:
-    """An option under its new name; nothing where it is gone or does nothing; as it was where only its user can say."""
+    """An option under its new name or at a safer value; nothing where it is gone or idle; else as it was."""
     change = changes(judged.command.engine).flags.get(name)
     if found.verdict == "renamed" and change and change.becomes in judged.options.spellings and change.becomes:
         value = ["ray"] if name == "--worker-use-ray" else list(given.words)
         return [change.becomes, *value]
+    if found.verdict == "risky":
+        safer = found.instead.split()
+        return safer if len(safer) == 2 and safer[0] == name else [given.written, *given.words]
     refused, idle = (
         found.verdict == "removed" and given.option is None,
         found.verdict == "useless" and change is not None,

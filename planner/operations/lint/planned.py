@@ -105,7 +105,7 @@ def layout_of(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
         return ParallelLayout(tp=size.get("num_shard", 1))
     if engine == "sglang":
         shared = size.get("attn_dp_size", dp if values.get("enable_dp_attention") else 1)
-        ranks = max(tp // shared, 1)
+        ranks = max(tp // max(shared, 1), 1)
         spread = tp if size.get("expert_parallel_size", 1) > 1 else 1
         if shared > 1:
             return ParallelLayout(tp=ranks, pp=pp, dp=shared, ep=spread)
@@ -279,17 +279,17 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
         if workload
         else traffic(deployment.args.max_model_len)
     )
-    steps, better, loads = list[Step](), None, tuple[Prediction, ...]()
-    if not found.starts:
+    steps, better, best = list[Step](), None, deployment
+    loads = tuple(predict(deployment, at) for at in _loads(found, load)) if found.starts else ()
+    if found.status != "ok":
         for argument, value, changed in _starting(found):
             if plan(changed).status == "ok":
                 steps.append(Step(argument, value, f"it starts: {plan(changed).pool.kv_tokens:,} tokens of KV cache"))
                 best = changed
                 break
         else:
-            return Planned(deployment, found, load, (), (), None)
-    else:
-        best, loads = deployment, tuple(predict(deployment, at) for at in _loads(found, load))
+            if not found.starts:
+                return Planned(deployment, found, load, (), (), None)
     most = replace(load, concurrency=_most(plan(best), load))
     now = predict(best, most)
     names = {ours: theirs for theirs, ours in _ARGUMENTS[deployment.engine.name].items()}
