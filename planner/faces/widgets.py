@@ -80,6 +80,12 @@ def code(script: str, language: str = "bash") -> Shown:
     return Shown(f'<pre><code class="language-{language}">{escape(script.strip())}</code></pre>')
 
 
+def unfold(*parts: Shown, title: str = "Answer") -> Shown:
+    """Content that stays folded until somebody asks for it: a practice problem's answer."""
+    inner = "".join(part.html for part in parts)
+    return Shown(f'<details style="margin: 0.6em 0"><summary>{escape(title)}</summary>{inner}</details>')
+
+
 def text(value: object) -> str:
     """A value as people read it: three significant digits, thousands marked, an interval as "mid (lo to hi)"."""
     if isinstance(value, Interval):
