@@ -56,8 +56,8 @@ def times_faster(cases: Mapping[str, Deployment], batches: Sequence[int], prompt
     found = {}
     for name, deployment in cases.items():
         step = step_of(deployment)
-        steps = [([], [context] * batch) for batch in batches] + [([(prompt, 0)], [])]
-        found[name] = [step.step_seconds(*one).seconds for one in steps]
+        found[name] = [step.step_seconds([], [context] * batch).seconds for batch in batches]
+        found[name].append(step.step_seconds([(prompt, 0)], []).seconds)
     first = next(iter(found.values()))
     rows = [(name, *(a / b for a, b in zip(first, own, strict=True))) for name, own in found.items()]
     columns = [f"decode, batch {batch}" for batch in batches] + [f"prompt of {prompt:,}"]
