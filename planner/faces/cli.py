@@ -47,10 +47,18 @@ def _parser() -> argparse.ArgumentParser:
         made = commands.add_parser(name, help=command["about"])
         made.register("type", "path", Path)
         made.register("type", "float", float)
+        made.register("type", "count", _count)
         made.set_defaults(run=globals()[f"_{name.replace('-', '_')}"])
         for argument, how in command.get("takes", {}).items():
             made.add_argument(argument, **how)
     return parser
+
+
+def _count(text: str) -> int:
+    """A whole number from 1 to 1,024; `ArgumentTypeError` for other text."""
+    if not (text.isdecimal() and 1 <= int(text[:9]) <= 1024):
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1 to 1024, got {text!r:.40}")
+    return int(text)
 
 
 def _init(options: argparse.Namespace) -> None:
@@ -149,12 +157,26 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
 def _predict(options: argparse.Namespace) -> int:
     from planner.operations.batch import predict_file
 
-    def progress(done: int, rows: int) -> None:
-        end = "\n" if done == rows else ""
-        print(f"\r{done:,} of {rows:,} rows", end=end, file=sys.stderr, flush=True)
-
-    shown = progress if sys.stderr.isatty() else None
+    shown = (lambda done, rows: _progress(done, rows, "rows")) if sys.stderr.isatty() else None
     return predict_file(options.rows, options.out, options.calibration, resume=options.resume, progress=shown)
+
+
+def _progress(done: int, of: int, what: str) -> None:
+    """A line on stderr, written over until all is done."""
+    print(f"\r{done:,} of {of:,} {what}", end="\n" if done == of else "", file=sys.stderr, flush=True)
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    from platformdirs import user_data_path
+
+    from planner.operations.sweep import sweep_file
+
+    def progress(done: int, points: int, kept: int) -> None:
+        if sys.stderr.isatty() or done in (kept, points):
+            _progress(done, points, f"points, {kept:,} from the store")
+
+    store = options.store or user_data_path("headroom") / "answers.sqlite"
+    return sweep_file(options.sweep, options.out, store, options.scheduler, options.workers, progress)
 
 
 def _explain_log(options: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 import csv
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
@@ -125,11 +125,16 @@ def predict_row(
         return {**answer, "status": "error", "error": str(error)}
     except Exception as error:  # one odd row must not end the others
         return {**answer, "status": "error", "error": f"this row cannot be planned ({type(error).__name__}: {error})"}
+    return answer | written_row(found, notes)
+
+
+def written_row(found: Prediction, notes: Iterable[str] = ()) -> dict[str, object]:
+    """The output columns of one prediction: middles, and of the scored figures the ends of their intervals."""
     columns = _columns(found)
     scored = {name: value for name in _SCORED if isinstance(value := columns.get(name), Interval)}
     ends = {f"{name}_{end}": getattr(value, end) for name, value in scored.items() for end in ("lo", "hi")}
     middles = {name: value.mid if isinstance(value, Interval) else value for name, value in columns.items()}
-    return answer | middles | ends | {"warnings": ";".join((*notes, *found.warnings))}
+    return middles | ends | {"warnings": ";".join((*notes, *found.warnings))}
 
 
 def read_run(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> tuple[Deployment, Workload]:

@@ -1,0 +1,399 @@
+"""`planner sweep`: thousands of what-ifs of one scenario, worked out on Dask and kept in a store.
+
+Every point is the scenario with some fields set. Its answer is kept under a digest of all that decides it: the fields,
+the files that they name, the catalogs and the planner's own code. What the store knows is not worked out again.
+"""
+
+import hashlib
+import json
+import math
+import re
+import sqlite3
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from importlib.util import find_spec
+from itertools import islice, product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from planner import __version__
+from planner.core.catalog import CATALOGS, Entry, check, read_yaml
+from planner.core.files import folder, replacing, spare
+from planner.core.quantities import Interval, PlannerError, one_line, told_of
+from planner.facts.deployment import ParallelLayout
+from planner.facts.gpus import gpu
+from planner.models.registry import model
+from planner.operations.batch import written_row
+from planner.parallelism.layouts import refuse
+from planner.planning.candidate import Candidate, judge, replayed
+from planner.planning.deployments import deployment_of
+from planner.planning.scenario import MOST_GPUS, CandidateGpu, Scenario, overridden, scenario, scenario_path
+from planner.planning.search import ranked, search
+
+MOST_POINTS = 10**6
+"""Of one sweep."""
+CHUNK = {False: 64, True: 4}
+"""Points of a task: in closed form, and where traffic is replayed."""
+Size = Annotated[int, Field(ge=1, le=MOST_GPUS)]
+Value = float | int | bool | str | dict[str, Any] | list[Any]
+
+
+class RangeEntry(Entry):
+    """Numbers from `low` to `high`, evenly apart or (`log`) by equal factors; `points` of them in a grid."""
+
+    low: float
+    high: float
+    points: Annotated[int, Field(ge=2, le=MOST_POINTS)] | None = None
+    scale: Literal["linear", "log"] = "linear"
+    whole: bool = False
+
+    def at(self, share: float) -> float:
+        """The number that lies `share` of the way from `low` to `high`."""
+        if self.scale == "linear":
+            value = self.low + share * (self.high - self.low)
+        else:
+            value = self.low * (self.high / self.low) ** share
+        return round(value) if self.whole else value
+
+
+class SampleEntry(Entry):
+    """Points drawn at random, evenly over all fields (Latin hypercube)."""
+
+    points: Annotated[int, Field(ge=1, le=MOST_POINTS)]
+    seed: Annotated[int, Field(ge=0, le=2**32)] = 0
+    fields: Annotated[dict[str, list[Value] | RangeEntry], Field(min_length=1)]
+
+
+class DeploymentEntry(Entry):
+    """What is predicted: one of the scenario's GPUs (its first) or another, the layout and the formats."""
+
+    gpu: str | None = None
+    tp: Size = 1
+    pp: Size = 1
+    dp: Size = 1
+    ep: Size = 1
+    dcp: Size = 1
+    replicas: Size = 1
+    quantization: str = "checkpoint"
+    kv_cache_dtype: str = "auto"
+
+
+class SweepEntry(Entry):
+    """A sweep file: the scenario, what is asked of every point, and the points, a grid or a sample."""
+
+    answer: Literal["predict", "plan"]
+    scenario: str
+    replay: bool | None = None
+    deployment: DeploymentEntry | None = None
+    set: dict[str, Any] = Field(default_factory=dict)
+    grid: dict[str, list[Value] | RangeEntry] = Field(default_factory=dict)
+    sample: SampleEntry | None = None
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The points of a sweep, each the fields that it sets, and the question that they are set in."""
+
+    answer: Literal["predict", "plan"]
+    replay: bool
+    fields: Mapping[str, Any]  # of the scenario, and `deployment`
+    name: str
+    folder: Path  # of the scenario's file
+    points: Sequence[Mapping[str, Any]]
+    files: tuple[Path, ...]
+
+    def asked(self, point: Mapping[str, Any]) -> dict[str, Any]:
+        """The question with the fields of `point` set."""
+        return overridden(self.fields, point, self.name)
+
+
+def load_sweep(path: Path) -> Sweep:
+    """The sweep in a YAML file; `PlannerError` for whatever is wrong in it. A scenario's path is relative to it."""
+    entry = check(SweepEntry, read_yaml(path), path.name)
+    if entry.answer == "plan" and entry.deployment:
+        raise PlannerError(f"{path.name}, field deployment: a plan chooses it; leave it out")
+    if bool(entry.grid) == bool(entry.sample):
+        raise PlannerError(f"{path.name}: give either a grid or a sample, such as grid: {{workload.rate: [1, 2]}}")
+    beside = path.parent / entry.scenario
+    source = beside if beside.suffix in (".yaml", ".yml") and beside.is_file() else scenario_path(entry.scenario)
+    data = read_yaml(source)
+    if not isinstance(data, dict):
+        raise PlannerError(f"{source.name}: expected fields such as model, gpus and workload")
+    fields = overridden(data, entry.set, source.name)
+    if entry.answer == "predict":
+        fields["deployment"] = (entry.deployment or DeploymentEntry()).model_dump(exclude_none=True)
+    swept = entry.sample.fields if entry.sample else entry.grid
+    if entry.answer == "plan" and any(name.split(".")[0] == "deployment" for name in (*swept, *entry.set)):
+        raise PlannerError(f"{path.name}: a plan chooses its deployment; sweep that with answer: predict")
+    with told_of(path.name):
+        points = _sampled(entry.sample) if entry.sample else _grid(entry.grid)
+        found = Sweep(
+            entry.answer, entry.answer == "plan" if entry.replay is None else entry.replay, fields, source.stem,
+            source.parent.resolve(), points, (path, source),
+        )  # fmt: skip
+        found.asked(points[0])
+    return found
+
+
+def _grid(fields: Mapping[str, list[Value] | RangeEntry]) -> list[dict[str, Any]]:
+    """Every combination of the fields' values, the last field changing fastest."""
+    values = {name: _values(name, given) for name, given in fields.items()}
+    if (many := math.prod(map(len, values.values()))) > MOST_POINTS:
+        raise PlannerError(f"grid: {many:,} points, and at most {MOST_POINTS:,} are swept")
+    return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
+
+
+def _values(name: str, given: list[Value] | RangeEntry) -> list[Any]:
+    if isinstance(given, list):
+        if not given:
+            raise PlannerError(f"{name}: give at least one value")
+        return given
+    if given.points is None:
+        raise PlannerError(f"{name}: a range in a grid needs its number of points")
+    _check_range(name, given)
+    return list(dict.fromkeys(given.at(k / (given.points - 1)) for k in range(given.points)))
+
+
+def _check_range(name: str, given: RangeEntry) -> None:
+    if given.high < given.low or (given.scale == "log" and given.low <= 0):
+        raise PlannerError(f"{name}: a range goes up, and by factors from above 0, got {given.low:g} to {given.high:g}")
+
+
+def _sampled(sample: SampleEntry) -> list[dict[str, Any]]:
+    """Points of a Latin hypercube: each field takes as many different values as there are points, once each."""
+    from scipy.stats import qmc
+
+    for name, given in sample.fields.items():
+        if isinstance(given, list):
+            _values(name, given)
+        elif given.points is None:
+            _check_range(name, given)
+        else:
+            raise PlannerError(f"{name}: a range in a sample has no number of points of its own")
+    shares = qmc.LatinHypercube(len(sample.fields), rng=sample.seed).random(sample.points)
+    return [
+        {
+            name: given[int(share * len(given))] if isinstance(given, list) else given.at(float(share))
+            for (name, given), share in zip(sample.fields.items(), row, strict=True)
+        }
+        for row in shares
+    ]
+
+
+@cache
+def build() -> str:
+    """A digest of the planner's version, code and catalogs: what answers hang on besides the question."""
+    found = hashlib.sha256(__version__.encode())
+    package = Path(__file__).parents[1]
+    for root, kinds in ((package, ("*.py",)), (CATALOGS, ("*.yaml", "*.csv", "*.json"))):
+        for path in sorted(path for kind in kinds for path in root.rglob(kind)):
+            found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return found.hexdigest()
+
+
+@cache
+def _content(file: Path) -> str:
+    """A digest of a file that a question names; of a folder, of the `config.json` in it."""
+    file = file / "config.json" if file.is_dir() else file
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
+
+
+def key(sweep: Sweep, asked: Mapping[str, Any]) -> str:
+    """What the answer to a question is kept under; its title and the files that it wants written do not count."""
+    said = {name: value for name, value in asked.items() if name not in ("question", "files")}
+    named = [said.get("model"), said.get("calibration")]
+    named += [given.get("trace") for given in [said.get("workload")] if isinstance(given, dict)]
+    named += [given.get("draft_model") for given in [said.get("speculation")] if isinstance(given, dict)]
+    places = [place for name in named if isinstance(name, str) for place in (sweep.folder / name, Path(name))]
+    whole = [build(), sweep.answer, sweep.replay, said, [_content(place) for place in places]]
+    return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
+
+
+class Store:
+    """Answers by key in one SQLite file, which several sweeps may use at once."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        folder(path.parent)
+        with self._opened() as data:
+            data.execute("create table if not exists answers (key text primary key, answer text not null)")
+
+    @contextmanager
+    def _opened(self) -> Iterator[sqlite3.Connection]:
+        try:
+            with closing(sqlite3.connect(self.path, timeout=60)) as data, data:
+                yield data
+        except sqlite3.Error as error:
+            raise PlannerError(f"cannot use {self.path} as a store of answers: {error}") from None
+
+    def known(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """The answers to those of `keys` that have one."""
+        found: dict[str, dict[str, Any]] = {}
+        asked = iter(dict.fromkeys(keys))
+        with self._opened() as data:
+            while some := list(islice(asked, 500)):
+                marks = ", ".join("?" * len(some))
+                rows = data.execute(f"select key, answer from answers where key in ({marks})", some)
+                found |= {name: json.loads(text) for name, text in rows}
+        return found
+
+    def add(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keep `answers`, all of them or none; errors, which may pass, are not kept."""
+        rows = [(name, json.dumps(one)) for name, one in answers.items() if one["status"] != "error"]
+        with self._opened() as data:
+            data.executemany("insert or ignore into answers values (?, ?)", rows)
+
+
+def answers(sweep: Sweep, wanted: str, questions: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The answers to (key, fields set) of some points: one task. `wanted` is the build that asks."""
+    if build() != wanted:
+        raise PlannerError("a worker has another version of the planner, or other catalogs: give it the same")
+    return {name: answer(sweep, point) for name, point in questions}
+
+
+def answer(sweep: Sweep, point: Mapping[str, Any]) -> dict[str, Any]:
+    """One row of the output; `status` is ok, does_not_fit, nothing_meets or error."""
+    try:
+        fields = sweep.asked(point)
+        wanted = fields.pop("deployment", None)
+        asked = scenario(fields, sweep.name, sweep.folder)
+        if sweep.answer == "predict":
+            found = _predicted(asked, check(DeploymentEntry, wanted, "deployment"), sweep.replay)
+            return _row(asked, found)
+        plan = search(asked) if sweep.replay else ranked(asked)
+        about = {"verdict": plan.verdict, "binding": plan.binding.constraint}
+        if plan.best is None:
+            return {"status": "nothing_meets", **about, "error": str(plan.binding)}
+        row = _row(asked, plan.best) | about
+        return row if plan.chosen else row | {"status": "nothing_meets", "error": "; ".join(plan.reasons)}
+    except PlannerError as error:
+        return {"status": "error", "error": str(error)}
+    except Exception as error:  # one odd point must not end the others
+        return {"status": "error", "error": one_line(f"this point cannot be planned ({type(error).__name__}: {error})")}
+
+
+def _predicted(asked: Scenario, wanted: DeploymentEntry, replay: bool) -> Candidate:
+    """The given deployment under the scenario's traffic."""
+    name = gpu(wanted.gpu).name if wanted.gpu else asked.gpus[0].gpu.name
+    card = next((card for card in asked.gpus if card.gpu.name == name), None)
+    served = model(asked.model, quantization=None if wanted.quantization == "checkpoint" else wanted.quantization)
+    layout = ParallelLayout(wanted.tp, wanted.pp, wanted.dp, wanted.ep, wanted.dcp)
+    if reason := refuse(served, layout, layout.gpus_per_replica, asked.engine):
+        raise PlannerError(reason)
+    drafting = asked.speculation.load() if asked.speculation and asked.speculation.allowed else None
+    card = card or CandidateGpu(gpu(name), layout.gpus * wanted.replicas)
+    one = deployment_of(asked, card, served, layout, wanted.kv_cache_dtype, drafting)
+    found = judge(asked, one, wanted.replicas)
+    return replayed(asked, found) if replay and found.prediction.fits else found
+
+
+def _row(asked: Scenario, found: Candidate) -> dict[str, Any]:
+    """What a candidate is and does, with the columns of `planner predict`."""
+    one, layout = found.deployment, found.deployment.layout
+    verdict = "nothing_meets" if not found.meets else "at_risk" if found.at_risk else "holds"
+    sizes = {size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")}
+    return {
+        "status": "ok", "verdict": verdict, "binding": "", "figures": "replay" if found.stated else "closed form",
+        "gpu": one.gpu.name, "gpus": one.gpus, "gpus_rented": one.gpus_rented, **sizes,
+        "quantization": one.model.quantization.method, "kv_cache_dtype": one.args.kv_cache_dtype or "auto",
+        "max_num_seqs": one.args.max_num_seqs, "max_model_len": one.args.max_model_len,
+        "misses": "; ".join(found.misses), "margin": found.margin if math.isfinite(found.margin) else None,
+    } | {name: _plain(value) for name, value in written_row(found.prediction).items()}  # fmt: skip
+
+
+def _plain(value: object) -> object:
+    """A value that JSON holds: no NaN, no infinity."""
+    if isinstance(value, Interval):
+        value = value.mid
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(value: object) -> object:
+    """A value of a field as a table holds it."""
+    return json.dumps(value) if isinstance(value, dict | list) else value
+
+
+def run_sweep(
+    sweep: Sweep, store: Store, scheduler: str | None = None, workers: int | None = None,
+    progress: Callable[[int, int, int], None] | None = None,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """The answers to all points, in their order; those that the store lacks are worked out and appended to it.
+
+    They run on the Dask `scheduler` at an address, else on `workers` processes of this machine (as many as it has
+    cores). `progress` is told the distinct points that are answered, all of them, and those that the store knew.
+    Raises `PlannerError` where the scheduler cannot be reached or its workers have another planner.
+    """
+    keys = [key(sweep, sweep.asked(point)) for point in sweep.points]
+    found = store.known(keys)
+    kept, all_points = len(found), dict(zip(keys, sweep.points, strict=True))
+    open_points = [(name, point) for name, point in all_points.items() if name not in found]
+    tell = progress or (lambda *_: None)
+    tell(kept, len(all_points), kept)
+    if open_points:
+        for some in _worked_out(sweep, open_points, scheduler, workers):
+            store.add(some)
+            found |= some
+            tell(len(found), len(all_points), kept)
+    return [found[name] for name in keys]
+
+
+def _worked_out(
+    sweep: Sweep, questions: list[tuple[str, Mapping[str, Any]]], scheduler: str | None, workers: int | None
+) -> Iterator[dict[str, dict[str, Any]]]:
+    """Answers, chunk by chunk as they are found."""
+    from dask.distributed import Client, KilledWorker, LocalCluster, as_completed
+    from distributed.client import FutureCancelledError
+
+    task, size = partial(answers, replace(sweep, points=(), files=()), build()), CHUNK[sweep.replay]
+    if scheduler and not re.fullmatch(r"(tcp|tls|ws|wss)://.+:\d{1,5}", scheduler):
+        raise PlannerError(f"--scheduler takes an address such as tcp://10.0.0.1:8786, got {scheduler!r:.80}")
+    chunks = [questions[k : k + size] for k in range(0, len(questions), size)]
+    try:
+        with ExitStack() as held:
+            place: Any = scheduler or held.enter_context(
+                LocalCluster(
+                    n_workers=workers, threads_per_worker=1, dashboard_address=None, memory_limit=0, silence_logs=50,
+                    local_directory=held.enter_context(TemporaryDirectory()),
+                )
+            )  # fmt: skip
+            client = held.enter_context(Client(place, timeout=20, set_as_default=False))
+            tasks = client.map(task, chunks, pure=False)
+            for _, some in as_completed(tasks, loop=client.loop, with_results=True):
+                yield some
+    except (OSError, KilledWorker, FutureCancelledError) as error:
+        where = scheduler or "this machine"
+        raise PlannerError(
+            f"Dask on {where} gave up, what was answered is kept: {error or type(error).__name__}"
+        ) from None
+
+
+def sweep_file(
+    path: Path, out: Path, store: Path, scheduler: str | None = None, workers: int | None = None,
+    progress: Callable[[int, int, int], None] | None = None,
+) -> int:  # fmt: skip
+    """Work out the sweep of `path` into the table `out`, CSV or Parquet; 1 when some points failed, else 0."""
+    import pandas as pd
+
+    if out.suffix not in (".csv", ".parquet"):
+        raise PlannerError(f"--out takes a .csv or a .parquet file, got {out}")
+    if out.suffix == ".parquet" and find_spec("pyarrow") is None:
+        raise PlannerError("Parquet is written by pyarrow, which is not installed: install it, or name a .csv")
+    sweep = load_sweep(path)
+    spare(sweep.files, [out, store])
+    found = run_sweep(sweep, Store(store), scheduler, workers, progress)
+    rows = [
+        {"point": k, **{f"set.{name}": _cell(value) for name, value in point.items()}, **one}
+        for k, (point, one) in enumerate(zip(sweep.points, found, strict=True))
+    ]
+    table = pd.DataFrame(rows)
+    with replacing(out) as (part,):
+        if out.suffix == ".csv":
+            table.to_csv(part, index=False, float_format="%.7g")
+        else:
+            table.to_parquet(part, index=False)
+    return int(any(one["status"] == "error" for one in found))

@@ -1,0 +1,186 @@
+"""Sweeps: which points there are, and that a store loses none of their answers and asks for none twice."""
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from planner.core.quantities import PlannerError
+from planner.faces.cli import main
+from planner.operations import sweep as sweeps
+from planner.operations.sweep import Store, answer, build, key, load_sweep
+from planner.planning.scenario import load_scenario
+from planner.planning.search import ranked
+
+PREDICT = {"answer": "predict", "scenario": "edge-8b-24gb", "grid": {"workload.rate": [0.1, 0.5, 2.0]}}
+
+
+def written(folder: Path, **fields: object) -> Path:
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({**PREDICT, **fields}, sort_keys=False), encoding="utf-8")
+    return path
+
+
+def command(path: Path, out: str, *more: str) -> list[str]:
+    place = path.parent
+    return [sys.executable, "-m", "planner", "sweep", str(path), "--out", str(place / out),
+            "--store", str(place / "answers.sqlite"), *more]  # fmt: skip
+
+
+def kept(store: Path) -> int:
+    if not store.exists():
+        return 0
+    with closing(sqlite3.connect(store, timeout=30)) as data:
+        return int(data.execute("select count(*) from answers").fetchone()[0]) if _has_table(data) else 0
+
+
+def _has_table(data: sqlite3.Connection) -> bool:
+    return bool(data.execute("select 1 from sqlite_master where name = 'answers'").fetchone())
+
+
+def test_a_grid_has_every_combination_and_a_sample_covers_every_field(tmp_path: Path) -> None:
+    rates = {"low": 1, "high": 100, "points": 3, "scale": "log"}
+    grid = load_sweep(written(tmp_path, grid={"workload.rate": rates, "headroom": [0.1, 0.3]})).points
+    assert [(p["workload.rate"], p["headroom"]) for p in grid] == [
+        (pytest.approx(rate), share) for rate in (1, 10, 100) for share in (0.1, 0.3)
+    ]
+    drawn = {"points": 40, "fields": {"workload.rate": {"low": 0, "high": 40}, "headroom": [0.1, 0.3]}}
+    points = load_sweep(written(tmp_path, grid={}, sample=drawn)).points
+    assert sorted(int(p["workload.rate"]) for p in points) == list(range(40))  # one in each of forty equal parts
+    assert sum(p["headroom"] == 0.1 for p in points) == 20
+    assert points == load_sweep(written(tmp_path, grid={}, sample=drawn)).points
+    assert points != load_sweep(written(tmp_path, grid={}, sample={**drawn, "seed": 1})).points
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"grid": {}}, "either a grid or a sample"),
+        ({"grid": {"workload.rate": []}}, "at least one value"),
+        ({"grid": {"workload.rate": {"low": 0, "high": 1, "points": 3, "scale": "log"}}}, "from above 0"),
+        ({"grid": {"workload.rate": {"low": 0, "high": 1}}}, "number of points"),
+        ({"grid": {f"engine_args.{k}": [0] * 100 for k in "abcd"}}, "100,000,000 points"),
+        ({"grid": {"gpus.9.at_most": [1]}}, "numbered from 0"),
+        ({"answer": "plan", "grid": {"deployment.tp": [1, 2]}}, "a plan chooses"),
+        ({"scenario": "edge-9b"}, "did you mean edge-8b-24gb"),
+    ],
+)
+def test_what_is_wrong_in_a_sweep_is_told(tmp_path: Path, fields: dict[str, object], said: str) -> None:
+    with pytest.raises(PlannerError, match=said):
+        load_sweep(written(tmp_path, **fields))
+
+
+def test_a_point_is_answered_as_the_same_scenario_is(tmp_path: Path) -> None:
+    sweep = load_sweep(written(tmp_path, answer="plan", replay=False))
+    for point, one in ((point, answer(sweep, point)) for point in sweep.points):
+        plan = ranked(load_scenario("edge-8b-24gb", point))
+        assert plan.best
+        assert one["verdict"] == plan.verdict
+        assert (one["gpu"], one["usd_per_hour"]) == (plan.best.deployment.gpu.name, plan.best.usd_per_hour)
+    wrong = load_sweep(written(tmp_path, grid={"deployment.tp": [1, 3], "deployment.gpu": ["L4", "L5"]}))
+    said = [answer(wrong, point) for point in wrong.points]
+    assert [one["status"] for one in said] == ["ok", "error", "error", "error"]
+    assert said[0]["gpu"] == "L4"
+
+
+def test_a_key_hangs_on_the_question_and_on_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = load_sweep(written(tmp_path))
+    first = key(sweep, sweep.asked(sweep.points[0]))
+    assert first == key(sweep, {**sweep.asked(sweep.points[0]), "question": "Other words?"})
+    assert first != key(sweep, sweep.asked(sweep.points[1]))
+    assert first != key(replace(sweep, replay=True), sweep.asked(sweep.points[0]))
+    monkeypatch.setattr(sweeps, "build", lambda: "other catalogs")
+    assert first != key(sweep, sweep.asked(sweep.points[0]))
+
+
+def test_a_trace_that_changed_is_another_question(tmp_path: Path) -> None:
+    keys = []
+    for text in ("arrival,prompt_tokens,output_tokens\n0,10,5\n", "arrival,prompt_tokens,output_tokens\n0,10,6\n"):
+        (tmp_path / "trace.csv").write_text(text)
+        sweeps._content.cache_clear()
+        sweep = replace(load_sweep(written(tmp_path)), folder=tmp_path)
+        keys.append(key(sweep, {"workload": {"trace": "trace.csv"}}))
+    assert keys[0] != keys[1]
+
+
+def test_a_store_keeps_answers_but_not_errors(tmp_path: Path) -> None:
+    store = Store(tmp_path / "answers.sqlite")
+    store.add({"a": {"status": "ok", "gpus": 2}, "b": {"status": "error", "error": "no network"}})
+    store.add({"a": {"status": "ok", "gpus": 3}})
+    assert Store(store.path).known(["a", "b", "c", *map(str, range(1000))]) == {"a": {"status": "ok", "gpus": 2}}
+    (tmp_path / "other").write_text("no data base at all, but text" * 50)
+    with pytest.raises(PlannerError, match="as a store"):
+        Store(tmp_path / "other")
+
+
+def test_workers_of_another_build_do_not_answer(tmp_path: Path) -> None:
+    sweep = load_sweep(written(tmp_path))
+    assert [one["status"] for one in sweeps.answers(sweep, build(), [("a", sweep.points[0])]).values()] == ["ok"]
+    with pytest.raises(PlannerError, match="another version"):
+        sweeps.answers(sweep, "of yesterday", [("a", sweep.points[0])])
+
+
+def test_a_killed_sweep_resumes_and_a_repeated_one_answers_from_the_store(tmp_path: Path, capsys) -> None:
+    path = written(tmp_path, grid={"workload.rate": {"low": 0.1, "high": 2, "points": 150}})
+    store, total = tmp_path / "answers.sqlite", 150
+    running = subprocess.Popen(command(path, "out.csv", "--workers", "1"), start_new_session=True)
+    while kept(store) == 0 and running.poll() is None:
+        time.sleep(0.05)
+    os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+    before = kept(store)
+    assert 0 < before < total
+    assert not (tmp_path / "out.csv").exists()
+    again = subprocess.run(command(path, "out.csv", "--workers", "1"), capture_output=True, text=True, check=True)
+    assert f"{total} of {total} points, {before} from the store" in again.stderr
+    assert kept(store) == total
+    table = pd.read_csv(tmp_path / "out.csv")
+    assert (table["status"] == "ok").all()
+    assert table["set.workload.rate"].tolist() == pytest.approx([p["workload.rate"] for p in load_sweep(path).points])
+    assert main(command(path, "again.csv")[3:]) == 0
+    assert f"{total} of {total} points, {total} from the store" in capsys.readouterr().err
+    assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "out.csv").read_bytes()
+
+
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """A scheduler and one worker in processes of their own."""
+    dask, place = Path(sys.executable).with_name("dask"), str(folder / "scheduler.json")
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "cwd": folder}
+    started = [
+        subprocess.Popen([dask, "scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard",
+                          "--scheduler-file", place], **quiet),
+        subprocess.Popen([dask, "worker", "--scheduler-file", place, "--nthreads", "1", "--no-nanny", "--no-dashboard",
+                          "--local-directory", str(folder)], **quiet),
+    ]  # fmt: skip
+    try:
+        while not Path(place).exists() and all(one.poll() is None for one in started):
+            time.sleep(0.05)
+        yield str(yaml.safe_load(Path(place).read_text())["address"])
+    finally:
+        for one in reversed(started):
+            one.terminate()
+            one.wait()
+
+
+def test_a_scheduler_in_another_process_answers_the_same(tmp_path: Path) -> None:
+    path = written(tmp_path, answer="plan", replay=False)
+    with cluster(tmp_path) as address:
+        subprocess.run(command(path, "out.csv", "--scheduler", address), check=True)
+    found = pd.read_csv(tmp_path / "out.csv")
+    sweep = load_sweep(path)
+    here = [answer(sweep, point) for point in sweep.points]
+    for column in ("verdict", "gpu"):
+        assert found[column].tolist() == [one[column] for one in here]
+    for column in ("usd_per_hour", "ttft_ms_p99"):
+        assert found[column].tolist() == pytest.approx([one[column] for one in here], rel=1e-6)
