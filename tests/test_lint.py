@@ -138,6 +138,14 @@ def test_what_is_risky_is_written_at_the_value_that_is_named() -> None:
     assert again.planned and again.planned.memory.status == "ok"
 
 
+def test_slots_that_only_the_machine_fills_in_are_planned_as_vllm_has_them() -> None:
+    usual, unknown = (
+        lint(f"vllm serve {LLAMA} --enable-lora{more}", "0.20.2", gpu="H100").commands[0].planned
+        for more in ("", " --max-loras $SLOTS --max-lora-rank $RANK")
+    )
+    assert usual and unknown and usual.deployment == unknown.deployment
+
+
 def test_a_group_of_no_ranks_is_no_layout() -> None:
     none = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --dp 0 --enable-dp-attention"
     assert lint(none, gpu="H200").commands[0].planned is None

@@ -136,8 +136,9 @@ def arguments(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
         if values.get("cuda_graph_backend_decode") == "disabled":
             found["enforce_eager"] = True
     if engine == "vllm" and values.get("enable_lora"):
-        found |= {"max_loras": values.get("max_loras", 1), "max_lora_rank": values.get("max_lora_rank", 16)}
-        found["max_lora_rank"] = int(found["max_lora_rank"])
+        for name, usual in (("max_loras", 1), ("max_lora_rank", 16)):
+            given = str(values.get(name, usual))
+            found[name] = int(given) if given.isdecimal() else usual
     return {name: value for name, value in found.items() if name in EngineArgs.__dataclass_fields__}
 
 
