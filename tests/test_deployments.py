@@ -102,7 +102,8 @@ def test_the_context_holds_the_p99_and_never_more_than_the_model() -> None:
 
 def test_a_card_that_a_version_no_longer_runs_on_is_told_alike() -> None:
     """vLLM's wheels from 0.20.0 on are built with CUDA 13, which knows no V100 (sm_70)."""
-    old, new = (asked("meta-llama/Llama-3.1-8B-Instruct", "V100-SXM-32GB", engine_version=version)
+    owned = [{"gpu": "V100-SXM-32GB", "at_most": 1, "sold_in": [1]}]
+    old, new = (asked("meta-llama/Llama-3.1-8B-Instruct", "V100-SXM-32GB", engine_version=version, gpus=owned)
                 for version in ("0.19.0", "0.20.2"))  # fmt: skip
     assert search(old).chosen is not None
     plan = search(new)

@@ -206,6 +206,7 @@ def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
                 else:
                     beside = f" and {deployment.spare_replicas} to spare" if deployment.spare_replicas else ""
                     reason = f"one replica{beside} takes {rented(1)} GPUs to rent, of at most {asked.at_most}"
+                    reason += "; a machine of your own: sold_in: [1]" if asked.at_most < rented(1) > layout.gpus else ""
                     yield Rejection(describe(deployment), card.name, layout.gpus, reason, "stock")
 
 
