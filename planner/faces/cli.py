@@ -179,6 +179,12 @@ def _sweep(options: argparse.Namespace) -> int:
     return sweep_file(options.sweep, options.out, store, options.scheduler, options.workers, progress)
 
 
+def _fleet(options: argparse.Namespace) -> None:
+    from planner.operations.fleet_file import fleet_file
+
+    print(fleet_file(options.fleet))
+
+
 def _explain_log(options: argparse.Namespace) -> None:
     from planner.operations.explain_log import explain_file
     from planner.planning.scenario import load_scenario
