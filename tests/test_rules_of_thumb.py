@@ -5,6 +5,7 @@ import pytest
 from planner.facts.deployment import deploy_on
 from planner.facts.workload import Lengths, Workload
 from planner.studies import rules_of_thumb
+from planner.studies.tail_latency import by_utilization
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-70B"
 
@@ -38,3 +39,11 @@ def test_what_does_not_start_carries_and_serves_nothing():
     none = {"70B on one L4": deploy_on(LLAMA_70B, "L4")}
     assert rules_of_thumb.sequences_carried(none, {"chat": load})["chat"].item() == 0
     assert rules_of_thumb.throughputs(none, load, (1,)).isna().all(axis=None)
+
+
+def test_mean_ttft_of_closed_form_and_replay_agree_below_saturation_and_both_grow_with_load():
+    load = Workload(Lengths.fixed(1000), Lengths.fixed(100), rate=1)
+    found = by_utilization(deploy_on(LLAMA_8B, "H100", max_model_len=4096), load, (0.2, 0.5, 0.8))
+    assert found["mean, replayed"].to_numpy() == pytest.approx(found["mean, closed form"].to_numpy(), rel=0.15)
+    assert found["mean, replayed"].is_monotonic_increasing
+    assert (found["p99, replayed"] > found["mean, replayed"]).all()

@@ -11,17 +11,20 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from planner.core.quantities import Interval
+from planner.core.quantities import Interval, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
 from planner.latency.performance import LATE, LATENCIES, POINTS, Performance
 from planner.memory.budget import memory_of
 from planner.planning.benchmark_run import Run, once, sample
 from planner.planning.candidate import held
+from planner.planning.prediction import evaluate
 from planner.planning.scenario import Target
 
 SWEEP = 1500
 """Requests of each run of a sweep."""
+OVERLOAD = 1e4
+"""Requests/s that no single deployment serves: what it then serves is its most."""
 KEEPS_UP = 0.95
 """Served share of the arrivals from which on a deployment counts as following them."""
 
@@ -80,6 +83,23 @@ def by_argument(deployment: Deployment, workload: Workload, name: str, values: S
         if (memory := memory_of(changed)).starts:
             row: dict[str, Any] = {name: value, "KV pool (tokens)": memory.pool.kv_tokens}
             rows.append(row | tail(sample(changed, workload, SWEEP)))
+    return pd.DataFrame(rows)
+
+
+def by_utilization(deployment: Deployment, workload: Workload, shares: Sequence[float]) -> pd.DataFrame:
+    """TTFT (ms) at shares of the rate that the closed form says is served at most: its own figures, and a replay's."""
+    most = evaluate(deployment, workload.at(OVERLOAD)).performance
+    if most is None:
+        raise PlannerError(f"{deployment} does not start")
+    rows = []
+    for share in shares:
+        load = workload.at(share * most.request_tps.mid)
+        steady, found = evaluate(deployment, load).performance, once(deployment, load, 4 * SWEEP)
+        row: dict[str, Any] = {"Utilization (%)": share * 100, "Requests/s": load.rate}
+        for point in ("mean", "p99"):
+            row[f"{point}, closed form"] = steady and steady.at("ttft", point).mid * 1e3
+            row[f"{point}, replayed"] = found.stats("ttft")[point] * 1e3
+        rows.append(row)
     return pd.DataFrame(rows)
 
 
