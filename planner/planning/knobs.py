@@ -18,16 +18,18 @@ TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Values of max_num_batched_tokens: short chunks keep steps short, long ones serve more prompts."""
 BATCHES = (0.6, 0.35, 0.2, 0.1)
 """Shares of max_num_seqs: where more wait, those that run are faster."""
+FEW = TOKENS[::2]
+"""The same for a first look at very many deployments."""
 WORTH = 0.01
 """Less of a GPU's memory is not worth another gpu_memory_utilization."""
 
 
-def variants(scenario: Scenario, usual: Deployment) -> Iterator[Deployment]:
+def variants(scenario: Scenario, usual: Deployment, tokens: tuple[int, ...] = TOKENS) -> Iterator[Deployment]:
     """`usual` with every other combination of its engine's arguments; with smaller batches, and with fewer drafts."""
     args, given = usual.args, scenario.engine_args
     sizes, shares, seqs = [args.max_num_batched_tokens], [args.gpu_memory_utilization], args.max_num_seqs
     if "max_num_batched_tokens" not in given:
-        sizes += [size for size in TOKENS if size != sizes[0]]
+        sizes += [size for size in tokens if size != sizes[0]]
     if "gpu_memory_utilization" not in given and (most := safe_utilization(usual)) >= shares[0] + WORTH:
         shares.append(most)
     changes = [

@@ -27,7 +27,7 @@ from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, asked_rps, describe, judge, judge_all, most_rps
 from planner.planning.confirmation import confirm, nearest, stated
 from planner.planning.deployments import deployment_of
-from planner.planning.knobs import variants
+from planner.planning.knobs import FEW, variants
 from planner.planning.scenario import CandidateGpu, Scenario
 
 GAIN = 1.3
@@ -219,7 +219,9 @@ def _tuned(scenario: Scenario, cases: list[Option], usual: list[Candidate]) -> l
     least = min((found.cost for found in usual if found.meets), default=(True, math.inf))
     open_ = [case for case, found in zip(cases, usual, strict=True) if _at_least(scenario, found) <= least]
     tried = [
-        (changed, most, (*preference[:-1], 1)) for one, most, preference in open_ for changed in variants(scenario, one)
+        (changed, most, (*preference[:-1], 1))
+        for one, most, preference in open_
+        for changed in variants(scenario, one, FEW)
     ]
     best = {found.place: found for found in usual}
     for found in sorted(_sized(scenario, tried), key=attrgetter("rank")):
