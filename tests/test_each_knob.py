@@ -9,7 +9,7 @@ import pytest
 from planner.memory.budget import memory_of
 from planner.planning.candidate import judge
 from planner.planning.scenario import load_scenario
-from planner.planning.search import ranked
+from planner.planning.search import Rejection, options, ranked
 from planner.studies.knobs import GOOD, MEASURES, PLAN, decisions, effects, knobs, untuned
 
 
@@ -41,6 +41,31 @@ def test_directions_are_those_of_the_physics(turned):
     assert turned.loc[("replicas", "2"), cost] == pytest.approx(base[cost], rel=0.01)
     assert turned.loc[("enforce_eager", "True"), served] < base[served]
     assert turned.loc[("tensor parallel", "8"), MEASURES["ITL"]] < base[MEASURES["ITL"]]
+
+
+def legal(scenario):
+    found = options(scenario, lambda *_: True)
+    return (one for one in found if not isinstance(one, Rejection))
+
+
+def test_one_gpu_has_no_half():
+    """A plan of TP1 is never turned to TP0."""
+    asked = load_scenario("edge-8b-24gb")
+    single = next(one for one, *_ in legal(asked) if one.layout.tp == 1)
+    turned = knobs(asked, judge(asked, single, 1))
+    assert "0" not in set(turned.loc[turned["knob"] == "tensor parallel", "setting"])
+
+
+def test_experts_stay_over_all_ranks_of_attention_data_parallelism():
+    changes = {
+        "model": "deepseek-ai/DeepSeek-V3",
+        "quantization": ["checkpoint"],
+        "gpus": [{"gpu": "H200", "at_most": 16}],
+    }
+    asked = load_scenario("chat-70b", changes)
+    wide = next(one for one, *_ in legal(asked) if one.layout.dp == 8 and one.layout.ep == 8)
+    turned = knobs(asked, judge(asked, wide, 1))
+    assert {"max_num_seqs", "replicas"} <= set(turned["knob"])
 
 
 def test_effects_say_what_helps(plan, turned):

@@ -93,9 +93,9 @@ def _turned(scenario: Scenario, plan: Deployment) -> Iterator[tuple[str, str, De
         with suppress(PlannerError):
             if stored_so().model.quantization.method != stored:
                 yield from _possible("weights", asked, stored_so)
-    for tp in (layout.tp // 2, layout.tp * 2):
-        shape = replace(layout, tp=tp, ep=tp if layout.ep > 1 else layout.ep)
-        if tp and refuse(plan.model, shape, plan.gpus_per_node, plan.engine) is None:
+    for tp in filter(None, (layout.tp // 2, layout.tp * 2)):
+        shape = replace(layout, tp=tp, ep=tp * layout.dp if layout.ep > 1 else 1)
+        if refuse(plan.model, shape, plan.gpus_per_node, plan.engine) is None:
             yield from _possible("tensor parallel", tp, partial(replace, plan, layout=shape))
     for count in (layout.replicas - 1, layout.replicas + 1):
         if count:
