@@ -223,11 +223,11 @@ def _tuned(scenario: Scenario, cases: list[Option], usual: list[Candidate]) -> l
         for one, most, preference in open_
         for changed in variants(scenario, one, FEW)
     ]
-    best = {found.place: found for found in usual}
+    known, better = {found.place: found.rank[:3] for found in usual}, dict[object, Candidate]()
     for found in sorted(_sized(scenario, tried), key=attrgetter("rank")):
-        if found.place not in best or (best[found.place] in usual and found.rank[:3] < best[found.place].rank[:3]):
-            best[found.place] = found
-    return [found for found in best.values() if found.preference[-1]]
+        if found.place not in known or found.rank[:3] < known[found.place]:
+            better.setdefault(found.place, found)
+    return list(better.values())
 
 
 def _at_least(scenario: Scenario, found: Candidate) -> tuple[bool, float]:
