@@ -6,7 +6,7 @@ The question is a file, `current.yaml` beside the notebooks; what a chapter chan
 import hashlib
 import os
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 import yaml
 from platformdirs import user_cache_path
 
-from planner import __version__
-from planner.core.catalog import CATALOGS, read_yaml
+from planner.core.catalog import build, read_yaml
 from planner.core.files import replacing
 from planner.models.registry import model
 from planner.planning.scenario import Scenario, load_scenario
@@ -91,19 +90,10 @@ def kept_plan(scenario: Scenario) -> Plan:
 
 def _key(scenario: Scenario) -> str:
     """What the answer to `scenario` hangs on, as one word."""
-    found = hashlib.sha256(repr((__version__, replace(scenario, files=(), name="", question=""))).encode())
+    found = hashlib.sha256(repr((build(), replace(scenario, files=(), name="", question=""))).encode())
     for quantization in scenario.quantizations:
         served = model(scenario.model, quantization=quantization)
         found.update(repr((served.architecture, served.quantization, served.dtype)).encode())
     for path in scenario.files[1:]:
         found.update(path.read_bytes())
-    for path in _program():
-        stat = path.stat()
-        found.update(f"{path} {stat.st_size} {stat.st_mtime_ns}".encode())
     return found.hexdigest()[:32]
-
-
-def _program() -> Iterator[Path]:
-    """The program's own files, and its catalogs."""
-    yield from sorted(Path(__file__).parents[1].rglob("*.py"))
-    yield from sorted(CATALOGS.rglob("*.yaml"))

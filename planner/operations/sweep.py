@@ -21,8 +21,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from planner import __version__
-from planner.core.catalog import CATALOGS, Entry, check, read_yaml
+from planner.core.catalog import Entry, build, check, read_yaml
 from planner.core.files import folder, replacing, spare
 from planner.core.quantities import Interval, PlannerError, one_line, told_of
 from planner.facts.deployment import ParallelLayout
@@ -183,17 +182,6 @@ def _sampled(sample: SampleEntry) -> list[dict[str, Any]]:
         }
         for row in shares
     ]
-
-
-@cache
-def build() -> str:
-    """A digest of the planner's version, code and catalogs: what answers hang on besides the question."""
-    found = hashlib.sha256(__version__.encode())
-    package = Path(__file__).parents[1]
-    for root, kinds in ((package, ("*.py",)), (CATALOGS, ("*.yaml", "*.csv", "*.json"))):
-        for path in sorted(path for kind in kinds for path in root.rglob(kind)):
-            found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()
 
 
 @cache
