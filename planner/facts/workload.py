@@ -298,16 +298,18 @@ class Workload:
         """The same traffic at another arrival rate, requests/s."""
         return replace(self, rate=rate, concurrency=None)
 
+    def times(self, factor: float) -> Self:
+        """So many times the traffic, in requests/s and in requests at once; each at least one."""
+        many = {
+            name: math.ceil(value * factor - 1e-9)
+            for name in ("concurrency", "num_prompts")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, rate=self.rate and self.rate * factor, **many)
+
     def share(self, replicas: int) -> Self:
         """What one of `replicas` equal copies sees."""
-        if replicas == 1:
-            return self
-        return replace(
-            self,
-            rate=self.rate and self.rate / replicas,
-            concurrency=self.concurrency and math.ceil(self.concurrency / replicas),
-            num_prompts=self.num_prompts and math.ceil(self.num_prompts / replicas),
-        )
+        return self if replicas == 1 else self.times(1 / replicas)
 
     def __str__(self) -> str:
         load = [] if self.rate is None else [f"{self.rate:.3g} requests/s"]

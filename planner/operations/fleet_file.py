@@ -43,21 +43,11 @@ def fleet_file(path: Path) -> str:
 
     def fleet(factor: float) -> Fleet:
         """With every load so many times as large, and candidates searched for that."""
-        loaded = {name: grown(one, factor) for name, one in asked.items()}
+        loaded = {name: replace(one, workload=one.workload.times(factor)) for name, one in asked.items()}
         options = {name: [option for kind in stock for option in options_of(one, kind)] for name, one in loaded.items()}
         return Fleet(options, stock, entry.usd_per_hour_at_most or math.inf, entry.power_at_most or math.inf)
 
     return told(fleet(1.0), fleet(entry.growth), entry.growth)
-
-
-def grown(asked: Scenario, factor: float) -> Scenario:
-    """The scenario with so many times the requests: their rate, the users in the loop, or those within the hours."""
-    load = asked.workload
-    many = {
-        name: math.ceil(value * factor) for name in ("concurrency", "num_prompts") if (value := getattr(load, name))
-    }
-    load = replace(load, **many)
-    return replace(asked, workload=load.at(load.rate * factor) if load.rate is not None else load)
 
 
 def options_of(asked: Scenario, kind: str) -> list[Option]:

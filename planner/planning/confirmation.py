@@ -12,6 +12,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from planner.core.quantities import PlannerError
 from planner.planning.candidate import Candidate, full, judge_all, replayed
@@ -92,7 +93,7 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
         tries, after = tries - 1, after - worse
         tried, layout = settled(scenario, asked), asked.deployment.layout
         if tried.meets:
-            insort(found.holding, tried, key=lambda candidate: candidate.rank)
+            insort(found.holding, tried, key=attrgetter("rank"))
             for fewer in with_more([asked], -1):
                 add(fewer)
         else:
@@ -103,7 +104,7 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
                 add(*with_more([asked], 1))
     if found.holding and found.holding[0].at_risk:  # at the same price other arguments may be safer
         others = [settled(scenario, other) for other in retuned(scenario, found.holding[0])]
-        found.holding = sorted([*found.holding, *(c for c in others if c.meets)], key=lambda candidate: candidate.rank)
+        found.holding = sorted([*found.holding, *(c for c in others if c.meets)], key=attrgetter("rank"))
     return found
 
 
@@ -137,11 +138,11 @@ def near(scenario: Scenario, candidate: Candidate) -> bool:
 def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
     """`candidate` replayed, with the first max_num_seqs that holds of those looked at, or the best of them."""
     looks = _looks(scenario, candidate)
-    best = min(looks, key=_margin)
+    best = min(looks, key=attrgetter("margin"))
     for other in retuned(scenario, best) if 1 < best.margin <= NEAR else ():
-        if min(looks, key=_margin).margin > 1:
+        if min(looks, key=attrgetter("margin")).margin > 1:
             looks += _looks(scenario, other)
-    looks.sort(key=_margin)
+    looks.sort(key=attrgetter("margin"))
     best = looks[0]
     for look in looks[:FULLY]:
         if look.margin > CLEARLY or look.share > FULL:
@@ -198,11 +199,7 @@ def retuned(scenario: Scenario, candidate: Candidate, most: int = 2) -> list[Can
         scenario, [(one, replicas, preference), *((other, replicas, preference) for other in variants(scenario, one))]
     )
     better = [found for found in tried if found.margin < usual.margin and near(scenario, found)]
-    return sorted(better, key=_margin)[:most]
-
-
-def _margin(candidate: Candidate) -> float:
-    return candidate.margin
+    return sorted(better, key=attrgetter("margin"))[:most]
 
 
 def _paces(scenario: Scenario) -> list[Target]:

@@ -64,7 +64,10 @@ def _less(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     assert chosen is not None
     replicas, first = chosen.deployment.layout.replicas, scenario.quantizations
     cheaper = affordable(scenario, chosen, 1.0)
-    yield "twice the traffic", affordable(_busier(scenario, 2.0), chosen, 2 + 1 / replicas)
+    yield (
+        "twice the traffic",
+        affordable(_busier(scenario, 2.0), chosen, 2 + 1 / replicas),
+    )
     if chosen.deployment.layout.gpus > 1:
         if replicas == 1:  # else it takes about half of them
             yield "half the traffic", _busier(cheaper, 0.5)
@@ -110,11 +113,7 @@ def _more(plan: Plan) -> Iterator[tuple[str, Scenario]]:
 
 
 def _busier(scenario: Scenario, factor: float) -> Scenario:
-    """With `factor` times the traffic."""
-    workload = scenario.workload
-    users = max(round((workload.concurrency or 1) * factor), 1)
-    busier = workload.at(workload.rate * factor) if workload.rate else replace(workload, concurrency=users)
-    return replace(scenario, workload=busier)
+    return replace(scenario, workload=scenario.workload.times(factor))
 
 
 def _slower(scenario: Scenario, factor: float, only: Target | None = None) -> Scenario:

@@ -83,8 +83,8 @@ RELEASES = {
 """Where an engine's releases are parted: changes of its runner, its scheduler or its kernels."""
 FEW = 5.0
 """Curves that say as much of a generation's spread as all other generations do."""
-TOLD = {"pace": 0.002}
-"""Factors nearer to 1 than this, or than 2 %, are not worth an entry: the pace is the whole step's."""
+TOLD, PACE_TOLD = 0.02, 0.002
+"""Factors nearer to 1 than this are not worth an entry; of the pace, which is the whole step's, than that."""
 
 
 @dataclass(frozen=True)
@@ -392,9 +392,8 @@ class Pooled:
         found: dict[str, Any] = {"common": common}
 
         def add(name: str, of: Mapping[str, float], conditions: Mapping[str, object], always: bool = False) -> None:
-            times = {
-                key: round(float(np.exp(value)), 3) for key, value in of.items() if abs(value) > TOLD.get(key, 0.02)
-            }
+            told = {key: value for key, value in of.items() if abs(value) > (PACE_TOLD if key == "pace" else TOLD)}
+            times = {key: round(float(np.exp(value)), 3) for key, value in told.items()}
             if times or always:
                 found[name] = {**conditions, **({"times": times} if times else {})}
 
