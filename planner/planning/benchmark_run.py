@@ -54,7 +54,7 @@ ENDS = 1_500
 C = TypeVar("C")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """The same requests at the calibrated step cost (`mid`) and at both ends of its 80 % interval; all seeds pooled."""
 
@@ -65,6 +65,9 @@ class Run:
     # own, so that every time is longer by the same factor
     sigmas: tuple[float, float]  # of the logarithms of TTFT and TPOT, as far as measurements tell
     like: int = 1  # seeds of both ends
+
+    def __repr__(self) -> str:
+        return f"{self.deployment}, an engine of it:\n{self.mid}"
 
     @cached_property
     def mid(self) -> ReplayResult:

@@ -44,7 +44,7 @@ def is_recent(version: str | None) -> bool:
     return engine("vllm", version).release >= RECENT
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ReplayResult:
     """What one engine did. Arrays are [n] requests in order of arrival, in seconds; `outcome` has the raw figures."""
 
@@ -203,7 +203,7 @@ class ReplayResult:
             }
         )  # fmt: skip
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [
             f"{len(self.output):,} requests in {self.duration:,.1f} s: {self.request_tps:,.2f} requests/s, "
             f"{self.output_tps:,.0f} output tokens/s; {self.decode_batch:.1f} decoding at once, "
