@@ -13,7 +13,7 @@ from shipped import plan_of
 
 from planner.core.quantities import PlannerError
 from planner.facts.workload import Lengths, Workload
-from planner.planning.benchmark_run import accepted, once, run, sample
+from planner.planning.benchmark_run import accepted, capacity, once, run, sample
 from planner.planning.prediction import evaluate, memory_of
 from planner.planning.scenario import load_scenario
 from planner.simulator.kernel_types import Rules, StepTable, Traffic
@@ -188,3 +188,14 @@ def test_the_table_of_a_tail_says_what_holds_and_what_the_closed_form_says(plan,
     row = tail_latency.latencies(tail, limits, steady).iloc[0]
     assert [said.rpartition(": ")[2] for said in row["Limit"].split(", ")[-3:]] == ["kept", "at risk", "broken"]
     assert row["p99 in closed form (ms)"].mid == pytest.approx(row["p99 (ms)"].mid, rel=0.3)
+
+
+def test_what_an_autoscaler_watches_follows_littles_law_and_steps_grow_rarer(plan):
+    watched = ramp_test.signals(plan, LOAD, (0.2, 0.5, 1.3))
+    most = capacity(plan, LOAD).mid / plan.engines
+    inside = once(plan, LOAD.at(0.5 * capacity(plan, LOAD).mid), 2 * tail_latency.SWEEP)
+    stay = inside.stats("e2e")["mean"] - inside.stats("queue")["mean"]
+    assert watched["Requests running"][1] == pytest.approx(0.5 * most * stay, rel=0.1)
+    assert watched["Requests running"].is_monotonic_increasing
+    assert watched["Steps/s"].is_monotonic_decreasing
+    assert watched["Requests waiting"][2] > 10 > watched["Requests waiting"][1]

@@ -15,7 +15,7 @@ from planner.facts.deployment import Deployment
 from planner.facts.traces import Trace
 from planner.facts.workload import Workload
 from planner.latency.speculation import step_of
-from planner.planning.benchmark_run import Run, once, served, stat
+from planner.planning.benchmark_run import Run, capacity, once, served, stat
 from planner.planning.scenario import Target
 from planner.simulator.replay import ReplayResult
 from planner.studies.tail_latency import KEEPS_UP, SWEEP, tail
@@ -139,3 +139,23 @@ def crowd(deployment: Deployment, workload: Workload, seconds: float) -> tuple[s
 def while_of(deployment: Deployment, workload: Workload) -> float:
     """Seconds in which one engine gets `CROWD` requests, to the nearest half minute."""
     return max(round(CROWD * deployment.engines / (workload.rate or 1.0) / 30), 1) * 30.0
+
+
+def signals(deployment: Deployment, workload: Workload, shares: Sequence[float]) -> pd.DataFrame:
+    """What an autoscaler could watch of one engine and what its users see, at shares of its capacity.
+
+    Gauges are means from the first arrival to the last; all is replayed, `2 * SWEEP` requests at each share.
+    """
+    most, rows = capacity(deployment, workload).mid, []
+    for share in shares:
+        load = workload.at(share * most)
+        run = once(deployment, load, 2 * SWEEP, gauge_s=2 * SWEEP * deployment.engines / (share * most) / SAMPLES)
+        gauges = run.gauges[run.gauges.seconds <= run.sent[-1]]
+        steps, busy = run.outcome.totals[0], run.outcome.totals[1] * run.second
+        rows.append({
+            "Load (%)": share * 100, "A step is running (% of the time)": busy / run.duration * 100,
+            "Steps/s": steps / run.duration, "Requests running": gauges.running.mean(),
+            "Requests waiting": gauges.waiting.mean(), "KV cache in use (%)": gauges.kv_usage.mean() * 100,
+            "mean TPOT (ms)": stat(run, "tpot", "mean") * 1e3, "p99 TTFT (ms)": stat(run, "ttft", "p99") * 1e3,
+        })  # fmt: skip
+    return pd.DataFrame(rows)
