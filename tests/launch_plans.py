@@ -12,13 +12,14 @@ from typing import Any
 import yaml
 
 from planner.core.quantities import PlannerError
-from planner.facts.deployment import Deployment, ParallelLayout, Speculation, deploy_on
+from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.draft_models import kind
 from planner.facts.engines import EngineArgs
 from planner.models.registry import model
 from planner.operations.flags import options
 from planner.operations.launch import Launch, launch_of
 from planner.operations.launch.words import Variable, Word
+from planner.operations.lint.deployment import arguments, drafting, layout_of
 from planner.parallelism.layouts import refuse
 
 VERSIONS = {
@@ -108,21 +109,52 @@ def planned(deployment: Deployment) -> dict[str, Any]:
     args = {**vars(deployment.args), "kv_cache_dtype": deployment.args.kv_cache_dtype or "auto"}
     if not deployment.args.max_loras:
         args["max_lora_rank"] = EngineArgs.__dataclass_fields__["max_lora_rank"].default
-    drafting = deployment.speculation
+    drafts, layout = deployment.speculation, replace(deployment.layout, replicas=1)
+    if deployment.engine.name == "sglang" and not deployment.model.architecture.is_moe:
+        layout = replace(layout, dp=1, replicas=layout.dp)  # copies of a dense model are whole replicas
     return {
-        "layout": replace(deployment.layout, replicas=1), **args,
-        "speculation": drafting and (kind(drafting.method), drafting.num_speculative_tokens),
+        "layout": layout, **args, "speculation": drafts and (kind(drafts.method), drafts.num_speculative_tokens),
     }  # fmt: skip
 
 
 def arrived(launch: Launch) -> dict[str, Any]:
-    """What the engine makes of the command, by its own parser's types and choices and its own defaults."""
+    """What `planner lint` reads in the command, over the engine's own defaults of what is left out."""
     deployment = launch.deployment
     engine = deployment.engine
     parsed = options(engine.name, engine.version).parse([filled(word) for flag in launch.flags for word in flag.words])
     assert not parsed.errors and not parsed.positional, parsed
-    read = {"vllm": _vllm, "sglang": _sglang, "trtllm": _trtllm, "tgi": _tgi}[engine.name]
-    return read(launch, parsed.values)
+    values = parsed.values | (yaml.safe_load(launch.config) if launch.config else {})
+    values |= {name.lower(): value for name, value in launch.environment.items()}
+    _spans(launch, values)
+    drafts = drafting(engine.name, values)
+    method = kind(deployment.speculation.method) if "speculative_model" in values else drafts and kind(drafts[0])
+    if values.get("speculative_model") == "[ngram]":  # any other was named by its weights alone before 0.8.5
+        method = "ngram"
+    return {
+        "layout": layout_of(engine.name, values), **_defaults(deployment), **arguments(engine.name, values),
+        "speculation": drafts and (method, drafts[1]),
+    }  # fmt: skip
+
+
+def _spans(launch: Launch, values: dict[str, Any]) -> None:
+    """The nodes and ranks of the command hold exactly the GPUs of a replica; it is reached, and measured."""
+    layout, ranks = (
+        launch.deployment.layout,
+        values.get("tensor_parallel_size", 1) * values.get("pipeline_parallel_size", 1),
+    )
+    if launch.deployment.engine.name == "sglang":
+        assert values["host"] == "0.0.0.0" and values["enable_metrics"]
+    if launch.nodes == 1:
+        return
+    if "nnodes" in values:
+        assert values["nnodes"] == launch.nodes and values["nnodes"] * launch.gpus == layout.gpus_per_replica
+        assert "dist_init_addr" in values or {"master_addr", "master_port"} <= set(values)
+        assert "node_rank" in values
+    if "data_parallel_size_local" in values:
+        assert values["data_parallel_size_local"] * launch.nodes == layout.dp
+    if "gpus_per_node" in values:
+        assert launch.command[:3] == ["mpirun", "-n", str(ranks)] and "trtllm-llmapi-launch" in launch.command
+        assert values["gpus_per_node"] * launch.nodes == ranks
 
 
 def filled(word: Word) -> str:
@@ -131,105 +163,17 @@ def filled(word: Word) -> str:
     return "".join(set_to.get(part.name, "some/head") if isinstance(part, Variable) else str(part) for part in word)
 
 
-def _args(deployment: Deployment, **found: Any) -> dict[str, Any]:
-    """Arguments that arrived over the engine's defaults."""
+def _defaults(deployment: Deployment) -> dict[str, Any]:
+    """What the engine starts with where the command says nothing."""
     facts = deployment.engine.facts
     names = ("block_size", "enforce_eager", "max_loras", "max_lora_rank", "long_prefill_token_threshold",
              "scheduling_policy", "scheduler_recv_interval")  # fmt: skip
     defaults = {name: EngineArgs.__dataclass_fields__[name].default for name in names}
     defaults |= {"enable_chunked_prefill": facts["chunked_prefill"], "async_scheduling": facts["async_scheduling"]}
-    return {**defaults, "kv_cache_dtype": "auto", **found}
-
-
-def _vllm(launch: Launch, values: dict[str, Any]) -> dict[str, Any]:
-    deployment = launch.deployment
-    size = {short: values.get(f"{name}_parallel_size", 1) for short, name in
-            {"tp": "tensor", "pp": "pipeline", "dp": "data", "dcp": "decode_context"}.items()}  # fmt: skip
-    size["ep"] = size["tp"] * size["dp"] if values.get("enable_expert_parallel") else 1
-    args = {name: values[name] for name in EngineArgs.__dataclass_fields__ if name in values}
-    args |= {} if values.get("enable_lora") else {"max_loras": 0}
-    drafting = values.get("speculative_config")
-    if old := values.get("speculative_model"):
-        method = {"[ngram]": "ngram"}.get(old) or kind(deployment.speculation.method)
-        drafting = {"method": method, "num_speculative_tokens": values["num_speculative_tokens"]}
-    args.setdefault("enable_prefix_caching", deployment.engine.facts["prefix_caching"])
-    if launch.nodes > 1 and "nnodes" in values:
-        assert values["nnodes"] * launch.gpus == deployment.layout.gpus_per_replica
-    if launch.nodes > 1 and "data_parallel_size_local" in values:
-        assert values["data_parallel_size_local"] * launch.nodes == size["dp"]
-    return {
-        "layout": ParallelLayout(**size), **_args(deployment, **args),
-        "speculation": drafting and (kind(drafting["method"]), drafting["num_speculative_tokens"]),
-    }  # fmt: skip
-
-
-def _sglang(launch: Launch, values: dict[str, Any]) -> dict[str, Any]:
-    long = {"tp_size": "tensor_parallel_size", "pp_size": "pipeline_parallel_size", "dp_size": "data_parallel_size",
-            "ep_size": "expert_parallel_size"}  # fmt: skip
-    values = {**{short: values[name] for short, name in long.items() if name in values}, **values}
-    attention = values.get("attn_dp_size") or (values["dp_size"] if values.get("enable_dp_attention") else 1)
-    dp = attention if attention > 1 else values.get("dp_size", 1)
-    chunk = values["chunked_prefill_size"]
-    names = {"NEXTN": "mtp", "STANDALONE": "draft_model"}
-    method = values.get("speculative_algorithm")
-    eager = values.get("disable_cuda_graph") or values.get("cuda_graph_backend_decode") == "disabled"
-    sizes = {"tp": values.get("tp_size", 1) // attention, "pp": values.get("pp_size", 1), "dp": dp,
-             "ep": values.get("ep_size", 1), "dcp": values.get("dcp_size", 1)}  # fmt: skip
-    if values.get("nnodes", 1) > 1:
-        assert values["nnodes"] == launch.nodes and "dist_init_addr" in values and "node_rank" in values
-    assert values["host"] == "0.0.0.0" and values["enable_metrics"]
-    found = {
-        "max_model_len": values["context_length"], "max_num_seqs": values["max_running_requests"] // attention,
-        "max_num_batched_tokens": chunk // attention if chunk > 0 else values["max_prefill_tokens"],
-        "gpu_memory_utilization": values["mem_fraction_static"], "dtype": values["dtype"],
-        "enable_prefix_caching": not values.get("disable_radix_cache"), "enable_chunked_prefill": chunk > 0,
-        "async_scheduling": not values.get("disable_overlap_schedule"), "enforce_eager": bool(eager),
-        "scheduling_policy": "priority" if values.get("enable_priority_scheduling") else "fcfs",
-        "kv_cache_dtype": values.get("kv_cache_dtype", "auto"), "block_size": values.get("page_size"),
-        "scheduler_recv_interval": values.get("scheduler_recv_interval", 1),
-    }  # fmt: skip
-    if values.get("enable_lora"):
-        found |= {"max_loras": values["max_loras_per_batch"], "max_lora_rank": values["max_lora_rank"]}
-    drafted = method and (kind(names.get(method, method)), values["speculative_num_draft_tokens"] - 1)
-    return {"layout": ParallelLayout(**sizes), **_args(launch.deployment, **found), "speculation": drafted}
-
-
-def _trtllm(launch: Launch, values: dict[str, Any]) -> dict[str, Any]:
-    config = yaml.safe_load(launch.config)
-    cache, drafting, adapters = config["kv_cache_config"], config.get("speculative_config"), config.get("lora_config")
-    ranks, copied = values.get("tensor_parallel_size", 1), config.get("enable_attention_dp", False)
-    sizes = {"tp": 1 if copied else ranks, "dp": ranks if copied else 1, "pp": values.get("pipeline_parallel_size", 1),
-             "ep": values.get("moe_expert_parallel_size", 1)}  # fmt: skip
-    if launch.nodes > 1:
-        command = launch.command
-        assert command[:3] == ["mpirun", "-n", str(ranks * sizes["pp"])] and "trtllm-llmapi-launch" in command
-        assert values["gpus_per_node"] * launch.nodes == ranks * sizes["pp"]
-    found = {
-        "max_model_len": values["max_seq_len"], "max_num_seqs": values["max_batch_size"], "dtype": config["dtype"],
-        "max_num_batched_tokens": values["max_num_tokens"], "gpu_memory_utilization": cache["free_gpu_memory_fraction"],
-        "enable_prefix_caching": cache["enable_block_reuse"], "kv_cache_dtype": cache["dtype"],
-        "enable_chunked_prefill": config["enable_chunked_prefill"], "block_size": cache.get("tokens_per_block"),
-        "async_scheduling": not config["disable_overlap_scheduler"], "enforce_eager": "cuda_graph_config" in config,
-        **(adapters or {}),
-    }  # fmt: skip
-    tokens = drafting and (drafting.get("max_draft_len") or drafting["num_nextn_predict_layers"])
-    names = {"Eagle": "eagle3", "Eagle3": "eagle3", "DraftTarget": "draft_model"}
-    drafted = drafting and (kind(names.get(drafting["decoding_type"], drafting["decoding_type"])), tokens)
-    return {"layout": ParallelLayout(**sizes), **_args(launch.deployment, **found), "speculation": drafted}
-
-
-def _tgi(launch: Launch, values: dict[str, Any]) -> dict[str, Any]:
-    args = launch.deployment.args
-    found = {
-        "max_model_len": values["max_total_tokens"], "max_num_seqs": values["max_batch_size"],
-        "max_num_batched_tokens": values["max_batch_prefill_tokens"], "block_size": args.block_size,
-        "gpu_memory_utilization": values["cuda_memory_fraction"], "dtype": values.get("dtype", args.dtype),
-        "enable_prefix_caching": launch.environment.get("PREFIX_CACHING") != "0",
-        "kv_cache_dtype": values.get("kv_cache_dtype", "auto"), "enforce_eager": values.get("cuda_graphs") == "0",
-    }  # fmt: skip
-    drafted = ("ngram", values["speculate"]) if "speculate" in values else None
-    layout = ParallelLayout(tp=values["num_shard"])
-    return {"layout": layout, **_args(launch.deployment, **found), "speculation": drafted}
+    defaults |= {"enable_prefix_caching": facts["prefix_caching"], "kv_cache_dtype": "auto"}
+    if deployment.engine.name == "tgi":  # it has no option for these
+        defaults |= {"block_size": deployment.args.block_size, "dtype": deployment.args.dtype}
+    return defaults
 
 
 def described(launch: Launch) -> str:

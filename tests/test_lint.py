@@ -268,6 +268,107 @@ def test_on_a_gpu_it_is_planned_and_a_better_command_proposed() -> None:
     assert unknown.planned is None and "mine" in unknown.unplanned
 
 
+REFUSED = [
+    (f"vllm serve {LLAMA} --quantization awq", "packs nothing into awq"),
+    (f"vllm serve {LLAMA} -tp 3", "must be divisible"),
+    (f"vllm serve {LLAMA} --max-model-len 200000", "was made for"),
+    (f"vllm serve {LLAMA} --enable-auto-tool-choice", "it does not start without"),
+    (f"CUDA_VISIBLE_DEVICES=0 vllm serve {LLAMA} -tp 2", "takes 2 GPUs, and 1 are visible"),
+    (f"vllm serve {LLAMA} --max-num-seqs many", "takes a whole number"),
+]
+
+
+@pytest.mark.parametrize(("command", "why"), REFUSED)
+def test_what_does_not_start_has_no_latencies(command: str, why: str) -> None:
+    (found,) = lint(command, "0.33.0", gpu="H100").commands
+    assert found.refused and found.planned is None
+    assert found.unplanned.startswith("it does not start. ") and why in found.unplanned
+
+
+def test_what_starts_only_once_it_is_mended_is_said_to() -> None:
+    (old,) = lint(f"vllm serve {LLAMA} --swap-space 4", "0.33.0", gpu="H100").commands
+    (new,) = lint(f"vllm serve {LLAMA}", "0.33.0", gpu="H100").commands
+    assert old.refused and not new.refused and old.planned and new.planned
+    assert old.planned.deployment == new.planned.deployment and old.planned.loads == new.planned.loads
+    text = str(lint(f"vllm serve {LLAMA} --swap-space 4", "0.33.0", gpu="H100"))
+    assert "It does not start as it is written. Mended as below:" in text
+
+
+def test_a_number_of_gpus() -> None:
+    for name in ("4xH100", "4x H100-SXM", "4 x NVIDIA H100", "H100:4"):
+        (found,) = lint(f"vllm serve {LLAMA} -tp 4", "0.33.0", gpu=name).commands
+        assert found.planned and found.planned.deployment.gpus_per_node == 4
+    (small,) = lint(f"vllm serve {LLAMA} -tp 4", "0.33.0", gpu="2xH100").commands
+    assert small.planned is None and small.unplanned.endswith("takes 4 GPUs, and --gpu says 2")
+    wide = lint("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2", "0.33.0", gpu="2xL40S").commands[0].planned
+    assert wide and "tensor_parallel_size" not in {step.argument for step in wide.steps}
+    for name in ("0xH100", "4xH100:2", "4x", "H100:"):
+        with pytest.raises(PlannerError, match=r"4xH100 for four|unknown GPU"):
+            lint(f"vllm serve {LLAMA}", gpu=name)
+
+
+CONFIG = """enable_attention_dp: true
+enable_chunked_prefill: true
+kv_cache_config: {free_gpu_memory_fraction: 0.8, dtype: fp8, enable_block_reuse: false}
+cuda_graph_config:
+speculative_config: {decoding_type: MTP, num_nextn_predict_layers: 3}
+"""
+TRTLLM = "trtllm-serve deepseek-ai/DeepSeek-R1 --tp_size 8 --ep_size 8 --max_batch_size 128 --{} extra.yaml"
+
+
+@pytest.mark.parametrize("kind", ["here-document", "tee", "beside", "config map"])
+def test_the_file_of_tensorrt_llm_is_read(kind: str, tmp_path: Path) -> None:
+    command = TRTLLM.format("extra_llm_api_options")
+    if kind == "config map":
+        container = {"image": "nvcr.io/nvidia/tensorrt-llm/release:1.2.0", "args": command.split()}
+        pod = {"kind": "Pod", "spec": {"containers": [container]}}
+        text = yaml.safe_dump_all([{"kind": "ConfigMap", "data": {"extra.yaml": CONFIG}}, pod])
+    else:
+        written = {"here-document": "cat > /tmp/extra.yaml << 'EOF'\n{}EOF\n", "tee": "tee extra.yaml <<-EOF\n{}EOF\n"}
+        text = written.get(kind, "").format(CONFIG) + command
+    if kind == "beside":
+        (tmp_path / "extra.yaml").write_text(CONFIG)
+    path = tmp_path / ("pod.yaml" if kind == "config map" else "serve.sh")
+    path.write_text(text)
+    (found,) = lint(str(path), "1.2.0", gpu="B200").commands
+    assert found.planned, found.unplanned
+    deployment = found.planned.deployment
+    assert (deployment.layout.tp, deployment.layout.dp, deployment.layout.ep) == (1, 8, 8)
+    assert (deployment.args.gpu_memory_utilization, deployment.args.kv_cache_dtype) == (0.8, "fp8")
+    assert deployment.args.enforce_eager and not deployment.args.enable_prefix_caching
+    assert deployment.speculation and (deployment.speculation.method, deployment.drafts) == ("mtp", 3)
+
+
+def test_a_file_of_options_is_read_under_those_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "options.yaml").write_text(f"model: {LLAMA}\nmax-num-seqs: 64\nswap-space: 4\nmax_model_len: 8192\n")
+    script = tmp_path / "serve.sh"
+    script.write_text("vllm serve --config options.yaml --max-num-seqs 32\n")
+    (found,) = lint(str(script), "0.33.0", gpu="H100").commands
+    assert {one.name: one.verdict for one in found.judged.findings if one.mend} == {"--swap-space": "removed"}
+    assert found.planned and (
+        found.planned.deployment.args.max_num_seqs,
+        found.planned.deployment.args.max_model_len,
+    ) == (32, 8192)
+    missing = lint("vllm serve m --config nowhere.yaml", "0.33.0")
+    assert "what 'nowhere.yaml' sets is not known: no such file here" in missing.notes
+
+
+def test_the_fewest_requests_in_flight_are_one_in_every_engine() -> None:
+    command = "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel"
+    (found,) = lint(command, "0.33.0", gpu="H200").commands
+    assert found.planned and next(one.workload.concurrency for one in found.planned.loads if one.workload) == 8
+
+
+def test_the_exit_says_fine_at_risk_or_to_mend(capsys: pytest.CaptureFixture[str]) -> None:
+    narrow = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 4 --gpu-memory-utilization 0.977"
+    assert lint(narrow, "0.20.2", gpu="H100").verdict == "at_risk" and lint(narrow, "0.20.2").verdict == "ok"
+    assert main(["lint", narrow, "--engine-version", "0.20.2", "--gpu", "H100"]) == 3
+    assert main(["lint", "vllm serve m --enforce-eager", "--engine-version", "0.20.2"]) == 3
+    assert main(["lint", "vllm serve m --enforce-eager --swap-space 4", "--engine-version", "0.20.2"]) == 1
+    assert main(["lint", "vllm serve m", "--engine-version", "0.20.2"]) == 0
+    assert main(["lint", f"vllm serve {LLAMA}", "--engine-version", "0.20.2", "--gpu", "L4"]) == 1
+
+
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lint", "vllm serve m --max-num-seqs 8", "--engine-version", "0.20.2"]) == 0
     assert main(["lint", "vllm serve m --swap-space 8", "--engine-version", "0.20.2"]) == 1

@@ -119,6 +119,11 @@ class Interval:
         lo, mid, hi = function(self.lo), function(self.mid), function(self.hi)
         return Interval(min(lo, hi), mid, max(lo, hi))
 
+    @property
+    def triple(self) -> list[float] | None:
+        """[middle, low, high] for JSON; None where there is no figure."""
+        return None if math.isnan(self.mid) else [self.mid, self.lo, self.hi]
+
     def __add__(self, other: Interval | float) -> Interval:
         """Sum of independent figures: the half-widths add in quadrature."""
         if not isinstance(other, Interval):

@@ -221,7 +221,7 @@ def _lint(options: argparse.Namespace) -> int:
         options.what, options.engine_version, engine=options.engine, gpu=options.gpu, to=options.to, workload=traffic
     )
     print(json.dumps(found.json(), indent=2, allow_nan=False) if options.json else found)
-    return int(found.mend)
+    return {"ok": 0, "at_risk": 3, "mend": 1}[found.verdict]
 
 
 def _replay(options: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.core.catalog import parse_json, read_text
 from planner.core.files import folder, replacing, spare
-from planner.core.quantities import Interval, PlannerError, aligned, one_line
+from planner.core.quantities import PlannerError, aligned, one_line
 from planner.facts.prices import price_per_hour
 from planner.latency.performance import LATENCIES, POINTS, Performance
 from planner.latency.start_up import start_up
@@ -61,13 +61,13 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
             **{field: getattr(drafting, field) for field in ("method", "num_speculative_tokens", "acceptance_rate")},
             "draft_model": drafting.draft and drafting.draft.name, "head": drafting.head,
         },
-        "usd_per_hour": _triple(prediction.usd),
+        "usd_per_hour": prediction.usd and prediction.usd.triple,
         "price_tier": None if price is None else "own" if price.own else price.tier,
         "price_source": str(price) if price else None,
-        "usd_per_mtok_output": _triple(prediction.usd_per_mtok_output),
-        "power_w": _triple(prediction.watts),
-        "joules_per_output_token": _triple(prediction.joules),
-        "start_up_s": _triple(begins.total if (begins := start_up(deployment, scenario.storage)) else None),
+        "usd_per_mtok_output": prediction.usd_per_mtok_output and prediction.usd_per_mtok_output.triple,
+        "power_w": prediction.watts and prediction.watts.triple,
+        "joules_per_output_token": prediction.joules and prediction.joules.triple,
+        "start_up_s": begins.total.triple if (begins := start_up(deployment, scenario.storage)) else None,
     }  # fmt: skip
     return shown | (_loaded(scenario, prediction, performance) if performance else {"predicted": None})
 
@@ -76,8 +76,8 @@ def _loaded(scenario: Scenario, prediction: Prediction, performance: Performance
     """The part under load."""
     return {
         "predicted": {
-            **{f"{name}_ms": {at: _triple(performance.at(name, at) * 1e3) for at in POINTS} for name in LATENCIES},
-            "output_tps": _triple(performance.output_tps), "request_tps": _triple(performance.request_tps),
+            **{f"{name}_ms": {at: (performance.at(name, at) * 1e3).triple for at in POINTS} for name in LATENCIES},
+            "output_tps": performance.output_tps.triple, "request_tps": performance.request_tps.triple,
             "kv_usage": performance.kv_usage, "kv_usage_p99": performance.kv_usage_p99,
             "preemptions_per_request": performance.preemptions, "decode_batch_mean": performance.decode_batch,
             "requests_replayed": performance.requests,
@@ -85,21 +85,16 @@ def _loaded(scenario: Scenario, prediction: Prediction, performance: Performance
         "service_level": [
             {
                 "metric": target.metric, "percentile": target.percentile, "limit_ms": target.seconds * 1e3,
-                "predicted_ms": _triple((value := performance.at(target.metric, target.percentile)) * 1e3),
+                "predicted_ms": ((value := performance.at(target.metric, target.percentile)) * 1e3).triple,
                 "holds": not value.mid > target.seconds,
             }
             for target in scenario.service_level
         ],
         "refused_share": prediction.refused,
-        "capacity_rps": _triple(performance.capacity),
+        "capacity_rps": performance.capacity and performance.capacity.triple,
         "planned_rps": asked_rps(scenario, prediction),
         "headroom": free_share(scenario, prediction),
     }  # fmt: skip
-
-
-def _triple(value: Interval | None) -> list[float] | None:
-    """[middle, low, high]; nothing where there is no figure."""
-    return None if value is None or math.isnan(value.mid) else [value.mid, value.lo, value.hi]
 
 
 def told(plan: Plan) -> str:

@@ -218,9 +218,14 @@ def _value(option: Option, taken: Sequence[str], tied: bool, off: bool) -> tuple
             values.append(_typed(option.kind, word))
         except ValueError:
             return None, f"takes {_wanted(option)}, got {word!r:.80}"
-        if option.choices and word not in option.choices:
+        if option.choices and word not in option.choices and not left_open(word):
             return None, f"takes {_wanted(option)}, got {word!r:.80}"
     return (values if option.count in ("+", "*") else values[0] if values else None), ""
+
+
+def left_open(value: Any) -> bool:
+    """Whether a value is text that is filled in only where it runs."""
+    return isinstance(value, str) and any(mark in value for mark in ("${", "$(", "{{"))
 
 
 def _wanted(option: Option) -> str:
@@ -234,7 +239,7 @@ def _wanted(option: Option) -> str:
 
 def _typed(kind: str, word: str) -> Any:
     """A word as its kind; `ValueError` where it is none."""
-    if kind == "text" or any(mark in word for mark in ("${", "$(", "{{")):  # filled in where it runs
+    if kind == "text" or left_open(word):
         return word
     if kind == "bool":
         return ("false", "true").index(word.lower()) == 1

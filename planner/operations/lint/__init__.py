@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from planner.core.quantities import GIB, Interval, PlannerError, aligned, one_line
 from planner.facts.engines import release
 from planner.facts.workload import Workload
 from planner.operations.flags import lists
-from planner.operations.lint.judging import Finding, Judged, drift, engine_at, judge, metrics, secret
+from planner.operations.lint.contradictions import contradictions
+from planner.operations.lint.deployment import counted
+from planner.operations.lint.drift import later
+from planner.operations.lint.judging import Finding, Judged, engine_at, judge, secret
 from planner.operations.lint.mending import Mended, mended
-from planner.operations.lint.planned import Planned, contradictions, figures, planned
+from planner.operations.lint.metrics import metrics
+from planner.operations.lint.planned import Planned, figures, planned
 from planner.operations.lint.reading import Command, read
 
 __all__ = ["Finding", "Lint", "Linted", "lint"]
@@ -24,8 +28,13 @@ class Linted:
 
     judged: Judged
     mended: Mended
-    planned: Planned | None
+    planned: Planned | None  # of the command as it is, or once it is `mended` where it does not start as it is
     unplanned: str  # why there is no plan, where a GPU was named
+
+    @property
+    def refused(self) -> bool:
+        """The server ends at once over how it is written."""
+        return any(found.refused for found in self.judged.findings)
 
 
 @dataclass(frozen=True)
@@ -49,6 +58,15 @@ class Lint:
         broken = any(one.planned is not None and not one.planned.memory.starts for one in self.commands)
         return broken or any(found.mend for found in (*self.findings, *self.drift))
 
+    @property
+    def verdict(self) -> Literal["ok", "at_risk", "mend"]:
+        """At risk: it starts, but something in it is risky, or its memory may not suffice."""
+        broken = any(one.planned is not None and not one.planned.memory.starts for one in self.commands)
+        if broken or any(found.mend and found.verdict != "risky" for found in (*self.findings, *self.drift)):
+            return "mend"
+        narrow = any(one.planned is not None and one.planned.memory.status != "ok" for one in self.commands)
+        return "at_risk" if self.mend or narrow else "ok"
+
     def frame(self) -> list[dict[str, Any]]:
         """One row for each finding, for tables."""
         return [{**vars(found), "mend": found.mend} for found in self.findings]
@@ -62,13 +80,14 @@ class Lint:
                     "engine_version": one.judged.version, "command": _public(one.judged.command),
                     "findings": [vars(found) for found in one.judged.findings],
                     "better": _public(one.mended.command) if one.mended.diff else None, "diff": list(one.mended.diff),
-                    "planned": figures(one.planned) if one.planned else None, "unplanned": one.unplanned or None,
+                    "refused": one.refused, "planned": figures(one.planned) if one.planned else None,
+                    "unplanned": one.unplanned or None,
                 }
                 for one in self.commands
             ],
             "metrics": [vars(found) for found in self.metrics],
             "to": self.to, "drift": [vars(found) for found in self.drift],
-            "notes": list(self.notes), "mend": self.mend,
+            "notes": list(self.notes), "mend": self.mend, "verdict": self.verdict,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -96,34 +115,46 @@ def lint(
     for given in filter(None, (version, to)):
         if not given.startswith("nightly"):
             release(given)
-    found, later = list[Linted](), list[Finding]()
+    found, drift = list[Linted](), list[Finding]()
+    if gpu is not None:
+        counted(gpu)
     for command in text.commands:
         at = version or command.version or lists(command.engine).versions[-1]
-        judged = judge(command, at)
-        judged = replace(
-            judged, findings=_joined(judged.findings, contradictions(judged, engine_at(command.engine, at)))
-        )
-        notes += [judged.options.note] if judged.options.note else []
+        judged = _judged(command, at)
+        notes += filter(None, (judged.options.note, command.note))
         notes += [] if version or command.version else [f"no version given: judged for {command.engine} {at}"]
         found.append(_planned(judged, gpu, at, workload))
-        later += _later(command, judged, to) if to else []
+        drift += later(judged, to) if to else []
     watched = metrics(text.metrics, [one.judged for one in found], version) if text.metrics else []
     if to and text.metrics:
         now = {one.name: one for one in watched}
-        later += [
+        drift += [
             one for one in metrics(text.metrics, [one.judged for one in found], to) if one != now[one.name] and one.mend
         ]
-    return Lint(tuple(found), tuple(watched), tuple(dict.fromkeys(notes)), to, tuple(dict.fromkeys(later)))
+    return Lint(tuple(found), tuple(watched), tuple(dict.fromkeys(notes)), to, tuple(dict.fromkeys(drift)))
+
+
+def _judged(command: Command, version: str) -> Judged:
+    """The verdicts on a command, those on its model among them."""
+    judged = judge(command, version)
+    engine = engine_at(command.engine, version)
+    return replace(judged, findings=_joined(judged.findings, contradictions(judged, engine)))
 
 
 def _planned(judged: Judged, gpu: str | None, version: str, workload: Workload | None) -> Linted:
-    """One command, planned where a GPU is named and the planner knows enough."""
+    """One command, planned where a GPU is named and the planner knows enough; what does not start, once mended."""
+    better = mended(judged)
     if gpu is None:
-        return Linted(judged, mended(judged), None, "")
+        return Linted(judged, better, None, "")
+    starting = judged
+    if any(found.refused for found in judged.findings):
+        starting = _judged(better.command, version)
+        if still := next((found for found in starting.findings if found.refused), None):
+            return Linted(judged, better, None, f"it does not start. {still.written}: {still.why}")
     try:
-        done = planned(judged, gpu, version, workload)
+        done = planned(starting, gpu, version, workload)
     except PlannerError as error:
-        return Linted(judged, mended(judged), None, str(error))
+        return Linted(judged, better, None, str(error))
     return Linted(judged, mended(judged, {step.argument: step.value for step in done.steps}), done, "")
 
 
@@ -134,14 +165,6 @@ def _joined(findings: Iterable[Finding], more: Iterable[Finding]) -> tuple[Findi
         if (one.kind, one.name) not in made or not made[one.kind, one.name].mend:
             made[one.kind, one.name] = one
     return tuple(made.values())
-
-
-def _later(command: Command, judged: Judged, to: str) -> list[Finding]:
-    """What another version changes for a command: its verdicts, and the defaults that it leaves open."""
-    now = {(one.kind, one.name): one for one in judged.findings}
-    then = judge(command, to).findings
-    changed = [one for one in then if one.verdict != "ok" and one != now.get((one.kind, one.name))]
-    return [*changed, *drift(command, judged.version, to)]
 
 
 def _public(command: Command) -> str:
@@ -186,7 +209,8 @@ def _told(one: Linted, several: bool) -> str:
         names = [one_line(name)[:40] for name in dict.fromkeys(good)]
         lines.append(f"  ok: {', '.join(names[:30])}{f' and {len(names) - 30:,} more' if len(names) > 30 else ''}")
     if one.planned:
-        lines += ["", *_on_gpu(one.planned)]
+        lines += ["", *(["It does not start as it is written. Mended as below:"] if one.refused else [])]
+        lines += _on_gpu(one.planned)
     elif one.unplanned:
         lines += ["", f"Not planned: {one.unplanned}"]
     if one.mended.diff:

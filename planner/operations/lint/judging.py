@@ -9,8 +9,8 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from planner.operations.lint.reading import Command
 Verdict = Literal["ok", "removed", "renamed", "unknown", "default changed", "contradicts", "useless", "risky"]
 MEND = ("removed", "renamed", "unknown", "contradicts", "risky")
 """Verdicts after which there is something to mend; the others only tell."""
-_DEFAULTS = {
+DEFAULTS = {
     "enable_prefix_caching": "prefix_caching", "enable_chunked_prefill": "chunked_prefill",
     "async_scheduling": "async_scheduling", "gpu_memory_utilization": "gpu_memory_utilization",
 }  # fmt: skip
@@ -62,6 +62,7 @@ class Rule(Entry):
     verdict: Verdict
     say: str
     instead: str = ""
+    refuses: bool = False
     from_: str | None = Field(default=None, alias="from")
     before: str | None = None
     source: str
@@ -78,6 +79,7 @@ class Finding:
     verdict: Verdict
     why: str = ""
     instead: str = ""
+    refused: bool = False  # the server ends over it at once
 
     @property
     def mend(self) -> bool:
@@ -94,6 +96,17 @@ class Judged:
     version: str
     parsed: Parsed
     findings: tuple[Finding, ...]
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Argument -> value, with what else sets them: TGI's environment, and TensorRT-LLM's file, which wins."""
+        variables = {name.lower(): value for name, value in self.command.environment.items()}
+        own: dict[str, Any] = {}
+        if self.command.engine == "tgi":  # clap reads each option from the variable of its name, too
+            known = {option for option in self.options.by_spelling.values() if option.argument in variables}
+            words = [word for option in known for word in (option.name, variables[option.argument])]
+            own = {**self.options.parse(words).values, "prefix_caching": variables.get("prefix_caching")}
+        return {**own, **self.parsed.values, **self.command.config}
 
 
 @cache
@@ -139,9 +152,10 @@ def flag(given: Given, known: Options, version: str) -> Finding:
     written = " ".join([given.written, *(["..."] if secret(given.written) else map(shlex.quote, given.words))])[:300]
     change = changes(known.engine).flags.get(name) or Change()
     if given.option is None:
-        return _gone(name, written, known, version, change)
+        found = _gone(name, written, known, version, change)
+        return replace(found, refused=found.mend)
     if given.error:
-        return Finding("flag", name, written, *_wrong_value(given, known))
+        return Finding("flag", name, written, *_wrong_value(given, known), refused=True)
     verdict, why = _still(change, name, version)
     return Finding("flag", name, written, verdict, why, change.instead or change.becomes or "" if why else "")
 
@@ -233,22 +247,19 @@ def words(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]:
     extra = parsed.positional[1:] if takes_model else parsed.positional
     if command.engine == "sglang" and parsed.positional and "model_path" not in parsed.values:
         extra = parsed.positional[1:]  # `sglang serve MODEL`
+    behind = len(parsed.positional) - len(extra)
+    serve = command.container and command.engine == "vllm" and len(parsed.positional) > 1
     for number, word in enumerate(parsed.positional[:50]):
+        said: tuple[Verdict, str, str] | None = None
         if word.startswith("--") and " " in word:
-            yield Finding(
-                "word", word[:80], word[:300], "contradicts", "one word with a blank in it is no option", "two words"
-            )
-        elif (
-            word == "serve"
-            and command.container
-            and command.engine == "vllm"
-            and number == 0
-            and len(parsed.positional) > 1
-        ):
+            said = "contradicts", "one word with a blank in it is no option", "two words"
+        elif word == "serve" and serve and number == 0:
             why = "the image starts `vllm serve` by itself, and takes this word for the model"
-            yield Finding("word", word, word, "contradicts", why, "the model first, without serve")
-        elif word in extra and number >= len(parsed.positional) - len(extra):
-            yield Finding("word", word[:80], word[:300], "unknown", "it belongs to no option", "")
+            said = "contradicts", why, "the model first, without serve"
+        elif number >= behind:
+            said = "unknown", "it belongs to no option", ""
+        if said:
+            yield Finding("word", word[:80], word[:300], *said, refused=True)
     serves = command.engine == "vllm" and command.subcommand and not command.container
     if serves and "model" in parsed.values and not parsed.positional and release(version) >= (0, 8, 5):
         why = "`vllm serve` takes the model as its first word; --model is taken with a warning, or not at all"
@@ -305,60 +316,6 @@ def current(value: str) -> str:
     return value.removesuffix("_VLLM_V1")
 
 
-def metric(name: str, engine: str, version: str) -> Finding:
-    """The verdict on the name of a metric, with or without what a histogram or counter adds to it."""
-    known, all_versions = listed("metrics", engine), list(lists(engine).versions)
-    nearest = options(engine, version).version
-    spelt = next((one for one in _spellings(name) if one in known or one in changes(engine).metrics), name)
-    had = known.get(spelt, ())
-    if nearest in had or not any(nearest in versions for versions in known.values()):
-        return Finding("metric", name, name, "ok")
-    change = changes(engine).metrics.get(spelt) or Change()
-    earlier = [one for one in had if all_versions.index(one) <= all_versions.index(nearest)]
-    later = [one for one in had if one not in earlier]
-    verdict: Verdict = "renamed" if change.becomes else "removed"
-    if earlier or ((change.becomes or change.instead) and not later):
-        last = f"; {earlier[-1]} had it" if earlier else ""
-        return Finding(
-            "metric", name, name, verdict, f"not on /metrics of {nearest}{last}", change.becomes or change.instead
-        )
-    if later:
-        return Finding("metric", name, name, "unknown", f"on /metrics since {later[0]}, or shortly before")
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-    return Finding("metric", name, name, "unknown", f"not on /metrics of {engine} {nearest}", close[0] if close else "")
-
-
-def _spellings(name: str) -> list[str]:
-    bare = re.sub(r"_(bucket|sum|count|created)$", "", name)
-    return [name, bare, f"{bare}_total", re.sub(r"_total$", "", name)]
-
-
-def metrics(names: Sequence[str], judged: Sequence[Judged], version: str | None) -> list[Finding]:
-    """The verdicts on metrics that a text names, of the engines that it starts or of their own prefix."""
-    found = []
-    for name in names:
-        engine = name.partition(":")[0]
-        own = next((one.version for one in judged if one.command.engine == engine), None)
-        at = (version if own or not judged else None) or own or lists(engine).versions[-1]
-        verdict = metric(name, engine, at)
-        off = next((one for one in judged if one.command.engine == engine and _unwatched(one)), None)
-        if verdict.verdict == "ok" and off:
-            verdict = Finding("metric", name, name, "contradicts", f"the server has none: {_unwatched(off)}", "")
-        found.append(verdict)
-    return found
-
-
-def _unwatched(judged: Judged) -> str:
-    values = judged.parsed.values
-    if judged.command.engine == "vllm" and values.get("disable_log_stats"):
-        return "--disable-log-stats"
-    return (
-        "it starts without --enable-metrics"
-        if judged.command.engine == "sglang" and not values.get("enable_metrics")
-        else ""
-    )
-
-
 def engine_at(engine: str, version: str) -> Engine | None:
     """The facts of that version, where the planner knows them."""
     try:
@@ -373,7 +330,7 @@ def defaults(parsed: Parsed, engine: str, version: str) -> Iterator[Finding]:
     if engine != "vllm" or facts is None:
         return
     for given in parsed.given:
-        fact = _DEFAULTS.get(given.option.argument) if given.option and not given.error else None
+        fact = DEFAULTS.get(given.option.argument) if given.option and not given.error else None
         if fact and given.option and given.value == facts.facts[fact]:
             since = _since(fact, given.value, version)
             why = f"the default since {since}, if not before" if since else "the default"
@@ -406,12 +363,13 @@ def applied(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]
             continue
         name = rule.flag or next(iter(rule.when))
         if name.isupper():
-            yield Finding("environment", name, f"{name}={values.get(name)}"[:300], rule.verdict, rule.say, rule.instead)
+            written = f"{name}={values.get(name)}"[:300]
+            yield Finding("environment", name, written, rule.verdict, rule.say, rule.instead, rule.refuses)
             continue
         given = next((one for one in reversed(parsed.given) if one.option and one.option.argument == name), None)
         shown = given.option.name if given and given.option else f"--{name.replace('_', '-')}"
         written = "(not given)" if given is None else shown if secret(given.written) else str(given)[:300]
-        yield Finding("flag", shown, written, rule.verdict, rule.say, rule.instead)
+        yield Finding("flag", shown, written, rule.verdict, rule.say, rule.instead, rule.refuses)
 
 
 def _nearby(command: Command, version: str) -> dict[str, Any]:
@@ -446,7 +404,8 @@ def devices(command: Command, parsed: Parsed) -> Iterator[Finding]:
     asked = gpus(command.engine, parsed.values)
     if asked > (count := len(visible.split(","))) and not parsed.values.get("nnodes"):
         why = f"the command takes {asked} GPUs, and {count} are visible"
-        yield Finding("environment", "CUDA_VISIBLE_DEVICES", f"CUDA_VISIBLE_DEVICES={visible}", "contradicts", why)
+        name = "CUDA_VISIBLE_DEVICES"
+        yield Finding("environment", name, f"{name}={visible}", "contradicts", why, refused=True)
 
 
 def gpus(engine: str, values: Mapping[str, Any]) -> int:
@@ -465,53 +424,3 @@ def gpus(engine: str, values: Mapping[str, Any]) -> int:
         copies = values.get("data_parallel_size", 1)
         product *= copies if isinstance(copies, int) and 0 < copies < 2**16 else 1
     return product
-
-
-def drift(command: Command, version: str, to: str) -> list[Finding]:
-    """Defaults that this command leaves to the engine, and that differ between two versions."""
-    given = options(command.engine, version).parse(command.argv).values
-    old, new = options(command.engine, version), options(command.engine, to)
-    found = []
-    names = dict.fromkeys(option.name for option in old.by_spelling.values())
-    for name in names:
-        if name not in new.by_spelling or old[name].argument in given or old[name].kind == "json":
-            continue
-        before, after = old[name].default, new[name].default
-        if before != after and before and after:
-            found.append(
-                Finding(
-                    "flag",
-                    name,
-                    f"{before} -> {after}",
-                    "default changed",
-                    f"the default is {after}, it was {before}",
-                    f"{name} {before}",
-                )
-            )
-    seen = {finding.name for finding in found}
-    first, second = engine_at(command.engine, version), engine_at(command.engine, to)
-    if command.engine == "vllm" and first and second:
-        for argument, fact in _DEFAULTS.items():
-            name = f"--{argument.replace('_', '-')}"
-            before, after = first.facts[fact], second.facts[fact]
-            if argument not in given and before != after and name not in seen:
-                word = ("off", "on")[after] if isinstance(after, bool) else after
-                was = ("off", "on")[before] if isinstance(before, bool) else before
-                keep = (
-                    name
-                    if before is True
-                    else new[name].off[0]
-                    if before is False and new[name].off
-                    else f"{name} {before}"
-                )
-                found.append(
-                    Finding(
-                        "flag",
-                        name,
-                        f"{was} -> {word}",
-                        "default changed",
-                        f"the default is {word}, it was {was}",
-                        keep,
-                    )
-                )
-    return found

@@ -7,14 +7,15 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 
 from planner.core.catalog import parse_yaml, read_text
 from planner.core.quantities import MIB, PlannerError
-from planner.operations.flags import lists, options
-from planner.operations.lint.shell import Statement, expand, statements
+from planner.operations.flags import left_open, lists, options
+from planner.operations.lint.shell import Statement, documents, expand, statements
 
 LARGEST = MIB
 """Bytes of a file that is read."""
@@ -48,6 +49,8 @@ class Command:
     version: str = ""  # of its image, where the tag says it
     container: bool = False
     subcommand: bool = False  # `vllm serve MODEL`, not `python -m ... --model MODEL`
+    config: Mapping[str, Any] = field(default_factory=dict)  # what TensorRT-LLM's own file sets
+    note: str = ""
 
     @property
     def line(self) -> str:
@@ -74,9 +77,10 @@ def read(what: str, engine: str | None = None) -> Read:
     """
     path = _file(what)
     text, name = (read_text(path, LARGEST), path.name) if path else (what, "")
+    beside = _Beside(text, name, path.parent if path else Path())
     if len(text) > LARGEST:
         raise PlannerError(f"a command line has at most {LARGEST:,} characters, got {len(text):,}")
-    found = tuple(_commands(text, name, engine))[:MOST]
+    found = tuple(_configured(command, beside) for command in islice(_commands(text, name, engine), MOST))
     metrics = tuple(dict.fromkeys(word for word in _METRIC.findall(text) if "_" in word))
     if not found and not metrics:
         where = path.name if path else f"{what!r:.60}"
@@ -86,6 +90,51 @@ def read(what: str, engine: str | None = None) -> Read:
             f"`text-generation-launcher`, or one of their images{hint}"
         )
     return Read(found, metrics)
+
+
+class _Beside(NamedTuple):
+    """Where the configuration files that a text's commands name may be: written in it, or lying beside it."""
+
+    text: str
+    name: str
+    folder: Path
+
+    def find(self, path: str) -> str | None:
+        """What the file at `path` holds; None where nobody knows."""
+        name = PurePath(path).name
+        if name in (written := documents(self.text)):
+            return written[name]
+        for document in _documents(self.text, self.name):
+            data = document.get("data") if isinstance(document, Mapping) else None
+            if isinstance(data, Mapping) and isinstance(data.get(name), str):
+                return str(data[name])
+        for place in (self.folder / path, self.folder / name):
+            with suppress(OSError, ValueError, PlannerError):
+                if place.is_file():
+                    return read_text(place, LARGEST)
+        return None
+
+
+def _configured(command: Command, beside: _Beside) -> Command:
+    """The command with what its configuration file says: options in front, or what TensorRT-LLM keeps there."""
+    known = options(command.engine, lists(command.engine).versions[-1])
+    given = [one for one in known.parse(command.argv).given if one.option and one.option.argument == "config"]
+    if not given or not given[-1].words:
+        return command
+    path = given[-1].words[0]
+    try:
+        content = None if left_open(path) else parse_yaml(beside.find(path) or "", path)
+    except PlannerError as error:
+        return replace(command, note=str(error))
+    if not isinstance(content, Mapping):
+        return replace(command, note=f"what {path!r:.80} sets is not known: no such file here")
+    note = f"read with {path!r:.80}: {', '.join(map(str, content))[:200]}"
+    if command.engine == "trtllm":
+        settings = {str(name).replace("-", "_"): value for name, value in content.items()}
+        return replace(command, config=settings, note=note)
+    words = _as_words([(f"--{name}", value) for name, value in content.items() if _scalar(value)])
+    at = 1 if command.subcommand and command.argv and not command.argv[0].startswith("-") else 0
+    return replace(command, argv=(*command.argv[:at], *words, *command.argv[at:]), note=note)
 
 
 def _file(what: str) -> Path | None:

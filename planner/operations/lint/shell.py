@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from textwrap import dedent
 
 from planner.core.quantities import PlannerError
 
@@ -272,6 +273,18 @@ def _dollar(text: str, at: int) -> tuple[str, int]:
     if name:
         return name[0], name.end()
     return (opened, at + 2) if opened and opened in "@*#?0123456789" else ("$", at + 1)
+
+
+def documents(text: str) -> dict[str, str]:
+    """What here-documents write into files, by the file's name: `cat > NAME <<EOF`, `tee NAME <<EOF`."""
+    found = {}
+    head = re.compile(r"^[^\n#]*<<(-?)[ \t]*(['\"]?)(\w+)\2[^\n]*\n", re.MULTILINE)
+    for match in head.finditer(text):
+        end = re.compile(rf"^[ \t]*{match[3]}[ \t]*$", re.MULTILINE).search(text, match.end())
+        named = re.search(r"(?:(?<![<>\d&])>>?|\btee(?:\s+-a)?)\s*['\"]?([^\s'\"<>|;&]+)", match[0])
+        if end and named:
+            found[named[1].rpartition("/")[2]] = dedent(text[match.end() : end.start()])
+    return found
 
 
 def _after_documents(text: str, at: int, ends: list[str]) -> int:

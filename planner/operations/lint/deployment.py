@@ -1,0 +1,224 @@
+"""The deployment that a command asks for: model, layout, arguments and drafting, by the planner's names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from planner.core.quantities import PlannerError
+from planner.facts import gpus
+from planner.facts.deployment import Deployment, ParallelLayout, Speculation, deploy_on
+from planner.facts.engines import EngineArgs
+from planner.facts.gpus import Gpu
+from planner.models.registry import Model, model
+from planner.operations.flags import left_open
+from planner.operations.launch.command import serving
+from planner.operations.lint.judging import Judged
+from planner.parallelism.layouts import refuse
+
+ARGUMENTS = {
+    "vllm": {name: name for name in (
+        "gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
+        "kv_cache_dtype", "dtype", "enforce_eager", "enable_prefix_caching", "enable_chunked_prefill",
+        "async_scheduling", "long_prefill_token_threshold", "scheduling_policy")},
+    "sglang": {
+        "mem_fraction_static": "gpu_memory_utilization", "context_length": "max_model_len",
+        "max_running_requests": "max_num_seqs", "chunked_prefill_size": "max_num_batched_tokens",
+        "page_size": "block_size", "kv_cache_dtype": "kv_cache_dtype", "dtype": "dtype",
+        "disable_cuda_graph": "enforce_eager", "scheduler_recv_interval": "scheduler_recv_interval"},
+    "trtllm": {
+        "free_gpu_memory_fraction": "gpu_memory_utilization", "max_seq_len": "max_model_len",
+        "max_batch_size": "max_num_seqs", "max_num_tokens": "max_num_batched_tokens", "dtype": "dtype",
+        "enable_chunked_prefill": "enable_chunked_prefill"},
+    "tgi": {
+        "cuda_memory_fraction": "gpu_memory_utilization", "max_total_tokens": "max_model_len",
+        "max_batch_size": "max_num_seqs", "max_batch_prefill_tokens": "max_num_batched_tokens",
+        "kv_cache_dtype": "kv_cache_dtype", "dtype": "dtype"},
+}  # fmt: skip
+"""The engine's own names of arguments, and the planner's."""
+_CACHE = {
+    "free_gpu_memory_fraction": "gpu_memory_utilization", "dtype": "kv_cache_dtype", "tokens_per_block": "block_size",
+    "enable_block_reuse": "enable_prefix_caching",
+}  # fmt: skip
+"""The same of TensorRT-LLM's `kv_cache_config`."""
+_METHODS = {
+    "sglang": {"nextn": "mtp", "standalone": "draft_model"},
+    "trtllm": {"eagle": "eagle3", "drafttarget": "draft_model"},
+}
+"""Engines' names of methods, in small letters, that are not ours."""
+
+
+def counted(gpu: str) -> tuple[int | None, Gpu]:
+    """How many GPUs, where that is said, and which: "H100", "4xH100", "4x H100-SXM", "H100:4"."""
+    match = re.fullmatch(r"\s*(?:(\d{1,4})\s*x\s*)?([^:]+?)(?::(\d{1,4}))?\s*", gpu, re.IGNORECASE)
+    if match is None or (match[1] and match[3]) or (many := match[1] or match[3]) == "0":
+        raise PlannerError(f"--gpu takes the name of a GPU, as in `planner gpus`, or 4xH100 for four; got {gpu!r:.60}")
+    return int(many) if many else None, gpus.gpu(match[2])
+
+
+def served_model(judged: Judged) -> tuple[str, Model]:
+    """What the command serves, by its name or by the last part of a path; `PlannerError` where it is not known."""
+    key = {"vllm": "model", "sglang": "model_path", "tgi": "model_id"}.get(judged.command.engine, "")
+    words = judged.parsed.positional if key != "model_id" else ()
+    given = words[0] if words else judged.values.get(key)
+    if not given:
+        raise PlannerError("the command names no model")
+    name = str(given)
+    if left_open(name):
+        raise PlannerError(f"the model is {name!r:.80}, which is filled in only where it runs")
+    try:
+        return name, model(name)
+    except PlannerError:
+        last = name.rstrip("/").rpartition("/")[2]
+        if name.count("/") < 2 and not name.startswith(("/", ".", "~")):
+            raise
+        return name, model(last)
+
+
+def layout_of(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
+    """The parallel layout that the command asks for."""
+    size = {key: value for key, value in values.items() if isinstance(value, int) and not isinstance(value, bool)}
+    tp, pp = size.get("tensor_parallel_size", 1), size.get("pipeline_parallel_size", 1)
+    dp = size.get("data_parallel_size", 1)
+    if engine == "tgi":
+        return ParallelLayout(tp=size.get("num_shard", 1))
+    if engine == "sglang":
+        dcp = size.get("dcp_size", 1)
+        copies, spread = attention_copies(values), tp if size.get("expert_parallel_size", 1) > 1 else 1
+        if copies > 1:
+            return ParallelLayout(tp=max(tp // copies, 1), pp=pp, dp=copies, ep=spread, dcp=dcp)
+        return ParallelLayout(tp=tp, pp=pp, ep=spread, dcp=dcp, replicas=dp)
+    if engine == "trtllm":
+        spread = tp if size.get("moe_expert_parallel_size", 1) > 1 else 1
+        copied = values.get("enable_attention_dp") is True
+        return ParallelLayout(tp=1 if copied else tp, dp=tp if copied else 1, pp=pp, ep=spread)
+    ep = tp * dp if values.get("enable_expert_parallel") else 1
+    return ParallelLayout(tp=tp, pp=pp, dp=dp, ep=ep, dcp=size.get("decode_context_parallel_size", 1))
+
+
+def attention_copies(values: Mapping[str, Any]) -> int:
+    """SGLang's copies of the attention, which its limits of a batch are shared out to (server_args.py)."""
+    asked = values.get("attn_dp_size") or (values.get("data_parallel_size") if values.get("enable_dp_attention") else 1)
+    return asked if isinstance(asked, int) and asked > 0 else 1
+
+
+def arguments(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The command's arguments by the planner's names; those that only its machine can fill in are left out."""
+    values = {name: value for name, value in values.items() if not left_open(value)}
+    found = {ours: values[theirs] for theirs, ours in ARGUMENTS[engine].items() if theirs in values}
+    if found.get("max_model_len") in ("auto", "-1", -1):
+        del found["max_model_len"]
+    if found.get("dtype") == "auto":
+        del found["dtype"]
+    found |= {"sglang": _sglang, "trtllm": _trtllm, "tgi": _tgi, "vllm": _vllm}[engine](values, found)
+    return {name: value for name, value in found.items() if name in EngineArgs.__dataclass_fields__}
+
+
+def _vllm(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
+    return _slots(values, {"max_loras": 1, "max_lora_rank": 16}) if values.get("enable_lora") else {}
+
+
+def _slots(values: Mapping[str, Any], usual: Mapping[str, int]) -> dict[str, Any]:
+    """Slots of adapters and their rank, under the engine's names in `usual`."""
+    given = [(str(values.get(name)), default) for name, default in usual.items()]
+    sizes = [int(size) if size.isdecimal() else default for size, default in given]
+    return dict(zip(("max_loras", "max_lora_rank"), sizes, strict=True))
+
+
+def _sglang(values: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    copies, made = attention_copies(values), dict[str, Any]()
+    if isinstance(seqs := found.get("max_num_seqs"), int):
+        made["max_num_seqs"] = max(seqs // copies, 1)
+    if isinstance(tokens := found.get("max_num_batched_tokens"), int):
+        made["enable_chunked_prefill"] = tokens > 0
+        made["max_num_batched_tokens"] = tokens // copies if tokens > 0 else values.get("max_prefill_tokens", 16384)
+    if values.get("disable_radix_cache"):
+        made["enable_prefix_caching"] = False
+    if values.get("disable_overlap_schedule"):
+        made["async_scheduling"] = False
+    if values.get("enable_priority_scheduling"):
+        made["scheduling_policy"] = "priority"
+    if values.get("cuda_graph_backend_decode") == "disabled":
+        made["enforce_eager"] = True
+    if values.get("enable_lora") or values.get("lora_paths"):
+        made |= _slots(values, {"max_loras_per_batch": 8, "max_lora_rank": 16})
+    return made
+
+
+def _trtllm(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
+    made = dict[str, Any]()
+    if isinstance(cache := values.get("kv_cache_config"), Mapping):  # it replaces the options' whole
+        made |= {ours: cache[theirs] for theirs, ours in _CACHE.items() if theirs in cache}
+    if "disable_overlap_scheduler" in values:
+        made["async_scheduling"] = not values["disable_overlap_scheduler"]
+    if "cuda_graph_config" in values:
+        made["enforce_eager"] = values["cuda_graph_config"] is None
+    if isinstance(adapters := values.get("lora_config"), Mapping):
+        made |= _slots(adapters, {"max_loras": 1, "max_lora_rank": 16})
+    return made
+
+
+def _tgi(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
+    made = {"enforce_eager": True} if str(values.get("cuda_graphs")) == "0" else dict[str, Any]()
+    return made | ({"enable_prefix_caching": False} if str(values.get("prefix_caching")) in ("0", "false") else {})
+
+
+def drafting(engine: str, values: Mapping[str, Any]) -> tuple[str, int, str | None] | None:
+    """(method by our name, tokens, what drafts them) of speculative decoding; None where there is none."""
+    config = values.get("speculative_config")
+    if engine == "vllm" and isinstance(config, Mapping):
+        draft = config.get("model")
+        method = str(config.get("method") or ("draft_model" if draft else "ngram"))
+        return method, config.get("num_speculative_tokens", 1), draft and str(draft)
+    if engine == "vllm" and (draft := values.get("speculative_model")):  # before 0.8.5
+        method = "ngram" if draft == "[ngram]" else "draft_model"
+        return method, values.get("num_speculative_tokens", 1), None if method == "ngram" else str(draft)
+    if engine == "sglang" and (algorithm := values.get("speculative_algorithm")):
+        tokens = max(values.get("speculative_num_draft_tokens", 4) - 1, 1)
+        return _method(engine, algorithm), tokens, values.get("speculative_draft_model_path")
+    if engine == "trtllm" and isinstance(config, Mapping):
+        tokens = config.get("max_draft_len") or config.get("num_nextn_predict_layers") or 1
+        draft = config.get("speculative_model") or config.get("speculative_model_dir")
+        return _method(engine, config.get("decoding_type", "")), tokens, draft
+    if engine == "tgi" and values.get("speculate"):
+        return "ngram", values["speculate"], None
+    return None
+
+
+def _method(engine: str, name: Any) -> str:
+    return _METHODS[engine].get(str(name).lower(), str(name).lower())
+
+
+def speculation_of(engine: str, values: Mapping[str, Any]) -> Speculation | None:
+    """The drafting that the command asks for; `PlannerError` where its model or method is unknown."""
+    if (found := drafting(engine, values)) is None:
+        return None
+    method, tokens, draft = found
+    if method == "draft_model" and draft:
+        return Speculation(method, tokens, draft=model(draft))
+    return Speculation(method, tokens, head=draft)
+
+
+def deployed(judged: Judged, gpu: str, version: str) -> Deployment:
+    """The command's deployment on a GPU; `PlannerError` for what the planner does not know, or the engine refuses."""
+    values, engine = judged.values, judged.command.engine
+    many, card = counted(gpu)
+    name, served = served_model(judged)
+    asked = values.get("quantization") or values.get("quantize")
+    if isinstance(asked, str) and served.quantization.method == "none" and asked in serving(engine).online:
+        served = model(served.name, quantization=asked)
+    args, layout = arguments(engine, values), layout_of(engine, values)
+    if dtype := args.pop("dtype", None):
+        served = replace(served, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
+    if many is not None and many < layout.gpus:
+        raise PlannerError(f"{name} on {layout} takes {layout.gpus} GPUs, and --gpu says {many}")
+    node = min(many or card.gpus_per_node, card.gpus_per_node)
+    made = deploy_on(
+        served, card, **vars(layout), engine=engine, engine_version=version, gpus_per_node=node,
+        speculation=speculation_of(engine, values), **args,
+    )  # fmt: skip
+    if reason := refuse(made.model, layout, node, made.engine):
+        raise PlannerError(f"{name} on {layout}: {reason}")
+    return made

@@ -1,0 +1,64 @@
+"""A verdict on every metric that a text names: what a version's /metrics page has of it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+
+from planner.operations.flags import listed, lists, options
+from planner.operations.lint.judging import Change, Finding, Judged, Verdict, changes
+
+
+def metric(name: str, engine: str, version: str) -> Finding:
+    """The verdict on the name of a metric, with or without what a histogram or counter adds to it."""
+    known, all_versions = listed("metrics", engine), list(lists(engine).versions)
+    nearest = options(engine, version).version
+    spelt = next((one for one in _spellings(name) if one in known or one in changes(engine).metrics), name)
+    had = known.get(spelt, ())
+    if nearest in had or not any(nearest in versions for versions in known.values()):
+        return Finding("metric", name, name, "ok")
+    change = changes(engine).metrics.get(spelt) or Change()
+    earlier = [one for one in had if all_versions.index(one) <= all_versions.index(nearest)]
+    later = [one for one in had if one not in earlier]
+    verdict: Verdict = "renamed" if change.becomes else "removed"
+    if earlier or ((change.becomes or change.instead) and not later):
+        last = f"; {earlier[-1]} had it" if earlier else ""
+        return Finding(
+            "metric", name, name, verdict, f"not on /metrics of {nearest}{last}", change.becomes or change.instead
+        )
+    if later:
+        return Finding("metric", name, name, "unknown", f"on /metrics since {later[0]}, or shortly before")
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
+    return Finding("metric", name, name, "unknown", f"not on /metrics of {engine} {nearest}", close[0] if close else "")
+
+
+def _spellings(name: str) -> list[str]:
+    bare = re.sub(r"_(bucket|sum|count|created)$", "", name)
+    return [name, bare, f"{bare}_total", re.sub(r"_total$", "", name)]
+
+
+def metrics(names: Sequence[str], judged: Sequence[Judged], version: str | None) -> list[Finding]:
+    """The verdicts on metrics that a text names, of the engines that it starts or of their own prefix."""
+    found = []
+    for name in names:
+        engine = name.partition(":")[0]
+        own = next((one.version for one in judged if one.command.engine == engine), None)
+        at = (version if own or not judged else None) or own or lists(engine).versions[-1]
+        verdict = metric(name, engine, at)
+        off = next((one for one in judged if one.command.engine == engine and _unwatched(one)), None)
+        if verdict.verdict == "ok" and off:
+            verdict = Finding("metric", name, name, "contradicts", f"the server has none: {_unwatched(off)}", "")
+        found.append(verdict)
+    return found
+
+
+def _unwatched(judged: Judged) -> str:
+    values = judged.parsed.values
+    if judged.command.engine == "vllm" and values.get("disable_log_stats"):
+        return "--disable-log-stats"
+    return (
+        "it starts without --enable-metrics"
+        if judged.command.engine == "sglang" and not values.get("enable_metrics")
+        else ""
+    )
