@@ -345,10 +345,9 @@ def test_a_file_of_options_is_read_under_those_of_the_command(tmp_path: Path) ->
     script.write_text("vllm serve --config options.yaml --max-num-seqs 32\n")
     (found,) = lint(str(script), "0.33.0", gpu="H100").commands
     assert {one.name: one.verdict for one in found.judged.findings if one.mend} == {"--swap-space": "removed"}
-    assert found.planned and (
-        found.planned.deployment.args.max_num_seqs,
-        found.planned.deployment.args.max_model_len,
-    ) == (32, 8192)
+    assert found.planned
+    args = found.planned.deployment.args
+    assert (args.max_num_seqs, args.max_model_len) == (32, 8192)
     missing = lint("vllm serve m --config nowhere.yaml", "0.33.0")
     assert "what 'nowhere.yaml' sets is not known: no such file here" in missing.notes
 
