@@ -67,7 +67,11 @@ def drawn(engine: str, draw: random.Random) -> Deployment:
         "async_scheduling": draw.choice([None, None, True, False]), "dtype": draw.choice([None, "bfloat16", "float16"]),
     }  # fmt: skip
     if draw.random() < 0.2:
-        args |= {"max_loras": draw.choice([1, 8]), "max_lora_rank": draw.choice([8, 64])}
+        args |= {
+            "max_loras": draw.choice([1, 8]),
+            "max_lora_rank": draw.choice([8, 64]),
+            "max_cpu_loras": draw.choice([0, 9]),
+        }
     if draw.random() < 0.2:
         args |= {"scheduling_policy": "priority"}
     if draw.random() < 0.15:
@@ -166,8 +170,8 @@ def filled(word: Word) -> str:
 def _defaults(deployment: Deployment) -> dict[str, Any]:
     """What the engine starts with where the command says nothing."""
     facts = deployment.engine.facts
-    names = ("block_size", "enforce_eager", "max_loras", "max_lora_rank", "long_prefill_token_threshold",
-             "scheduling_policy", "scheduler_recv_interval")  # fmt: skip
+    names = ("block_size", "enforce_eager", "max_loras", "max_lora_rank", "max_cpu_loras",
+             "long_prefill_token_threshold", "scheduling_policy", "scheduler_recv_interval")  # fmt: skip
     defaults = {name: EngineArgs.__dataclass_fields__[name].default for name in names}
     defaults |= {"enable_chunked_prefill": facts["chunked_prefill"], "async_scheduling": facts["async_scheduling"]}
     defaults |= {"enable_prefix_caching": facts["prefix_caching"], "kv_cache_dtype": "auto"}

@@ -8,12 +8,18 @@ import pytest
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import arrivals
 from planner.facts.deployment import deploy_on
-from planner.facts.workload import Lengths, Workload
-from planner.latency.adapters import adapter_costs
+from planner.facts.workload import Lengths, Workload, popularity
+from planner.latency.adapters import adapter_bytes, adapter_costs, different
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
+from planner.operations.launch import launch
+from planner.planning.benchmark_run import once
+from planner.planning.prediction import evaluate
+from planner.planning.scenario import scenario
+from planner.planning.search import search
 from planner.simulator.kernel_types import ENTRY, Rules, StepTable, Traffic
 from planner.simulator.replay import ReplayResult, engine_rules, replay, replay_workload, step_table
+from planner.studies.adapters import endpoints
 
 STEPS = StepTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300))
 N, ADAPTERS = 1500, 16
@@ -100,3 +106,92 @@ def test_adapters_without_slots_are_refused() -> None:
     loads = workload, replace(workload, adapters=0)
     adapted, plain = (replay_workload(with_slots, pool, step, load) for load in loads)
     assert adapted.tpot.mean() > plain.tpot.mean()
+
+
+ASKED = {
+    "question": "A customer, an adapter?", "model": "meta-llama/Llama-3.1-8B-Instruct", "engine_version": "0.20.2",
+    "gpus": [{"gpu": "H100-SXM", "at_most": 8}], "adapters": {"count": 40, "ranks": [8, 12], "zipf": 1.0},
+    "workload": {"prompt_tokens": {"mean": 600, "p95": 2000}, "output_tokens": {"mean": 200, "p95": 500}, "rate": 6},
+    "service_level": {"tpot": {"p95": 40}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("zipf", [0.0, 1.0])
+@pytest.mark.parametrize("load", [{"rate": 2.0}, {"rate": 6.0}, {"concurrency": 64, "num_prompts": 1500}])
+def test_the_closed_form_counts_adapters_as_the_replay_does_where_all_have_a_slot(
+    zipf: float, load: dict[str, float]
+) -> None:
+    deployment = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=4096, max_loras=64)
+    lengths = Lengths.lognormal(600, 2000), Lengths.lognormal(200, 500)
+    workload = Workload(*lengths, adapters=64, adapter_zipf=zipf, **load)  # type: ignore[arg-type]
+    steady, replayed = evaluate(deployment, workload).performance, once(deployment, workload, 1500)
+    assert steady is not None
+    assert steady.tpot["mean"].mid == pytest.approx(replayed.tpot.mean(), rel=0.06)
+    plain = evaluate(deployment, replace(workload, adapters=0)).performance
+    assert plain is not None and steady.tpot["mean"].mid > 1.1 * plain.tpot["mean"].mid
+
+
+@pytest.mark.parametrize("slots", [4, 16])
+def test_where_slots_are_scarce_the_closed_form_promises_less_than_the_replay(slots: int) -> None:
+    deployment = deploy_on(
+        "meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=4096, max_loras=slots,
+        max_cpu_loras=64,
+    )  # fmt: skip
+    lengths = Lengths.lognormal(600, 2000), Lengths.lognormal(200, 500)
+    workload = Workload(*lengths, concurrency=128, num_prompts=1500, adapters=64, adapter_zipf=1.0)
+    steady, replayed = evaluate(deployment, workload).performance, once(deployment, workload, 1500)
+    assert steady is not None and 0.4 * replayed.request_tps < steady.request_tps.mid < 1.02 * replayed.request_tps
+
+
+def test_a_mean_number_of_different_adapters_is_what_chance_makes_of_it() -> None:
+    drawn = np.random.default_rng(0).choice(40, (4000, 24), p=popularity(40, 1.2))
+    found = np.mean([len(set(row)) for row in drawn.tolist()])
+    assert different(40, 1.2, 24)[24] == pytest.approx(found, rel=0.01)
+
+
+def test_a_higher_rank_costs_its_bytes_and_a_cold_adapter_more_than_one_in_host_memory() -> None:
+    low, high = (
+        deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_loras=4, max_lora_rank=rank)
+        for rank in (16, 64)
+    )
+    costs = adapter_costs(low), adapter_costs(high)
+    assert adapter_bytes(high) == 4 * adapter_bytes(low)
+    more = costs[1]["adapter_s"] - costs[0]["adapter_s"]
+    assert more == pytest.approx(3 * adapter_bytes(low) / low.gpu.bandwidth)
+    assert costs[0]["adapter_cold_s"] > costs[0]["adapter_load_s"] > costs[0]["adapter_s"]
+
+
+def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> None:
+    asked = scenario(ASKED, "adapters")
+    plan = search(asked)
+    assert plan.chosen is not None and plan.chosen.stated
+    args = plan.chosen.deployment.args
+    assert (args.max_lora_rank, args.max_cpu_loras) == (16, 40) and 1 <= args.max_loras <= 40
+    started = str(launch(plan.chosen.prediction))
+    for flag in ("--enable-lora", f"--max-loras {args.max_loras}", "--max-cpu-loras 40", "--lora-modules", "ADAPTER"):
+        assert flag in started
+    without = search(scenario({**ASKED, "adapters": None}, "plain"))
+    assert without.chosen is not None and without.chosen.prediction.performance and plan.chosen.prediction.performance
+    assert without.chosen.prediction.performance.tpot["mean"].mid < plan.chosen.prediction.performance.tpot["mean"].mid
+
+
+def test_one_endpoint_for_all_costs_less_the_more_adapters_there_are() -> None:
+    found = endpoints(scenario(ASKED, "adapters"))
+    assert found is not None and found.break_even is not None
+    costs = found.frame.pivot(index="Adapters", columns="Endpoints", values="USD per hour")
+    assert costs["one for each"].is_monotonic_increasing and costs["one for all"].is_monotonic_increasing
+    assert costs["one for each"][40] >= 40 * found.own_usd > costs["one for all"][40]
+    assert endpoints(scenario({**ASKED, "adapters": None}, "plain")) is None
+
+
+@pytest.mark.parametrize(
+    ("adapters", "message"),
+    [
+        ({"count": 0}, "adapters.count"),
+        ({"count": 4, "ranks": [1024]}, "adapters.ranks"),
+        ({"count": 9, "max_loras": 8, "max_cpu_loras": 4}, "max_cpu_loras 4 is less than max_loras 8"),
+    ],
+)
+def test_adapters_that_no_engine_serves_are_refused(adapters: dict[str, object], message: str) -> None:
+    with pytest.raises(PlannerError, match=message):
+        scenario({**ASKED, "adapters": adapters}, "wrong")

@@ -239,6 +239,7 @@ class EngineArgs:
     async_scheduling: bool
     max_loras: int = 0  # 0: no LoRA
     max_lora_rank: int = 16
+    max_cpu_loras: int = 0  # adapters kept in host memory; 0: as many as max_loras
     long_prefill_token_threshold: int = 0  # 0: none
     scheduling_policy: str = "fcfs"
     scheduler_recv_interval: int = 1  # SGLang: decode steps between two looks for new requests
@@ -317,6 +318,8 @@ def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | 
         return f"dtype bfloat16 does not run on {gpu.name}; use float16"
     if args.max_loras and args.max_lora_rank not in LORA_RANKS:
         return f"max_lora_rank {args.max_lora_rank} is none of {', '.join(map(str, LORA_RANKS))}"
+    if 0 < args.max_cpu_loras < args.max_loras:  # vLLM 0.33.0 config/lora.py
+        return f"max_cpu_loras {args.max_cpu_loras} is less than max_loras {args.max_loras}"
     if args.scheduling_policy not in ("fcfs", "priority"):
         return f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority"
     if args.scheduler_recv_interval < 1 or (args.scheduler_recv_interval > 1 and engine.name != "sglang"):

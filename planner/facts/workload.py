@@ -199,6 +199,12 @@ def _at_least_one(tokens: float, what: str) -> float:
     return float(tokens)
 
 
+def popularity(adapters: int, zipf: float) -> np.ndarray:
+    """[adapters] the share of requests that asks for each, the most popular first: the k-th k^-zipf as often."""
+    asked = np.arange(1.0, adapters + 1) ** -zipf
+    return asked / asked.sum()
+
+
 @dataclass(frozen=True)
 class Workload:
     """Traffic on the whole deployment: open loop (`rate`), closed loop (`concurrency`), or a rate capped by one.

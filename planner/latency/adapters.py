@@ -1,25 +1,89 @@
-"""What LoRA adapters add to a step: each different one in it, each token that one changes, each that is loaded."""
+"""What LoRA adapters add to a step: each different one in it, each token that one changes, each that is loaded.
 
+The replay prices every step by the adapters in it; `with_adapters` is the same on average, for the closed form.
+"""
+
+from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+from pydantic import NonNegativeFloat, PositiveFloat
+
+from planner.core.catalog import Sourced, entries
+from planner.core.quantities import GB
 from planner.facts.deployment import Deployment
+from planner.facts.workload import Workload, popularity
+from planner.latency.start_up import CATALOG as START_UP
+from planner.latency.step_model import StepModel
+from planner.memory.runtime_overhead import constant
 from planner.memory.weights import lora_bytes
 
-ADAPTER_S, TOKEN_S = 19e-6, 0.25e-6
-"""Seconds per layer of a step for each different adapter in it, and for each token. From mean TPOT of 563 one-hour runs
-of vLLM V1 (mid-2025) with Llama-3.1-8B and Qwen2.5-7B on H100 64 GB, ranks 8 to 32, 8 to 384 slots, less the step costs
-planned here (GPULLMAdapterOptimization, arXiv 2508.08343, read 2026-11): 18.0 and 20.5 us an adapter in either model
-alone, 0.15 and 0.57 us a token. Runs whose adapter rates are held back: 7 % median, 16 % p90. Rank adds less than a
-tenth from 16 to 32."""
-LOAD_BANDWIDTH = 16e9
-"""Bytes/s from host memory into a slot; an assumption (half of a PCIe 5.0 x16 link)."""
+
+class AdapterCosts(Sourced):
+    """An entry of `catalogs/adapters.yaml`, whose head explains its fields."""
+
+    adapter_us: NonNegativeFloat
+    token_us: NonNegativeFloat
+    load_gb_s: PositiveFloat
+
+
+def adapter_bytes(deployment: Deployment) -> int:
+    """Bytes that one adapter of the largest rank takes on one GPU."""
+    weights = (weight for layer in deployment.model.architecture.layers for weight in layer.weights)
+    return lora_bytes(weights, deployment.layout, 1, deployment.args.max_lora_rank)
 
 
 def adapter_costs(deployment: Deployment) -> dict[str, Any]:
-    """The fields of `simulator.kernel_types.StepTable` that adapters fill, s."""
-    layers, args = deployment.model.architecture.layers, deployment.args
-    slot = lora_bytes((w for layer in layers for w in layer.weights), deployment.layout, 1, args.max_lora_rank)
-    each = len(layers) / deployment.layout.pp
+    """The fields of `simulator.kernel_types.StepTable` that adapters fill, s.
+
+    A rank adds what reading it takes: kernels compute with matrices padded to max_lora_rank, so every slot costs alike.
+    """
+    known = entries("adapters.yaml", AdapterCosts)
+    costs, size = known.get(deployment.engine.name, known["vllm"]), adapter_bytes(deployment)
+    layers = len(deployment.model.architecture.layers) / deployment.layout.pp
+    loader = constant("loader", deployment.engine.release, START_UP)
     return {
-        "adapter_s": ADAPTER_S * each, "adapter_token_s": TOKEN_S * each, "adapter_load_s": slot / LOAD_BANDWIDTH,
-    }  # fmt: skip
+        "adapter_s": costs.adapter_us * 1e-6 * layers + size / deployment.gpu.bandwidth,
+        "adapter_token_s": costs.token_us * 1e-6 * layers,
+        "adapter_load_s": size / (costs.load_gb_s * GB),
+        "adapter_cold_s": size / (loader.value * GB) if loader else 0.0,
+    }
+
+
+@lru_cache(maxsize=64)
+def different(adapters: int, zipf: float, sequences: int) -> np.ndarray:
+    """[sequences + 1] different adapters among so many requests, on average: sum over adapters of 1 - (1 - p)^n."""
+    others = np.log1p(-np.minimum(popularity(adapters, zipf), 1 - 1e-12))
+    return np.array([-np.expm1(n * others).sum() for n in range(sequences + 1)])
+
+
+def seats(deployment: Deployment, workload: Workload) -> int:
+    """Sequences that run at once: max_num_seqs, or as many as have max_loras different adapters on average.
+
+    In a closed loop the slots' share of all adapters runs with as many of the requests. Where requests wait, more of
+    one adapter run together than this says, the more so the less evenly they are asked for; only the replay has that.
+    """
+    most, slots = deployment.args.max_num_seqs, deployment.args.max_loras
+    if not workload.adapters or slots >= workload.adapters:
+        return most
+    among = different(workload.adapters, workload.adapter_zipf, most)
+    few = int(np.searchsorted(among, slots, side="right")) - 1
+    if workload.rate is None and workload.concurrency:
+        few = max(few, int(workload.concurrency / deployment.engines * slots / workload.adapters))
+    return min(max(few, 1), most)
+
+
+def with_adapters(step: StepModel, deployment: Deployment, workload: Workload) -> StepModel:
+    """`step` with what adapters add on average; those that no slot holds, the rarest, are loaded for every request."""
+    if not workload.adapters:
+        return step
+    costs, slots = adapter_costs(deployment), deployment.args.max_loras
+    among = different(workload.adapters, workload.adapter_zipf, deployment.args.max_num_seqs)
+    missed = float(popularity(workload.adapters, workload.adapter_zipf)[slots:].sum())
+    return replace(
+        step,
+        parts={**step.parts, "adapters": costs["adapter_token_s"] * step.grid},
+        sequences_s=step.sequences_s + costs["adapter_s"] * np.minimum(among, slots),
+        prompt_s=step.prompt_s + missed * costs["adapter_load_s"],
+    )

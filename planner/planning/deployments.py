@@ -17,6 +17,8 @@ LENGTH_STEP = 256
 """max_model_len is rounded up to a multiple of this."""
 SEQS_STEP = 8
 """max_num_seqs is a multiple of this: CUDA graphs are captured at such batch sizes."""
+SLOTS = 16
+"""Slots for adapters, max_loras, unless they are settled; the search tries others (`planning.knobs`)."""
 MAX_SEQS = 1024
 """The largest max_num_seqs tried: vLLM's own default on its largest GPUs."""
 
@@ -37,7 +39,10 @@ def deployment_of(
     Raises `PlannerError` for what the engine refuses.
     """
     length = context_length(scenario.workload, scenario.context_buffer, served.architecture.max_position)
-    args: dict[str, Any] = {"max_model_len": length, "kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}
+    args: dict[str, Any] = {"max_model_len": length, "kv_cache_dtype": kv_cache_dtype}
+    if adapters := scenario.workload.adapters:
+        args["max_loras"] = min(adapters, SLOTS, int(scenario.engine_args["max_cpu_loras"]))
+    args |= scenario.engine_args
     deployment = deploy_on(
         served, card.gpu, **vars(layout), engine=scenario.engine, speculation=speculation,
         interconnect=card.interconnect, gpus_per_node=card.node, other_tenants=scenario.other_tenants,

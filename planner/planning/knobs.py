@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment
@@ -18,6 +19,8 @@ TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Values of max_num_batched_tokens: short chunks keep steps short, long ones serve more prompts."""
 BATCHES = (0.6, 0.35, 0.2, 0.1)
 """Shares of max_num_seqs: where more wait, those that run are faster."""
+SLOTS = (1, 4, 16, 64, 256, 1024)
+"""Values of max_loras where adapters are asked for: more of them in a step, and less memory for the KV cache."""
 FEW = TOKENS[::2]
 """The same for a first look at very many deployments."""
 WORTH = 0.01
@@ -35,6 +38,9 @@ def variants(scenario: Scenario, usual: Deployment, tokens: tuple[int, ...] = TO
     changes = [
         {"max_num_batched_tokens": size, "gpu_memory_utilization": share} for size, share in product(sizes, shares)
     ]
+    if (adapters := scenario.workload.adapters) and "max_loras" not in given:
+        slots = {min(many, adapters) for many in SLOTS} - {args.max_loras}
+        changes += [{"max_loras": many} for many in sorted(slots)]
     for knobs in changes[1:]:
         with suppress(PlannerError):  # the engine has rules of its own for how its arguments go together
             if memory_of(changed := with_knobs(scenario, usual, **knobs)).starts:
@@ -51,6 +57,7 @@ def variants(scenario: Scenario, usual: Deployment, tokens: tuple[int, ...] = TO
 def with_knobs(scenario: Scenario, usual: Deployment, **knobs: float) -> Deployment:
     """`usual` started with other arguments, and the max_num_seqs that go with them; `PlannerError` where it refuses."""
     args = usual.args
-    given = {"max_model_len": args.max_model_len, "kv_cache_dtype": args.kv_cache_dtype, **scenario.engine_args}
+    given: dict[str, Any] = {name: getattr(args, name) for name in ("max_model_len", "kv_cache_dtype", "max_loras")}
+    given |= scenario.engine_args
     resolved = resolve({**given, **knobs}, usual.engine, usual.gpu, usual.model)
     return filled(scenario, replace(usual, args=resolved))

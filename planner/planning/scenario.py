@@ -14,7 +14,7 @@ from planner.core.catalog import CATALOGS, Entry, check, read_yaml
 from planner.core.quantities import GIB, PlannerError, all_known, bytes_of, did_you_mean, named, told_of
 from planner.facts.deployment import Speculation
 from planner.facts.draft_models import lacking
-from planner.facts.engines import Engine, EngineArgs, engine, resolve
+from planner.facts.engines import LORA_RANKS, Engine, EngineArgs, engine, resolve
 from planner.facts.gpus import Gpu, gpu, interconnect
 from planner.facts.prices import Prices, Tier
 from planner.facts.traces import read_trace
@@ -95,6 +95,24 @@ class WorkloadEntry(Entry):
     shared_prefix: PrefixEntry | None = None
 
 
+class AdaptersEntry(Entry):
+    """LoRA adapters, of which every request asks for one."""
+
+    count: Annotated[int, Field(gt=0, le=10_000)]
+    ranks: Annotated[tuple[Annotated[int, Field(gt=0, le=LORA_RANKS[-1])], ...], BeforeValidator(_several)] = (16,)
+    zipf: Annotated[float, Field(ge=0, le=10)] = 0.0
+    max_loras: Annotated[int, Field(gt=0, le=10_000)] | None = None
+    max_cpu_loras: Annotated[int, Field(gt=0, le=10_000)] | None = None
+
+    @property
+    def engine_args(self) -> dict[str, Setting]:
+        """What an engine that serves them is started with, as far as it is settled."""
+        rank = next(rank for rank in LORA_RANKS if rank >= max(self.ranks))
+        kept = self.max_cpu_loras or max(self.count, self.max_loras or 0)
+        slots: dict[str, Setting] = {"max_loras": self.max_loras} if self.max_loras else {}
+        return {"max_lora_rank": rank, "max_cpu_loras": kept, **slots}
+
+
 class CandidateEntry(Entry):
     """One kind of GPU that may be used."""
 
@@ -146,6 +164,7 @@ class ScenarioEntry(Entry):
     engine_args: dict[str, Setting] = Field(default_factory=dict)
     layout: LayoutEntry = Field(default_factory=LayoutEntry)
     workload: WorkloadEntry
+    adapters: AdaptersEntry | None = None
     service_level: dict[Metric, dict[Percentile, Positive]] = Field(default_factory=dict)
     headroom: Part = 0.2
     refused_at_most: Part = 0.01
@@ -325,7 +344,8 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
         raise PlannerError(f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
     entry = check(ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name)
     with told_of(name):
-        engine_args, served_by = engine_arguments(entry.engine_args), _engines(entry, folder)
+        given = {**(entry.adapters.engine_args if entry.adapters else {}), **entry.engine_args}
+        engine_args, served_by = engine_arguments(given), _engines(entry, folder)
         longest = engine_args.get("max_model_len") or model(entry.model).architecture.max_position
         found = Scenario(
             name=name,
@@ -339,7 +359,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             ),
             engine=served_by[0],
             other_engines=tuple(served_by[1:]),
-            workload=_workload(entry.workload, float(longest), folder),
+            workload=_with_adapters(_workload(entry.workload, float(longest), folder), entry.adapters),
             service_level=tuple(
                 Target(metric, percentile, limit / 1e3)
                 for metric, limits in entry.service_level.items()
@@ -439,6 +459,10 @@ def _workload(entry: WorkloadEntry, longest: float, folder: Path) -> Workload:
         num_prompts=entry.requests,
         trace=base.trace if base else None,
     )
+
+
+def _with_adapters(load: Workload, asked: AdaptersEntry | None) -> Workload:
+    return replace(load, adapters=asked.count, adapter_zipf=asked.zipf) if asked else load
 
 
 def _lengths(entry: LengthsEntry | None, side: Side, longest: float, measured: Lengths | None) -> Lengths:

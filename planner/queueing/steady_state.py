@@ -18,6 +18,7 @@ import numpy as np
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
+from planner.latency.adapters import seats, with_adapters
 from planner.latency.performance import LATE, Performances
 from planner.latency.speculation import step_of
 from planner.latency.step_model import StepModel
@@ -94,10 +95,15 @@ def _by_parts(loop: Callable[[Sequence[Case], StepModel, Mix], State], cases: Se
         np.empty(ROOM)
     for start in range(0, len(cases), AT_ONCE):
         part = cases[start : start + AT_ONCE]
-        steps = [case.step or step_of(case.deployment) for case in part]
+        steps = [_step(case) for case in part]
         step, workloads = stack(steps), [case.workload for case in part]
         found.append(spread(loop(part, step, mixes(workloads, step)), workloads, steps))
     return Performances.joined(found)
+
+
+def _step(case: Case) -> StepModel:
+    step = case.step or step_of(case.deployment)
+    return with_adapters(step, case.deployment, case.workload)
 
 
 def _capacity(cases: Sequence[Case], t: Mix, step: StepModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -111,7 +117,7 @@ def _capacity(cases: Sequence[Case], t: Mix, step: StepModel) -> tuple[np.ndarra
         raise PlannerError(
             f"the KV pool of {pools[k].kv_tokens:,} tokens holds no sequence of {t.context[k, 0, 0]:,.0f} tokens"
         )
-    most = column([case.deployment.args.max_num_seqs for case in cases])
+    most = column([seats(case.deployment, case.workload) for case in cases])
     return np.minimum(most, held), held, np.where(most <= held, "max_num_seqs", "kv")
 
 

@@ -18,6 +18,7 @@ import numpy as np
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import Content, arrivals, shared_prefix, traced_blocks
 from planner.facts.engines import engine
+from planner.facts.workload import popularity
 from planner.latency.adapters import adapter_costs
 from planner.latency.performance import LATE, LATENCIES, POINTS
 from planner.simulator import kernel_types as kinds
@@ -387,10 +388,10 @@ def replay_workload(
     if workload.adapters:
         if not deployment.args.max_loras:
             raise PlannerError(f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1")
-        asked = np.arange(1.0, workload.adapters + 1) ** -workload.adapter_zipf
-        adapter = rng.choice(workload.adapters, len(prompt), p=asked / asked.sum())
+        adapter = rng.choice(workload.adapters, len(prompt), p=popularity(workload.adapters, workload.adapter_zipf))
         traffic, table = traffic._replace(adapter=adapter), table._replace(**adapter_costs(deployment))
-        rules = rules._replace(max_loras=deployment.args.max_loras, max_cpu_loras=workload.adapters)
+        slots = deployment.args.max_loras
+        rules = rules._replace(max_loras=slots, max_cpu_loras=deployment.args.max_cpu_loras or slots)
     router = None if policy is None else Router(deployment.engines, policy)
     return replay(rules, table, traffic, gauge_s=gauge_s, router=router)
 

@@ -75,3 +75,16 @@ def effects(data: pd.DataFrame) -> alt.TopLevelMixin:
         opacity=alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 0.5], range=[0.04, 0.75]), legend=None),
     )
     return tiles + base.mark_text(fontSize=10, color="currentColor").encode(text="told:N")
+
+
+def endpoints(data: pd.DataFrame) -> alt.TopLevelMixin:
+    """USD per hour by the number of adapters, shared and apart; both axes logarithmic. See `studies.adapters`."""
+    return (
+        alt.Chart(data, height=200)
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("Adapters:Q", title="adapters", scale=alt.Scale(type="log", nice=False)),
+            y=alt.Y("USD per hour:Q", scale=alt.Scale(type="log")),
+            color=alt.Color("Endpoints:N", title=None, sort=None),
+        )
+    )

@@ -188,13 +188,13 @@ def launch(prediction: Prediction, storage: str = STORAGE) -> Launch:
     fit = memory.pool.sequences(round(workload.prompt.mean + workload.output.mean))
     return launch_of(
         deployment, storage, total_gib=memory.total / GIB, fit=f"{fit:,}", p99_prompt=math.ceil(workload.prompt.p99),
-        p99_tokens=f"{workload.total_quantile(0.99):,.0f}",
+        p99_tokens=f"{workload.total_quantile(0.99):,.0f}", adapters=workload.adapters,
     )  # fmt: skip
 
 
 def launch_of(
     deployment: Deployment, storage: str = STORAGE, *, total_gib: float | None = None, fit: str = "some",
-    p99_tokens: str = "so many", p99_prompt: int = 1,
+    p99_tokens: str = "so many", p99_prompt: int = 1, adapters: int = 0,
 ) -> Launch:  # fmt: skip
     """How to start one replica of `deployment`; the figures that its reasons name come from a prediction."""
     engine, layout = deployment.engine, deployment.layout
@@ -210,6 +210,7 @@ def launch_of(
         total_gib=total_gib or deployment.gpu_total / GIB, fit=fit, p99_tokens=p99_tokens, p99_prompt=p99_prompt,
         rank=lambda times=1: Variable("NODE_RANK", "this node, counted from 0", times), drain_s=DRAIN_S,
         address=Variable("MASTER_ADDR", "the address of node 0"), master_port=Port(MASTER_PORT), beside=Beside,
+        adapters=adapters, first_adapter=Variable("ADAPTER", "name an adapter as NAME=PATH"),
         hosts=Variable("HOSTFILE", "a file with the names of the nodes"), port=Port(engine.facts["port"]),
         release=engine.release, at=release,
     )  # fmt: skip

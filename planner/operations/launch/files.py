@@ -90,7 +90,7 @@ def ramp(prediction: Prediction) -> dict[float, Performance]:
     served = prediction.performance.request_tps.mid if prediction.performance else 0.0
     prompt, output = _random(workload.prompt.mean, workload.prefix_tokens), _random(workload.output.mean)
     hits = float(workload.prefix_tokens > 0)
-    drawn = replace(workload, prompt=prompt, output=output, prefix_hit_rate=hits, trace=None)
+    drawn = replace(workload, prompt=prompt, output=output, prefix_hit_rate=hits, trace=None, adapter_zipf=0.0)
     found = {}
     for share in RAMP:
         rate = float(f"{(workload.rate or served) / layout.replicas * share:.3g}")

@@ -116,15 +116,18 @@ def arguments(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name in EngineArgs.__dataclass_fields__}
 
 
+_MORE = {"max_lora_rank": 16, "max_cpu_loras": 0}
+
+
 def _vllm(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
-    return _slots(values, {"max_loras": 1, "max_lora_rank": 16}) if values.get("enable_lora") else {}
+    return _slots(values, {"max_loras": 1, **_MORE}) if values.get("enable_lora") else {}
 
 
 def _slots(values: Mapping[str, Any], usual: Mapping[str, int]) -> dict[str, Any]:
-    """Slots of adapters and their rank, under the engine's names in `usual`."""
+    """Slots of adapters, their rank, and how many host memory keeps, under the engine's names in `usual`."""
     given = [(str(values.get(name)), default) for name, default in usual.items()]
     sizes = [int(size) if size.isdecimal() else default for size, default in given]
-    return dict(zip(("max_loras", "max_lora_rank"), sizes, strict=True))
+    return dict(zip(("max_loras", "max_lora_rank", "max_cpu_loras"), sizes, strict=True))
 
 
 def _sglang(values: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def _sglang(values: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
     if values.get("cuda_graph_backend_decode") == "disabled":
         made["enforce_eager"] = True
     if values.get("enable_lora") or values.get("lora_paths"):
-        made |= _slots(values, {"max_loras_per_batch": 8, "max_lora_rank": 16})
+        made |= _slots(values, {"max_loras_per_batch": 8, "max_lora_rank": 16, "max_loaded_loras": 0})
     return made
 
 
@@ -156,7 +159,7 @@ def _trtllm(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, A
     if "cuda_graph_config" in values:
         made["enforce_eager"] = values["cuda_graph_config"] is None
     if isinstance(adapters := values.get("lora_config"), Mapping):
-        made |= _slots(adapters, {"max_loras": 1, "max_lora_rank": 16})
+        made |= _slots(adapters, {"max_loras": 1, **_MORE})
     return made
 
 

@@ -1,0 +1,61 @@
+"""One endpoint for all LoRA adapters, or one for each with its adapter merged: which costs less, in closed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from planner.facts.workload import popularity
+from planner.planning.scenario import Scenario
+from planner.planning.search import ranked
+from planner.studies.layout_study import served_within
+
+SHARED, OWN = "one for all", "one for each"
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """USD per hour by number of adapters, the traffic being the same, and what one endpoint of its own takes."""
+
+    frame: pd.DataFrame  # Adapters, Endpoints, USD per hour; without rows for what nothing serves
+    own: str  # one replica for one adapter
+    own_usd: float  # per hour
+    worth_rps: float  # requests/s of one adapter from which an endpoint of its own costs less than its share
+
+    @property
+    def break_even(self) -> int | None:
+        """The fewest adapters that were looked at for which one endpoint costs less; None where none do."""
+        costs = self.frame.pivot(index="Adapters", columns="Endpoints", values="USD per hour").reindex(
+            columns=[SHARED, OWN]
+        )
+        cheaper = costs.index[costs[SHARED] < costs[OWN]]
+        return int(cheaper[0]) if len(cheaper) else None
+
+
+def endpoints(scenario: Scenario) -> Endpoints | None:
+    """Both ways for 1, 2, 4, ... up to all of the scenario's adapters; None where either is impossible or unpriced.
+
+    An adapter's own endpoint has a replica at least, and as many as its requests/s need with the scenario's headroom.
+    """
+    load, settled = scenario.workload, scenario.engine_args
+    if not load.adapters or load.rate is None or scenario.offline:
+        return None
+    args = {name: value for name, value in settled.items() if "lora" not in name}
+    merged = replace(scenario, engine_args=args, workload=replace(load.at(load.rate / load.adapters), adapters=0))
+    alone, all_of_them = ranked(merged).chosen, ranked(scenario).chosen
+    if not (alone and all_of_them and alone.usd_per_hour and all_of_them.usd_per_hour):
+        return None
+    one = alone.deployment.with_replicas(1)
+    usd, served = alone.usd_per_hour / alone.deployment.layout.replicas, served_within(merged, one)
+    counts = sorted({*(2**k for k in range(load.adapters.bit_length())), load.adapters})
+    rows = []
+    for count in counts:
+        asked = load.rate * popularity(count, load.adapter_zipf)
+        replicas = np.maximum(np.ceil(asked / (served * (1 - scenario.headroom))), 1)
+        rows.append((count, OWN, usd * replicas.sum()))
+        if (found := ranked(replace(scenario, workload=replace(load, adapters=count))).chosen) and found.usd_per_hour:
+            rows.append((count, SHARED, found.usd_per_hour))
+    frame = pd.DataFrame(rows, columns=["Adapters", "Endpoints", "USD per hour"])
+    return Endpoints(frame, str(one), usd, usd * load.rate / all_of_them.usd_per_hour)
