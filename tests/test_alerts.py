@@ -177,6 +177,92 @@ def test_a_pace_between_two_edges_is_not_taken_for_one_beyond_the_limit(tmp_path
 
 
 @needs_promtool
+def test_replicas_that_come_and_go_with_the_traffic_are_counted_against_it(tmp_path: Path) -> None:
+    """Autoscaled down to one is no alarm by night; two asked for and one there is, and so is none at all."""
+    prediction, targets = planned("vllm 0.33.0")
+    found = documents(prediction, targets, wanted=("alerts", "kubernetes"))
+    (scale,) = yaml.safe_load_all(found["k8s/scale.yaml"])
+    each = float(scale["spec"]["triggers"][0]["metadata"]["threshold"])
+    assert scale["spec"]["minReplicaCount"] == 1 and scale["spec"]["maxReplicaCount"] == 2
+
+    def at(up: int, busy: float) -> dict[str, Any]:
+        model = prediction.deployment.model.name
+        labels = f'{{model_name="{model}", instance="a:1"}}'
+        series = [f'up{{job="{job(prediction.deployment)}", instance="a:1"}} {up}x60']
+        if up:
+            running, waiting = f"vllm:num_requests_running{labels}", f"vllm:num_requests_waiting{labels}"
+            series = [*series, f"{running} {busy}x60", f"{waiting} 0x60"]
+        made = [
+            {"series": one.rpartition(" ")[0], "values": one.rpartition(" ")[2].replace("x", "+0x")} for one in series
+        ]
+        rule = next(one for group in yaml.safe_load(found["alerts.yml"])["groups"] for one in group["rules"]
+                    if one.get("alert") == "ReplicasMissing")  # fmt: skip
+        alarm = {"exp_labels": rule["labels"], "exp_annotations": rule["annotations"]}
+        fires = up == 0 or busy > each
+        check = {"eval_time": "110m", "alertname": "ReplicasMissing", "exp_alerts": [alarm] if fires else []}
+        return {"interval": "2m", "input_series": made, "alert_rule_test": [check]}
+
+    (tmp_path / "alerts.yml").write_text(found["alerts.yml"])
+    tests = [at(1, each / 2), at(1, 3 * each), at(0, 0.0)]
+    spec = {"rule_files": ["alerts.yml"], "evaluation_interval": "5m", "tests": tests}
+    (tmp_path / "test.yml").write_text(yaml.safe_dump(spec))
+    done = subprocess.run([PROMTOOL, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("kind", ["vllm 0.33.0", "sglang 0.5.23"])
+def test_what_is_scraped_has_the_name_that_alerts_and_dashboard_count(kind: str) -> None:
+    found = documents(*planned(kind), wanted=("alerts", "dashboard", "kubernetes", "compose"))
+    asked = {json.loads(name) for file in ("alerts.yml", "grafana.json")
+             for name in re.findall(r'job=("(?:[^"\\]|\\.)*")', found[file].replace('\\"', '"'))}  # fmt: skip
+    (scraped,) = yaml.safe_load(found["prometheus.yml"])["scrape_configs"]
+    (monitor,) = yaml.safe_load_all(found["k8s/monitor.yaml"])
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    (relabelled,) = endpoint["relabelings"]
+    assert relabelled["targetLabel"] == "job" and asked == {scraped["job_name"]} == {relabelled["replacement"]}
+    services = yaml.safe_load(found["compose.yaml"])["services"].values()
+    ports = {f"localhost:{service['ports'][0].split(':')[0]}" for service in services}
+    assert ports == set(scraped["static_configs"][0]["targets"])  # where compose puts them, Prometheus looks
+
+
+def test_spares_run_and_are_scraped_and_an_alert_waits_for_what_the_traffic_needs() -> None:
+    prediction, targets = planned("vllm 0.33.0")
+    spared = replace(prediction, deployment=replace(prediction.deployment, spare_replicas=1))
+    kinds = (
+        "script",
+        "alerts",
+        "dashboard",
+        "kubernetes",
+        "compose",
+        "kserve",
+        "skypilot",
+        "production-stack",
+        "runpod",
+    )
+    found = documents(spared, targets, wanted=kinds)
+    assert "of the 3 that the plan" in found["serve.sh"] and "at most 3" in found["runpod.env"]
+    assert len(yaml.safe_load(found["compose.yaml"])["services"]) == 3
+    workload = next(yaml.safe_load_all(found["k8s/serve.yaml"]))
+    (scale,) = yaml.safe_load_all(found["k8s/scale.yaml"])
+    assert workload["spec"]["replicas"] == scale["spec"]["maxReplicaCount"] == 3
+    assert yaml.safe_load(found["kserve.yaml"])["spec"]["replicas"] == 3
+    board = json.loads(found["grafana.json"])
+    panel = next(one for one in board["panels"] if one["title"] == "Replicas that answer")
+    assert panel["description"] == "The plan has 2 and 1 to spare."
+    assert panel["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"] == 2
+    assert len(yaml.safe_load(found["prometheus.yml"])["scrape_configs"][0]["static_configs"][0]["targets"]) == 3
+    assert "2 and 1 to spare" in found["runbook.md"]
+
+
+def test_an_alert_on_an_edge_says_which(tmp_path: Path) -> None:
+    said = {rule["alert"]: rule["annotations"]["summary"] for rule in rules("vllm 0.20.2") if "alert" in rule}
+    assert said["TtftP99AboveServiceLevel"].endswith(
+        "late is what took over 1000 ms, the nearest edge of the histogram"
+    )
+    assert "edge" not in said["ItlP95AboveServiceLevel"]  # 50 ms is one
+
+
+@needs_promtool
 @pytest.mark.parametrize("kind", KINDS)
 def test_prometheus_reads_rules_and_configuration(tmp_path: Path, kind: str) -> None:
     for name in ("alerts.yml", "prometheus.yml"):

@@ -114,12 +114,17 @@ class Deployment:
     @property
     def gpus(self) -> int:
         """GPUs of all replicas, spares among them."""
-        return self.layout.gpus_per_replica * (self.layout.replicas + self.spare_replicas)
+        return self.layout.gpus_per_replica * self.replicas
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that run: those that the traffic needs, and spares."""
+        return self.layout.replicas + self.spare_replicas
 
     @property
     def machines(self) -> tuple[int, ...]:
         """GPUs of each machine that is rented; none where GPUs are let in any number."""
-        count, each = self.layout.replicas + self.spare_replicas, self.layout.gpus_per_replica
+        count, each = self.replicas, self.layout.gpus_per_replica
         return machines(count, each, self.sold_in) if self.sold_in else ()
 
     @property

@@ -63,7 +63,7 @@ def documents(
     layout, engine = deployment.layout, deployment.engine
     slowest = sorted(targets, key=lambda target: target.seconds)  # one limit per metric: the last and widest
     start = launch(prediction, storage)
-    at = alerts.endpoints(layout.replicas + deployment.spare_replicas, start.port, start.replicas_per_node, start.nodes)
+    at = alerts.endpoints(deployment.replicas, start.port, start.replicas_per_node, start.nodes)
     values: dict[str, Any] = {
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
         "launch": start, "p": prediction, "d": deployment, "layout": layout, "targets": targets,
@@ -72,6 +72,7 @@ def documents(
         "script": script, "environment": manifests.environment(engine),
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
         "start_up": start.start_up,
+        "scaled": manifests.scaled(prediction) if "kubernetes" in wanted else None,
         **alerts.watched(prediction, targets, at),
     }  # fmt: skip
     names = file_names(prediction, wanted)

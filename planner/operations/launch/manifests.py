@@ -13,9 +13,11 @@ from typing import Any
 
 from planner.core.catalog import Sourced, entries
 from planner.core.quantities import GIB, PlannerError
+from planner.facts.deployment import Deployment
 from planner.facts.engine_metrics import engine_metrics
 from planner.facts.engines import Engine, release
 from planner.latency.start_up import start_up
+from planner.operations.alerts import job
 from planner.operations.launch.command import Launch, checkpoint
 from planner.operations.launch.words import MOUNTED, compose, pod, shell, text
 from planner.operations.rendering import render
@@ -116,9 +118,8 @@ def _possible(kind: str, launch: Launch) -> None:
 def _values(launch: Launch, prediction: Prediction) -> dict[str, Any]:
     """What all templates may show."""
     deployment = launch.deployment
-    begins = start_up(deployment, FIRST)
+    begins, start_s = start_up(deployment, FIRST), start_seconds(deployment)
     engine, layout = deployment.engine, deployment.layout
-    start_s = math.ceil(PATIENCE * begins.total.hi) if begins else UNPREDICTED_START_S
     takes = f": with its weights to be downloaded it takes {begins}" if begins else ""
     held = math.ceil(prediction.memory.weights.mid * launch.gpus / GIB)
     return {
@@ -132,16 +133,30 @@ def _values(launch: Launch, prediction: Prediction) -> dict[str, Any]:
         "drain_s": launch.drain_s, "grace_s": launch.drain_s + 30, "start_s": start_s,
         "started": f"given up after {start_s} s{takes}",
         "cpus": 2 + launch.gpus, "memory_gib": held + 16, "shm_gib": 4 + 2 * launch.gpus,
-        "disk_gb": 2 * held * launch.nodes + 100, "in_flight": _in_flight(prediction),
+        "disk_gb": 2 * held * launch.nodes + 100, "in_flight": in_flight(prediction), "job": job(deployment),
     }  # fmt: skip
 
 
-def _in_flight(prediction: Prediction) -> float:
+def start_seconds(deployment: Deployment) -> int:
+    """How long a starting replica is waited for."""
+    begins = start_up(deployment, FIRST)
+    return math.ceil(PATIENCE * begins.total.hi) if begins else UNPREDICTED_START_S
+
+
+def in_flight(prediction: Prediction) -> float:
     """Requests in a replica at the planned traffic, mean: arrivals times their time in it (Little's law)."""
     found, load = prediction.performance, prediction.workload
     assert found is not None and load is not None
     inside = load.concurrency or (load.rate or 0.0) * found.at("e2e", "mean").mid
     return max(inside / prediction.deployment.layout.replicas, 1.0)
+
+
+def scaled(prediction: Prediction) -> dict[str, float] | None:
+    """Requests in flight from which on another replica comes, and minutes until it answers; None where none does."""
+    deployment = prediction.deployment
+    if deployment.layout.replicas == 1 or engine_metrics(deployment.engine).without:
+        return None
+    return {"each": in_flight(prediction), "minutes": math.ceil(start_seconds(deployment) / 60)}
 
 
 def _known(entry: str) -> dict[str, str]:
