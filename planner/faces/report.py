@@ -19,6 +19,7 @@ from planner.core.files import folder, replacing, spare, today
 from planner.core.quantities import PlannerError, one_line
 from planner.facts.prices import price_per_hour
 from planner.operations.answer import parted, told, write
+from planner.planning.confidence import confidence
 from planner.planning.scenario import load_scenario, scenario_path
 from planner.planning.search import Plan, search
 from planner.studies.comparison import cheapest, some, titles
@@ -176,6 +177,7 @@ def _title(plan: Plan) -> dict[str, Any]:
         date=f"{today():%-d %B %Y}",
         version=__version__,
         found=best and best.prediction.performance,
+        sure=confidence(plan),
         basis=BASES,
         price=best and price_per_hour(best.deployment.gpu, scenario.prices),
     )

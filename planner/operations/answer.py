@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,19 @@ from planner.models.registry import model
 from planner.operations.launch import FILES, documents, file_names, launch
 from planner.operations.rendering import render
 from planner.planning.candidate import Candidate, asked_rps, describe, energy, free_share, held, milliseconds, run_hours
+from planner.planning.confidence import DRAWS, confidence
 from planner.planning.prediction import Prediction
-from planner.planning.scenario import Scenario, Target
+from planner.planning.scenario import FileKind, Scenario, Target
 from planner.planning.search import Plan
 
 EXIT = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 """What `planner plan` ends with."""
 SECRETS = "serve.env"
 """Its owner fills it in with keys: it is readable to them alone, and not written over once it holds any."""
+MEASURE = "measure/"
+"""Where the scripts lie that measure another deployment than the plan's."""
+TO_RUN: tuple[FileKind, ...] = ("script", "benchmark")
+"""What it takes to measure one."""
 
 
 def answer(plan: Plan) -> dict[str, Any]:
@@ -37,10 +43,55 @@ def answer(plan: Plan) -> dict[str, Any]:
     found |= figures(scenario, best) if best else {"model": scenario.model}
     found |= {"binding": {"constraint": plan.binding.constraint, "sentence": plan.binding.sentence}}
     found |= {"runner_up": figures(scenario, plan.runner_up) if plan.runner_up else None}
+    found |= {"confidence": _confidence(plan)}
     found |= {"rejected": dict(Counter(rejection.bottleneck for rejection in plan.rejected))}
     found |= {"assumptions": list(scenario.assumptions), "notes": list(plan.notes)}
     found |= {"command": launch(plan.chosen.prediction).command if plan.chosen else None}
-    return found | {"files": file_names(plan.chosen.prediction, scenario.wanted) if plan.chosen else []}
+    return found | {"files": _files(plan)}
+
+
+def _files(plan: Plan) -> list[str]:
+    """All that is written beside `plan.json`."""
+    if plan.chosen is None:
+        return []
+    measured = [name for name in to_measure(plan) if name.startswith(MEASURE)]
+    return [*file_names(plan.chosen.prediction, plan.scenario.wanted), *measured]
+
+
+def _confidence(plan: Plan) -> dict[str, Any] | None:
+    """How sure the choice is, in shares of all draws, and what to measure first; null where nothing was chosen."""
+    sure = confidence(plan)
+    if sure is None:
+        return None
+    parts = {name: getattr(sure, name) for name in ("stays", "cheaper", "alike", "dearer", "broken")}
+    others = [
+        {"deployment": describe(rival.deployment), "usd_per_hour": rival.usd_per_hour, "share": share}
+        for rival, share in sure.rivals
+    ]
+    first = sure.first and {
+        "deployment": describe(sure.first[0].deployment), "changes_the_choice": sure.first[1],
+        "command": launch(sure.first[0].prediction).command, "files": list(to_measure(plan)),
+    }  # fmt: skip
+    return {"draws": DRAWS, **parts, "instead": others, "measure_first": first}
+
+
+def to_measure(plan: Plan) -> tuple[str, ...]:
+    """The files that start and benchmark what should be measured first; none where no result changes the choice."""
+    sure = confidence(plan)
+    if sure is None or sure.first is None or not {*TO_RUN} <= {*plan.scenario.wanted}:
+        return ()
+    measured = sure.first[0]
+    folder_of = "" if measured is plan.chosen else MEASURE
+    return tuple(folder_of + name for name in file_names(measured.prediction, TO_RUN) if name != SECRETS)
+
+
+def _measured(plan: Plan) -> dict[str, str]:
+    """Name and text of the files of what should be measured first, where they are others than the plan's own."""
+    names, sure = to_measure(plan), confidence(plan)
+    if not (sure and sure.first and names and names[0].startswith(MEASURE)):
+        return {}
+    texts = documents(sure.first[0].prediction, plan.scenario.service_level, plan.scenario.storage, TO_RUN)
+    return {name: texts[name.removeprefix(MEASURE)] for name in names}
 
 
 def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
@@ -107,6 +158,7 @@ def told(plan: Plan) -> str:
         drawn = [f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in energy(scenario, best)]
         values |= {"price": price_per_hour(best.deployment.gpu, scenario.prices)}
         values |= {"power": drawn, "promises": [_promise(target, found) for target in scenario.service_level]}
+        values |= {"sure": confidence(plan), "scripts": [name for name in to_measure(plan) if name.endswith(".sh")]}
         values |= {"spare": free_share(scenario, best.prediction) or 0.0}
         values |= {"planned": asked_rps(scenario, best.prediction)}
         values |= {"start_up": start_up(best.deployment, scenario.storage)}
@@ -142,7 +194,7 @@ def write(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
     chosen, asked = plan.chosen, plan.scenario
     texts = documents(chosen.prediction, asked.service_level, asked.storage, asked.wanted) if chosen else {}
     kept = {SECRETS} if _filled_in(out / SECRETS) else set()
-    texts = {name: text for name, text in texts.items() if name not in kept}
+    texts = {name: text for name, text in texts.items() if name not in kept} | _measured(plan)
     texts["plan.json"] = json.dumps(answer(plan), indent=2, allow_nan=False) + "\n"
     paths = [out / name for name in (*texts, *([report.name] if report else []))]
     spare(asked.files, paths)
@@ -156,6 +208,9 @@ def write(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
                 part.chmod(0o600)
         if report:
             shutil.copyfile(report, parts[-1])
+    for place in {path.parent for path in stale} - {out}:
+        with suppress(OSError):  # something else lies there
+            place.rmdir()
     return tuple(texts)
 
 
@@ -167,6 +222,8 @@ def _filled_in(path: Path) -> bool:
 def _earlier(out: Path) -> set[str]:
     """The files that the `plan.json` of `out` came with: others of such names are its owner's."""
     try:
-        return set(FILES) & set(parse_json(read_text(out / "plan.json"), "plan.json")["files"])
+        return {*FILES, *(MEASURE + name for name in FILES)} & set(
+            parse_json(read_text(out / "plan.json"), "plan.json")["files"]
+        )
     except (PlannerError, LookupError, TypeError):
         return set()

@@ -26,6 +26,7 @@ from planner.planning.candidate import (
     replayed,
     run_hours,
 )
+from planner.planning.confidence import DRAWS, confidence
 from planner.planning.deployments import deployment_of
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -215,6 +216,35 @@ def lost(plan: Plan) -> tuple[Candidate | None, str]:
         risk = f", though at the pessimistic end {'; '.join(fewer.risks)}" if fewer.risks else ""
         return fewer, f"{left} still keeps every promise{risk} (replayed)."
     return fewer, f"{left} does not keep every promise (replayed): {'; '.join(fewer.misses)}."
+
+
+def sure(plan: Plan) -> str:
+    """How sure the choice is, and what to measure first: the result that would change it most often."""
+    found = confidence(plan)
+    if found is None:
+        return ""
+    said = f"{str(found).capitalize()}. It breaks a promise itself in {found.broken * DRAWS:,.0f}."
+    if found.first is None:
+        return f"{said} No benchmark of one deployment would change the choice."
+    measured, share = found.first
+    own = measured is plan.chosen
+    what = "the plan itself" if own else describe(measured.deployment)
+    files = "`serve.sh` and `bench.sh`" if own else "`measure/serve.sh` and `measure/bench.sh`"
+    return f"{said} Measure first {what}, one replica ({files}): its result changes it in {share:.0%}."
+
+
+def chosen_instead(plan: Plan) -> pd.DataFrame:
+    """What is chosen in the draws from the intervals, most often first, and how often a benchmark of it would tell."""
+    found = confidence(plan)
+    if found is None or plan.chosen is None:
+        return pd.DataFrame()
+    told = {id(candidate): f"{share:.0%}" for candidate, share in found.runs}
+    rows = [
+        (describe(c.deployment), _usd(c.usd_per_hour), round(share * DRAWS), told.get(id(c), "-"))
+        for c, share in ((plan.chosen, found.stays), *found.rivals[:5])
+    ]
+    columns = ["deployment", "USD per hour", f"chosen in (of {DRAWS:,} draws)", "its benchmark changes the choice"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def risks(plan: Plan) -> pd.DataFrame:

@@ -1,0 +1,200 @@
+"""How sure the choice itself is: how often it stands where figures are drawn from their intervals, and what would tell.
+
+A draw is one true step cost for each layout. Errors are shared as the calibration's widths say: what is left where a
+pair of GPU and model was measured often is a layout's own, the rest is the pair's, and what a new GPU, model or release
+adds is shared by all that have it. Every figure of a candidate moves with its step cost, and the rule of the search
+judges what comes of it, headroom included; at the same price it keeps today's order. Prices, memory and traffic are not
+drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+
+from planner.core.quantities import Z80, Interval
+from planner.latency.calibration import calibration_of, catalog, method_of
+from planner.planning.candidate import Candidate, asked_rps, most_rps
+from planner.planning.scenario import Scenario
+from planner.planning.search import Plan
+
+DRAWS, SEED = 1000, 11
+CERTAIN = 2.5
+"""Standard deviations beyond which draws are too rare to count."""
+DEARER = 30
+"""Candidates that cost more than the chosen one, at most."""
+SELDOM = 0.005
+"""What happens in fewer draws is not worth a run."""
+CLEARLY = 0.01
+"""A benchmark of another plan must change the choice in so much more of the draws to come before the plan's own."""
+MOST_RUNS = 6
+"""Benchmarks that are asked about: of the chosen plan, and of those that are chosen instead most often."""
+
+
+@dataclass(frozen=True)
+class Confidence:
+    """The share of `DRAWS` draws in which the plan stays the cheapest that holds, and what is chosen in the others."""
+
+    stays: float
+    cheaper: float  # something that costs less would do
+    dearer: float  # only something that costs more would do, or nothing that was looked at
+    broken: float  # the plan itself breaks a promise, or is overloaded
+    rivals: tuple[tuple[Candidate, float], ...]  # that are chosen instead, most often first
+    runs: tuple[tuple[Candidate, float], ...]  # a benchmark of one replica of which changes the choice so often
+
+    @property
+    def first(self) -> tuple[Candidate, float] | None:
+        """What to measure first, and in which share of draws that changes the choice; None where nothing would."""
+        return next(iter(self.runs), None)
+
+    @property
+    def alike(self) -> float:
+        """The share in which another plan at the same price does better, or holds where this one does not."""
+        return round(1 - self.stays - self.cheaper - self.dearer, 6)
+
+    def __str__(self) -> str:
+        others = {
+            "something cheaper would do": self.cheaper,
+            "another at the same price does better": self.alike,
+            "only something dearer keeps all that is asked": self.dearer,
+        }
+        told = [f"in {count} {what}" for what, share in others.items() if (count := round(share * DRAWS))]
+        kept = f"in {self.stays * DRAWS:,.0f} of {DRAWS:,} draws from the intervals it stays the cheapest that holds"
+        return "; ".join([kept, *([", ".join(told)] if told else [])])
+
+
+@dataclass(frozen=True)
+class _Rivals:
+    """Candidates in the order of the rule, with logarithms of the shares of their limits, and what step costs move."""
+
+    candidates: list[Candidate]
+    limits: np.ndarray  # [candidates, limits, 3] middle, what a standard deviation slower adds, and faster takes away;
+    # of the promises, then of the load
+    order: np.ndarray  # [candidates, 1] of cost, then of today's rank but for the margin
+
+    def over(self, z: np.ndarray) -> np.ndarray:
+        """[candidates, draws] by how much each exceeds its tightest limit at its [candidates, draws] `z`."""
+        mid, slower, faster = np.moveaxis(self.limits, 2, 0)[..., None]
+        late, early = np.maximum(z, 0)[:, None], np.maximum(-z, 0)[:, None]
+        return np.asarray((mid + slower * late - faster * early).max(1))
+
+    def chosen(self, z: np.ndarray) -> np.ndarray:
+        """[draws] which the rule chooses at `z`; one beyond the last where none holds."""
+        over = self.over(z)
+        keys = np.where(over > 0, np.inf, self.order + np.exp(np.minimum(over, 0)) / 2)
+        return np.where(np.isfinite(keys.min(0)), keys.argmin(0), len(self.candidates))
+
+
+def confidence(plan: Plan) -> Confidence | None:
+    """How sure the choice of `plan` is; None where nothing was chosen. The same plan has the same answer."""
+    chosen = plan.chosen
+    if chosen is None:
+        return None
+    rivals = _rivals(plan, chosen)
+    candidates = rivals.candidates
+    shares = [_shares(candidate) for candidate in candidates]
+    errors = {name: _draws(name) for name in {name for each in shares for name in each}}
+    z = np.array([sum(math.sqrt(share) * errors[name] for name, share in each.items()) for each in shares])
+    winners, own = rivals.chosen(z), candidates.index(chosen)
+    bills = [(unpriced, round(cost, 6)) for unpriced, cost in (candidate.cost for candidate in candidates)]
+    more = np.array([*((bill > bills[own]) - (bill < bills[own]) for bill in bills), 1])[winners]
+    won = Counter(winners.tolist())
+    instead = [(k, many / DRAWS) for k, many in won.most_common() if k not in (own, len(candidates))]
+    served = rivals.limits[own].copy()
+    served[-1, 0] += math.log(1 - plan.scenario.headroom)  # all that it can serve, with nothing to stay free
+    broken = _Rivals([chosen], served[None], np.zeros((1, 1))).over(z[own : own + 1]) > 0
+    return Confidence(
+        stays=won[own] / DRAWS,
+        cheaper=float((more < 0).mean()),
+        dearer=float((more > 0).mean()),
+        broken=float(broken.mean()),
+        rivals=tuple((candidates[k], share) for k, share in instead if share >= SELDOM),
+        runs=_runs(rivals, [own, *(k for k, _ in instead)][:MOST_RUNS], shares, z),
+    )
+
+
+def _rivals(plan: Plan, chosen: Candidate) -> _Rivals:
+    """All that could be chosen in a draw: of each place the best, nothing dearer than what always holds."""
+    kept: dict[object, tuple[Candidate, list[tuple[float, float, float]]]] = {}
+    most = (True, math.inf)
+    for candidate in sorted(plan.candidates, key=lambda candidate: (candidate.cost, candidate.rank)):
+        dearer = sum(other.cost > chosen.cost for other, _ in kept.values())
+        if candidate.cost > most:
+            break
+        if dearer >= DEARER or candidate.place in kept or (limits := _limits(plan.scenario, candidate)) is None:
+            continue
+        if all(mid - CERTAIN * faster <= 0 for mid, _, faster in limits) or candidate is chosen:
+            kept[candidate.place] = candidate, limits
+        if candidate.cost >= chosen.cost and all(mid + CERTAIN * slower <= 0 for mid, slower, _ in limits):
+            most = min(most, candidate.cost)
+    if chosen.place not in kept or kept[chosen.place][0] is not chosen:
+        kept[chosen.place] = chosen, _limits(plan.scenario, chosen) or []
+    first = [(candidate.cost, candidate.rank, candidate is not chosen) for candidate, _ in kept.values()]
+    found = [
+        candidate for _, (candidate, _) in sorted(zip(first, kept.values(), strict=True), key=lambda item: item[0])
+    ]
+    keys = [((c.cost[0], round(c.cost[1], 6)), c.rank[:-1]) for c in found]
+    order = np.array([[sorted(set(keys)).index(key)] for key in keys])
+    return _Rivals(found, np.array([kept[candidate.place][1] for candidate in found]), order)
+
+
+def _limits(scenario: Scenario, candidate: Candidate) -> list[tuple[float, float, float]] | None:
+    """A row of `_Rivals.limits` for each promise, and for the load; None where it misses what no step cost changes."""
+    performance, planned = candidate.prediction.performance, 1 - scenario.headroom
+    drawn = {*(target.name for target in scenario.service_level), "capacity", "rate"}
+    if performance is None or not drawn.issuperset(candidate.constraints):
+        return None
+    times = [(performance.at(t.metric, t.percentile), t.seconds) for t in scenario.service_level]
+    rows = [_moves(value, limit) for value, limit in times]
+    most, asked = most_rps(scenario, performance), asked_rps(scenario, candidate.prediction)
+    if scenario.workload.rate is None or most is None:  # users wait for their answers: no queue grows
+        return [*rows, _moves(Interval.exactly(0), planned)]
+    return [*rows, _moves(most.map(lambda rate: asked / max(rate, 1e-9)), planned)]
+
+
+def _moves(value: Interval, limit: float) -> tuple[float, float, float]:
+    """Logarithms: of its middle as a share of `limit`, and of what a standard deviation adds and takes away."""
+    if math.isnan(value.mid):  # answers of one token have no pace
+        value = Interval.exactly(0)
+    lo, mid, hi = (max(end / limit, 1e-9) for end in (value.lo, value.mid, value.hi))
+    return math.log(mid), math.log(hi / mid) / Z80, math.log(mid / lo) / Z80
+
+
+def _shares(candidate: Candidate) -> dict[str, float]:
+    """Shares of the variance of its step cost, by what has the same error; those of its layout alone last."""
+    deployment = candidate.deployment
+    known, engine, card = calibration_of(deployment), deployment.engine, deployment.gpu.name
+    widths = catalog(engine.name).common.sigma_tpot
+    name, layout = f"{engine.name} {engine.version}", deployment.with_replicas(1).layout
+    pair = f"{name}, {card}, {method_of(deployment.model)}"
+    own = f"{pair}, {layout}, {deployment.args.kv_cache_dtype or 'auto'} KV, {deployment.drafts} drafts"
+    kinds = {"model": f"{name}, the model", "gpu": f"{name}, {card}", "version": name}
+    found = {kinds[new]: max(getattr(widths, new) ** 2 - widths.curve**2, 0.0) for new in known.new if new in kinds}
+    found[pair] = max(widths.curve**2 - widths.many**2, 0.0) * (known.sigma_tpot > widths.many)
+    found[own] = widths.many**2
+    return {name: square / sum(found.values()) for name, square in found.items()}
+
+
+def _draws(name: str) -> np.ndarray:
+    """Standard normal draws of an error, the same for the same name whatever else is drawn."""
+    return np.random.default_rng([SEED, crc32(name.encode())]).standard_normal(DRAWS)
+
+
+def _runs(
+    rivals: _Rivals, asked: list[int], shares: list[dict[str, float]], z: np.ndarray
+) -> tuple[tuple[Candidate, float], ...]:
+    """How often the result of a benchmark of each of `asked` changes what the search says, most often first.
+
+    A result tells the error of its own layout, and of others as far as they share it; the rest stays at the middle.
+    The plan's own, the first of `asked`, comes first where no other changes it clearly more often.
+    """
+    today, found = rivals.chosen(np.zeros((len(z), 1)))[0], []
+    for k in dict.fromkeys({list(shares[k])[-1]: k for k in reversed(asked)}[list(shares[k])[-1]] for k in asked):
+        known = [sum(math.sqrt(share * shares[k].get(name, 0)) for name, share in each.items()) for each in shares]
+        changed = float((rivals.chosen(np.outer(known, z[k])) != today).mean())
+        found.append((changed + CLEARLY * (k == asked[0]), changed, k))
+    return tuple((rivals.candidates[k], changed) for _, changed, k in sorted(found, reverse=True) if changed >= SELDOM)
