@@ -1,0 +1,88 @@
+"""What prefix caches find where requests share documents: by the size of the pool, by replicas and by routing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from planner.facts.arrivals import arrivals
+from planner.facts.deployment import Deployment
+from planner.facts.traces import BLOCK, Trace
+from planner.facts.workload import Workload
+from planner.latency.speculation import step_of
+from planner.memory.budget import memory_of
+from planner.memory.kv_cache import KvPool
+from planner.simulator.kernel_types import LEAST_LOADED, PREFIX_AFFINITY, ROUND_ROBIN
+from planner.simulator.prefix_reuse import hit_rate
+from planner.simulator.replay import ReplayResult, replay_workload
+
+POLICIES = {"in turn": ROUND_ROBIN, "to the least loaded": LEAST_LOADED, "to who has the prefix": PREFIX_AFFINITY}
+"""Ways to choose a replica, in words; `simulator.kernel_types.Router` says what each is."""
+
+
+def documents(
+    count: int, blocks: int, rate: float, requests: int, *, zipf: float = 0.0, output: int = 200,
+    question_first: bool = False, seed: int = 0,
+) -> Workload:  # fmt: skip
+    """Questions about `count` documents of so many `blocks` of 512 tokens, Poisson arrivals at `rate` requests/s.
+
+    A prompt is a document and then a question of one block that nobody else asks; or the question stands first, so that
+    no two prompts begin alike. The k-th document is asked about k^-zipf as often as the first.
+    """
+    rng, asked = np.random.default_rng(seed), np.arange(1.0, count + 1) ** -zipf
+    chosen = rng.choice(count, requests, p=asked / asked.sum())
+    prompts = []
+    for i, document in enumerate(chosen):
+        fresh = count * blocks + i * (blocks + 1)  # ids of blocks that only this prompt has
+        shared = range(document * blocks, (document + 1) * blocks)
+        own = range(fresh, fresh + blocks + 1)
+        prompts.append(tuple(own) if question_first else (*shared, own[0]))
+    prompt, answer = np.full(requests, (blocks + 1) * BLOCK), np.full(requests, output)
+    return Workload.from_trace(
+        Trace(Path("documents"), arrivals(requests, rate, 1.0, rng), prompt, answer, tuple(prompts))
+    )
+
+
+def found(run: ReplayResult) -> float:
+    """The share of prompt tokens that a replay found in prefix caches, percent."""
+    return float(run.outcome.cached.sum() / run.prompt.sum() * 100)
+
+
+def replayed(
+    deployment: Deployment, workload: Workload, policy: str = "in turn", pool: KvPool | None = None
+) -> ReplayResult:
+    """All replicas of `deployment` behind a router of one of `POLICIES`; `pool` replaces that of the memory plan."""
+    pool = pool or memory_of(deployment).pool
+    return replay_workload(deployment, pool, step_of(deployment), workload, policy=POLICIES[policy])
+
+
+def by_pool(deployment: Deployment, workload: Workload, shares: Sequence[float]) -> pd.DataFrame:
+    """One replica with such shares of its KV pool: what it finds, replayed and as a plain LRU, and its TTFT."""
+    pool, rows = memory_of(deployment).pool, []
+    for share in shares:
+        smaller = replace(pool, num_blocks=int(pool.num_blocks * share))
+        run = replayed(deployment, workload, pool=smaller)
+        assert workload.trace is not None
+        plain = hit_rate(workload.trace, 1, smaller.kv_tokens) * 100
+        ttft = run.stats("ttft")
+        rows.append((smaller.kv_tokens, found(run), plain, ttft["p50"] * 1e3, ttft["p99"] * 1e3))
+    columns = ["KV pool (tokens)", "found (%)", "a plain LRU would find (%)", "p50 TTFT (ms)", "p99 TTFT (ms)"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def by_routing(
+    deployment: Deployment, workload: Workload, replicas: Sequence[int], policies: Sequence[str] = tuple(POLICIES)
+) -> pd.DataFrame:
+    """Several replicas, `workload` being the traffic of each: what is found by routing, TTFT, who has most to do."""
+    rows = []
+    for count in replicas:
+        load = workload.at((workload.rate or 0.0) * count)
+        for policy in policies:
+            run = replayed(deployment.with_replicas(count), load, policy)
+            served = np.bincount(run.outcome.replica, minlength=count) if count > 1 else np.ones(1)
+            busiest, ttft = served.max() / served.mean(), run.stats("ttft")
+            rows.append((count, policy, found(run), ttft["p50"] * 1e3, ttft["p99"] * 1e3, busiest))
+    columns = ["replicas", "requests go", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "busiest, of the mean"]
+    return pd.DataFrame(rows, columns=columns)
