@@ -71,7 +71,9 @@ def test_replicas_find_what_a_plain_cache_of_their_size_finds(replicas: int) -> 
     step, tokens = step_of(deployment), memory.pool.kv_tokens
     runs = [replay_workload(deployment, memory.pool, step, workload, seed=k) for k in range(replicas)]
     found = sum(run.outcome.cached.sum() for run in runs) / TRACE.prompt.sum()
-    together = replay_workload(deployment, memory.pool, step, workload, policy=ROUND_ROBIN).outcome
+    together = replay_workload(
+        deployment, memory.pool, step, workload, router=Router(deployment.engines, ROUND_ROBIN)
+    ).outcome
     expected = plain_lru(TRACE, replicas, tokens // BLOCK)
     assert found == pytest.approx(expected, abs=0.03)
     assert together.cached.sum() == sum(run.outcome.cached.sum() for run in runs)
@@ -85,7 +87,9 @@ def test_a_plan_rests_on_the_hit_rate_of_its_own_replicas() -> None:
     assert 0 < taken_on(four, workload).prefix_hit_rate < workload.prefix_hit_rate
     assert taken_on(four.with_args(enable_prefix_caching=False), workload).prefix_hit_rate == 0
     assert capacity(four, workload).mid < 0.9 * capacity(four, replace(workload, trace=None)).mid
-    affine = replay_workload(four, memory_of(four).pool, step_of(four), workload, policy=PREFIX_AFFINITY).outcome
+    affine = replay_workload(
+        four, memory_of(four).pool, step_of(four), workload, router=Router(four.engines, PREFIX_AFFINITY)
+    ).outcome
     assert affine.cached.sum() / TRACE.prompt.sum() > hit_rate(TRACE, 4, memory_of(four).pool.kv_tokens) + 0.05
 
 

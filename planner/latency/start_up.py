@@ -14,6 +14,8 @@ from planner.memory.weights import rank_bytes
 CATALOG = "start_up.yaml"
 STORAGE = "nvme"
 """What weights are read from unless said otherwise."""
+UNPREDICTED_S = 1800.0
+"""How long a start is taken to last at most where none is predicted."""
 
 
 @cache

@@ -20,6 +20,8 @@ from planner.operations.rendering import render
 from planner.planning.candidate import Candidate, asked_rps, describe, energy, free_share, held, milliseconds, run_hours
 from planner.planning.confidence import DRAWS, confidence
 from planner.planning.prediction import Prediction
+from planner.planning.renting import Renting
+from planner.planning.scaling import Scaling
 from planner.planning.scenario import FileKind, Scenario, Target
 from planner.planning.search import Plan
 
@@ -45,6 +47,7 @@ def answer(plan: Plan) -> dict[str, Any]:
     found |= {"runner_up": figures(scenario, plan.runner_up) if plan.runner_up else None}
     found |= {"confidence": _confidence(plan)}
     found |= {"rejected": dict(Counter(rejection.bottleneck for rejection in plan.rejected))}
+    found |= {"day": _day(plan.scaling, plan.renting) if plan.scaling and plan.renting else None}
     found |= {"assumptions": list(scenario.assumptions), "notes": list(plan.notes)}
     found |= {"command": launch(plan.chosen.prediction).command if plan.chosen else None}
     return found | {"files": _files(plan)}
@@ -145,6 +148,21 @@ def _loaded(scenario: Scenario, prediction: Prediction, performance: Performance
         "capacity_rps": performance.capacity and performance.capacity.triple,
         "planned_rps": asked_rps(scenario, prediction),
         "headroom": free_share(scenario, prediction),
+    }  # fmt: skip
+
+
+def _day(scaling: Scaling, renting: Renting) -> dict[str, Any]:
+    """The part of a day of traffic; its costs are those of 24 hours."""
+    return {
+        "rps": list(scaling.rates), "replicas": list(scaling.replicas), "share_of_limit": list(scaling.largest),
+        "hours_missed": list(scaling.misses), "requests_replayed": scaling.requests,
+        "gpu_hours": scaling.gpu_hours, "gpu_hours_fixed": scaling.fixed_gpu_hours, "saved": scaling.saved,
+        "threshold": scaling.threshold, "lead_s": scaling.lead_s, "stabilization_s": scaling.stable_s,
+        "drain_s": scaling.drain_s, "starts": scaling.starts, "usd_per_day": dict(renting.usd),
+        "cheaper_up_to": [
+            {"what": first, "than": second, "requests_per_day": most if math.isfinite(most) else None}
+            for (first, second), most in renting.up_to.items()
+        ],
     }  # fmt: skip
 
 

@@ -57,6 +57,13 @@ class Prediction:
         return refused(self.workload, self.deployment.args.max_model_len) if self.workload else 0.0
 
     @property
+    def in_flight(self) -> float:
+        """Requests in a replica, running or waiting, on average: arrivals times their time in it (Little's law)."""
+        assert self.performance is not None and self.workload is not None
+        inside = self.workload.concurrency or (self.workload.rate or 0.0) * self.performance.at("e2e", "mean").mid
+        return max(inside / self.deployment.layout.replicas, 1.0)
+
+    @property
     def speedup(self) -> Interval | None:
         """TPOT without / with speculative decoding at the decode batch that is reached; None where there is none."""
         if self.deployment.speculation is None or self.performance is None or not self.workload:

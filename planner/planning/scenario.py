@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from os.path import isfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import CATALOGS, Entry, check, read_yaml
 from planner.core.quantities import GIB, PlannerError, all_known, bytes_of, did_you_mean, named, told_of
+from planner.facts.days import DAY, WEEK, Day, day_of
 from planner.facts.deployment import Speculation
 from planner.facts.draft_models import lacking
 from planner.facts.engines import LORA_RANKS, Engine, EngineArgs, engine, resolve
@@ -47,6 +48,17 @@ def _listed(value: Any) -> Any:
 def _several(value: Any) -> Any:
     """One number without its list is a list of one."""
     return (value,) if isinstance(value, int) else value
+
+
+def _hours(value: Any) -> Any:
+    """A day as it came: a name or a file, or one figure an hour."""
+    if value is None or isinstance(value, str):
+        return value
+    figures = value if isinstance(value, list | tuple) else [None]
+    if not all(isinstance(hour, int | float) and type(hour) is not bool and 0 <= hour <= 1e12 for hour in figures):
+        accepted = f"Input should be {DAY} to {WEEK} hourly figures from 0 to 1e12, a profile's name, or a trace's file"
+        raise PydanticCustomError("day", accepted)
+    return tuple(figures)
 
 
 def _described(value: Any) -> Any:
@@ -93,6 +105,30 @@ class WorkloadEntry(Entry):
     requests: Size | None = None
     within_hours: Positive | None = None
     shared_prefix: PrefixEntry | None = None
+    day: Annotated[str | tuple[float, ...] | None, BeforeValidator(_hours)] = None
+
+
+class ServerlessEntry(Entry):
+    """GPUs that are paid by the second, while a replica starts, works, and waits `idle_seconds` for another request."""
+
+    usd_per_gpu_second: Positive
+    cold_start: Positive | None = None
+    idle_seconds: Amount = 0.0
+    warm_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+
+
+class ApiEntry(Entry):
+    """The same model, or one that would do, paid by the token: USD per million."""
+
+    usd_per_mtok_input: Amount
+    usd_per_mtok_output: Amount
+
+
+class InsteadEntry(Entry):
+    """What could be paid instead of GPUs by the hour."""
+
+    serverless: ServerlessEntry | None = None
+    api: ApiEntry | None = None
 
 
 class AdaptersEntry(Entry):
@@ -172,7 +208,9 @@ class ScenarioEntry(Entry):
     storage: str = STORAGE
     prices: dict[str, Positive] = Field(default_factory=dict)
     price_tier: Tier = "on_demand"
+    instead: InsteadEntry = Field(default_factory=InsteadEntry)
     spare_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+    replicas_at_least: Annotated[int, Field(ge=1, le=1024)] = 1
     start_up_at_most: Positive | None = None
     power_at_most: Positive | None = None
     other_tenants_gib: Amount = 0.0
@@ -266,6 +304,9 @@ class Scenario:
     files: tuple[Path, ...]  # that it was read from
     other_engines: tuple[Engine, ...]  # that may be used as well
     wanted: tuple[FileKind, ...]  # to be written
+    day: Day | None = None  # how the traffic rises and falls; `workload` is its busiest hour
+    replicas_at_least: int = 1  # in its quietest hour
+    instead: InsteadEntry = field(default_factory=InsteadEntry)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -347,6 +388,8 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
         given = {**(entry.adapters.engine_args if entry.adapters else {}), **entry.engine_args}
         engine_args, served_by = engine_arguments(given), _engines(entry, folder)
         longest = engine_args.get("max_model_len") or model(entry.model).architecture.max_position
+        day = _day(entry.workload, folder)
+        own_day = str(entry.workload.day) if day and day.busiest else None
         found = Scenario(
             name=name,
             question=entry.question,
@@ -359,7 +402,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             ),
             engine=served_by[0],
             other_engines=tuple(served_by[1:]),
-            workload=_with_adapters(_workload(entry.workload, float(longest), folder), entry.adapters),
+            workload=_with_adapters(_workload(entry.workload, float(longest), folder, day), entry.adapters),
             service_level=tuple(
                 Target(metric, percentile, limit / 1e3)
                 for metric, limits in entry.service_level.items()
@@ -383,7 +426,10 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             speculation=entry.speculation,
             traits=Traits(**all_known(entry.traits, Traits.__dataclass_fields__, "trait")),
             wanted=entry.files,
-            files=tuple(_beside(folder, file) for file in (entry.calibration, entry.workload.trace) if file),
+            day=day,
+            replicas_at_least=entry.replicas_at_least,
+            instead=entry.instead,
+            files=tuple(_beside(folder, file) for file in (entry.calibration, entry.workload.trace, own_day) if file),
         )
         _possible(found)
     return found
@@ -419,12 +465,23 @@ def engine_arguments(given: Mapping[str, Setting]) -> Mapping[str, Setting]:
     return check(_EngineArgs, given, "engine_args").model_dump(exclude_none=True)
 
 
-def _workload(entry: WorkloadEntry, longest: float, folder: Path) -> Workload:
+def _day(entry: WorkloadEntry, folder: Path) -> Day | None:
+    """How the traffic of a scenario file rises and falls, where it says so."""
+    if entry.day is None:
+        return None
+    with told_of("workload, day"):
+        for name in ("concurrency", "requests"):
+            if getattr(entry, name) is not None:
+                raise PlannerError(f"a day needs a rate, that of its busiest hour: leave out {name}")
+        return day_of(entry.day, _beside(folder, str(entry.day)))
+
+
+def _workload(entry: WorkloadEntry, longest: float, folder: Path, day: Day | None = None) -> Workload:
     """The traffic of a scenario file; its own figures win over the trace's.
 
     Lengths of which only the mean is known are spread so that prompt and output fit into `longest` tokens.
     """
-    rate = entry.rate
+    rate = entry.rate or (day.busiest if day else None)
     if (entry.requests is None) != (entry.within_hours is None):
         raise PlannerError("workload: requests and within_hours go together")
     if entry.concurrency is not None:

@@ -12,7 +12,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import product
 from operator import attrgetter
 from typing import Literal
@@ -28,6 +28,8 @@ from planner.planning.candidate import Candidate, asked_rps, describe, judge, ju
 from planner.planning.confirmation import confirm, nearest, stated
 from planner.planning.deployments import deployment_of
 from planner.planning.knobs import FEW, variants
+from planner.planning.renting import Renting, renting_of
+from planner.planning.scaling import Scaling, scaling_of
 from planner.planning.scenario import CandidateGpu, Scenario
 
 GAIN = 1.3
@@ -85,6 +87,16 @@ class Plan:
         if self.chosen:
             return self.chosen.risks
         return self.best.misses if self.best else (self.binding.sentence,)
+
+    @cached_property
+    def scaling(self) -> Scaling | None:
+        """What is chosen, hour by hour, where the scenario has a day; worked out when it is asked for first."""
+        return scaling_of(self.scenario, self.chosen) if self.chosen else None
+
+    @cached_property
+    def renting(self) -> Renting | None:
+        """The ways to pay for that day."""
+        return renting_of(self.scenario, self.scaling) if self.scaling else None
 
     def __str__(self) -> str:
         if self.chosen is None:

@@ -338,18 +338,18 @@ def step_table(model: StepModel) -> StepTable:
 
 def replay_workload(
     deployment: Deployment, pool: KvPool, model: StepModel, workload: Workload, seed: int = 0, gauge_s: float = 0.0,
-    requests: int | None = None, even: bool = False, policy: int | None = None,
+    requests: int | None = None, even: bool = False, router: Router | None = None, arrival: np.ndarray | None = None,
 ) -> ReplayResult:  # fmt: skip
     """Replay one engine's share of `workload`: its own trace, or lengths and arrivals drawn with `seed`.
 
-    Requests go round the engines in turn: of a trace, engine number `seed` has every so-manieth. With a `policy` (of
-    `kernel_types`) all engines are replayed at once instead, behind a router. `requests` is how many are sent (None:
-    a whole run's), `even` that their lengths are spread evenly, so that few of them have the mean of many. Prompts that
-    the engine refuses are left out.
+    Requests go round the engines in turn: of a trace, engine number `seed` has every so-manieth. With a `router` all of
+    its replicas are replayed at once instead. `requests` is how many are sent (None: a whole run's), `even` that their
+    lengths are spread evenly, so that few of them have the mean of many; `arrival` [n] s is when, instead of drawn.
+    Prompts that the engine refuses are left out.
     `model` is `latency.speculation.step_of(deployment)`. Drafted tokens are accepted by chance: each with the
     deployment's `acceptance_rate` a if those before it were, so that a step yields 1 + a + ... + a^k tokens on average.
     """
-    engines = deployment.engines if policy is None else 1
+    engines = 1 if router else deployment.engines
     share, trace, rng = workload.share(engines), workload.trace, np.random.default_rng(seed)
     own = np.arange(len(trace.arrival))[seed % engines :: engines][:requests] if trace else np.empty(0, np.int64)
     n = len(own) if trace else requests or share.requests
@@ -357,10 +357,10 @@ def replay_workload(
         prompt, output = trace.prompt[own], trace.output[own]
     else:
         prompt, output = share.prompt.sample(n, rng, even), share.output.sample(n, rng, even)
-    if trace is None:
-        arrival = arrivals(n, share.rate or math.inf, share.burstiness, rng)
-    else:
+    if trace is not None:
         arrival = trace.arrival[own] * (trace.rate / workload.rate if workload.rate else 1.0)
+    elif arrival is None:
+        arrival = arrivals(n, share.rate or math.inf, share.burstiness, rng)
     limit = deployment.args.max_model_len
     if not (served := prompt < limit).any():
         raise PlannerError(f"every prompt is refused: none is shorter than max_model_len {limit:,}")
@@ -392,7 +392,6 @@ def replay_workload(
         traffic, table = traffic._replace(adapter=adapter), table._replace(**adapter_costs(deployment))
         slots = deployment.args.max_loras
         rules = rules._replace(max_loras=slots, max_cpu_loras=deployment.args.max_cpu_loras or slots)
-    router = None if policy is None else Router(deployment.engines, policy)
     return replay(rules, table, traffic, gauge_s=gauge_s, router=router)
 
 

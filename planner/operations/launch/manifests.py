@@ -16,7 +16,7 @@ from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.engine_metrics import engine_metrics
 from planner.facts.engines import Engine, release
-from planner.latency.start_up import start_up
+from planner.latency.start_up import UNPREDICTED_S, start_up
 from planner.operations.alerts import job
 from planner.operations.launch.command import Launch, checkpoint
 from planner.operations.launch.words import MOUNTED, compose, pod, shell, text
@@ -33,8 +33,6 @@ FILES: dict[str, tuple[str, ...]] = {
     "runpod": ("runpod.env",),
 }
 """What a scenario may ask for, and the files of it."""
-UNPREDICTED_START_S = 1800
-"""How long a start may take before a probe gives it up, where none is predicted."""
 FIRST = "download"
 """What a pod reads its weights from where nothing is cached: a probe has to wait for that too."""
 PATIENCE = 1.5
@@ -133,22 +131,14 @@ def _values(launch: Launch, prediction: Prediction) -> dict[str, Any]:
         "drain_s": launch.drain_s, "grace_s": launch.drain_s + 30, "start_s": start_s,
         "started": f"given up after {start_s} s{takes}",
         "cpus": 2 + launch.gpus, "memory_gib": held + 16, "shm_gib": 4 + 2 * launch.gpus,
-        "disk_gb": 2 * held * launch.nodes + 100, "in_flight": in_flight(prediction), "job": job(deployment),
+        "disk_gb": 2 * held * launch.nodes + 100, "in_flight": prediction.in_flight, "job": job(deployment),
     }  # fmt: skip
 
 
 def start_seconds(deployment: Deployment) -> int:
     """How long a starting replica is waited for."""
     begins = start_up(deployment, FIRST)
-    return math.ceil(PATIENCE * begins.total.hi) if begins else UNPREDICTED_START_S
-
-
-def in_flight(prediction: Prediction) -> float:
-    """Requests in a replica at the planned traffic, mean: arrivals times their time in it (Little's law)."""
-    found, load = prediction.performance, prediction.workload
-    assert found is not None and load is not None
-    inside = load.concurrency or (load.rate or 0.0) * found.at("e2e", "mean").mid
-    return max(inside / prediction.deployment.layout.replicas, 1.0)
+    return math.ceil(PATIENCE * begins.total.hi) if begins else round(UNPREDICTED_S)
 
 
 def scaled(prediction: Prediction) -> dict[str, float] | None:
@@ -156,7 +146,7 @@ def scaled(prediction: Prediction) -> dict[str, float] | None:
     deployment = prediction.deployment
     if deployment.layout.replicas == 1 or engine_metrics(deployment.engine).without:
         return None
-    return {"each": in_flight(prediction), "minutes": math.ceil(start_seconds(deployment) / 60)}
+    return {"each": prediction.in_flight, "minutes": math.ceil(start_seconds(deployment) / 60)}
 
 
 def _known(entry: str) -> dict[str, str]:

@@ -1,0 +1,74 @@
+"""How traffic rises and falls over the hours of a day or a week: figures, a profile of the catalog, or a trace."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+from pydantic import Field
+
+from planner.core.catalog import Sourced, entries
+from planner.core.quantities import PlannerError, did_you_mean
+from planner.facts.traces import read_trace
+
+CATALOG = "days.yaml"
+DAY, WEEK = 24, 168
+"""Hours of a profile, at least and at most."""
+HALF = 0.5
+"""Of its last hour after a whole day a trace holds so much at least, or the hour is left out."""
+
+
+class DayEntry(Sourced):
+    """A profile; the head of `catalogs/days.yaml` explains every field."""
+
+    hours: Annotated[tuple[Annotated[float, Field(ge=0)], ...], Field(min_length=DAY, max_length=WEEK)]
+
+
+@dataclass(frozen=True)
+class Day:
+    """Traffic of each hour as a share of the busiest hour's; a day's begin at midnight, a week's on Monday."""
+
+    shares: tuple[float, ...]
+    name: str  # where they are from
+    busiest: float | None = None  # requests/s of a trace's busiest hour; its hours begin with its first request
+
+    @property
+    def hours(self) -> int:
+        """How many there are."""
+        return len(self.shares)
+
+    def __str__(self) -> str:
+        mean = sum(self.shares) / self.hours
+        return f"{self.name}: {self.hours} hours, on average {mean:.0%} of the busiest, at least {min(self.shares):.0%}"
+
+
+def profiles() -> dict[str, DayEntry]:
+    """The catalog's profiles by name."""
+    return entries(CATALOG, DayEntry)
+
+
+def day_of(given: str | Sequence[float], path: Path) -> Day:
+    """The day of hourly figures, of a profile's name, or of the trace in the file `path`.
+
+    Raises `PlannerError` for fewer than 24 hours or more than 168, for hours without traffic only, and for a name that
+    is neither a profile nor a file.
+    """
+    if not isinstance(given, str):
+        return _shares(np.array(given, float), "given by the scenario")
+    if known := profiles().get(given):
+        return _shares(np.array(known.hours), given)
+    if not path.is_file():
+        raise PlannerError(f"{did_you_mean(given, profiles(), 'profile')}; or the file of a trace of a day")
+    seconds = read_trace(path).arrival
+    counts = np.bincount((seconds // 3600).astype(int))
+    counts = counts[: -1 if len(counts) > DAY and seconds[-1] % 3600 < HALF * 3600 else None]
+    return _shares(counts, path.name, counts.max(initial=0) / 3600)
+
+
+def _shares(hours: np.ndarray, name: str, busiest: float | None = None) -> Day:
+    if not DAY <= len(hours) <= WEEK:
+        raise PlannerError(f"{name} has {len(hours)} hours; expected one figure an hour for a day ({DAY}) up to a week")
+    if not hours.max() > 0:
+        raise PlannerError(f"{name} has no hour with traffic")
+    return Day(tuple((hours / hours.max()).tolist()), name, busiest)

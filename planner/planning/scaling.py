@@ -1,0 +1,222 @@
+"""A day of traffic instead of its busiest moment: how many replicas each hour needs, and when to start them.
+
+A replica takes what one takes at most within the service level, and not more than the headroom leaves. The day is then
+replayed through the router, and an hour that misses a promise gets another replica, up to those of the fixed fleet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from planner.facts.arrivals import arrivals
+from planner.facts.deployment import Deployment
+from planner.facts.prices import price_per_hour
+from planner.facts.workload import Workload
+from planner.latency.speculation import step_of
+from planner.latency.start_up import UNPREDICTED_S, start_up
+from planner.memory.budget import memory_of
+from planner.planning.benchmark_run import taken_on
+from planner.planning.candidate import Candidate, replayed
+from planner.planning.prediction import Prediction
+from planner.planning.scenario import Scenario, Target
+from planner.simulator.kernel_types import Router
+from planner.simulator.replay import ReplayResult, replay_workload
+
+MOST = 150_000
+"""Requests of a day that are replayed; a busier day is replayed with as many seconds of each hour as come to that."""
+ROUNDS = 6
+"""Replays of a day, at most."""
+HALVINGS = 5
+"""Of the rate that a replica may take, between that of the plan and what it serves at most."""
+STABLE_S = (300.0, 3600.0)
+"""Least and most seconds that a lull lasts before a replica is given back: Kubernetes' own default, and what it accepts
+(scaleDown.stabilizationWindowSeconds, kubernetes.io, Horizontal Pod Autoscaling)."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Replicas by hour for a day that repeats, with what was found when the day was replayed."""
+
+    deployment: Deployment  # the fixed fleet: as many replicas as the busiest hour needs
+    rates: tuple[float, ...]  # requests/s that are taken on, hour by hour
+    replicas: tuple[int, ...]
+    largest: tuple[float, ...]  # share of the tightest limit that each hour used in the replay, 1 = at the limit
+    requests: int  # that were replayed
+    one: Prediction  # of a single replica with all the traffic that it may take
+    lead_s: float  # before its hour a replica is started: the pessimistic end of a start-up
+    drain_s: float  # until the last request of a replica that gets no more has ended (p99)
+    usd_per_gpu_hour: float | None
+
+    @property
+    def threshold(self) -> float:
+        """Requests in a replica, running or waiting, above which another is needed: those of a replica at its most."""
+        return self.one.in_flight
+
+    @property
+    def stable_s(self) -> float:
+        """How long a replica must not have been needed before it is given back: at least as long as a new one takes."""
+        return min(max(self.lead_s, STABLE_S[0]), STABLE_S[1])
+
+    @property
+    def misses(self) -> tuple[int, ...]:
+        """The hours, from 0, in which a promise was broken."""
+        return tuple(hour for hour, share in enumerate(self.largest) if share > 1)
+
+    @property
+    def starts(self) -> int:
+        """Replicas that are started in a day, as many as are given back."""
+        return int(np.maximum(np.diff(self.replicas, prepend=self.replicas[-1]), 0).sum())
+
+    @property
+    def fixed_gpu_hours(self) -> float:
+        """GPU-hours of the fixed fleet over all hours."""
+        return float(self.deployment.gpus_rented * len(self.rates))
+
+    @cached_property
+    def gpu_hours(self) -> float:
+        """GPU-hours that are paid; never more than the fixed fleet's."""
+        return min(self.paid_gpu_hours(np.array(self.replicas)), self.fixed_gpu_hours)
+
+    def paid_gpu_hours(self, replicas: np.ndarray) -> float:
+        """GPU-hours of each hour's `replicas`, and of starting, stabilisation and drain at each change."""
+        gpus = {count: self.deployment.with_replicas(count).gpus_rented for count in set(replicas.tolist())}
+        rented = np.array([gpus[count] for count in replicas.tolist()])
+        more = np.maximum(np.diff(rented, prepend=rented[-1]), 0).sum()
+        return float(rented.sum() + more * (self.lead_s + self.stable_s + self.drain_s) / 3600)
+
+    def needed(self, times: float) -> np.ndarray:
+        """[hours] replicas for so many times the traffic, each with the most that one may take."""
+        assert self.one.workload is not None and self.one.workload.rate is not None
+        return np.ceil(np.array(self.rates) * times / self.one.workload.rate - 1e-9).astype(int)
+
+    @property
+    def saved(self) -> float:
+        """Share of the fixed fleet's GPU-hours that is not paid."""
+        return 1 - self.gpu_hours / self.fixed_gpu_hours
+
+    def __str__(self) -> str:
+        saved = self.fixed_gpu_hours - self.gpu_hours
+        return (
+            f"{min(self.replicas)} to {max(self.replicas)} replicas over {len(self.rates)} hours save {saved:,.0f} of "
+            f"{self.fixed_gpu_hours:,.0f} GPU-hours ({self.saved:.0%})"
+        )
+
+
+def scaling_of(scenario: Scenario, candidate: Candidate) -> Scaling | None:
+    """Replicas of `candidate` in each hour of the scenario's day; None without one, and where nothing is predicted."""
+    found = candidate.prediction.performance
+    if scenario.day is None or found is None:
+        return None
+    deployment = candidate.deployment
+    load = replace(taken_on(deployment, scenario.workload), trace=None, num_prompts=None)
+    assert load.rate is not None
+    one = _most(replace(scenario, workload=load), candidate, load.rate)
+    assert one.workload is not None and one.workload.rate is not None
+    rates = tuple(share * load.rate for share in scenario.day.shares)
+    begins, most = start_up(deployment, scenario.storage), deployment.layout.replicas
+    lead_s, drain_s = begins.total.hi if begins else UNPREDICTED_S, found.e2e["p99"].mid
+    needed = [math.ceil(rate / one.workload.rate - 1e-9) for rate in rates]
+    counts = np.clip(needed, min(scenario.replicas_at_least, most), most)
+    price = price_per_hour(deployment.gpu, scenario.prices)
+    for left in reversed(range(ROUNDS)):
+        counts = without_lulls(counts, (lead_s + drain_s) / 3600)
+        day = replay_day(deployment, load, rates, counts.tolist())
+        largest = largest_shares(day, rates, scenario.service_level)
+        short = (largest > 1) & (counts < most)
+        if not left or not short.any():
+            break
+        counts = counts + short
+    return Scaling(
+        deployment, rates, tuple(counts.tolist()), tuple(largest.tolist()), len(day.output), one, lead_s, drain_s,
+        price.usd if price else None,
+    )  # fmt: skip
+
+
+def _most(scenario: Scenario, candidate: Candidate, rate: float) -> Prediction:
+    """One replica with the most traffic that it serves within every promise, at least its share of the fleet's."""
+    replicas, most = candidate.deployment.layout.replicas, candidate.prediction.performance
+    assert most is not None and most.capacity is not None
+    single = replace(candidate, deployment=candidate.deployment.with_replicas(1))
+
+    def at(rate: float) -> Candidate:
+        return replayed(replace(scenario, workload=scenario.workload.at(rate), power_at_most=None), single)
+
+    low, high = rate / replicas, most.capacity.mid * (1 - scenario.headroom) / replicas
+    best = at(low)
+    for k in range(HALVINGS if high > low * 1.02 else 0):
+        tried = high * 0.999 if not k else (low + high) / 2
+        if (found := at(tried)).meets:
+            low, best = tried, found
+        else:
+            high = tried
+        if high - low < 0.02 * low:
+            break
+    return best.prediction
+
+
+def without_lulls(counts: np.ndarray, hours: float) -> np.ndarray:
+    """`counts` of a day that repeats, where what is away for no longer than `hours` stays instead."""
+    kept = np.array(counts)
+    for level in range(int(kept.min()) + 1, int(kept.max()) + 1):
+        away = np.flatnonzero(kept < level)
+        turns = np.split(away, np.flatnonzero(np.diff(away) > 1) + 1)
+        if len(turns) > 1 and turns[0][0] == 0 and turns[-1][-1] == len(kept) - 1:  # midnight is no end
+            turns = [np.concatenate((turns[-1], turns[0])), *turns[1:-1]]
+        for turn in turns:
+            if len(turn) <= hours:
+                kept[turn] = level
+    return kept
+
+
+def replay_day(
+    deployment: Deployment, load: Workload, rates: Sequence[float], replicas: Sequence[int], late_s: float = 0.0
+) -> ReplayResult:
+    """A day behind the router, so many `replicas` of `deployment` taking requests in each hour, of `_hour_s` seconds.
+
+    Requests come at `rates` (requests/s), as unevenly as those of `load`. Replicas that an hour adds take requests from
+    `late_s` after its beginning on; those that it needs no more end what they have.
+    """
+    seconds, counts = _hour_s(rates), np.array(replicas)
+    sums = np.concatenate(([0.0], np.cumsum(rates))) * seconds
+    n = max(round(sums[-1]), 1)
+    turns = arrivals(n, n / sums[-1], load.burstiness, np.random.default_rng(0))  # as if one came a second
+    more = counts > np.concatenate((counts[:1], counts[:-1]))
+    most = deployment.with_replicas(int(counts.max()))
+    router = Router(
+        most.engines,
+        scale_at=np.arange(len(rates)) * seconds + np.where(more, min(late_s, seconds), 0.0),
+        scale_to=counts * most.layout.dp,
+    )
+    return replay_workload(
+        most, memory_of(most).pool, step_of(most), load, requests=n, even=True, router=router,
+        arrival=np.interp(turns, sums, np.arange(len(sums)) * seconds),
+    )  # fmt: skip
+
+
+def _hour_s(rates: Sequence[float]) -> float:
+    """Seconds of each hour that are replayed."""
+    return min(3600.0, MOST / sum(rates))
+
+
+def largest_shares(day: ReplayResult, rates: Sequence[float], level: Sequence[Target]) -> np.ndarray:
+    """[hours] the share of the tightest limit that the requests sent in each hour of a replayed day used.
+
+    Gaps between tokens are not known by hour: ITL holds as it does for a replica with the most that it may take.
+    """
+    hour = np.minimum(day.sent // _hour_s(rates), len(rates) - 1)
+    shares = np.zeros(len(rates))
+    for target in level:
+        if target.metric == "itl":
+            continue
+        values, own = getattr(day, target.metric), hour if target.metric != "tpot" else hour[day.output > 1]
+        for k in range(len(rates)):
+            if len(some := values[own == k]):
+                point = target.percentile
+                value = some.mean() if point == "mean" else np.quantile(some, int(point[1:]) / 100)
+                shares[k] = max(shares[k], value / target.seconds)
+    return shares

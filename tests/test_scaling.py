@@ -1,0 +1,204 @@
+"""A day of traffic: replicas by hour that hold the level when the day is replayed, and what they save."""
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from planner.core.quantities import PlannerError
+from planner.facts.days import day_of, profiles
+from planner.planning import scaling
+from planner.planning.benchmark_run import taken_on
+from planner.planning.renting import renting_of, serverless
+from planner.planning.scaling import Scaling, largest_shares, replay_day, scaling_of, without_lulls
+from planner.planning.scenario import ApiEntry, InsteadEntry, Scenario, ServerlessEntry, load_scenario, scenario
+from planner.planning.search import Plan, search
+
+HOURS = (2, 1, 1, 1, 1, 2, 6, 16, 30, 38, 40, 39, 36, 38, 40, 38, 34, 30, 24, 20, 16, 12, 8, 4)
+SMALL = {
+    "question": "How many L4 does an office need, hour by hour?",
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "quantization": "fp8",
+    "gpus": {"gpu": "L4", "at_most": 12},
+    "engine_version": "0.20.2",
+    "workload": {
+        "prompt_tokens": {"exactly": 400},
+        "output_tokens": {"exactly": 60},
+        "rate": 40,
+        "day": list(HOURS),
+    },
+    "service_level": {"ttft": {"p95": 1500}, "tpot": {"p95": 90}},
+}
+
+
+@cache
+def planned() -> tuple[Plan, Scaling]:
+    plan = search(scenario(SMALL, "office"))
+    assert plan.chosen is not None
+    found = scaling_of(plan.scenario, plan.chosen)
+    assert found is not None
+    return plan, found
+
+
+@pytest.fixture(autouse=True)
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minutes of each hour do for a test."""
+    monkeypatch.setattr(scaling, "MOST", 30_000)
+
+
+def asked(**workload: object) -> Scenario:
+    changed = {name: value for name, value in {**SMALL["workload"], **workload}.items() if value is not None}
+    return scenario({**SMALL, "workload": changed}, "office")
+
+
+def test_the_level_holds_in_every_hour_with_fewer_gpu_hours() -> None:
+    plan, found = planned()
+    fixed = plan.chosen.deployment.layout.replicas
+    assert fixed >= 3 and found.misses == () and len(found.replicas) == 24
+    assert max(found.replicas) <= fixed and min(found.replicas) < fixed / 2
+    assert [found.replicas[k] for k in np.argsort(HOURS)] == sorted(found.replicas), "more traffic, not fewer replicas"
+    hours = sum(found.replicas) * plan.chosen.deployment.layout.gpus_per_replica
+    changing = found.starts * (found.lead_s + found.stable_s + found.drain_s) / 3600
+    assert found.gpu_hours == pytest.approx(hours + changing)
+    assert found.saved == pytest.approx(1 - found.gpu_hours / found.fixed_gpu_hours) and found.saved > 0.2
+
+
+def test_fewer_replicas_and_late_ones_break_the_level() -> None:
+    """What the replay is for: it does not hold by itself."""
+    plan, found = planned()
+    load, level = taken_on(found.deployment, plan.scenario.workload), plan.scenario.service_level
+    fewer = np.maximum(np.array(found.replicas) - 1, 1)
+    short = largest_shares(replay_day(found.deployment, load, found.rates, fewer), found.rates, level)
+    first = np.flatnonzero(fewer < found.replicas)[0]
+    assert (short[:first] <= 1).all() and (short[first:] > 1).any()
+    late = replay_day(found.deployment, load, found.rates, found.replicas, late_s=found.lead_s)
+    assert (largest_shares(late, found.rates, level) > 1).any(), "started on the hour they come too late"
+    grown = np.flatnonzero(np.diff(found.replicas) > 0) + 1
+    assert set(np.flatnonzero(largest_shares(late, found.rates, level) > 1)) <= {*grown, *grown + 1}
+
+
+def test_a_replayed_day_has_the_days_traffic_and_its_replicas() -> None:
+    plan, found = planned()
+    load = taken_on(found.deployment, plan.scenario.workload)
+    day = replay_day(found.deployment, load, found.rates, found.replicas)
+    hour = (day.sent // (scaling.MOST / sum(found.rates))).astype(int)
+    assert np.bincount(hour, minlength=24)[:24] / len(hour) == pytest.approx(np.array(HOURS) / sum(HOURS), abs=5e-3)
+    assert [day.outcome.replica[hour == k].max() + 1 for k in range(24)] == list(found.replicas)
+
+
+def test_the_threshold_is_what_is_in_a_replica_that_takes_its_most() -> None:
+    """Little's law, against the replay of one replica at that rate."""
+    plan, found = planned()
+    rate = found.one.workload.rate
+    assert rate >= plan.scenario.workload.rate / plan.chosen.deployment.layout.replicas
+    assert found.threshold == pytest.approx(rate * found.one.performance.e2e["mean"].mid)
+    assert found.one.performance.ttft["p95"].mid <= 1.5 and found.one.performance.tpot["p95"].mid <= 0.09
+    assert rate <= 0.8 * found.one.performance.capacity.mid * 1.001, "the headroom stays free in every hour"
+
+
+@pytest.mark.parametrize(
+    "counts, hours, kept",
+    [
+        ([3, 1, 3, 1, 1, 3], 1, [3, 3, 3, 1, 1, 3]),
+        ([1, 3, 3, 2, 1, 2], 0.9, [1, 3, 3, 2, 1, 2]),
+        ([1, 3, 3, 3, 3, 1], 1, [1, 3, 3, 3, 3, 1]),
+        ([1, 3, 3, 3, 3, 1], 2, [3, 3, 3, 3, 3, 3]),
+        ([2, 2, 2], 3, [2, 2, 2]),
+    ],
+)
+def test_lulls_too_short_for_a_start_are_kept(counts: list[int], hours: float, kept: list[int]) -> None:
+    assert without_lulls(np.array(counts), hours).tolist() == kept
+
+
+def test_replicas_at_least() -> None:
+    plan, _ = planned()
+    found = scaling_of(replace(plan.scenario, replicas_at_least=2), plan.chosen)
+    assert found is not None and min(found.replicas) == 2
+    assert scaling_of(replace(plan.scenario, day=None), plan.chosen) is None
+
+
+def test_a_day_is_named_counted_or_given(tmp_path: Path) -> None:
+    assert asked().day.shares == pytest.approx(np.array(HOURS) / 40)
+    named = asked(day="campus-rag").day
+    assert max(named.shares) == 1 and named.shares[3] == pytest.approx(25 / 485) and named.busiest is None
+    assert all(len(profile.hours) == 24 for profile in profiles().values())
+    rows = [f"{hour * 3600 + k},100,10" for hour in range(25) for k in range(2 if hour % 24 > 1 else 1)]
+    (tmp_path / "day.csv").write_text("\n".join(["arrival,prompt_tokens,output_tokens", *rows]))
+    counted = day_of("day.csv", tmp_path / "day.csv")
+    assert counted.shares == (0.5, 0.5, *[1.0] * 22), "the hour that had only begun is left out"
+    path = tmp_path / "mine.yaml"
+    counted_in = {name: value for name, value in SMALL["workload"].items() if name != "rate"}
+    path.write_text(yaml.safe_dump({**SMALL, "workload": {**counted_in, "day": "day.csv"}}))
+    found = load_scenario(path)
+    assert found.workload.rate == 2 / 3600 and found.files[-1] == tmp_path / "day.csv"
+
+
+@pytest.mark.parametrize(
+    "workload, told",
+    [
+        ({"day": [1.0] * 23}, "workload, day: given by the scenario has 23 hours"),
+        ({"day": [0.0] * 24}, "no hour with traffic"),
+        ({"day": [1.0] * 23 + [-1]}, "24 to 168 hourly figures from 0"),
+        ({"day": 3}, "24 to 168 hourly figures"),
+        ({"day": "campus"}, "did you mean campus-rag"),
+        ({"day": [1.0] * 24, "rate": None, "concurrency": 8}, "leave out concurrency"),
+        ({"day": [1.0] * 24, "rate": None, "requests": 8, "within_hours": 1}, "leave out requests"),
+    ],
+)
+def test_what_is_no_day_is_told(workload: dict[str, object], told: str) -> None:
+    with pytest.raises(PlannerError, match=told):
+        asked(**workload)
+
+
+def test_what_is_paid_by_hour_second_and_token() -> None:
+    """By hand for a whole day's figures; at its break-even each way costs what the other does."""
+    plan, found = planned()
+    instead = InsteadEntry(
+        serverless=ServerlessEntry(usd_per_gpu_second=0.0004, cold_start=30, idle_seconds=60),
+        api=ApiEntry(usd_per_mtok_input=0.05, usd_per_mtok_output=0.1),
+    )
+    paid = renting_of(replace(plan.scenario, instead=instead), found)
+    requests = 40 * 3600 * sum(HOURS) / max(HOURS)
+    assert paid.requests == pytest.approx(requests)
+    assert paid.usd["API"] == pytest.approx(requests * (400 * 0.05 + 60 * 0.1) / 1e6)
+    assert paid.usd["fixed fleet"] == pytest.approx(4 * 24 * found.usd_per_gpu_hour)
+    assert paid.usd["scaled by the hour"] == pytest.approx(found.gpu_hours * found.usd_per_gpu_hour)
+    busy = sum(found.needed(1.0)) * 3600 * 0.0004
+    assert busy * 0.99 < paid.usd["serverless"] < busy * 1.02 and paid.cold < 1e-9, "somebody always asks"
+    times = paid.up_to["API", "scaled by the hour"] / requests
+    api, scaled = (
+        renting_of(replace(plan.scenario, instead=instead), busier(found, more)) for more in (times, times * 1.05)
+    )
+    assert api.usd["API"] < api.usd["scaled by the hour"] and scaled.usd["API"] > scaled.usd["scaled by the hour"]
+
+
+def busier(found: Scaling, times: float) -> Scaling:
+    counts = np.maximum(found.needed(times), 1)
+    fleet = found.deployment.with_replicas(int(counts.max()))
+    rates = tuple(rate * times for rate in found.rates)
+    return replace(found, deployment=fleet, rates=rates, replicas=tuple(counts.tolist()))
+
+
+@pytest.mark.parametrize("rate, idle, start", [(0.01, 60.0, 30.0), (0.002, 0.0, 100.0)])
+def test_a_serverless_replica_is_paid_as_a_simulation_says(rate: float, idle: float, start: float) -> None:
+    """Requests at random: the first starts a replica, which stays until `idle` after the last answer."""
+    _, found = planned()
+    stay, rng = found.one.performance.e2e["mean"].mid + idle, np.random.default_rng(1)
+    paid, cold, until, now, many = 0.0, 0, -1.0, 0.0, 40_000
+    ready = 0.0
+    for gap in rng.exponential(1 / rate, many):
+        now += gap
+        if now >= until:
+            cold, ready, paid = cold + 1, now + start, paid + start
+            until = ready
+        elif now < ready:
+            cold += 1
+        more = max(until, max(now, ready) + stay)
+        paid, until = paid + more - until, more
+    quiet = replace(found, rates=(rate,) * 24, replicas=(1,) * 24)
+    usd, waits = serverless(ServerlessEntry(usd_per_gpu_second=1, cold_start=start, idle_seconds=idle), quiet, 1.0)
+    assert usd / 86400 == pytest.approx(paid / now, rel=0.05)
+    assert waits == pytest.approx(cold / many, rel=0.05)
