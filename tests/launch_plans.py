@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from itertools import count
 from typing import Any
 
@@ -76,6 +76,10 @@ def drawn(engine: str, draw: random.Random) -> Deployment:
         args |= {"scheduling_policy": "priority"}
     if draw.random() < 0.15:
         args |= {"long_prefill_token_threshold": 2048}
+    if draw.random() < 0.2:
+        args |= {"revision": draw.choice(["main", "refs/pr/12", "0123456789abcdef"])}
+    if engine in ("vllm", "sglang") and draw.random() < 0.2:
+        args |= {"limit_mm_per_prompt": draw.choice(["image=2", "image=4,video=0"])}
     if engine == "sglang" and draw.random() < 0.3:
         args |= {"scheduler_recv_interval": 5}
     speculation = None
@@ -170,9 +174,7 @@ def filled(word: Word) -> str:
 def _defaults(deployment: Deployment) -> dict[str, Any]:
     """What the engine starts with where the command says nothing."""
     facts = deployment.engine.facts
-    names = ("block_size", "enforce_eager", "max_loras", "max_lora_rank", "max_cpu_loras",
-             "long_prefill_token_threshold", "scheduling_policy", "scheduler_recv_interval")  # fmt: skip
-    defaults = {name: EngineArgs.__dataclass_fields__[name].default for name in names}
+    defaults = {field.name: field.default for field in fields(EngineArgs) if field.default is not MISSING}
     defaults |= {"enable_chunked_prefill": facts["chunked_prefill"], "async_scheduling": facts["async_scheduling"]}
     defaults |= {"enable_prefix_caching": facts["prefix_caching"], "kv_cache_dtype": "auto"}
     if deployment.engine.name == "tgi":  # it has no option for these

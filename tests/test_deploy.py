@@ -1,6 +1,7 @@
 """What `planner.operations.launch` writes is accepted by the programs that will read it."""
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -149,6 +150,20 @@ def test_the_benchmark_states_what_to_compare_with() -> None:
         assert f"{performance.itl['p99'].mid * 1e3:.0f} (" in text
     assert "--goodput tpot:50 ttft:800 e2el:20000" in text
     assert "--random-input-len 900" in text and "--random-prefix-len 100" in text
+
+
+def test_the_benchmark_of_a_plan_that_reuses_a_traces_blocks_reuses_as_much() -> None:
+    """A trace shares no one prefix: what its prompts find on average is what all of the benchmark's begin with."""
+    reused = replace(WORKLOAD, prefix_tokens=0, prefix_hit_rate=0.4)
+    prediction, cold = (evaluate(deployment(), load) for load in (reused, replace(reused, prefix_hit_rate=0.0)))
+    assert prediction.load.cached_tokens == pytest.approx(400, rel=0.01)
+    text = deploy.documents(prediction, TARGETS)["bench.sh"]
+    prefix = int(prediction.load.cached_tokens)
+    assert f"--random-prefix-len {prefix} " in text
+    (rest,) = re.findall(r"--random-input-len (\d+)", text)
+    assert int(rest) + prefix == pytest.approx(reused.prompt.mean, abs=1)
+    pairs = zip(deploy.ramp(prediction).values(), deploy.ramp(cold).values(), strict=True)
+    assert all(warm.at("ttft", "p50").mid < other.at("ttft", "p50").mid for warm, other in pairs)
 
 
 def test_an_overloaded_step_of_the_ramp_says_so() -> None:

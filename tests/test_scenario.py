@@ -1,5 +1,6 @@
 """Scenario files: what they may say, and how a mistake in one is told."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -53,6 +54,22 @@ def test_a_fifth_of_the_capacity_stays_free_and_one_request_in_a_hundred_may_be_
 def test_one_item_needs_no_list() -> None:
     found = scenario({**SMALL, "quantization": "fp8", "gpus": SMALL["gpus"][0]}, "mine")
     assert found.quantizations == ("fp8",) and len(found.gpus) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        (
+            {"files": "dynamo", "engine_version": "0.10.0"},
+            "no known release of Dynamo ships vllm 0.10.0; known: 0.11.0,",
+        ),
+        ({"files": "runpod", "engine": "sglang"}, "files: runpod serves vLLM alone, not sglang"),
+        ({"files": ["script", "production-stack"], "engine": ["vllm", "sglang"]}, "serves vLLM alone, not sglang"),
+    ],
+)
+def test_files_that_can_never_start_the_engine_are_refused_before_anything_is_planned(asked: dict, why: str) -> None:
+    with pytest.raises(PlannerError, match=re.escape(why)):
+        load_scenario("chat-70b", {"engine_version": None, **asked})
 
 
 def test_requests_within_hours_are_a_rate() -> None:

@@ -96,6 +96,12 @@ class DynamoEntry(Sourced):
     own: tuple[str, ...] = ()
 
 
+class Named(Sourced):
+    """An entry of `catalogs/clouds.yaml`, whose head explains it."""
+
+    names: dict[str, str]
+
+
 @dataclass(frozen=True)
 class Engine:
     """An engine at a version, and the facts of the nearest earlier version that the catalog knows."""
@@ -209,6 +215,20 @@ def behind_dynamo(name: str, version: str) -> str:
     return version if meant or not earlier else known.shipped[max(earlier, key=release)]
 
 
+def shipped_by_dynamo(engine: Engine) -> tuple[str, str]:
+    """(newest release of Dynamo whose engine is of this minor version, that engine's); `PlannerError` for none."""
+    known = entries("clouds.yaml", Named).get(f"dynamo {engine.name}")
+    names = known.names if known else {}
+    fitting = [one for one, ships in names.items() if release(ships)[:2] == engine.release[:2]]
+    if not fitting:
+        raise PlannerError(
+            f"files: no known release of Dynamo ships {engine.name} {engine.version}; "
+            f"known: {', '.join(names.values()) or 'none'}"
+        )
+    newest = max(fitting, key=release)
+    return newest, names[newest]
+
+
 def unsupported(gpu: Gpu, engine: Engine) -> str | None:
     """Why `engine` does not run on `gpu`, by the catalog; None if it does."""
     if engine.name not in gpu.supported:
@@ -243,6 +263,8 @@ class EngineArgs:
     long_prefill_token_threshold: int = 0  # 0: none
     scheduling_policy: str = "fcfs"
     scheduler_recv_interval: int = 1  # SGLang: decode steps between two looks for new requests
+    limit_mm_per_prompt: str | None = None  # "image=2,video=0"
+    revision: str | None = None  # branch, tag or commit of the checkpoint's repository
 
 
 def resolve(given: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
@@ -298,6 +320,10 @@ def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | 
             return f"{name} is {value}; it must be at least 1"
     if args.long_prefill_token_threshold < 0:
         return f"long_prefill_token_threshold is {args.long_prefill_token_threshold}; it must be 0 (off) or more"
+    if not re.fullmatch(r"(image|video|audio)=\d+(,(image|video|audio)=\d+)*", args.limit_mm_per_prompt or "image=1"):
+        return f"limit_mm_per_prompt is {args.limit_mm_per_prompt!r:.80}; expected such as image=2,video=0"
+    if args.revision is not None and not re.fullmatch(r"[\w][\w./-]{0,199}", args.revision):
+        return f"revision is {args.revision!r:.80}; expected a branch, tag or commit"
     if not 0 < args.gpu_memory_utilization <= 1:
         return f"gpu_memory_utilization is {args.gpu_memory_utilization}; it must be above 0 and at most 1"
     if length > longest:

@@ -15,7 +15,7 @@ from planner.core.quantities import GIB, PlannerError, all_known, bytes_of, did_
 from planner.facts.days import DAY, WEEK, Day, day_of
 from planner.facts.deployment import Speculation
 from planner.facts.draft_models import lacking
-from planner.facts.engines import LORA_RANKS, Engine, EngineArgs, engine, resolve
+from planner.facts.engines import LORA_RANKS, Engine, EngineArgs, engine, resolve, shipped_by_dynamo
 from planner.facts.gpus import Gpu, gpu, interconnect
 from planner.facts.prices import Prices, Tier
 from planner.facts.traces import read_trace
@@ -544,6 +544,14 @@ def _lengths(entry: LengthsEntry | None, side: Side, longest: float, measured: L
         return Lengths.typical(entry.mean, side, min(entry.max or longest, longest))
 
 
+def starts(kind: str, engine: Engine) -> None:
+    """Raise `PlannerError` where files of this `kind` can never start `engine`."""
+    if kind == "dynamo":
+        shipped_by_dynamo(engine)
+    if kind in ("production-stack", "runpod") and engine.name != "vllm":
+        raise PlannerError(f"files: {kind} serves vLLM alone, not {engine.name}")
+
+
 def _possible(scenario: Scenario) -> None:
     """Raise `PlannerError` for what is well-formed but cannot be meant."""
     if not scenario.gpus:
@@ -567,6 +575,9 @@ def _possible(scenario: Scenario) -> None:
                 refusals.append(error)
         if len(refusals) == len(scenario.gpus):
             raise refusals[0]
+    for served_by in (scenario.engine, *scenario.other_engines):
+        for kind in scenario.wanted:
+            starts(kind, served_by)
     for candidate in scenario.gpus:
         if candidate.interconnect:
             interconnect(candidate.gpu, candidate.interconnect)

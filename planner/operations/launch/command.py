@@ -203,6 +203,10 @@ def launch_of(
     weights: str | Variable = checkpoint(deployment)
     if converted and converted not in facts.online:
         weights = Variable("MODEL", f"name its checkpoint quantised with {converted}")
+        if deployment.args.revision:
+            raise PlannerError(
+                f"revision {deployment.args.revision} is not one of a checkpoint quantised with {converted}"
+            )
     online = converted if converted in facts.online else ""
     found = _render(
         engine.name, known, d=deployment, args=deployment.args, layout=layout, nodes=nodes, family=_family(deployment),
@@ -212,7 +216,7 @@ def launch_of(
         address=Variable("MASTER_ADDR", "the address of node 0"), master_port=Port(MASTER_PORT), beside=Beside,
         adapters=adapters, first_adapter=Variable("ADAPTER", "name an adapter as NAME=PATH"),
         hosts=Variable("HOSTFILE", "a file with the names of the nodes"), port=Port(engine.facts["port"]),
-        release=engine.release, at=release,
+        release=engine.release, at=release, limits=media_limits(deployment.args.limit_mm_per_prompt or ""),
     )  # fmt: skip
     program = [(weights,) if part == "{model}" else (part,) for part in shlex.split(engine.facts["program"])]
     notes = (known.note, engine.note, *found["notes"])
@@ -267,6 +271,11 @@ def _render(engine: str, known: Options, **values: Any) -> dict[str, Any]:
     config = yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True) if found["config"] else ""
     before = tuple(part if isinstance(part, tuple) else (part,) for part in found["before"])
     return {**found, "flags": tuple(flags), "config": config, "before": before}
+
+
+def media_limits(text: str) -> dict[str, int]:
+    """What a prompt may hold of each kind, from "image=2,video=0"."""
+    return {kind: int(most) for kind, _, most in (part.partition("=") for part in text.split(",") if part)}
 
 
 def _speculative(deployment: Deployment, facts: Serving) -> dict[str, Any] | None:

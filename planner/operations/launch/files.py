@@ -67,7 +67,7 @@ def documents(
     values: dict[str, Any] = {
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
         "launch": start, "p": prediction, "d": deployment, "layout": layout, "targets": targets,
-        "checkpoint": checkpoint(deployment), "ramp": ramp(prediction),
+        "checkpoint": checkpoint(deployment), "ramp": ramp(prediction), "prefix": shared_prefix(prediction),
         "directory": DIRECTORY, "drain_s": start.drain_s, "range_ratio": RANGE_RATIO, "prompts": benchmark_prompts,
         "script": script, "environment": manifests.environment(engine),
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
@@ -89,15 +89,23 @@ def ramp(prediction: Prediction) -> dict[float, Performance]:
     layout, workload = prediction.deployment.layout, prediction.workload
     assert workload is not None
     served = prediction.performance.request_tps.mid if prediction.performance else 0.0
-    prompt, output = _random(workload.prompt.mean, workload.prefix_tokens), _random(workload.output.mean)
-    hits = float(workload.prefix_tokens > 0)
-    drawn = replace(workload, prompt=prompt, output=output, prefix_hit_rate=hits, trace=None, adapter_zipf=0.0)
+    prefix = shared_prefix(prediction)
+    drawn = replace(
+        workload, prompt=_random(workload.prompt.mean, prefix), output=_random(workload.output.mean), trace=None,
+        prefix_tokens=prefix, prefix_hit_rate=float(prefix > 0), adapter_zipf=0.0,
+    )  # fmt: skip
     found = {}
     for share in RAMP:
         rate = float(f"{(workload.rate or served) / layout.replicas * share:.3g}")
         step = replace(drawn.at(rate), num_prompts=benchmark_prompts(rate))
         found[rate] = predict(prediction.deployment.with_replicas(1), step).performance
     return {rate: performance for rate, performance in found.items() if performance}
+
+
+def shared_prefix(prediction: Prediction) -> int:
+    """Tokens that all prompts of the benchmark begin with: the scenario's own, or what the plan reuses on average."""
+    assert prediction.workload is not None
+    return prediction.workload.prefix_tokens or int(prediction.load.cached_tokens)
 
 
 def benchmark_prompts(rate: float) -> int:

@@ -15,13 +15,14 @@ from planner.core.catalog import Sourced, entries
 from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.engine_metrics import engine_metrics
-from planner.facts.engines import Engine, release
+from planner.facts.engines import Engine, Named, release, shipped_by_dynamo
 from planner.latency.start_up import UNPREDICTED_S, start_up
 from planner.operations.alerts import job
 from planner.operations.launch.command import Launch, checkpoint
 from planner.operations.launch.words import MOUNTED, compose, pod, shell, text
 from planner.operations.rendering import render
 from planner.planning.prediction import Prediction
+from planner.planning.scenario import starts
 
 FILES: dict[str, tuple[str, ...]] = {
     "compose": ("compose.yaml",),
@@ -52,12 +53,6 @@ class Variables(Sourced):
     first: str = "0.0"
     last: str | None = None
     flag: str = ""
-
-
-class Cloud(Sourced):
-    """One entry of `catalogs/clouds.yaml`, whose head explains it."""
-
-    names: dict[str, str]
 
 
 def environment(engine: Engine) -> dict[str, Variables]:
@@ -95,11 +90,10 @@ def names(kind: str, engine: Engine) -> list[str]:
 def _possible(kind: str, launch: Launch) -> None:
     """Raise `PlannerError` where files of this `kind` cannot start what is planned."""
     deployment = launch.deployment
+    starts(kind, deployment.engine)
     named = f"{deployment.engine.name} {deployment.engine.version}"
     if launch.nodes > 1 and kind in ("compose", "runpod", "production-stack"):
         raise PlannerError(f"files: {kind} starts a replica on one node, and the plan spans {launch.nodes}")
-    if kind in ("production-stack", "runpod") and deployment.engine.name != "vllm":
-        raise PlannerError(f"files: {kind} serves vLLM alone, and the plan is for {named}")
     if kind in ("kubernetes", "kserve", "production-stack") and launch.image is None:
         raise PlannerError(f"files: {kind} needs an image, and none of {named} for {deployment.gpu.name} is published")
     if kind in ("dynamo", "runpod") and deployment.gpu.vendor != "nvidia":
@@ -149,28 +143,15 @@ def scaled(prediction: Prediction) -> dict[str, float] | None:
     return {"each": prediction.in_flight, "minutes": math.ceil(start_seconds(deployment) / 60)}
 
 
-def _known(entry: str) -> dict[str, str]:
-    found = entries("clouds.yaml", Cloud).get(entry)
-    return found.names if found else {}
-
-
 def _dynamo(launch: Launch) -> dict[str, str]:
     """The newest release of Dynamo whose engine is of this minor version, and what it ships."""
-    engine = launch.deployment.engine
-    known = _known(f"dynamo {engine.name}")
-    fitting = [one for one, ships in known.items() if release(ships)[:2] == engine.release[:2]]
-    if not fitting:
-        raise PlannerError(
-            f"files: no known release of Dynamo ships {engine.name} {engine.version}; "
-            f"known: {', '.join(known.values()) or 'none'}"
-        )
-    newest = max(fitting, key=release)
-    return {"dynamo": newest, "shipped": known[newest]}
+    newest, shipped = shipped_by_dynamo(launch.deployment.engine)
+    return {"dynamo": newest, "shipped": shipped}
 
 
 def _sky(launch: Launch) -> dict[str, str]:
     """The GPU as SkyPilot calls it, and what every node runs."""
-    known, gpu = _known("skypilot"), launch.deployment.gpu.name
+    known, gpu = entries("clouds.yaml", Named)["skypilot"].names, launch.deployment.gpu.name
     if gpu not in known:
         raise PlannerError(f"files: SkyPilot's name of {gpu} is not known; known: {', '.join(known)}")
     set_before = [f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()]

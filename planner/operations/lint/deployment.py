@@ -22,20 +22,22 @@ ARGUMENTS = {
     "vllm": {name: name for name in (
         "gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
         "kv_cache_dtype", "dtype", "enforce_eager", "enable_prefix_caching", "enable_chunked_prefill",
-        "async_scheduling", "long_prefill_token_threshold", "scheduling_policy")},
+        "async_scheduling", "long_prefill_token_threshold", "scheduling_policy", "limit_mm_per_prompt",
+        "revision")},
     "sglang": {
         "mem_fraction_static": "gpu_memory_utilization", "context_length": "max_model_len",
         "max_running_requests": "max_num_seqs", "chunked_prefill_size": "max_num_batched_tokens",
         "page_size": "block_size", "kv_cache_dtype": "kv_cache_dtype", "dtype": "dtype",
-        "disable_cuda_graph": "enforce_eager", "scheduler_recv_interval": "scheduler_recv_interval"},
+        "disable_cuda_graph": "enforce_eager", "scheduler_recv_interval": "scheduler_recv_interval",
+        "limit_mm_data_per_request": "limit_mm_per_prompt", "revision": "revision"},
     "trtllm": {
         "free_gpu_memory_fraction": "gpu_memory_utilization", "max_seq_len": "max_model_len",
         "max_batch_size": "max_num_seqs", "max_num_tokens": "max_num_batched_tokens", "dtype": "dtype",
-        "enable_chunked_prefill": "enable_chunked_prefill"},
+        "revision": "revision", "enable_chunked_prefill": "enable_chunked_prefill"},
     "tgi": {
         "cuda_memory_fraction": "gpu_memory_utilization", "max_total_tokens": "max_model_len",
         "max_batch_size": "max_num_seqs", "max_batch_prefill_tokens": "max_num_batched_tokens",
-        "kv_cache_dtype": "kv_cache_dtype", "dtype": "dtype"},
+        "kv_cache_dtype": "kv_cache_dtype", "dtype": "dtype", "revision": "revision"},
 }  # fmt: skip
 """The engine's own names of arguments, and the planner's."""
 _CACHE = {
@@ -112,6 +114,11 @@ def arguments(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
         del found["max_model_len"]
     if found.get("dtype") == "auto":
         del found["dtype"]
+    if isinstance(limits := found.get("limit_mm_per_prompt"), Mapping):
+        plain = {kind: most.get("count") if isinstance(most, Mapping) else most for kind, most in limits.items()}
+        found["limit_mm_per_prompt"] = ",".join(
+            f"{kind}={most}" for kind, most in plain.items() if isinstance(most, int)
+        )
     found |= {"sglang": _sglang, "trtllm": _trtllm, "tgi": _tgi, "vllm": _vllm}[engine](values, found)
     return {name: value for name, value in found.items() if name in EngineArgs.__dataclass_fields__}
 
