@@ -156,7 +156,7 @@ def test_the_benchmark_of_a_plan_that_reuses_a_traces_blocks_reuses_as_much() ->
     """A trace shares no one prefix: what its prompts find on average is what all of the benchmark's begin with."""
     reused = replace(WORKLOAD, prefix_tokens=0, prefix_hit_rate=0.4)
     prediction, cold = (evaluate(deployment(), load) for load in (reused, replace(reused, prefix_hit_rate=0.0)))
-    assert prediction.load.cached_tokens == pytest.approx(400, rel=0.01)
+    assert 380 < prediction.load.cached_tokens < 400  # without those that are too long
     text = deploy.documents(prediction, TARGETS)["bench.sh"]
     prefix = int(prediction.load.cached_tokens)
     assert f"--random-prefix-len {prefix} " in text
