@@ -226,7 +226,7 @@ def test_a_trace_brings_lengths_and_rate(tmp_path: Path) -> None:
         "meta-llama/Llama-3.1-8B,H100,t.csv,4",
     )
     assert code == 0
-    assert [float(row["request_tps"]) for row in rows] == pytest.approx([2, 4], rel=0.03)  # and the last one's answer
+    assert [float(row["request_tps"]) for row in rows] == pytest.approx([2, 4], rel=0.04)  # and the last one's answer
 
 
 def test_disaggregated_pools_count_all_gpus_and_decode_undisturbed() -> None:

@@ -99,8 +99,8 @@ def measured() -> list[dict[str, float]]:
 
 
 def test_a_measured_fleet_under_two_routers() -> None:
-    """llm-d's ladder: round robin within 25 % at every rate; affinity, which the newer release served up to 34 % faster
-    than these step costs, in direction and order."""
+    """llm-d's ladder: round robin within 25 % at every rate; affinity within 40 % at every rate and 20 % in the median,
+    in direction and order."""
     deployment = deploy_on("Qwen/Qwen3-32B", "H100", tp=2, replicas=8, engine_version="0.20.2")
     rows, rng, step = measured(), np.random.default_rng(0), step_of(deployment)
     stages = [(15.0, 50.0), *((row["rate"], row["seconds"]) for row in rows)]
@@ -129,6 +129,7 @@ def test_a_measured_fleet_under_two_routers() -> None:
     (in_turn, late), (affine, soon) = served(ROUND_ROBIN), served(PREFIX_AFFINITY)
     for row, first, second in zip(rows, in_turn, affine, strict=True):
         assert first == pytest.approx(row["round_robin_tok_s"], rel=0.25)
-        assert 0.65 < second / row["affinity_tok_s"] < 1.35
+        assert 0.65 < second / row["affinity_tok_s"] < 1.4
+    assert np.median([abs(one / row["affinity_tok_s"] - 1) for row, one in zip(rows, affine, strict=True)]) < 0.2
     assert min(a / b for a, b in zip(affine[3:], in_turn[3:], strict=True)) > 1.5
     assert max(soon) < 1 and min(late[3:]) > 30

@@ -84,6 +84,25 @@ def test_fused_experts_take_what_their_kernels_were_measured_to(
     assert seconds[0] == pytest.approx(measured * 1e-6, rel=0.25)
 
 
+@pytest.mark.parametrize(
+    ("name", "cache", "layout", "measured"),
+    [
+        # a context token more in the MLA block of DeepSeek-V3 with 64 sequences, 4,097 to 32,769 tokens, ns: tables of
+        # AIConfigurator 0.12 (vLLM 0.24); TP8 leaves 16 heads, attention data parallelism all 128
+        ("H100-SXM", "bfloat16", {"tp": 8}, 0.377), ("H100-SXM", "bfloat16", {"dp": 8, "ep": 8}, 0.399),
+        ("H200", "fp8", {"tp": 8}, 0.182), ("H200", "fp8", {"dp": 8, "ep": 8}, 0.366),
+        ("B200", "fp8", {"tp": 8}, 0.087), ("B200", "fp8", {"dp": 8, "ep": 8}, 0.099),
+        ("L40S", "bfloat16", {"tp": 8}, 1.79),
+    ],
+)  # fmt: skip
+def test_latent_attention_takes_what_its_kernels_were_measured_to(
+    name: str, cache: str, layout: dict[str, int], measured: float
+) -> None:
+    found = deploy_on("deepseek-ai/DeepSeek-V3", name, kv_cache_dtype=cache, **layout)
+    seconds = step_model(found, replace(ALONE, kv=0.9)).decode_context_s / 61
+    assert seconds == pytest.approx(measured * 1e-9, rel=0.2)
+
+
 def test_every_generation_has_a_kernel_for_every_format() -> None:
     newest = engine("vllm")
     for name in ("A100", "L40S", "H100", "B200", "RTX-PRO-6000", "MI300X", "V100"):

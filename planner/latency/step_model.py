@@ -154,6 +154,35 @@ def pairs(tokens: np.ndarray | float, context: np.ndarray | float = 0.0, window:
     return growing * c + growing * (growing + 1) / 2 + (n - growing) * window
 
 
+PRODUCT_LATENCY = 0.4
+"""Of `kernel_s`, what a matrix product takes beside its roofline: 3.7 us on H100, 5.4 on A100, 2.4 on RTX PRO 6000
+(AIConfigurator 0.12's bf16 GEMM tables of vLLM 0.24 and 0.14, 2026-09, which latency + roofline fits to 8 %, a norm of
+both to 9-15 %)."""
+TRITON = {"grouped": (0.44, 1.0), "latent": (0.05, 1.0), "sparse": (0.5, 0.9), "index": (0.3, 0.5)}
+ATTENTION_KERNELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
+    "hopper": {"grouped": (0.44, 1.0), "latent": (0.78, 1.4), "sparse": (0.71, 1.1), "index": (0.38, 0.6)},
+    "blackwell": {"grouped": (0.44, 1.0), "latent": (0.8, 1.5), "sparse": (0.5, 0.9), "index": (0.3, 0.5)},
+    "ampere": TRITON, "ada": TRITON, "blackwell-desktop": TRITON,
+    "": {"grouped": (0.44, 1.0), "latent": (0.44, 1.0), "sparse": (0.44, 0.9), "index": (0.3, 0.5)},
+}  # fmt: skip
+"""By generation and kind of attention: the share of the dense bf16 peak that decoding reaches where it multiplies more
+than it reads, and how prefill compares with that of grouped queries (`attention`).
+
+From AIConfigurator 0.12's tables of vLLM 0.24 (2026-09): FlashMLA reaches 0.74-0.81 on Hopper with its rows padded to
+64, FlashAttention 3 0.41 over an FP8 cache; Triton's MLA, all that Ampere, Ada and desktop Blackwell have, 0.05 (L40S,
+RTX PRO 6000). Prefill with expanded latents 0.87-0.96 on Hopper and Blackwell where grouped queries reach 0.58-0.66,
+with chosen ones 0.71 and 0.4-0.5; the indexer's scores 0.25-0.4 of the FP8 peak. A latent cache in FP8 is multiplied in
+FP8 on Blackwell. Others have not been measured.
+"""
+
+
+def _attention_rates(kind: str, deployment: Deployment) -> tuple[float, float]:
+    generation = deployment.gpu.generation
+    reached, prefill = ATTENTION_KERNELS.get(generation, ATTENTION_KERNELS[""])[kind]
+    in_fp8 = kind == "latent" and generation == "blackwell" and kv_width(kv_dtype(deployment)) == 1
+    return reached * (2 if in_fp8 else 1), prefill
+
+
 @cache
 def _grid(limit: int, captured: int) -> np.ndarray:
     """Token counts from 0 to `limit`, dense where the roofline bends and beside the largest that runs from a graph."""
@@ -169,7 +198,7 @@ def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Co
         rate *= c.gemm_widened
     bandwidth = gpu.bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
     read = np.full_like(tokens, m.bytes / bandwidth)
-    return _norm(read, tokens * m.flops / rate, m.kernels * c.kernel_s * (tokens > 0))
+    return _norm(read, tokens * m.flops / rate) + m.kernels * c.kernel_s * PRODUCT_LATENCY * (tokens > 0)
 
 
 def _expert_seconds(
@@ -234,10 +263,15 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
     exposed = float(_norm(np.array(alone), np.array(c.step_s + issued))) - alone if hidden else c.step_s
     sampling = rows * w.vocab * 4 * SAMPLING_PASSES / gpu.bandwidth
     rate = gpu.bandwidth * c.kv
-    peak = gpu.flops["bf16" if "bf16" in gpu.flops else "fp16"] * c.attention
-    multiplied = {k.window: max(k.decode_flops, queries * k.query_flops) / peak for k in w.contexts}
-    decode = {k.window: ((k.bytes / rate) ** 2 + multiplied[k.window] ** 2) ** 0.5 for k in w.contexts}
-    prefill = {k.window: k.prefill_flops / peak for k in w.contexts}
+    peak = gpu.flops["bf16" if "bf16" in gpu.flops else "fp16"]
+    decode: dict[int | None, float] = {}
+    prefill: dict[int | None, float] = {}
+    for k in w.contexts:
+        reached, others = _attention_rates(k.kind, deployment)
+        multiplied = max(k.decode_flops, queries * k.query_flops) / (peak * reached)
+        seconds = float(_norm(np.array(k.bytes / rate), np.array(multiplied)))
+        decode[k.window] = decode.get(k.window, 0.0) + seconds
+        prefill[k.window] = prefill.get(k.window, 0.0) + k.prefill_flops / (peak * c.attention * others)
     step = StepModel(
         grid=tokens,
         parts=parts,

@@ -20,6 +20,11 @@ MMA_ROWS = {"hopper": 64}
 SPARSE_TOKENS = 2048
 """Tokens that DeepSeek sparse attention keeps per query (`index_topk` of DeepSeek-V3.2 and GLM-5)."""
 
+DELTA_VALUES = 3
+"""Values that the delta rule's chunked kernels hand on for each that they give, with gates and triangles: Triton's take
+as long as 9 passes over queries, keys, values and results, on L40S and RTX PRO 6000 (AIConfigurator 0.12's tables of
+Gated DeltaNet under vLLM 0.24, 2026-09)."""
+
 
 @dataclass(frozen=True)
 class Matmul:
@@ -52,6 +57,7 @@ class FusedExperts:
 class Context:
     """Attention layers that see the same span: what one context token costs a sequence on one GPU, over all layers."""
 
+    kind: str  # grouped, latent, sparse (latents that an indexer chose) or index (its scores)
     window: int | None
     bytes: float  # KV read per context token in decode
     decode_flops: float  # per context token, with one query per sequence padded to what a matrix instruction multiplies
@@ -163,28 +169,31 @@ def kv_dtype(deployment: Deployment) -> str:
 def _contexts(deployment: Deployment) -> tuple[Context, ...]:
     """What attention reads and multiplies per context token, gathered by window."""
     tp, dcp, width = deployment.layout.tp, deployment.layout.dcp, kv_width(kv_dtype(deployment))
-    found: dict[int | None, np.ndarray] = {}
+    rows = MMA_ROWS.get(deployment.gpu.architecture, 16)
+    found: dict[tuple[str, int | None], np.ndarray] = {}
 
-    def add(window: int | None, times: int, *costs: float) -> None:
-        found[window] = found.get(window, np.zeros(4)) + times * np.array(costs)
+    def add(kind: str, window: int | None, times: int, *costs: float) -> None:
+        found[kind, window] = found.get((kind, window), np.zeros(4)) + times * np.array(costs)
 
     for layer, times in deployment.model.architecture.distinct_layers.items():
         for mixer in layer.mixers:
             if isinstance(mixer, Attention):
                 flops = 2.0 * mixer.heads / tp * (mixer.head_dim + mixer.v_head_dim)
-                least = MMA_ROWS.get(deployment.gpu.architecture, 16) * max(mixer.kv_heads / tp, 1.0)
+                least = rows * max(mixer.kv_heads / tp, 1.0)
                 padded = 2.0 * max(mixer.heads / tp, least) * (mixer.head_dim + mixer.v_head_dim)
                 kept = max(mixer.kv_heads / tp, 1.0) * (mixer.head_dim + mixer.v_head_dim) * width
-                add(mixer.window, times, kept / dcp, padded / dcp, flops / dcp, flops)
+                add("grouped", mixer.window, times, kept / dcp, padded / dcp, flops / dcp, flops)
             elif isinstance(mixer, LatentAttention):
-                decode = 2.0 * mixer.heads / tp * (mixer.kv_elements + mixer.kv_lora_rank)
-                prefill = 2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
-                window = SPARSE_TOKENS if mixer.index_heads else mixer.window
-                add(window, times, mixer.kv_elements * width / dcp, decode / dcp, decode / dcp, prefill)
+                queries = 2.0 * (mixer.kv_elements + mixer.kv_lora_rank)
+                decode, padded = queries * mixer.heads / tp, queries * max(mixer.heads / tp, rows)
+                kind, window = ("sparse", SPARSE_TOKENS) if mixer.index_heads else ("latent", mixer.window)
+                expanded = 2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
+                prefill = padded if kind == "sparse" else expanded  # chosen latents are not expanded
+                add(kind, window, times, mixer.kv_elements * width / dcp, padded / dcp, decode / dcp, prefill)
                 if mixer.has_indexer_cache:  # it scores the whole context, in fp8: twice the bf16 rate
                     score = mixer.index_heads * mixer.index_dim / max(mixer.compress, 1)
-                    add(None, times, mixer.index_bytes, score, score, score)
-    return tuple(Context(window, *costs) for window, costs in found.items())
+                    add("index", None, times, mixer.index_bytes, score, score, score)
+    return tuple(Context(kind, window, *costs) for (kind, window), costs in found.items())
 
 
 def _kernels(model: Model, layer: Layer, prefix: str) -> int:
@@ -209,16 +218,19 @@ def _token_bytes(deployment: Deployment) -> float:
 
     A mixer or an MLP adds to the residual and normalises (two values in, two out), reads that and writes its result:
     6 `hidden`, whole on every GPU. Between its linears the inner values are cut like the weights. The routed experts'
-    are the fused kernel's (`FusedExperts.row_bytes`).
+    are the fused kernel's (`FusedExperts.row_bytes`). The chunked delta rule hands on `DELTA_VALUES` of its own.
     """
     architecture, total = deployment.model.architecture, 0.0
     for layer, times in architecture.distinct_layers.items():
         blocks = len(layer.mixers) + (layer.mlp is not None)
+        delta = any(isinstance(mixer, Recurrent) and mixer.kind in ("gdn", "kda") for mixer in layer.mixers)
         inner = 0
         for weight in layer.weights:
             if weight.linear and weight.part != "routed_experts":
                 rows, cols, copies = rank_shape(weight, deployment.layout)
                 inner += copies * (cols if weight.shard == "row" else rows)
+                if delta and weight.shard == "row" and weight.part == "linear_ssm":
+                    inner += DELTA_VALUES * copies * cols
         total += times * (6 * architecture.hidden * blocks + 2 * inner)
     return 2.0 * total
 

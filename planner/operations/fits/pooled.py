@@ -59,6 +59,12 @@ COMMON = {
     "pace": (1.0, 0.0),
 }  # fmt: skip
 """What is known of each coefficient before any serving run, and how well: AIConfigurator's kernel tables."""
+GENERATIONS: Mapping[str, Mapping[str, float]] = {
+    "ampere": {"kernel_s": 1.4}, "ada": {"kernel_s": 0.8}, "blackwell-desktop": {"kernel_s": 0.85},
+}  # fmt: skip
+"""Factors of a generation before any serving run. Kernels that move little take as long as the clock lets them: of
+Hopper's 3.7 us a GEMM takes 5.4 on A100; small kernels of Gated DeltaNet 0.78-0.85 of Hopper's on L40S, 0.83-0.89 on
+RTX PRO 6000 (AIConfigurator's kernel tables)."""
 HOST = ("step_s", "row_s", "launch_s", "prompt_s", "request_s", "prompt_token_s")
 LEVELS: Mapping[str, tuple[float, float, Mapping[str, float]]] = {
     "engine": (0.4, 0.8, {}),
@@ -157,7 +163,7 @@ class Pool:
         self.runs, self.names = list(runs), coefficient_names()
         self.plans = [memory_of(run.deployment) for run in runs]
         self.measured = np.array([run.measured for run in runs])
-        self.start = np.log([COMMON[name][0] for name in self.names])
+        self.start = np.log([[_start(run, name) for name in self.names] for run in runs])
         self.noise = NOISE * np.array([[STEADY if run.workload.rate else 1.0] for run in runs])
         self.beside = np.zeros_like(self.measured)  # ln(replayed / closed form)
         places: dict[tuple[str, str, str], int] = {}
@@ -172,7 +178,7 @@ class Pool:
 
     def logs(self, sums: np.ndarray) -> np.ndarray:
         """[runs, coefficients] logarithms of each run's coefficients."""
-        logs = np.tile(self.start, (len(self.runs), 1))
+        logs = self.start.copy()
         for row, of, which in zip(logs, self.of, self.which, strict=True):
             np.add.at(row, which, sums[of])
         return logs
@@ -237,6 +243,10 @@ class Pool:
         """Minus twice the logarithm of the posterior, but for a constant."""
         unlikely = FREEDOM * np.log1p((errors / self.noise) ** 2 / FREEDOM)
         return float(np.nansum(unlikely) + ((sums / self.spread) ** 2).sum())
+
+
+def _start(run: MeasuredRun, name: str) -> float:
+    return COMMON[name][0] * GENERATIONS.get(run.groups["generation"], {}).get(name, 1.0)
 
 
 def _spread(level: str, name: str) -> float:
@@ -409,6 +419,8 @@ class Pooled:
         for generation in dict.fromkeys(run.groups["generation"] for run in self.pool.runs):
             latest = sums(("release generation", f"{engine}|{era}|{generation}"))
             own = sums(("generation", generation), ("release generation", f"{engine}|{era}|{generation}"))
+            for name, factor in GENERATIONS.get(generation, {}).items():
+                own[name] = own.get(name, 0.0) + float(np.log(factor))
             add(generation, own, {"generation": generation}, always=generation in generations)
             for column, metric in ((1, "tpot"), (0, "ttft")):
                 if spread := self.spreads.get((engine, column, generation)):
