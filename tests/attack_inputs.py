@@ -26,6 +26,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 
+from metrics_pages import Server
 from scenario_generator import generate
 from test_output_files import MEASURED
 from test_plan_command import QUESTION
@@ -42,12 +44,17 @@ from planner.core.quantities import PlannerError
 from planner.faces import cli
 from planner.facts.deployment import Deployment, deploy_on
 from planner.facts.traces import AZURE, MOONCAKE, PLAIN, read_trace
-from planner.facts.workload import Workload
+from planner.facts.workload import Lengths, Workload
 from planner.memory.budget import plan
 from planner.models.registry import _config, model, models
 from planner.operations.batch import predict_row
 from planner.operations.bench_results import read_results
+from planner.operations.diagnose import diagnose
 from planner.operations.explain_log import EXAMPLE, explain_file
+from planner.operations.lint import lint
+from planner.operations.sweep import answer as sweep_answer
+from planner.operations.sweep import load_sweep
+from planner.operations.traffic_profile import traffic_profile
 from planner.planning.scenario import load_scenario
 from planner.simulator.schedule_cases import run_case
 
@@ -276,7 +283,78 @@ def command(rng: random.Random, folder: Path) -> Any:
     return told.read()
 
 
-DOORS: dict[str, Door] = {d.__name__: d for d in (configuration, question, trace, log, row, benchmark, case, command)}
+GUIDES = yaml.safe_load((Path(__file__).parent / "data" / "commands.yaml").read_text(encoding="utf-8"))
+KINDS = ("serve.txt", "vllm.service", "compose.yaml", "pod.yaml", "serve.sh")
+COMPOSED = "services:\n  vllm:\n    image: vllm/vllm-openai:v0.11.0\n    command: {}\n"
+
+
+def served(rng: random.Random, folder: Path) -> Any:
+    """A command of a guide with words swapped, doubled, dropped or hostile, as text or in a file."""
+    words = rng.choice([*GUIDES["guides"], *GUIDES["current"]])["command"].split()
+    for _ in range(rng.choice((0, 1, 3))):
+        at, other = rng.randrange(len(words)), rng.choice((rng.choice(words), str(rng.choice(JUNK))[:50_000]))
+        words[at : at + 1] = rng.choice(([], [other], [words[at], other], [f"{words[at]}={other}"], 2 * [words[at]]))
+    text, kind = " ".join(words or ["vllm"]), rng.choice((None, None, *KINDS))
+    if kind == "vllm.service":
+        text = f"[Service]\nExecStart={text}\n"
+    elif kind and kind.endswith("yaml"):
+        text = COMPOSED.format(json.dumps(words))
+    what = str(written(folder / kind, text, rng)) if kind else text
+    version, to = rng.choice((None, None, "0.8.5", "0.33.0", "nightly")), rng.choice((None, None, "0.33.0"))
+    return lint(what, version, gpu=rng.choice((None, None, None, "H100", "4xH100")), to=to).json()
+
+
+@cache
+def _pages() -> list[str]:
+    """Of a healthy server."""
+    with tempfile.TemporaryDirectory() as folder:
+        load = Workload(Lengths.typical(500, "prompt"), Lengths.typical(100, "output"), rate=4.0)
+        return [path.read_text() for path in Server(_deployment(), load, requests=100).pages(Path(folder))[0]]
+
+
+def _metrics(rng: random.Random, folder: Path) -> list[Path]:
+    """One or two pages with figures and names spoilt."""
+    found = []
+    for n, page in enumerate(_pages()[: rng.choice((1, 2, 2))]):
+        lines = page.splitlines()
+        for _ in range(rng.choice((0, 1, 5, 50))):
+            at = rng.randrange(len(lines))
+            given = str(rng.choice(JUNK))[:1000] if rng.random() < 0.05 else str(rng.random() * 10 ** rng.randrange(9))
+            other = f"{lines[at].rpartition(' ')[0]} {given}"
+            twice, earlier = f"{lines[at]}\n{lines[at]}", lines[rng.randrange(at + 1)]
+            lines[at] = rng.choice(("", other, twice, earlier, lines[at].replace('le="', 'le="' + given[:9])))
+        found.append(written(folder / f"{n}.txt", "\n".join(lines) + "\n", rng))
+    return found
+
+
+def metrics(rng: random.Random, folder: Path) -> Any:
+    """What is wrong with a server, by its pages and sometimes its log."""
+    saved = written(folder / "vllm.log", EXAMPLE.read_text(encoding="utf-8"), rng) if rng.random() < 0.2 else None
+    return diagnose(_metrics(rng, folder), saved, seconds=rng.choice((None, 60.0))).data()
+
+
+def profile(rng: random.Random, folder: Path) -> Any:
+    """A server's traffic, which has to be one that a scenario takes."""
+    found = yaml.safe_load(traffic_profile(_metrics(rng, folder), rng.choice((None, 60.0))))
+    (folder / "mine.yaml").write_text(yaml.safe_dump({**QUESTION, **found}))
+    return str(load_scenario(folder / "mine.yaml").workload)
+
+
+def points(rng: random.Random, folder: Path) -> Any:
+    """A sweep, and the closed form's answer to its first point."""
+    grid = {"workload.rate": [1, 2], "headroom": {"low": 0, "high": 0.5, "points": 3}, "deployment.tp": [1, 2]}
+    data = {"answer": "predict", "scenario": "edge-8b-24gb", "deployment": {"gpu": "L4"}, "set": {"headroom": 0.1}}
+    some = {name: grid[name] for name in rng.sample(sorted(grid), rng.randrange(1, 4))}
+    found = load_sweep(written(folder / "sweep.yaml", yaml.safe_dump(spoilt({**data, "grid": some}, rng)), rng))
+    return sweep_answer(found, found.points[0]) if found.answer == "predict" and not found.replay else None
+
+
+DOORS: dict[str, Door] = {
+    door.__name__: door
+    for door in (
+        configuration, question, trace, log, row, benchmark, case, command, served, metrics, profile, points
+    )
+}  # fmt: skip
 
 
 def impossible(answer: Any) -> str:

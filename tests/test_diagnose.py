@@ -200,6 +200,8 @@ def test_what_cannot_be_judged_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
         ("# nothing\n", "no metrics of vLLM or SGLang"),
         ('vllm:request_success_total{model_name="m"} 0\n', "no request was answered"),
         ("vllm:num_requests_running{ 3\n", "not a /metrics page"),
+        (f"vllm:num_requests_running {10**400}\n", "not a /metrics page"),
+        ('vllm:e2e_request_latency_seconds_bucket{le="a"} 3\n', "not a /metrics page"),
     ):
         page.write_text(text)
         with pytest.raises(PlannerError, match=said):

@@ -65,8 +65,9 @@ def read_page(where: str | Path) -> Page:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                samples.setdefault(sample.name, []).append((sample.labels, sample.value))
-    except (ValueError, KeyError, IndexError) as error:
+                float(sample.labels.get("le", 0))
+                samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
+    except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise PlannerError(f"{where} is not a /metrics page: {str(error)[:120] or type(error).__name__}") from None
     return Page(samples, taken, str(where))
 
