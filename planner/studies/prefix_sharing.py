@@ -14,7 +14,7 @@ from planner.facts.workload import Workload
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
 from planner.memory.kv_cache import KvPool
-from planner.simulator.kernel_types import LEAST_LOADED, PREFIX_AFFINITY, ROUND_ROBIN
+from planner.simulator.kernel_types import LEAST_LOADED, PREFIX_AFFINITY, ROUND_ROBIN, Router
 from planner.simulator.prefix_reuse import hit_rate
 from planner.simulator.replay import ReplayResult, replay_workload
 
@@ -55,7 +55,8 @@ def replayed(
 ) -> ReplayResult:
     """All replicas of `deployment` behind a router of one of `POLICIES`; `pool` replaces that of the memory plan."""
     pool = pool or memory_of(deployment).pool
-    return replay_workload(deployment, pool, step_of(deployment), workload, policy=POLICIES[policy])
+    router = Router(deployment.engines, POLICIES[policy])
+    return replay_workload(deployment, pool, step_of(deployment), workload, router=router)
 
 
 def by_pool(deployment: Deployment, workload: Workload, shares: Sequence[float]) -> pd.DataFrame:
