@@ -211,6 +211,52 @@ def test_files_of_every_kind_say_the_same(name: str, text: str, tmp_path: Path) 
     assert verdicts(str(path), "0.20.2") == {"--swap-space": "removed", "VLLM_USE_V1": "removed"}
 
 
+WRITTEN = {
+    "PowerShell": "docker run --gpus all `\n  vllm/vllm-openai:v0.20.2 `\n  --model Qwen/Qwen3-8B --swap-space 4",
+    "cmd": "docker run --gpus all ^\r\n  vllm/vllm-openai:v0.20.2 ^\r\n  --model Qwen/Qwen3-8B --swap-space 4",
+    "tmux": "tmux new-session -d -s x 'vllm serve Qwen/Qwen3-8B --swap-space 4'",
+    "ssh": "ssh gpu1 \"vllm serve 'Qwen/Qwen3-8B' --swap-space 4\"",
+    "uv": "uv run --with vllm==0.20.2 vllm serve Qwen/Qwen3-8B --swap-space 4",
+    "numactl": "sudo numactl -N 0 python -m vllm.entrypoints.api_server --model=Qwen/Qwen3-8B --swap-space=4",
+    "argument": 'M="${1:-Qwen/Qwen3-8B}"\nvllm serve "$M" --swap-space 4',
+    "supervisord": "[program:x]\ncommand=/opt/v/bin/vllm serve Qwen/Qwen3-8B --swap-space 4\nautostart=true\n",
+    "production-stack": "servingEngineSpec:\n  modelSpec:\n  - {modelURL: Qwen/Qwen3-8B, repository: vllm/vllm-openai, "
+    "tag: v0.20.2, vllmConfig: {maxModelLen: 4096, extraArgs: [--swap-space, '4']}}\n",
+}
+
+
+@pytest.mark.parametrize("text", WRITTEN.values(), ids=WRITTEN)
+def test_commands_are_found_however_people_start_them(text: str, tmp_path: Path) -> None:
+    (found,) = lint(text, "0.20.2").commands
+    model = (*found.judged.parsed.positional, found.judged.values.get("model"))[0]
+    assert model == "Qwen/Qwen3-8B"
+    assert {one.name for one in found.judged.findings if one.mend} == {"--swap-space"}
+
+
+def test_a_version_that_the_command_pins_is_its_version() -> None:
+    assert lint(WRITTEN["uv"]).commands[0].judged.version == "0.20.2"
+
+
+def test_two_hyphens_that_a_word_processor_joined_are_told_apart() -> None:
+    (found,) = [one for one in lint("vllm serve m \u2014max-num-seqs=8", "0.20.2").findings if one.mend]
+    assert found.instead == "--max-num-seqs=8" and "no hyphen" in found.why
+
+
+def test_a_container_that_is_given_fewer_gpus_than_the_command_takes() -> None:
+    pod = yaml.safe_load(POD.partition("---")[2])
+    (container,) = pod["spec"]["template"]["spec"]["containers"]
+    container["args"] = ["exec vllm serve $(MODEL) -tp 2"]
+    for many, fine in ((1, False), (2, True), ("2", True)):
+        container["resources"] = {"limits": {"nvidia.com/gpu": many}}
+        found = lint(yaml.safe_dump(pod), "0.20.2").findings
+        assert any(one.name == "GPUs" and one.refused for one in found) is not fine
+    service = yaml.safe_load(COMPOSE)
+    devices = [{"driver": "nvidia", "device_ids": ["0"], "capabilities": ["gpu"]}]
+    service["services"]["server"] |= {"command": ["Qwen/Qwen3-8B", "-tp", 2],
+                                      "deploy": {"resources": {"reservations": {"devices": devices}}}}  # fmt: skip
+    assert any(one.name == "GPUs" for one in lint(yaml.safe_dump(service), "0.20.2").findings)
+
+
 def test_the_version_is_that_of_the_image_unless_another_is_asked_for() -> None:
     text = "docker run vllm/vllm-openai:v0.8.5 --model m --swap-space 4"
     assert verdicts(text) == {"--swap-space": "useless"}

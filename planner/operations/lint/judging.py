@@ -251,7 +251,9 @@ def words(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]:
     serve = command.container and command.engine == "vllm" and len(parsed.positional) > 1
     for number, word in enumerate(parsed.positional[:50]):
         said: tuple[Verdict, str, str] | None = None
-        if word.startswith("--") and " " in word:
+        if word and word[0] in "\u2010\u2011\u2012\u2013\u2014\u2212":
+            said = "unknown", "it begins with a dash that is no hyphen, as word processors make of two", f"--{word[1:]}"
+        elif word.startswith("--") and " " in word:
             said = "contradicts", "one word with a blank in it is no option", "two words"
         elif word == "serve" and serve and number == 0:
             why = "the image starts `vllm serve` by itself, and takes this word for the model"
@@ -398,14 +400,17 @@ def _holds(test: str, value: Any) -> bool:
 
 def devices(command: Command, parsed: Parsed) -> Iterator[Finding]:
     """More GPUs asked for than are visible."""
-    visible = command.environment.get("CUDA_VISIBLE_DEVICES", "")
-    if not re.fullmatch(r"\d+(,\d+)*", visible):
+    name, asked = "CUDA_VISIBLE_DEVICES", gpus(command.engine, parsed.values)
+    visible = command.environment.get(name, "")
+    several = any(parsed.values.get(key) for key in ("nnodes", "data_parallel_size_local", "gpus_per_node"))
+    if several or parsed.values.get("distributed_executor_backend") == "ray":
         return
-    asked = gpus(command.engine, parsed.values)
-    if asked > (count := len(visible.split(","))) and not parsed.values.get("nnodes"):
+    if re.fullmatch(r"\d+(,\d+)*", visible) and asked > (count := len(visible.split(","))):
         why = f"the command takes {asked} GPUs, and {count} are visible"
-        name = "CUDA_VISIBLE_DEVICES"
         yield Finding("environment", name, f"{name}={visible}", "contradicts", why, refused=True)
+    if command.visible is not None and asked > command.visible:
+        why = f"the command takes {asked} GPUs, and the container is given {command.visible}"
+        yield Finding("environment", "GPUs", f"{command.visible} GPUs", "contradicts", why, refused=True)
 
 
 def gpus(engine: str, values: Mapping[str, Any]) -> int:

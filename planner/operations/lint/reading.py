@@ -51,6 +51,7 @@ class Command:
     subcommand: bool = False  # `vllm serve MODEL`, not `python -m ... --model MODEL`
     config: Mapping[str, Any] = field(default_factory=dict)  # what TensorRT-LLM's own file sets
     note: str = ""
+    visible: int | None = None  # GPUs that its container is given
 
     @property
     def line(self) -> str:
@@ -78,6 +79,7 @@ def read(what: str, engine: str | None = None) -> Read:
     path = _file(what)
     text, name = (read_text(path, LARGEST), path.name) if path else (what, "")
     beside = _Beside(text, name, path.parent if path else Path())
+    text = re.sub(r"(?<=[ \t])[`^][ \t]*\r?\n", "\\\\\n", text)  # lines that PowerShell and cmd carry on
     if len(text) > LARGEST:
         raise PlannerError(f"a command line has at most {LARGEST:,} characters, got {len(text):,}")
     found = tuple(_configured(command, beside) for command in islice(_commands(text, name, engine), MOST))
@@ -149,7 +151,10 @@ def _file(what: str) -> Path | None:
 
 def _commands(text: str, name: str, engine: str | None) -> Iterator[Command]:
     """The commands of a text of any of the formats."""
-    if re.search(r"^\[Service\]\s*$", text, re.MULTILINE):
+    if re.search(r"^\[program:", text, re.MULTILINE):  # supervisord
+        for line in re.findall(r"^command\s*=\s*(.+)$", text, re.MULTILINE):
+            yield from _shell(line, "command", engine)
+    elif re.search(r"^\[Service\]\s*$", text, re.MULTILINE):
         yield from _unit(text, engine)
     elif re.search(r"^\s*FROM\s+\S+", text, re.MULTILINE) and re.search(
         r"^\s*(CMD|ENTRYPOINT|RUN)\b", text, re.MULTILINE
@@ -191,11 +196,16 @@ def _launched(statement: Statement, where: str, engine: str | None = None, depth
         before = {
             key: value for key, _, value in (word.partition("=") for word in words[:at]) if value and key.isidentifier()
         }
-        yield Command(where, name, tuple(words[at:]), {**environment, **before}, subcommand=subcommand)
+        pinned = next(filter(None, (re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)$", word) for word in words[:at])), None)
+        version = pinned[1] if pinned else ""
+        yield Command(where, name, tuple(words[at:]), {**environment, **before}, version, subcommand=subcommand)
         return
     script = next((at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None)
     if script is not None and any(PurePath(word).name in _SHELLS for word in words[:script]):
         for inner in statements(words[script + 1], environment):
+            yield from _launched(inner, where, None, depth + 1)
+    elif told := [word for word in words if " " in word and _MENTION.search(word)]:  # ssh HOST '...', tmux new '...'
+        for inner in statements(told[-1], environment):
             yield from _launched(inner, where, None, depth + 1)
     elif engine and words[0].startswith("-"):
         yield Command(where, engine, words, environment)
@@ -207,7 +217,7 @@ def launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
         name, after = PurePath(word).name, words[at + 1] if at + 1 < len(words) else ""
         if name == "vllm" and after == "serve":
             return "vllm", at + 2, True
-        if word == "vllm.entrypoints.openai.api_server" or word.endswith("vllm/entrypoints/openai/api_server.py"):
+        if re.search(r"(^|/)vllm[./]entrypoints[./](openai[./])?api_server(\.py)?$", word):
             return "vllm", at + 1, False
         if word in ("sglang.launch_server", "sglang.srt.server"):
             return "sglang", at + 1, False
@@ -256,7 +266,7 @@ def _contained(
     if begun:
         for command in begun:
             version = known[2] if known and known[0] == command.engine else ""
-            yield replace(command, container=True, version=version)
+            yield replace(command, container=True, version=version or command.version)
     elif known and known[1] and not replaced and (words or environment):
         yield Command(
             where, known[0], tuple(words), environment, known[2], container=True, subcommand=known[0] == "vllm"
@@ -334,6 +344,9 @@ def _nodes(node: Any, where: str, engine: str | None, depth: int = 0) -> Iterato
             with suppress(PlannerError):
                 yield from _shell(node, where, None)
         return
+    if "modelURL" in node:
+        yield _production_stack(node, where)
+        return
     if flat := _configuration(node, engine):
         yield Command(where or "configuration", engine or "vllm", flat, {}, subcommand=True)
         return
@@ -357,7 +370,40 @@ def _container(node: Mapping[str, Any], where: str) -> Iterator[Command]:
         word = re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word)
         filled.append(expand(word.replace("$$", "\0"), {}).replace("\0", "$"))
     replaced = "entrypoint" in node or ("command" in node and "args" in node)
-    yield from _contained(name, filled, environment, where, replaced)
+    for command in _contained(name, filled, environment, where, replaced):
+        yield replace(command, visible=_given(node))
+
+
+def _given(node: Mapping[str, Any]) -> int | None:
+    """GPUs that a pod's container, or a compose service, is limited to; None where nothing says how many."""
+    limits = node.get("resources")
+    limits = limits.get("limits") if isinstance(limits, Mapping) else None
+    if isinstance(limits, Mapping):
+        counts = [str(many) for name, many in limits.items() if str(name).endswith(("/gpu", "/gaudi"))]
+        return int(counts[0]) if counts and counts[0].isdecimal() else None
+    place: Any = node
+    for key in ("deploy", "resources", "reservations", "devices"):
+        place = place.get(key) if isinstance(place, Mapping) else None
+    device = place[0] if isinstance(place, list) and place and isinstance(place[0], Mapping) else {}
+    many, named = device.get("count"), device.get("device_ids")
+    return many if isinstance(many, int) else len(named) if isinstance(named, list) else None
+
+
+def _production_stack(node: Mapping[str, Any], where: str) -> Command:
+    """What vLLM's production-stack makes of a model's values: its `vllmConfig` as options."""
+    config = node.get("vllmConfig")
+    pairs = list[tuple[str, Any]]()
+    for key, value in config.items() if isinstance(config, Mapping) else ():
+        name = re.sub(r"(?<=[a-z])(?=[A-Z])", "-", str(key)).lower()
+        if key not in ("extraArgs", "v1") and _scalar(value):
+            pairs.append((f"--no-{name}", True) if value is False else (f"--{name}", value))
+    extra = config.get("extraArgs") if isinstance(config, Mapping) else None
+    known = image(f"{node.get('repository', '')}:{node.get('tag', '')}")
+    words = (_plain(node["modelURL"]), *_as_words(pairs), *_words(extra))
+    asked = str(node.get("requestGPU", ""))
+    gpus = int(asked) if asked.isdecimal() else None
+    version = known[2] if known else ""
+    return Command(where, "vllm", words, _environment(node.get("env")), version, True, True, visible=gpus)
 
 
 def _words(value: Any) -> list[str]:

@@ -121,7 +121,7 @@ def _joined(part: Part, variables: Mapping[str, list[str]], depth: int = 0) -> s
     """A part with its variable's value, in one piece."""
     if not part.variable:
         return part.text
-    match = re.fullmatch(r"([A-Za-z_]\w*)(?:\[[@*]\])?(?:(:?[-=?+])(.*))?", part.text, re.DOTALL)
+    match = re.fullmatch(r"([A-Za-z_]\w*|\d)(?:\[[@*]\])?(?:(:?[-=?+])(.*))?", part.text, re.DOTALL)
     if not match:
         return part.text if part.text.startswith("$") else f"${{{part.text}}}"
     name, how, other = match[1], match[2] or "", match[3] or ""
