@@ -1,5 +1,6 @@
 """A day of traffic: replicas by hour that hold the level when the day is replayed, and what they save."""
 
+import math
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -9,7 +10,11 @@ import pytest
 import yaml
 
 from planner.core.quantities import PlannerError
+from planner.faces.charts.scaling import day
 from planner.facts.days import day_of, profiles
+from planner.operations.answer import answer, told
+from planner.operations.launch.files import documents
+from planner.operations.launch.manifests import by_the_clock
 from planner.planning import scaling
 from planner.planning.benchmark_run import taken_on
 from planner.planning.renting import renting_of, serverless
@@ -83,10 +88,10 @@ def test_fewer_replicas_and_late_ones_break_the_level() -> None:
 def test_a_replayed_day_has_the_days_traffic_and_its_replicas() -> None:
     plan, found = planned()
     load = taken_on(found.deployment, plan.scenario.workload)
-    day = replay_day(found.deployment, load, found.rates, found.replicas)
-    hour = (day.sent // (scaling.MOST / sum(found.rates))).astype(int)
+    replayed = replay_day(found.deployment, load, found.rates, found.replicas)
+    hour = (replayed.sent // (scaling.MOST / sum(found.rates))).astype(int)
     assert np.bincount(hour, minlength=24)[:24] / len(hour) == pytest.approx(np.array(HOURS) / sum(HOURS), abs=5e-3)
-    assert [day.outcome.replica[hour == k].max() + 1 for k in range(24)] == list(found.replicas)
+    assert [replayed.outcome.replica[hour == k].max() + 1 for k in range(24)] == list(found.replicas)
 
 
 def test_the_threshold_is_what_is_in_a_replica_that_takes_its_most() -> None:
@@ -202,3 +207,47 @@ def test_a_serverless_replica_is_paid_as_a_simulation_says(rate: float, idle: fl
     usd, waits = serverless(ServerlessEntry(usd_per_gpu_second=1, cold_start=start, idle_seconds=idle), quiet, 1.0)
     assert usd / 86400 == pytest.approx(paid / now, rel=0.05)
     assert waits == pytest.approx(cold / many, rel=0.05)
+
+
+def test_the_file_for_keda_has_the_plans_hours_threshold_and_patience() -> None:
+    """At every minute of the day its triggers ask for as many replicas as the plan has, a start-up ahead."""
+    plan, found = planned()
+    (text,) = documents(plan.chosen.prediction, (), wanted=["kubernetes"], scaling=found)["k8s/scale.yaml"].split("---")
+    spec = yaml.safe_load(text)["spec"]
+    *clock, watched = spec["triggers"]
+    assert watched["metadata"]["threshold"] == f"{found.threshold:.3g}"
+    down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
+    assert down["stabilizationWindowSeconds"] == round(found.stable_s) >= found.lead_s
+    asked = np.full(1440, spec["minReplicaCount"])
+    for trigger in clock:
+        (from_minute, from_hour), (to_minute, to_hour) = (
+            map(int, trigger["metadata"][end].split()[:2]) for end in ("start", "end")
+        )
+        first, last = from_hour * 60 + from_minute, to_hour * 60 + to_minute
+        own = np.arange(first, last + 1440 * (last <= first)) % 1440
+        asked[own] = np.maximum(asked[own], int(trigger["metadata"]["desiredReplicas"]))
+    lead = math.ceil(found.lead_s / 60)
+    for ahead in range(lead + 1):
+        assert (np.roll(asked, ahead) >= np.repeat(found.replicas, 60)).all()
+    assert asked.sum() <= 60 * sum(found.replicas) + 5 * found.starts, "and no more than that"
+    weekly = replace(found, replicas=(1,) * 8 + (2,) * 2 + (1,) * 158, rates=(1.0,) * 168)
+    assert by_the_clock(weekly, 90.0) == [("58 7 * * 1", "0 10 * * 1", 2)], "a week begins on Monday"
+    assert by_the_clock(replace(found, clock=False), 90.0) == []
+
+
+def test_the_answer_tells_the_day() -> None:
+    plan, found = planned()
+    told_json, text = answer(plan)["day"], told(plan)
+    assert told_json["replicas"] == list(found.replicas) and told_json["threshold"] == found.threshold
+    assert f"{found.threshold:.3g} requests in one" in text and f"({found.saved:.0%})" in text
+    quiet = replace(plan, scenario=replace(plan.scenario, day=None))
+    assert answer(quiet)["day"] is None and "Day " not in told(quiet)
+
+
+def test_the_chart_draws_the_hours_below_what_their_replicas_may_take() -> None:
+    _, found = planned()
+    rows = [row for rows in day(found).to_dict()["datasets"].values() for row in rows if "rate" in row]
+    bars = {row["hour"]: row for row in rows if row["what"] == "comes"}
+    assert [bars[k]["rate"] for k in range(24)] == list(found.rates)
+    assert [bars[k]["replicas"] for k in range(24)] == list(found.replicas)
+    assert all(row["rate"] <= row["taken"] * (1 + 1e-9) for row in bars.values())

@@ -66,7 +66,12 @@ def report(
     progress(told(plan))
     if notebooks is None:
         notebooks = chapters(plan)
-    said = {"fits": bool(plan.candidates), "meets": bool(plan.chosen), "misses": not plan.chosen}
+    said = {
+        "fits": bool(plan.candidates),
+        "meets": bool(plan.chosen),
+        "misses": not plan.chosen,
+        "day": bool(plan.scaling),
+    }
     left_out = ["live", *(tag for tag, holds in said.items() if not holds)]  # "live": the page has shown it already
     parameters = {"scenario": str(path.resolve())}
     with _typeset(plan, parameters, notebooks, left_out, _title(plan), progress) as made:

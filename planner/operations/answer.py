@@ -210,7 +210,9 @@ def write(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
     Those of an earlier plan that this one has not are removed. Raises `PlannerError` where `out` cannot be written.
     """
     chosen, asked = plan.chosen, plan.scenario
-    texts = documents(chosen.prediction, asked.service_level, asked.storage, asked.wanted) if chosen else {}
+    texts = (
+        documents(chosen.prediction, asked.service_level, asked.storage, asked.wanted, plan.scaling) if chosen else {}
+    )
     kept = {SECRETS} if _filled_in(out / SECRETS) else set()
     texts = {name: text for name, text in texts.items() if name not in kept} | _measured(plan)
     texts["plan.json"] = json.dumps(answer(plan), indent=2, allow_nan=False) + "\n"

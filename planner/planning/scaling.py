@@ -51,6 +51,7 @@ class Scaling:
     lead_s: float  # before its hour a replica is started: the pessimistic end of a start-up
     drain_s: float  # until the last request of a replica that gets no more has ended (p99)
     usd_per_gpu_hour: float | None
+    clock: bool  # the first hour begins at midnight, a week's on Monday
 
     @property
     def threshold(self) -> float:
@@ -60,7 +61,7 @@ class Scaling:
     @property
     def stable_s(self) -> float:
         """How long a replica must not have been needed before it is given back: at least as long as a new one takes."""
-        return min(max(self.lead_s, STABLE_S[0]), STABLE_S[1])
+        return stable(self.lead_s)
 
     @property
     def misses(self) -> tuple[int, ...]:
@@ -89,10 +90,15 @@ class Scaling:
         more = np.maximum(np.diff(rented, prepend=rented[-1]), 0).sum()
         return float(rented.sum() + more * (self.lead_s + self.stable_s + self.drain_s) / 3600)
 
+    @property
+    def most_rps(self) -> float:
+        """Requests/s that a replica may take."""
+        assert self.one.workload is not None and self.one.workload.rate is not None
+        return self.one.workload.rate
+
     def needed(self, times: float) -> np.ndarray:
         """[hours] replicas for so many times the traffic, each with the most that one may take."""
-        assert self.one.workload is not None and self.one.workload.rate is not None
-        return np.ceil(np.array(self.rates) * times / self.one.workload.rate - 1e-9).astype(int)
+        return np.ceil(np.array(self.rates) * times / self.most_rps - 1e-9).astype(int)
 
     @property
     def saved(self) -> float:
@@ -105,6 +111,11 @@ class Scaling:
             f"{min(self.replicas)} to {max(self.replicas)} replicas over {len(self.rates)} hours save {saved:,.0f} of "
             f"{self.fixed_gpu_hours:,.0f} GPU-hours ({self.saved:.0%})"
         )
+
+
+def stable(start_s: float) -> float:
+    """Seconds for which a replica that takes `start_s` to start must not have been needed before it is given back."""
+    return min(max(start_s, STABLE_S[0]), STABLE_S[1])
 
 
 def scaling_of(scenario: Scenario, candidate: Candidate) -> Scaling | None:
@@ -133,7 +144,7 @@ def scaling_of(scenario: Scenario, candidate: Candidate) -> Scaling | None:
         counts = counts + short
     return Scaling(
         deployment, rates, tuple(counts.tolist()), tuple(largest.tolist()), len(day.output), one, lead_s, drain_s,
-        price.usd if price else None,
+        price.usd if price else None, scenario.day.busiest is None,
     )  # fmt: skip
 
 

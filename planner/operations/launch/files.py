@@ -16,6 +16,7 @@ from planner.operations.launch.command import checkpoint, launch
 from planner.operations.launch.words import script
 from planner.operations.rendering import render
 from planner.planning.prediction import Prediction, predict
+from planner.planning.scaling import Scaling
 from planner.planning.scenario import DEFAULT_FILES, Target
 
 DIRECTORY = "/opt/headroom"
@@ -49,12 +50,17 @@ def file_names(prediction: Prediction, wanted: Sequence[str] = DEFAULT_FILES) ->
 
 
 def documents(
-    prediction: Prediction, targets: Sequence[Target], storage: str = STORAGE, wanted: Sequence[str] = DEFAULT_FILES
+    prediction: Prediction,
+    targets: Sequence[Target],
+    storage: str = STORAGE,
+    wanted: Sequence[str] = DEFAULT_FILES,
+    scaling: Scaling | None = None,
 ) -> dict[str, str]:
     """File name -> text: shell script, systemd template unit, and whatever else of `KINDS` is wanted.
 
     `prediction` is the whole deployment's at its rate (or concurrency). `bench.sh` runs shares of that on one replica,
-    and states what the plan predicts for each. A starting server reads its weights from `storage`. Raises
+    and states what the plan predicts for each. A starting server reads its weights from `storage`; with
+    `scaling` replicas follow its day. Raises
     `PlannerError` when the deployment does not fit.
     """
     if prediction.performance is None:
@@ -72,11 +78,11 @@ def documents(
         "script": script, "environment": manifests.environment(engine),
         "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
         "start_up": start.start_up,
-        "scaled": manifests.scaled(prediction) if "kubernetes" in wanted else None,
+        "scaled": manifests.scaled(prediction, scaling) if "kubernetes" in wanted else None,
         **alerts.watched(prediction, targets, at),
     }  # fmt: skip
     names = file_names(prediction, wanted)
-    made = manifests.manifests([kind for kind in wanted if kind in manifests.FILES], start, prediction)
+    made = manifests.manifests([kind for kind in wanted if kind in manifests.FILES], start, prediction, scaling)
     made |= {"trtllm.yaml": start.config} | ({"grafana.json": dashboard(values)} if "grafana.json" in names else {})
     return {name: made[name] if name in made else render(name, **values) for name in names}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.core.catalog import Sourced, entries
 from planner.core.quantities import GIB, PlannerError
+from planner.facts.days import DAY, WEEK
 from planner.facts.deployment import Deployment
 from planner.facts.engine_metrics import engine_metrics
 from planner.facts.engines import Engine, Named, release, shipped_by_dynamo
@@ -22,6 +23,7 @@ from planner.operations.launch.command import Launch, checkpoint
 from planner.operations.launch.words import MOUNTED, compose, pod, shell, text
 from planner.operations.rendering import render
 from planner.planning.prediction import Prediction
+from planner.planning.scaling import Scaling, stable
 from planner.planning.scenario import starts
 
 FILES: dict[str, tuple[str, ...]] = {
@@ -70,9 +72,14 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.rpartition("/")[2].lower()).strip("-")[:40].strip("-") or "model"
 
 
-def manifests(wanted: Sequence[str], launch: Launch, prediction: Prediction) -> dict[str, str]:
-    """File name -> text of the kinds of `FILES` that are wanted; `PlannerError` for what one cannot express."""
-    values = _values(launch, prediction)
+def manifests(
+    wanted: Sequence[str], launch: Launch, prediction: Prediction, scaling: Scaling | None = None
+) -> dict[str, str]:
+    """File name -> text of the kinds of `FILES` that are wanted; `PlannerError` for what one cannot express.
+
+    With `scaling` replicas follow its day.
+    """
+    values = _values(launch, prediction) | _scale(prediction, scaling)
     found: dict[str, str] = {}
     for kind in wanted:
         _possible(kind, launch)
@@ -125,7 +132,7 @@ def _values(launch: Launch, prediction: Prediction) -> dict[str, Any]:
         "drain_s": launch.drain_s, "grace_s": launch.drain_s + 30, "start_s": start_s,
         "started": f"given up after {start_s} s{takes}",
         "cpus": 2 + launch.gpus, "memory_gib": held + 16, "shm_gib": 4 + 2 * launch.gpus,
-        "disk_gb": 2 * held * launch.nodes + 100, "in_flight": prediction.in_flight, "job": job(deployment),
+        "disk_gb": 2 * held * launch.nodes + 100, "job": job(deployment),
     }  # fmt: skip
 
 
@@ -135,12 +142,48 @@ def start_seconds(deployment: Deployment) -> int:
     return math.ceil(PATIENCE * begins.total.hi) if begins else round(UNPREDICTED_S)
 
 
-def scaled(prediction: Prediction) -> dict[str, float] | None:
+def scaled(prediction: Prediction, scaling: Scaling | None = None) -> dict[str, float] | None:
     """Requests in flight from which on another replica comes, and minutes until it answers; None where none does."""
     deployment = prediction.deployment
     if deployment.layout.replicas == 1 or engine_metrics(deployment.engine).without:
         return None
-    return {"each": prediction.in_flight, "minutes": math.ceil(start_seconds(deployment) / 60)}
+    return {"each": _threshold(prediction, scaling), "minutes": math.ceil(start_seconds(deployment) / 60)}
+
+
+def _threshold(prediction: Prediction, scaling: Scaling | None) -> float:
+    """Requests in flight on a replica above which another is needed."""
+    return scaling.threshold if scaling else prediction.in_flight
+
+
+def _scale(prediction: Prediction, scaling: Scaling | None) -> dict[str, Any]:
+    """When replicas come and go."""
+    stable_s = scaling.stable_s if scaling else stable(start_seconds(prediction.deployment))
+    found = {"in_flight": _threshold(prediction, scaling), "stable_s": round(stable_s), "least": 1, "hours": []}
+    if scaling:
+        spares = prediction.deployment.spare_replicas
+        begins = start_up(prediction.deployment, FIRST)
+        lead_s = max(scaling.lead_s, begins.total.hi if begins else 0.0)
+        hours = [(start, end, count + spares) for start, end, count in by_the_clock(scaling, lead_s)]
+        found |= {"least": min(scaling.replicas) + spares, "hours": hours}
+    return found
+
+
+def by_the_clock(scaling: Scaling, lead_s: float) -> list[tuple[str, str, int]]:
+    """(start, end, replicas) as cron has it, each `lead_s` ahead, of all hours with more than the fewest replicas."""
+    counts, all_hours = scaling.replicas, len(scaling.replicas)
+    if not scaling.clock or all_hours not in (DAY, WEEK):
+        return []
+
+    def cron(minutes: int) -> str:
+        day, rest = divmod(minutes % (all_hours * 60), 24 * 60)
+        return f"{rest % 60} {rest // 60} * * {'*' if all_hours == DAY else (day + 1) % 7}"  # 0 is Sunday
+
+    changes = [hour for hour in range(all_hours) if counts[hour] != counts[hour - 1]]
+    return [
+        (cron(start * 60 - math.ceil(lead_s / 60)), cron(end * 60), counts[start])
+        for start, end in zip(changes, [*changes[1:], *changes[:1]], strict=True)
+        if counts[start] > min(counts)
+    ]
 
 
 def _dynamo(launch: Launch) -> dict[str, str]:

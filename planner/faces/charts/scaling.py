@@ -1,0 +1,35 @@
+"""A day of traffic: what comes in each hour, and what that hour's replicas may take."""
+
+import altair as alt
+import pandas as pd
+
+from planner.faces.charts.base import MUTED, PALETTE, WIDTH
+from planner.planning.scaling import Scaling
+
+LOAD, TAKEN, FIXED = "comes", "its replicas may take", "the fixed fleet may take"
+
+
+def day(scaling: Scaling) -> alt.LayerChart:
+    """Requests/s by hour as bars, below the line of what the replicas may take; how many they are stands above it."""
+    each, hours = scaling.most_rps, len(scaling.rates)
+    rows = [
+        {"hour": hour, "end": hour + 1, "rate": rate, "taken": count * each, "replicas": count, "what": LOAD}
+        for hour, (rate, count) in enumerate(zip(scaling.rates, scaling.replicas, strict=True))
+    ]
+    steps = [*rows, {**rows[-1], "hour": hours}]
+    changes = [row for row in rows if not row["hour"] or row["replicas"] != rows[row["hour"] - 1]["replicas"]]
+    fixed = [{"hour": at, "taken": scaling.deployment.layout.replicas * each, "what": FIXED} for at in (0, hours)]
+    x = alt.X("hour:Q", title="hour", scale=alt.Scale(domain=[0, hours], nice=False), axis=alt.Axis(tickCount=8))
+    colors = alt.Scale(domain=[LOAD, TAKEN, FIXED], range=[PALETTE[0], PALETTE[1], MUTED])
+    color = alt.Color("what:N", title=None, scale=colors)
+    bars = alt.Chart(pd.DataFrame(rows)).mark_bar(opacity=0.55)
+    height = alt.Y("taken:Q", title="requests/s")
+    line = alt.Chart(pd.DataFrame(steps).assign(what=TAKEN)).mark_line(interpolate="step-after")
+    text = alt.Chart(pd.DataFrame(changes)).mark_text(align="left", dx=3, dy=-7, color="currentColor")
+    dashes = alt.Chart(pd.DataFrame(fixed)).mark_line(strokeDash=[5, 4])
+    return alt.layer(
+        bars.encode(x=x, x2="end", y=alt.Y("rate:Q", title="requests/s"), y2=alt.datum(0), color=color),
+        dashes.encode(x=x, y=height, color=color),
+        line.encode(x=x, y=height, color=color),
+        text.encode(x=x, y=height, text="replicas:Q"),
+    ).properties(width=WIDTH, height=190)
