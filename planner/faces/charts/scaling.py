@@ -1,5 +1,7 @@
 """A day of traffic: what comes in each hour, and what that hour's replicas may take."""
 
+from typing import Any
+
 import altair as alt
 import pandas as pd
 
@@ -9,10 +11,10 @@ from planner.planning.scaling import Scaling
 LOAD, TAKEN, FIXED = "comes", "its replicas may take", "the fixed fleet may take"
 
 
-def day(scaling: Scaling) -> alt.LayerChart:
+def day(scaling: Scaling) -> alt.TopLevelMixin:
     """Requests/s by hour as bars, below the line of what the replicas may take; how many they are stands above it."""
     each, hours = scaling.most_rps, len(scaling.rates)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"hour": hour, "end": hour + 1, "rate": rate, "taken": count * each, "replicas": count, "what": LOAD}
         for hour, (rate, count) in enumerate(zip(scaling.rates, scaling.replicas, strict=True))
     ]
