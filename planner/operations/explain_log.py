@@ -108,7 +108,7 @@ class Explanation:
         if self.culprit is None:
             return "Every term lies in its interval: no assumption was off."
         term, unit, _, _, off = self.culprit.row
-        return f"Furthest off is {term}, by {off:+,.2f} {unit}. It rests on {PHRASES['rests_on'][term]}."
+        return f"Furthest off is {term}, by {off:+,.10g} {unit}. It rests on {PHRASES['rests_on'][term]}."
 
     def __str__(self) -> str:
         head = [str(self.plan.deployment), f"{'':<16}{'planned, 80 % interval':<42}{'logged':>12}"]
