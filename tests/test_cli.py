@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from planner.core.catalog import CATALOGS
+from planner.core.catalog import CATALOGS, check
 from planner.faces.cli import main
-from planner.planning.scenario import load_scenario
+from planner.facts.gpus import gpu
+from planner.operations.fleet_file import FleetEntry
+from planner.operations.sweep import load_sweep
+from planner.planning.scenario import load_scenario, scenarios
 from planner.planning.search import search
 
 GOOD = """\
@@ -122,6 +126,20 @@ def test_init_writes_a_scenario_that_check_understands_and_never_overwrites(tmp_
     assert found.gpus and found.workload.rate and found.workload.output.like
     assert main(["init"]) == 2 and Path("scenario.yaml").read_text() == text
     assert "scenario.yaml exists" in capsys.readouterr().err
+
+
+def test_init_writes_a_sweep_and_a_fleet_that_are_understood(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "sweep.yaml", "--kind", "sweep"]) == main(["init", "fleet.yaml", "--kind", "fleet"]) == 0
+    assert "planner fleet fleet.yaml" in capsys.readouterr().out
+    text = Path("sweep.yaml").read_text()
+    assert len(load_sweep(Path("sweep.yaml")).points) == 14
+    grid, sample = text.split("grid:")[0], re.sub(r"(?m)^# ", "", text[text.index("# sample:") :])
+    Path("sweep.yaml").write_text(grid + sample)
+    assert len(load_sweep(Path("sweep.yaml")).points) == 1000
+    whole = re.sub(r"(?m)^# (usd|power)", r"\1", Path("fleet.yaml").read_text())
+    fleet = check(FleetEntry, yaml.safe_load(whole), "fleet.yaml")
+    assert {*fleet.scenarios} <= {*scenarios()} and all(gpu(name) for name in fleet.stock) and fleet.power_at_most
 
 
 def test_init_names_fields_that_exist(tmp_path, monkeypatch):

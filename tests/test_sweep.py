@@ -184,3 +184,19 @@ def test_a_scheduler_in_another_process_answers_the_same(tmp_path: Path) -> None
         assert found[column].tolist() == [one[column] for one in here]
     for column in ("usd_per_hour", "ttft_ms_p99"):
         assert found[column].tolist() == pytest.approx([one[column] for one in here], rel=1e-6)
+
+
+def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(tmp_path: Path, monkeypatch) -> None:
+    path, out = written(tmp_path), tmp_path / "out.parquet"
+    with monkeypatch.context() as without:
+        without.setattr(sweeps, "find_spec", lambda name: None)
+        with pytest.raises(PlannerError, match=r"^Parquet is written by pyarrow, which is not installed: .*\.csv$"):
+            sweeps.sweep_file(path, out, tmp_path / "answers.sqlite")
+    assert [one.name for one in tmp_path.iterdir()] == ["sweep.yaml"]
+    pytest.importorskip("pyarrow")
+    sweep, store = load_sweep(path), Store(tmp_path / "answers.sqlite")
+    store.add({key(sweep, sweep.asked(point)): answer(sweep, point) for point in sweep.points})
+    assert sweeps.sweep_file(path, out, store.path) == sweeps.sweep_file(path, tmp_path / "out.csv", store.path) == 0
+    columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")
+    assert columns["set.workload.rate"].tolist() == [0.1, 0.5, 2.0] and list(columns) == list(same)
+    assert columns["ttft_ms_p99"].tolist() == pytest.approx(same["ttft_ms_p99"].tolist(), rel=1e-6)

@@ -61,15 +61,19 @@ def _count(text: str) -> int:
     return int(text)
 
 
+NEXT = {"scenario": "check", "sweep": "sweep --out sweep.csv", "fleet": "fleet"}
+"""What is done with a file that `planner init` wrote."""
+
+
 def _init(options: argparse.Namespace) -> None:
     path = options.file
     if path.suffix not in (".yaml", ".yml"):
-        raise PlannerError(f"a scenario is a .yaml file, got {path}")
+        raise PlannerError(f"a {options.kind} is a .yaml file, got {path}")
     if path.exists():
         raise PlannerError(f"{path} exists and stays as it is; name another file")
     with replacing(path, new=True) as (part,):
-        part.write_text((TEMPLATES / "scenario.yaml").read_text(encoding="utf-8"), encoding="utf-8")
-    print(f"wrote {path}; next: planner check {path}")
+        part.write_text((TEMPLATES / f"{options.kind}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
+    print(f"wrote {path}; next: planner {NEXT[options.kind]} {path}")
 
 
 def _check(options: argparse.Namespace) -> None:

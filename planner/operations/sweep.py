@@ -370,7 +370,10 @@ def sweep_file(
     if out.suffix not in (".csv", ".parquet"):
         raise PlannerError(f"--out takes a .csv or a .parquet file, got {out}")
     if out.suffix == ".parquet" and find_spec("pyarrow") is None:
-        raise PlannerError("Parquet is written by pyarrow, which is not installed: install it, or name a .csv")
+        raise PlannerError(
+            "Parquet is written by pyarrow, which is not installed: "
+            "pip install 'headroom-planner[parquet]', or name a .csv"
+        )
     sweep = load_sweep(path)
     spare(sweep.files, [out, store])
     found = run_sweep(sweep, Store(store), scheduler, workers, progress)
