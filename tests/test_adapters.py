@@ -84,7 +84,7 @@ def test_an_hour_with_hundreds_of_adapters(
         model, "H100-SXM-64GB", engine_version="0.9.2", max_num_seqs=2048, max_loras=slots, max_lora_rank=16,
         enable_prefix_caching=False,
     )  # fmt: skip
-    rng, seconds, step = np.random.default_rng(0), 900.0, step_of(deployment)
+    rng, seconds, step = np.random.default_rng(0), 3600.0, step_of(deployment)
     asked = np.resize(per_adapter, adapters)
     n = int(asked.sum() * seconds)
     prompt, output = rng.gamma(1.2, 223 / 1.2, n).astype(int) + 1, rng.gamma(1.6, 193 / 1.6, n).astype(int) + 1
@@ -92,8 +92,29 @@ def test_an_hour_with_hundreds_of_adapters(
     sent = Traffic(np.sort(rng.random(n)) * seconds, prompt, output, adapter=adapter)
     rules = engine_rules(deployment, memory_of(deployment).pool)._replace(max_loras=slots, max_cpu_loras=adapters)
     found = replay(rules, step_table(step)._replace(**adapter_costs(deployment)), sent).outcome
-    served = output[(found.last_token <= seconds) & (found.last_token > seconds / 3)].sum() / (seconds * 2 / 3)
-    assert served == pytest.approx(out_tps, rel=0.2)
+    served = output[found.last_token <= seconds].sum() / seconds
+    assert served == pytest.approx(out_tps, rel=0.15)
+
+
+def test_first_requests_wait_for_adapters_that_come_from_disk() -> None:
+    """Llama-3.1-8B, 160 adapters of rank 16, 64 slots, 3.53 requests/s for an hour, measured: arXiv 2508.08343."""
+    deployment = deploy_on(
+        "meta-llama/Llama-3.1-8B-Instruct", "H100-SXM-64GB", engine_version="0.9.2", max_num_seqs=2048, max_loras=64,
+        max_lora_rank=16, enable_prefix_caching=False,
+    )  # fmt: skip
+    rng, n = np.random.default_rng(0), 12_827
+    prompt, output = rng.gamma(1.2, 223 / 1.2, n).astype(int) + 1, rng.gamma(1.6, 193 / 1.6, n).astype(int) + 1
+    asked = np.resize((0.05, 0.0125, 0.003125), 160)
+    adapter = rng.choice(160, n, p=asked / asked.sum())
+    sent = Traffic(np.sort(rng.random(n)) * 3600, prompt, output, adapter=adapter)
+    rules = engine_rules(deployment, memory_of(deployment).pool)._replace(max_loras=64, max_cpu_loras=160)
+    costs = adapter_costs(deployment)
+    found = replay(rules, step_table(step_of(deployment))._replace(**costs), sent)
+    assert found.quantile("ttft", 0.5) * 1e3 == pytest.approx(51.6, rel=0.1)
+    assert found.ttft.mean() * 1e3 == pytest.approx(80.0, rel=0.25)
+    assert found.quantile("ttft", 0.99) * 1e3 == pytest.approx(423.6, rel=0.2)
+    warm = replay(rules, step_table(step_of(deployment))._replace(**{**costs, "adapter_cold_s": 0.0}), sent)
+    assert warm.quantile("ttft", 0.99) * 1e3 < 0.3 * 423.6
 
 
 def test_adapters_without_slots_are_refused() -> None:

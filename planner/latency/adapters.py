@@ -14,9 +14,7 @@ from planner.core.catalog import Sourced, entries
 from planner.core.quantities import GB
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload, popularity
-from planner.latency.start_up import CATALOG as START_UP
 from planner.latency.step_model import StepModel
-from planner.memory.runtime_overhead import constant
 from planner.memory.weights import lora_bytes
 
 
@@ -26,6 +24,7 @@ class AdapterCosts(Sourced):
     adapter_us: NonNegativeFloat
     token_us: NonNegativeFloat
     load_gb_s: PositiveFloat
+    cold_ms: NonNegativeFloat
 
 
 def adapter_bytes(deployment: Deployment) -> int:
@@ -42,12 +41,11 @@ def adapter_costs(deployment: Deployment) -> dict[str, Any]:
     known = entries("adapters.yaml", AdapterCosts)
     costs, size = known.get(deployment.engine.name, known["vllm"]), adapter_bytes(deployment)
     layers = len(deployment.model.architecture.layers) / deployment.layout.pp
-    loader = constant("loader", deployment.engine.release, START_UP)
     return {
         "adapter_s": costs.adapter_us * 1e-6 * layers + size / deployment.gpu.bandwidth,
         "adapter_token_s": costs.token_us * 1e-6 * layers,
         "adapter_load_s": size / (costs.load_gb_s * GB),
-        "adapter_cold_s": size / (loader.value * GB) if loader else 0.0,
+        "adapter_cold_s": costs.cold_ms * 1e-3,
     }
 
 
@@ -75,15 +73,16 @@ def seats(deployment: Deployment, workload: Workload) -> int:
 
 
 def with_adapters(step: StepModel, deployment: Deployment, workload: Workload) -> StepModel:
-    """`step` with what adapters add on average; those that no slot holds, the rarest, are loaded for every request."""
+    """`step` with what adapters add on average; the rarest, which no slot holds, are loaded for every request."""
     if not workload.adapters:
         return step
     costs, slots = adapter_costs(deployment), deployment.args.max_loras
     among = different(workload.adapters, workload.adapter_zipf, deployment.args.max_num_seqs)
-    missed = float(popularity(workload.adapters, workload.adapter_zipf)[slots:].sum())
+    asked, kept = popularity(workload.adapters, workload.adapter_zipf), deployment.args.max_cpu_loras or slots
+    loading = asked[slots:].sum() * costs["adapter_load_s"] + asked[kept:].sum() * costs["adapter_cold_s"]
     return replace(
         step,
         parts={**step.parts, "adapters": costs["adapter_token_s"] * step.grid},
         sequences_s=step.sequences_s + costs["adapter_s"] * np.minimum(among, slots),
-        prompt_s=step.prompt_s + missed * costs["adapter_load_s"],
+        prompt_s=step.prompt_s + float(loading),
     )

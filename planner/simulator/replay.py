@@ -390,8 +390,10 @@ def replay_workload(
             raise PlannerError(f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1")
         adapter = rng.choice(workload.adapters, len(prompt), p=popularity(workload.adapters, workload.adapter_zipf))
         traffic, table = traffic._replace(adapter=adapter), table._replace(**adapter_costs(deployment))
-        slots = deployment.args.max_loras
-        rules = rules._replace(max_loras=slots, max_cpu_loras=deployment.args.max_cpu_loras or slots)
+        slots, kept = deployment.args.max_loras, deployment.args.max_cpu_loras or deployment.args.max_loras
+        rules = rules._replace(max_loras=slots, max_cpu_loras=kept)
+        if kept >= workload.adapters:  # all were loaded before the first request, as --lora-modules are
+            table = table._replace(adapter_cold_s=0.0)
     return replay(rules, table, traffic, gauge_s=gauge_s, router=router)
 
 
