@@ -233,6 +233,11 @@ def test_commands_are_found_however_people_start_them(text: str, tmp_path: Path)
     assert {one.name for one in found.judged.findings if one.mend} == {"--swap-space"}
 
 
+def test_words_that_only_the_machine_fills_in_are_no_unknown_options() -> None:
+    for more in ("$EXTRA_ARGS", "${EXTRA:-}", "$([ $RANK = 0 ] || echo --headless)", '"$@"'):
+        assert verdicts(f"vllm serve m --max-num-seqs 8 {more}", "0.20.2") == {}
+
+
 def test_a_version_that_the_command_pins_is_its_version() -> None:
     assert lint(WRITTEN["uv"]).commands[0].judged.version == "0.20.2"
 

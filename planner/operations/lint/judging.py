@@ -20,7 +20,7 @@ from planner.core.catalog import Entry, check, read_yaml
 from planner.core.quantities import PlannerError
 from planner.facts import engines
 from planner.facts.engines import Engine, release
-from planner.operations.flags import FLAGS, Given, Options, Parsed, listed, lists, options, versions_with
+from planner.operations.flags import FLAGS, Given, Options, Parsed, left_open, listed, lists, options, versions_with
 from planner.operations.lint.reading import Command
 
 Verdict = Literal["ok", "removed", "renamed", "unknown", "default changed", "contradicts", "useless", "risky"]
@@ -258,7 +258,7 @@ def words(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]:
         elif word == "serve" and serve and number == 0:
             why = "the image starts `vllm serve` by itself, and takes this word for the model"
             said = "contradicts", why, "the model first, without serve"
-        elif number >= behind:
+        elif number >= behind and not left_open(word):
             said = "unknown", "it belongs to no option", ""
         if said:
             yield Finding("word", word[:80], word[:300], *said, refused=True)
