@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
@@ -148,6 +148,7 @@ def at_release(name: str, engine: Engine, known: Iterable[str]) -> str:
     return f"{name} before {min(later, key=release)}" if later else name
 
 
+@lru_cache(maxsize=1024)
 def release(version: str) -> tuple[int, int, int]:
     """(major, minor, patch) of a version such as "v0.19.0", "0.15.2rc1.dev93" or "0.20.2+cu130", else `PlannerError`.
 

@@ -44,7 +44,7 @@ class Performance:
     basis: str
     warnings: tuple[str, ...] = ()
     kv_usage_p99: float = 0.0
-    capacity: Interval | None = None  # requests/s that it serves at most; None: not replayed
+    capacity: Interval | None = None  # requests/s that it serves at most; of users who wait, what they are served at
     requests: int = 0  # that were replayed for these figures; 0: the closed form's
 
     def at(self, metric: str, point: str) -> Interval:
@@ -83,6 +83,7 @@ class Performances:
     e2e: np.ndarray
     sigmas: np.ndarray  # [cases, 4 latencies, points] standard deviations of the logarithms
     request_tps: np.ndarray  # [cases] as all others
+    capacity: np.ndarray
     request_sigma: np.ndarray
     output_tokens: np.ndarray  # of a request, mean
     prompt_tokens: np.ndarray
@@ -113,6 +114,7 @@ class Performances:
             for name, sigma in zip(("ttft", "tpot", "itl", "e2e"), self.sigmas[k].tolist(), strict=True)
         }
         served = Interval.factor(float(self.request_tps[k]), float(self.request_sigma[k]))
+        decoding = float(self.sigmas[k, 1, 0])
         outputs = float(self.output_tokens[k])
         return Performance(
             **times,
@@ -128,4 +130,5 @@ class Performances:
             limit=str(self.limit[k]),
             basis=str(self.basis[k]),
             warnings=(FP8_KV,) if self.fp8_kv[k] else (),
+            capacity=Interval.factor(float(self.capacity[k]), decoding),
         )

@@ -211,7 +211,7 @@ def _after_pool(found: MemoryPlan) -> tuple[float, Interval]:
 
 def safe_utilization(deployment: Deployment) -> float:
     """The largest gpu_memory_utilization, in hundredths, that passes the start check and leaves room after the pool."""
-    found = plan(deployment)
+    found = memory_of(deployment)
     rest, wanted = _after_pool(found)
     most = min(_free_at_start(found).lo, found.requested + rest - wanted.hi, found.total)
     return max(0.0, math.floor(100 * most / found.total) / 100)

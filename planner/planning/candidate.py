@@ -15,9 +15,6 @@ from planner.latency.start_up import start_up
 from planner.planning.prediction import Prediction, evaluate_all, predict
 from planner.planning.scenario import Scenario, Target
 
-FLOOD = 1e6
-"""Requests/s that no deployment serves: what it does serve of them is all that it can."""
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -121,14 +118,8 @@ def judge_all(scenario: Scenario, cases: Sequence[tuple[Deployment, int, tuple[i
     loads = [
         (copies := deployment.with_replicas(replicas), traffic(scenario, copies)) for deployment, replicas, _ in cases
     ]
-    flooded = [(deployment, workload.at(FLOOD)) for deployment, workload in loads]
-    found = evaluate_all([*loads, *flooded], scenario.prices)
-    candidates = []
-    for usual, full, (_, _, preference) in zip(found, found[len(loads) :], cases, strict=False):
-        if usual.performance and full.performance:
-            usual = replace(usual, performance=replace(usual.performance, capacity=full.performance.request_tps))
-        candidates.append(against(scenario, usual, preference))
-    return candidates
+    found = evaluate_all(loads, scenario.prices)
+    return [against(scenario, one, preference) for one, (_, _, preference) in zip(found, cases, strict=True)]
 
 
 def replayed(scenario: Scenario, candidate: Candidate, *, quick: bool = False) -> Candidate:

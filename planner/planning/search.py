@@ -264,20 +264,31 @@ def _sized(scenario: Scenario, cases: list[Option]) -> list[Candidate]:
         asked = [(cases[k][0], count, cases[k][2]) for k, count in replicas.items()]
         return dict(zip(replicas, judge_all(scenario, asked), strict=True))
 
-    low = dict.fromkeys(range(len(cases)), 0)
     high = {k: most for k, (_, most, _) in enumerate(cases)}
     best = tried(high)
+    low = {k: _too_few(scenario, found) for k, found in best.items()}
 
     def enough(found: Candidate) -> bool:  # of more replicas, which do not mend a power limit, but break it
         return {*found.constraints} <= {"power"}
 
-    while middle := {k: (low[k] + high[k]) // 2 for k in best if enough(best[k]) and high[k] - low[k] > 1}:
+    looked_at = {k: low[k] + 1 for k in best if enough(best[k]) and high[k] - low[k] > 1}  # mostly enough
+    while middle := looked_at:
         for k, found in tried(middle).items():
             if enough(found):
                 high[k], best[k] = middle[k], found
             else:
                 low[k] = middle[k]
+        looked_at = {k: (low[k] + high[k]) // 2 for k in middle if high[k] - low[k] > 1}
     return list(best.values())
+
+
+def _too_few(scenario: Scenario, found: Candidate) -> int:
+    """Replicas of `found` that the load is too much for, whatever is promised: capacity grows with their number."""
+    load = scenario.workload
+    if load.rate is None or load.trace or scenario.offline or not math.isfinite(found.share):
+        return 0
+    replicas = found.deployment.layout.replicas
+    return min(math.ceil(found.share * replicas * (1 - 1e-9)), replicas) - 1
 
 
 def _binding(

@@ -30,6 +30,7 @@ class State:
     tpot: np.ndarray  # per streamed output
     decode: np.ndarray  # sequences decoding
     rate: np.ndarray  # requests/s served
+    peak: np.ndarray  # requests/s that it serves at most, as its traffic comes
     engines: np.ndarray
     held: np.ndarray  # sequences that the KV pool holds
     queue: np.ndarray  # s waiting to be scheduled, p99
@@ -92,6 +93,7 @@ def spread(s: State, workloads: Sequence[Workload], steps: Sequence[StepModel]) 
         e2e=points(whole, gamma(whole, strays)),
         sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * WIDER,
         request_tps=np.ravel(s.rate * s.engines),
+        capacity=np.ravel(s.peak * s.engines),
         request_sigma=np.ravel(np.where(keeps_up, 0.0, decoding)),  # what comes in goes out
         output_tokens=np.ravel(t.tokens),
         prompt_tokens=np.array([workload.prompt.mean for workload in workloads]),

@@ -187,7 +187,7 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     ttfts = np.maximum(gamma(mean(later_ttft), variance(later_ttft)), np.where(slowest > 0, first, 0.0))
     ttfts = np.maximum.accumulate(ttfts, axis=-1)  # slices go by length, and a short prompt may be served last
     return State(
-        step, t, per_token, added, tpot, m.decode, rate, engines, held, queue,
+        step, t, per_token, added, tpot, m.decode, rate, rate, engines, held, queue,
         np.zeros(engines.shape, bool), np.where(present > most, limit, "load"),
         ttft, ttfts, np.maximum(varies, 0.0), np.zeros(engines.shape), m.groups,
     )  # fmt: skip
@@ -320,7 +320,7 @@ def _open(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     half = _interpolated(np.maximum(most / 2, 1.0), counts, throughput)  # more at once would hardly serve more requests
     limit = np.where((limit == "max_num_seqs") & (peak < 1.05 * half), "compute", limit)
     return State(
-        step, t, plain, added, tpot, decode, rate, engines, held,
+        step, t, plain, added, tpot, decode, rate, peak, engines, held,
         queue, saturated, np.where(saturated, limit, "load"),
         ttft, least + gamma(ttft - least, varies), varies, level, groups,
     )  # fmt: skip
