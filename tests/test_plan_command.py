@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import yaml
+from numba import njit
 
-from planner.faces.cli import main
+from planner.faces.cli import main, tell_of_compiling
 
 QUESTION: dict[str, Any] = {
     "question": "Does it hold?",
@@ -190,3 +191,12 @@ def test_shared_gpus_are_used_and_not_refused(mine: Path, capsys: pytest.Capture
     assert 0.8 < found["engine_args"]["gpu_memory_utilization"] <= (79.2 - 6) / 79.2
     position = found["command"].index("--gpu-memory-utilization")
     assert float(found["command"][position + 1]) == found["engine_args"]["gpu_memory_utilization"]
+
+
+def test_compiling_is_told_once_and_not_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    tell_of_compiling()
+    for function in (lambda x: x + 1, lambda x: x + 2):
+        njit(function)(1)
+    told = capsys.readouterr()
+    assert told.err.count("compiling") == 1
+    assert told.out == ""

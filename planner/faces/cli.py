@@ -123,12 +123,35 @@ def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
     return found
 
 
+def tell_of_compiling() -> None:
+    """From here on, when the replay is compiled, a line on stderr says so, once: its first use takes most of a minute.
+
+    A compiled replay that was kept on disk is loaded without a word.
+    """
+    from numba.core.event import Event, Listener, register
+
+    class Telling(Listener):  # type: ignore[misc]
+        told = False
+
+        def on_start(self, event: Event) -> None:
+            if not self.told:
+                print("planner: compiling the replay, once on this machine: 30-40 s", file=sys.stderr, flush=True)
+            self.told = True
+
+        def on_end(self, event: Event) -> None:
+            pass
+
+    register("numba:compile", Telling())
+
+
 def _plan(options: argparse.Namespace) -> int:
     from planner.operations.answer import EXIT, answer, told, write
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search
 
-    found = search(load_scenario(options.scenario, _overrides(options)))
+    asked = load_scenario(options.scenario, _overrides(options))
+    tell_of_compiling()
+    found = search(asked)
     print(json.dumps(answer(found), indent=2, allow_nan=False) if options.json else told(found))
     if options.out:
         names = write(found, options.out)
@@ -140,6 +163,7 @@ def _plan(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> None:
     from planner.faces.report import compare, report
 
+    tell_of_compiling()
     first, *others = options.scenarios
     names, overrides = options.scenarios, _overrides(options)
     print(f"report: {compare(names, options.out, overrides) if others else report(first, options.out, overrides)}")
@@ -161,6 +185,7 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
 def _predict(options: argparse.Namespace) -> int:
     from planner.operations.batch import predict_file
 
+    tell_of_compiling()
     shown = (lambda done, rows: _progress(done, rows, "rows")) if sys.stderr.isatty() else None
     return predict_file(options.rows, options.out, options.calibration, resume=options.resume, progress=shown)
 
@@ -186,6 +211,7 @@ def _sweep(options: argparse.Namespace) -> int:
 def _fleet(options: argparse.Namespace) -> None:
     from planner.operations.fleet_file import fleet_file
 
+    tell_of_compiling()
     print(fleet_file(options.fleet))
 
 
@@ -233,6 +259,7 @@ def _replay(options: argparse.Namespace) -> None:
 
     written = [path for path in (options.step_log, options.requests) if path]
     spare(filter(None, [options.case]), written)
+    tell_of_compiling()
     if (options.case is None) == (options.scenario is None):
         raise PlannerError("replay takes either a CASE.json or --scenario SCENARIO")
     if options.case is not None:
