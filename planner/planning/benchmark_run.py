@@ -41,8 +41,8 @@ MOVES = 0.03
 """More runs are added while another set of seeds would move a percentile by more than this (80 %)."""
 PLENTY = 12_000
 """But no more than that many requests; the interval is widened by what others would still move."""
-TOKENS, FEWEST = 20_000_000, 200
-"""Output tokens of one run at most, but so many requests."""
+TOKENS, FEWEST, SEEDED = 20_000_000, 200, 2
+"""Output tokens of one run at most, but so many requests; and how many times that all its seeds may have."""
 LONGEST = 30_000
 """Requests of a trace that one engine is sent at most."""
 QUICK = 1_000
@@ -215,7 +215,8 @@ def run(deployment: Deployment, workload: Workload, *, quick: bool = False) -> R
     if quick:
         return Run(deployment, workload, (one((0, 1.0)),), (), sigmas)
     fewest = 1 if is_finite(workload) else SEEDS[0]
-    most = max(min(SEEDS[1], PLENTY // many), fewest)
+    long = SEEDED * TOKENS / (many * workload.output.mean)  # answers of 100,000 tokens take a second for ten
+    most = max(min(SEEDS[1], PLENTY // many, math.ceil(long)), fewest)
     if workload.trace:  # which is what it is: other seeds are other engines
         engines = min(deployment.engines, len(workload.trace.arrival))
         fewest, most = min(fewest, engines), min(most, engines)
@@ -289,7 +290,8 @@ def requests(deployment: Deployment, workload: Workload, *, quick: bool = False)
         waves = WAVES * math.ceil((workload.concurrency or 0) / deployment.engines)
         return min(share, max(QUICK if quick else ENOUGH if share > MOST else MOST, waves))
     wanted = QUICK if quick else min(max(math.ceil(LONG * _in_flight(deployment, workload)), QUICK), MOST)
-    return max(min(wanted, round(TOKENS / workload.output.mean)), FEWEST)
+    part = 4 if quick else 1
+    return max(min(wanted, round(TOKENS / part / workload.output.mean)), FEWEST // part)
 
 
 @lru_cache(maxsize=1024)

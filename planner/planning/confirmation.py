@@ -31,6 +31,8 @@ FULL_PACE = 2.5
 """A full batch may be so much slower than the traffic's own."""
 CLEARLY, FULL = 1.15, 1.05
 """A first look that is so far beyond a limit, or beyond what is to be used of the capacity, needs no second."""
+FAR = 10
+"""So far beyond a limit no max_num_seqs makes up for it, and one look is enough to say so."""
 LOOKS, FEWER, MORE = 5, 0.8, 1.5
 """Values of max_num_seqs that are looked at, and the steps until some are known that queue and some that are slow."""
 FULLY = 2
@@ -137,6 +139,8 @@ def near(scenario: Scenario, candidate: Candidate) -> bool:
 
 def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
     """`candidate` replayed, with the first max_num_seqs that holds of those looked at, or the best of them."""
+    if candidate.margin > FAR and not near(scenario, candidate):
+        return replayed(scenario, candidate, quick=True)
     looks = _looks(scenario, candidate)
     best = min(looks, key=attrgetter("margin"))
     for other in retuned(scenario, best) if 1 < best.margin <= NEAR else ():
