@@ -118,7 +118,7 @@ def test_a_tighter_promise_lowers_the_ceiling(plan, ramp):
 
 def test_a_promise_that_nothing_keeps_has_no_ceiling(plan):
     found = ramp_test.ramp_test(plan, LOAD, [replace(CHAT.service_level[0], seconds=1e-3)])
-    assert found.ceiling.mid == 0 and str(found).startswith("Even 1 requests/s are too much")
+    assert found.ceiling.mid == 0 and str(found).startswith("Even 1 request/s is too much")
 
 
 def test_more_in_flight_never_serve_less(plan):

@@ -98,7 +98,7 @@ def recommended(found: MemoryPlan, workload: Workload, buffer: float) -> str:
         return f"There is nothing to recommend before it fits: {found.remedy}."
     args, p99 = found.deployment.args, workload.total_quantile(0.99)
     seqs, held = args.max_num_seqs, safe_max_num_seqs(found, workload)
-    fewer = "; a smaller full batch keeps the promised pace" if seqs <= held - 8 else ""
+    fewer = "; a smaller full batch takes shorter steps" if seqs <= held - 8 else ""
     return (
         f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is {p99:,.0f} tokens, plus "
         f"{buffer:.0%}. max_num_seqs {seqs:,}, as the pool holds {held:,} with a preemption risk of at most 5 %{fewer}."

@@ -38,7 +38,9 @@ class Ramp:
     def __str__(self) -> str:
         unit = self.load.lower().removesuffix(" offered")
         if not self.ceiling.mid:
-            return f"Even {self.data[self.load].iloc[0]:g} {unit} are too much: {self.why}."
+            least = self.data[self.load].iloc[0]
+            much = "1 request/s is" if (least, unit) == (1, "requests/s") else f"{least:g} {unit} are"
+            return f"Even {much} too much: {self.why}."
         shown = f"{self.ceiling:,.0f}" if self.ceiling.mid >= 100 else f"{self.ceiling:.3g}"
         return f"The ceiling is {shown} {unit}: beyond it {self.why}."
 
