@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import yaml
 from numba import njit
 
-from planner.faces.cli import main, tell_of_compiling
+from planner.faces.cli import compiles, main
 
 QUESTION: dict[str, Any] = {
     "question": "Does it hold?",
@@ -194,9 +195,10 @@ def test_shared_gpus_are_used_and_not_refused(mine: Path, capsys: pytest.Capture
 
 
 def test_compiling_is_told_once_and_not_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
-    tell_of_compiling()
-    for function in (lambda x: x + 1, lambda x: x + 2):
-        njit(function)(1)
+    kernels = [njit(lambda x: x + 1), njit(lambda x: x + 2)]
+    command = compiles(lambda _: [kernel(1) for kernel in kernels])
+    for _ in range(2):
+        assert command(Namespace()) == [2, 3]
     told = capsys.readouterr()
-    assert told.err.count("compiling") == 1
+    assert told.err.count("compiling") == 1, "of two kernels compiled once each"
     assert told.out == ""

@@ -4,8 +4,9 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -123,35 +124,40 @@ def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
     return found
 
 
-def tell_of_compiling() -> None:
-    """From here on, when the replay is compiled, a line on stderr says so, once: its first use takes most of a minute.
+def compiles(command: Callable[[argparse.Namespace], Any]) -> Callable[[argparse.Namespace], Any]:
+    """A command that replays: when that is compiled first, a line on stderr says so, for it takes most of a minute.
 
-    A compiled replay that was kept on disk is loaded without a word.
+    What was compiled before is kept on disk, and loaded without a word.
     """
-    from numba.core.event import Event, Listener, register
 
-    class Telling(Listener):  # type: ignore[misc]
-        told = False
+    @wraps(command)
+    def run(options: argparse.Namespace) -> Any:
+        from numba.core.event import Event, Listener, install_listener
 
-        def on_start(self, event: Event) -> None:
-            if not self.told:
-                print("planner: compiling the replay, once on this machine: 30-40 s", file=sys.stderr, flush=True)
-            self.told = True
+        class Telling(Listener):
+            told = False
 
-        def on_end(self, event: Event) -> None:
-            pass
+            def on_start(self, event: Event) -> None:
+                if not self.told:
+                    print("planner: compiling the replay, once on this machine: 30-40 s", file=sys.stderr, flush=True)
+                self.told = True
 
-    register("numba:compile", Telling())
+            def on_end(self, event: Event) -> None:
+                pass
+
+        with install_listener("numba:compile", Telling()):
+            return command(options)
+
+    return run
 
 
+@compiles
 def _plan(options: argparse.Namespace) -> int:
     from planner.operations.answer import EXIT, answer, told, write
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search
 
-    asked = load_scenario(options.scenario, _overrides(options))
-    tell_of_compiling()
-    found = search(asked)
+    found = search(load_scenario(options.scenario, _overrides(options)))
     print(json.dumps(answer(found), indent=2, allow_nan=False) if options.json else told(found))
     if options.out:
         names = write(found, options.out)
@@ -160,10 +166,10 @@ def _plan(options: argparse.Namespace) -> int:
     return EXIT[found.verdict]
 
 
+@compiles
 def _report(options: argparse.Namespace) -> None:
     from planner.faces.report import compare, report
 
-    tell_of_compiling()
     first, *others = options.scenarios
     names, overrides = options.scenarios, _overrides(options)
     print(f"report: {compare(names, options.out, overrides) if others else report(first, options.out, overrides)}")
@@ -182,10 +188,10 @@ def _overrides(options: argparse.Namespace) -> dict[str, Any]:
     return asked
 
 
+@compiles
 def _predict(options: argparse.Namespace) -> int:
     from planner.operations.batch import predict_file
 
-    tell_of_compiling()
     shown = (lambda done, rows: _progress(done, rows, "rows")) if sys.stderr.isatty() else None
     return predict_file(options.rows, options.out, options.calibration, resume=options.resume, progress=shown)
 
@@ -208,10 +214,10 @@ def _sweep(options: argparse.Namespace) -> int:
     return sweep_file(options.sweep, options.out, store, options.scheduler, options.workers, progress)
 
 
+@compiles
 def _fleet(options: argparse.Namespace) -> None:
     from planner.operations.fleet_file import fleet_file
 
-    tell_of_compiling()
     print(fleet_file(options.fleet))
 
 
@@ -254,12 +260,12 @@ def _lint(options: argparse.Namespace) -> int:
     return {"ok": 0, "at_risk": 3, "mend": 1}[found.verdict]
 
 
+@compiles
 def _replay(options: argparse.Namespace) -> None:
     from planner.simulator.schedule_cases import run_case
 
     written = [path for path in (options.step_log, options.requests) if path]
     spare(filter(None, [options.case]), written)
-    tell_of_compiling()
     if (options.case is None) == (options.scenario is None):
         raise PlannerError("replay takes either a CASE.json or --scenario SCENARIO")
     if options.case is not None:
