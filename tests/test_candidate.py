@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from planner.core.quantities import Interval
 from planner.facts.deployment import deploy_on
-from planner.planning.benchmark_run import capacity
+from planner.planning.benchmark_run import FEWEST, TOKENS, capacity, requests
 from planner.planning.candidate import Candidate, against, judge, milliseconds, replayed
 from planner.planning.confirmation import confirm, near, settled
+from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario, scenario
 from planner.planning.search import search
 
@@ -171,3 +172,22 @@ def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:
     asking = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}, "tpot": {"p95": limit}})
     found = settled(asking, judge(asking, large, 1))
     assert found.meets and found.deployment.args.max_num_seqs < 128
+
+
+def test_a_flood_is_served_at_the_capacity_that_the_closed_form_states_of_any_load() -> None:
+    three = CARD.with_replicas(3)
+    quiet, flooded, one = (
+        evaluate(deployment, at(rate).workload).performance
+        for deployment, rate in ((three, 4), (three, 100_000), (CARD, 1))
+    )
+    assert quiet and flooded and one and quiet.capacity and one.capacity
+    for end in ("lo", "mid", "hi"):
+        assert getattr(quiet.capacity, end) == pytest.approx(getattr(flooded.request_tps, end))
+        assert getattr(quiet.capacity, end) == pytest.approx(3 * getattr(one.capacity, end))
+
+
+def test_long_answers_are_looked_at_with_fewer_tokens_than_they_are_stated_with() -> None:
+    long = asked(workload={**CHAT["workload"], "output_tokens": {"exactly": 100_000}, "rate": 0.1}).workload
+    roomy = CARD.with_args(max_model_len=102_400)
+    assert requests(roomy, long) == TOKENS / 100_000 == FEWEST
+    assert requests(roomy, long, quick=True) == FEWEST / 4
