@@ -15,7 +15,7 @@ from planner.core.catalog import CATALOGS, check
 from planner.faces.cli import main
 from planner.facts.gpus import gpu
 from planner.operations.fleet_file import FleetEntry
-from planner.operations.sweep import load_sweep
+from planner.operations.sweep import answer, load_sweep
 from planner.planning.scenario import load_scenario, scenarios
 from planner.planning.search import search
 
@@ -136,7 +136,8 @@ def test_init_writes_a_sweep_and_a_fleet_that_are_understood(tmp_path, capsys, m
     assert len(load_sweep(Path("sweep.yaml")).points) == 14
     grid, sample = text.split("grid:")[0], re.sub(r"(?m)^# ", "", text[text.index("# sample:") :])
     Path("sweep.yaml").write_text(grid + sample)
-    assert len(load_sweep(Path("sweep.yaml")).points) == 1000
+    drawn = load_sweep(Path("sweep.yaml"))
+    assert len(drawn.points) == 1000 and {answer(drawn, point)["status"] for point in drawn.points[:6]} == {"ok"}
     whole = re.sub(r"(?m)^# (usd|power)", r"\1", Path("fleet.yaml").read_text())
     fleet = check(FleetEntry, yaml.safe_load(whole), "fleet.yaml")
     assert {*fleet.scenarios} <= {*scenarios()} and all(gpu(name) for name in fleet.stock) and fleet.power_at_most
