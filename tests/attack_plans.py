@@ -1,6 +1,7 @@
 """Attacks on the recommendation: two figures for one quantity, impossible figures, a cheaper plan that holds.
 
-`python tests/attack_plans.py --count 60 --seed 0` plans so many random scenarios and prints one line per violation.
+`python tests/attack_plans.py --count 60 --seed 0` plans so many random scenarios and prints one line per violation;
+with `--checks brute` small ones, of which everything that costs less is replayed.
 Every `check_*` takes a scenario and its plan and returns sentences; none of them trusts the search that it judges.
 """
 
@@ -29,7 +30,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from scenario_generator import generate
+from scenario_generator import generate, small
 
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.faces import cli
@@ -38,12 +39,14 @@ from planner.facts.engines import resolve
 from planner.facts.prices import Prices, price_per_hour
 from planner.latency.speculation import step_of
 from planner.latency.step_work import work
+from planner.memory.budget import safe_utilization
 from planner.models.registry import model, models
 from planner.operations.batch import predict_row
 from planner.operations.batch_columns import ENGINE_ARGS
 from planner.operations.launch import documents
 from planner.parallelism.layouts import legal_layouts
-from planner.planning.candidate import Candidate, describe
+from planner.planning.candidate import Candidate, describe, judge, replayed
+from planner.planning.knobs import TOKENS
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, scenario
 from planner.planning.search import Plan, memory_of, search
 from planner.simulator.replay import ReplayResult, replay_workload
@@ -56,6 +59,8 @@ RUN, SEEDS, MORE = 1500, (101, 102), tuple(range(103, 115))
 these seeds, and two of them can be unlucky: what is reported has stood in both."""
 SLACK, LUCK = 0.02, 0.10
 """What a cheaper plan must hold its limits by to refute; how far a stated figure may be from the referee's interval."""
+SEQS = (8, 16, 32, 64, 128, 256, 512)
+"""Values of max_num_seqs that brute force tries."""
 BRUTE, PATIENCE = 200, 20.0
 """Legal deployments up to which all are replayed, and seconds after which a check ends."""
 Bill = tuple[bool, float]
@@ -468,18 +473,54 @@ def check_knobs(asked: Scenario, plan: Plan) -> list[str]:
     return found
 
 
+def check_brute(asked: Scenario, plan: Plan) -> list[str]:
+    """Every layout that costs less by 2 %, with every combination of the knobs of `planning.knobs`, replayed.
+
+    Of each as many replicas as cost less: with fewer, each of them has more to do.
+    """
+    below = bill(plan)
+    instead = f"{describe(plan.chosen.deployment) if plan.chosen else 'nothing'}, {below[1]:.2f}"
+    found: list[tuple[float, str]] = []
+    for usd, deploy in _cheaper(asked, (below[0], below[1] / 1.02)):
+        with contextlib.suppress(PlannerError):
+            usual = deploy()
+            shares = {usual.args.gpu_memory_utilization, safe_utilization(usual) or usual.args.gpu_memory_utilization}
+            for tokens, seqs, used in product(TOKENS, SEQS, sorted(shares)):
+                knobs = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs, "gpu_memory_utilization": used}
+                with contextlib.suppress(PlannerError):
+                    share, name = _held(asked, deploy(**knobs))
+                    if share <= 1 - SLACK:
+                        what = f"{describe(usual)}, {knobs}, {usd:.2f}"
+                        found.append((share, f"{what}: {share:.0%} of {name} at most; recommended is {instead}"))
+    return [text for _, text in sorted(found)[:3]]
+
+
+def _held(asked: Scenario, deployment: Deployment) -> tuple[float, str]:
+    """`worst` of a replay, of a short one where that is far off; what holds must do so in the stated replay too."""
+    found = worst(asked, referee(asked, deployment, quick=True))
+    found = found if found[0] > 1.2 else worst(asked, referee(asked, deployment))
+    if found[0] > 1 - SLACK:
+        return found
+    stated = replayed(asked, judge(asked, deployment, deployment.layout.replicas))
+    return max(found, (stated.margin, stated.constraints[0] if stated.constraints else found[1]))
+
+
 CHECKS: dict[str, Callable[[Scenario, Plan], list[str]]] = {
     "figures": check_figures, "agreement": check_agreement, "promises": check_promises,
-    "cheaper": check_nothing_cheaper, "knobs": check_knobs, "metamorphic": check_metamorphic,
+    "cheaper": check_nothing_cheaper, "brute": check_brute, "knobs": check_knobs, "metamorphic": check_metamorphic,
 }  # fmt: skip
 
-
+USUAL = tuple(name for name in CHECKS if name != "brute")
+"""What every random scenario is attacked with."""
 Found = list[tuple[str, str]]
 
 
-def attack(seed: int, folder: Path, checks: tuple[str, ...] = tuple(CHECKS)) -> tuple[str, float, Found]:
-    """Plan the random scenario `seed` and attack the answer: all that it says, its seconds, and (kind, violation)."""
-    name, data = generate(seed, folder)
+def attack(seed: int, folder: Path, checks: tuple[str, ...] = USUAL) -> tuple[str, float, Found]:
+    """Plan the random scenario `seed` and attack the answer: all that it says, its seconds, and (kind, violation).
+
+    Brute force is for small ones only.
+    """
+    name, data = small(seed) if "brute" in checks else generate(seed, folder)
     path, begun = folder / f"{name}.yaml", time.perf_counter()
     path.write_text(yaml.safe_dump(data, sort_keys=False))
     seconds, answer, kind, found = 0.0, "", "exception", []
@@ -506,7 +547,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0, help="of the first scenario; the next have the next")
-    parser.add_argument("--checks", default=",".join(CHECKS), help="which, comma separated; none: print whole answers")
+    parser.add_argument("--checks", default=",".join(USUAL),
+                        help="which, comma separated, of " + ", ".join(CHECKS) + "; none: whole answers")  # fmt: skip
     options = parser.parse_args()
     checks, times, kinds, answers = tuple(filter(None, options.checks.split(","))), [], Counter[str](), []
     seeds = range(options.seed, options.seed + options.count)
@@ -521,6 +563,9 @@ def main() -> int:
             print("\n  ".join([short, *map(": ".join, found)]) if checks else answers[-1], flush=True)
     if not checks:
         return 0
+    if "brute" in checks:
+        print("\n".join(f"{count:4} {kind}" for kind, count in kinds.most_common()) or "nothing found")
+        return int(bool(kinds))
     command = [sys.executable, __file__, "--checks", "", f"--count={min(10, options.count)}", f"--seed={options.seed}"]
     second = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     differing = [seed for seed, one, other in zip(seeds, answers, second, strict=False) if one != other]

@@ -106,6 +106,29 @@ def generate(seed: int, folder: Path) -> tuple[str, dict[str, Any]]:
     return f"random-{seed}", data
 
 
+def small(seed: int) -> tuple[str, dict[str, Any]]:
+    """The same for a model of 1 to 9 billion parameters on one to four GPUs of a kind, so that all can be tried."""
+    dice = Draw(seed)
+    name, task = dice.of(MODELS[:10]), dice.of(("chat", "rag", "completion", "writing"))
+    prompt, output = (dice.log(*bounds) for bounds in TASKS[task])
+    card = gpu(dice.of(("L4", "A10G", "L40S", "RTX-4090", "A100-SXM-80GB", "H100-SXM")))
+    rate = dice.log(0.5, 3) * _rate_of_one(model(name), card, prompt, output)
+    pace = dice.log(1, 4) * 2 * model(name).architecture.params_total / card.bandwidth * 1e3
+    return f"small-{seed}", {
+        "question": f"{task}: seed {seed}?", "model": name, "quantization": dice.of((["checkpoint"], ["fp8"])),
+        "kv_cache_dtype": dice.of((["auto"], ["auto", "fp8"])), "gpus": [{"gpu": card.name, "at_most": 4}],
+        "workload": {
+            "prompt_tokens": {"mean": round(prompt), "p95": round(prompt * dice.log(1.5, 3))},
+            "output_tokens": {"mean": round(output), "p95": round(output * dice.log(1.5, 3))},
+            "rate": round(rate, 3),
+        },
+        "service_level": {
+            "ttft": {"p95": round(dice.log(300, 5000))}, dice.of(("tpot", "itl")): {"p95": round(pace + 10)},
+        },
+        "headroom": dice.of((0, 0.2)),
+    }  # fmt: skip
+
+
 def _bytes(served: Model) -> float:
     return served.architecture.params_total * served.quantization.weight_bits / 8
 

@@ -29,6 +29,13 @@ def test_a_random_scenario_withstands_every_attack_on_its_figures(seed: int, tmp
     assert found == [] and seconds < 30
 
 
+@pytest.mark.parametrize("seed", (0, 7))
+def test_brute_force_over_all_knobs_finds_nothing_cheaper(seed: int, tmp_path: Path) -> None:
+    """Both take short chunks, half as many GPUs as the closed form expects of any."""
+    _, _, found = attacks.attack(seed, tmp_path, ("brute",))
+    assert found == []
+
+
 @pytest.mark.parametrize("name", scenarios())
 def test_what_is_shipped_says_one_value_for_one_quantity(name: str) -> None:
     asked, plan = load_scenario(name), plan_of(name)
@@ -72,5 +79,6 @@ def test_the_attacks_find_what_is_planted() -> None:
     four = replace(deployment, layout=replace(deployment.layout, replicas=4 // deployment.layout.gpus_per_replica))
     dear = replace(plan.chosen, deployment=four, prediction=replace(plan.chosen.prediction, usd=Interval.exactly(9.99)))
     assert deployment.layout.gpus < 4 and attacks.check_nothing_cheaper(asked, replace(plan, chosen=dear))
+    assert attacks.check_brute(asked, replace(plan, chosen=dear))
     busy = replace(asked, workload=asked.workload.at(60.0))
     assert any("takes" in text for text in attacks.check_promises(busy, plan))

@@ -97,7 +97,8 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
         if tried.meets:
             insort(found.holding, tried, key=attrgetter("rank"))
             for fewer in with_more([asked], -1):
-                add(fewer)
+                for one in [fewer] if near(scenario, fewer) else retuned(scenario, fewer):
+                    add(one)
         else:
             found.failing.append(tried)
             more = asked.deployment.with_replicas(layout.replicas + 1)
@@ -143,7 +144,7 @@ def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
         return replayed(scenario, candidate, quick=True)
     looks = _looks(scenario, candidate)
     best = min(looks, key=attrgetter("margin"))
-    for other in retuned(scenario, best) if 1 < best.margin <= NEAR else ():
+    for other in retuned(scenario, best) if 1 < best.margin <= FULL_PACE else ():
         if min(looks, key=attrgetter("margin")).margin > 1:
             looks += _looks(scenario, other)
     looks.sort(key=attrgetter("margin"))
@@ -195,15 +196,22 @@ def _looks(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
     return list(looks.values())
 
 
-def retuned(scenario: Scenario, candidate: Candidate, most: int = 2) -> list[Candidate]:
-    """`candidate` with the other engine arguments that the closed form likes best, where it likes them better."""
+def retuned(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
+    """`candidate` with other engine arguments that the closed form likes better, the best of each length of steps.
+
+    Longer, shorter and equal ones: it errs about one kind more than about another.
+    """
     one, replicas = candidate.deployment, candidate.deployment.layout.replicas
-    preference = (*candidate.preference[:-1], 1)
+    preference, tokens = (*candidate.preference[:-1], 1), one.args.max_num_batched_tokens
     usual, *tried = judge_all(
         scenario, [(one, replicas, preference), *((other, replicas, preference) for other in variants(scenario, one))]
     )
     better = [found for found in tried if found.margin < usual.margin and near(scenario, found)]
-    return sorted(better, key=attrgetter("margin"))[:most]
+    best: dict[tuple[bool, bool], Candidate] = {}
+    for found in sorted(better, key=attrgetter("margin")):
+        size = found.deployment.args.max_num_batched_tokens
+        best.setdefault((size > tokens, size < tokens), found)
+    return list(best.values())
 
 
 def _paces(scenario: Scenario) -> list[Target]:
