@@ -19,6 +19,7 @@ from planner.operations.launch import FILES, documents, file_names, launch
 from planner.operations.rendering import render
 from planner.planning.candidate import Candidate, asked_rps, describe, energy, free_share, held, milliseconds, run_hours
 from planner.planning.confidence import DRAWS, confidence
+from planner.planning.pools import best_pools, preferred
 from planner.planning.prediction import Prediction
 from planner.planning.renting import Renting
 from planner.planning.scaling import Scaling
@@ -176,6 +177,7 @@ def told(plan: Plan) -> str:
         drawn = [f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in energy(scenario, best)]
         values |= {"price": price_per_hour(best.deployment.gpu, scenario.prices)}
         values |= {"power": drawn, "promises": [_promise(target, found) for target in scenario.service_level]}
+        values |= {"pools": (pools := best_pools(scenario)), "preferred": pools and preferred(plan, pools)}
         values |= {"sure": confidence(plan), "scripts": [name for name in to_measure(plan) if name.endswith(".sh")]}
         values |= {"spare": free_share(scenario, best.prediction) or 0.0}
         values |= {"planned": asked_rps(scenario, best.prediction)}

@@ -119,7 +119,9 @@ class Pools:
         decodes = (
             self.rest.workers * seats / max(steps[seats] * (output.mean() - 1) / self.decode.tokens_per_step, 1e-9)
         )
-        peak, limit = min((prefills, "compute"), (decodes, "max_num_seqs" if seats < int(self.held) else "kv"))
+        peak, limit = min(
+            (float(prefills), "compute"), (float(decodes), "max_num_seqs" if seats < int(self.held) else "kv")
+        )
         saturated = workload.rate is not None and workload.rate >= peak
         shares = run.tokens / max(run.tokens.sum(), 1e-9)
         batch, reached = float(shares @ np.arange(seats + 1)), np.cumsum(shares)

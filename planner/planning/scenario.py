@@ -217,6 +217,7 @@ class ScenarioEntry(Entry):
     memory_calibration: dict[Term, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(default_factory=dict)
     calibration: str | None = None
     speculation: SpeculationEntry | None = None
+    pools: bool = False
     traits: dict[str, bool] = Field(default_factory=dict)
     files: Annotated[tuple[FileKind, ...], BeforeValidator(_listed)] = DEFAULT_FILES
 
@@ -300,6 +301,7 @@ class Scenario:
     other_tenants: int  # bytes on each GPU
     memory_calibration: Mapping[str, float]  # bytes to add to terms of every plan
     speculation: SpeculationEntry | None
+    pools: bool  # whether separate prefill and decode pools are looked at, too
     traits: Traits
     files: tuple[Path, ...]  # that it was read from
     other_engines: tuple[Engine, ...]  # that may be used as well
@@ -424,6 +426,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             ),
             memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
             speculation=entry.speculation,
+            pools=entry.pools,
             traits=Traits(**all_known(entry.traits, Traits.__dataclass_fields__, "trait")),
             wanted=entry.files,
             day=day,
