@@ -340,6 +340,11 @@ def test_the_dashboard_asks_for_what_the_engine_reports_and_draws_the_plan(kind:
             assert any(name in target["expr"] for name in (*known, "headroom:late:rate5m", "up{"))
     replicas = next(panel for panel in board["panels"] if panel["title"] == "Replicas that answer")
     assert replicas["fieldConfig"]["defaults"]["thresholds"]["steps"][1]["value"] == 2
+    requests = next(panel for panel in board["panels"] if panel["title"] == "Requests")
+    colors = [step["color"] for step in requests["fieldConfig"]["defaults"]["thresholds"]["steps"]]
+    assert colors == (
+        ["red", "green"] if kind == "vllm offline" else ["green", "yellow", "red"]
+    )  # jobs want to be fast
 
 
 def test_grafana_takes_the_dashboard() -> None:
