@@ -277,8 +277,13 @@ def _restless(found: Run) -> bool:
 
 def _side_by_side(one: Callable[[C], ReplayResult], cases: Sequence[C]) -> list[ReplayResult]:
     """`one` of every case, on all cores: the compiled replay does not hold the interpreter's lock."""
-    with ThreadPoolExecutor(min(len(cases), os.cpu_count() or 1)) as pool:
-        return list(pool.map(one, cases))
+    return list(_workers(os.getpid()).map(one, cases)) if len(cases) > 1 else [one(case) for case in cases]
+
+
+@lru_cache(maxsize=1)
+def _workers(_process: int) -> ThreadPoolExecutor:
+    """Threads of this process, for all of its runs."""
+    return ThreadPoolExecutor(os.cpu_count() or 1)
 
 
 def requests(deployment: Deployment, workload: Workload, *, quick: bool = False) -> int:

@@ -93,7 +93,7 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
         if worse and not _promising(asked, found):
             continue
         tries, after = tries - 1, after - worse
-        tried, layout = settled(scenario, asked), asked.deployment.layout
+        tried, layout = settled(scenario, asked, retune=not worse), asked.deployment.layout
         if tried.meets:
             insort(found.holding, tried, key=attrgetter("rank"))
             for fewer in with_more([asked], -1):
@@ -138,13 +138,16 @@ def near(scenario: Scenario, candidate: Candidate) -> bool:
     return all(getattr(found, t.metric)[t.percentile].mid <= FULL_PACE * t.seconds for t in _paces(scenario))
 
 
-def settled(scenario: Scenario, candidate: Candidate) -> Candidate:
-    """`candidate` replayed, with the first max_num_seqs that holds of those looked at, or the best of them."""
+def settled(scenario: Scenario, candidate: Candidate, *, retune: bool = True) -> Candidate:
+    """`candidate` replayed, with the first max_num_seqs that holds of those looked at, or the best of them.
+
+    `retune`: where none holds, other arguments are looked at too, as for all that may become the plan.
+    """
     if candidate.margin > FAR and not near(scenario, candidate):
         return replayed(scenario, candidate, quick=True)
     looks = _looks(scenario, candidate)
     best = min(looks, key=attrgetter("margin"))
-    for other in retuned(scenario, best) if 1 < best.margin <= FULL_PACE else ():
+    for other in retuned(scenario, best) if retune and 1 < best.margin <= FULL_PACE else ():
         if min(looks, key=attrgetter("margin")).margin > 1:
             looks += _looks(scenario, other)
     looks.sort(key=attrgetter("margin"))
