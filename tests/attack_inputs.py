@@ -29,6 +29,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import yaml
 
@@ -51,11 +52,13 @@ from planner.operations.batch import predict_row
 from planner.operations.bench_results import read_results
 from planner.operations.diagnose import diagnose
 from planner.operations.explain_log import EXAMPLE, explain_file
+from planner.operations.fleet_file import fleet_file
 from planner.operations.lint import lint
 from planner.operations.sweep import answer as sweep_answer
 from planner.operations.sweep import load_sweep
 from planner.operations.traffic_profile import traffic_profile
-from planner.planning.scenario import load_scenario
+from planner.planning.fleet import Option
+from planner.planning.scenario import load_scenario, overridden
 from planner.simulator.schedule_cases import run_case
 
 SECONDS, BYTES = 10.0, 10**9
@@ -142,11 +145,27 @@ def configuration(rng: random.Random, folder: Path) -> Any:
     return plan(deploy_on(model(path), rng.choice(("H100", "L4", "B200")), tp=rng.choice((1, 2, 8))))
 
 
+ASKED: dict[str, Any] = {
+    "other_tenants_gib": 6144, "replicas_at_least": 2, "pools": True, "spare_replicas": 1,
+    "workload.day": [320, 107, 66, 25, 20, 22, 35, 108, 231, 311, 445, 453] * 2,
+    "adapters": {"count": 20, "ranks": [8, 64], "zipf": 1.1, "max_loras": 4, "max_cpu_loras": 20},
+    "instead": {"serverless": {"usd_per_gpu_second": 0.001, "cold_start": 30, "idle_seconds": 60, "warm_replicas": 1},
+                "api": {"usd_per_mtok_input": 0.5, "usd_per_mtok_output": 1.5}},
+    "engine_args.revision": "main", "engine_args.limit_mm_per_prompt": "image=2,video=0",
+}  # fmt: skip
+"""What few scenarios ask."""
+
+
 def question(rng: random.Random, folder: Path) -> Any:
-    data = {**generate(rng.randrange(300), folder)[1], **({"other_tenants_gib": 6144} if rng.random() < 0.05 else {})}
-    data = spoilt(data, rng)
+    written(folder / "day.csv", "arrival,prompt_tokens,output_tokens\n0,9,9\n5,9,9\n86400,9,9\n", rng)
+    asked = {**ASKED, "workload.day": rng.choice((ASKED["workload.day"], "campus-rag", "day.csv"))}
+    few = {name: asked[name] for name in rng.sample(sorted(ASKED), rng.choice((0, 1, 1, 4)))}
+    data = overridden(generate(rng.randrange(300), folder)[1], few, "mine")
+    data = spoilt({name: data[name] for name in few if name in data} if rng.random() < 0.3 else data, rng) or data
+    whole = {**overridden(QUESTION, few, "mine"), **data}
     with contextlib.suppress(yaml.YAMLError):
-        return load_scenario(written(folder / "mine.yaml", yaml.safe_dump(data), rng))
+        asked = load_scenario(written(folder / "mine.yaml", yaml.safe_dump(whole), rng))
+        return f"{asked} {asked.day or ''}"
 
 
 def trace(rng: random.Random, folder: Path) -> Any:
@@ -284,6 +303,10 @@ def command(rng: random.Random, folder: Path) -> Any:
 
 
 GUIDES = yaml.safe_load((Path(__file__).parent / "data" / "commands.yaml").read_text(encoding="utf-8"))
+TRTLLM = {"kv_cache_config": {"free_gpu_memory_fraction": 0.9, "dtype": "fp8", "enable_block_reuse": True},
+          "cuda_graph_config": {"max_batch_size": 64, "enable_padding": True}, "max_batch_size": 64,
+          "speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": 3}, "max_num_tokens": 8192,
+          "enable_attention_dp": True, "enable_chunked_prefill": False}  # fmt: skip
 KINDS = ("serve.txt", "vllm.service", "compose.yaml", "pod.yaml", "serve.sh")
 COMPOSED = "services:\n  vllm:\n    image: vllm/vllm-openai:v0.11.0\n    command: {}\n"
 
@@ -299,9 +322,18 @@ def served(rng: random.Random, folder: Path) -> Any:
         text = f"[Service]\nExecStart={text}\n"
     elif kind and kind.endswith("yaml"):
         text = COMPOSED.format(json.dumps(words))
+    elif kind is None and rng.random() < 0.2:
+        settings = rng.choice((yaml.safe_dump(spoilt(TRTLLM, rng)), json.dumps(spoilt(TRTLLM, rng))))
+        text = f"trtllm-serve nvidia/Llama-3.1-8B-Instruct-FP8 --tp_size 2 --extra_llm_api_options {folder}/t.yaml"
+        if rng.random() < 0.5:
+            text = f"cat <<EOF >{folder}/t.yaml\n{settings}\n{rng.choice(('EOF', 'EOF', 'EO', ''))}\n{text}"
+        else:
+            written(folder / "t.yaml", settings, rng)
     what = str(written(folder / kind, text, rng)) if kind else text
     version, to = rng.choice((None, None, "0.8.5", "0.33.0", "nightly")), rng.choice((None, None, "0.33.0"))
-    return lint(what, version, gpu=rng.choice((None, None, None, "H100", "4xH100")), to=to).json()
+    return lint(
+        what, version, gpu=rng.choice((*4 * [None], "H100", "4xH100", f"{rng.choice(JUNK)}xH100")), to=to
+    ).json()
 
 
 @cache
@@ -343,16 +375,31 @@ def profile(rng: random.Random, folder: Path) -> Any:
 def points(rng: random.Random, folder: Path) -> Any:
     """A sweep, and the closed form's answer to its first point."""
     grid = {"workload.rate": [1, 2], "headroom": {"low": 0, "high": 0.5, "points": 3}, "deployment.tp": [1, 2]}
+    grid |= {name: [value, *([1, *rng.sample(JUNK, 1)] if rng.random() < 0.5 else [])] for name, value in ASKED.items()}
     data = {"answer": "predict", "scenario": "edge-8b-24gb", "deployment": {"gpu": "L4"}, "set": {"headroom": 0.1}}
     some = {name: grid[name] for name in rng.sample(sorted(grid), rng.randrange(1, 4))}
-    found = load_sweep(written(folder / "sweep.yaml", yaml.safe_dump(spoilt({**data, "grid": some}, rng)), rng))
+    drawn = {
+        "sample": {"points": 5, "seed": 1, "fields": {**some, "headroom": {"low": 0.01, "high": 1, "scale": "log"}}}
+    }
+    whole = {**data, **rng.choice(({"grid": some}, drawn))}
+    found = load_sweep(written(folder / "sweep.yaml", yaml.safe_dump(spoilt(whole, rng)), rng))
     return sweep_answer(found, found.points[0]) if found.answer == "predict" and not found.replay else None
+
+
+def fleet(rng: random.Random, folder: Path) -> Any:
+    """A fleet of scenarios whose candidates are given."""
+    data = {"scenarios": ["chat-70b", "edge-8b-24gb"], "stock": {"H100-SXM": 8, "L4": 4}, "growth": 1.3,
+            "usd_per_hour_at_most": 100, "power_at_most": 9000}  # fmt: skip
+    path = written(folder / "fleet.yaml", yaml.safe_dump(spoilt(data, rng)), rng)
+    one = (rng.randrange(1, 9), rng.random() * 10, rng.random() * 700, rng.choice((1.0, 0.5, 1e-6)))
+    with mock.patch("planner.operations.fleet_file.options_of", lambda _, kind: [Option("all", kind, *one)]):
+        return fleet_file(path)
 
 
 DOORS: dict[str, Door] = {
     door.__name__: door
     for door in (
-        configuration, question, trace, log, row, benchmark, case, command, served, metrics, profile, points
+        configuration, question, trace, log, row, benchmark, case, command, served, metrics, profile, points, fleet
     )
 }  # fmt: skip
 

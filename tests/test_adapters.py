@@ -210,6 +210,7 @@ def test_one_endpoint_for_all_costs_less_the_more_adapters_there_are() -> None:
     [
         ({"count": 0}, "adapters.count"),
         ({"count": 4, "ranks": [1024]}, "adapters.ranks"),
+        ({"count": 4, "ranks": []}, "adapters.ranks"),
         ({"count": 9, "max_loras": 8, "max_cpu_loras": 4}, "max_cpu_loras 4 is less than max_loras 8"),
     ],
 )

@@ -160,6 +160,7 @@ def test_gpus_without_bfloat16_get_float16() -> None:
         ({"max_model_len": 200_000}, "more than the 131072 tokens"),
         ({"gpu_memory_utilization": 92.0}, "at most 1"),
         ({"max_num_seqs": 0}, "at least 1"),
+        ({"max_num_seqs": 2**31, "max_num_batched_tokens": 2**31}, "at most 1048576 are planned"),
         ({"kv_cache_dtype": "fp9"}, "kv_cache_dtype 'fp9' is none of auto"),
         ({"max_loras": 2, "max_lora_rank": 48}, "max_lora_rank 48 is none of"),
         ({"scheduling_policy": "lifo"}, "neither fcfs nor priority"),

@@ -96,6 +96,9 @@ def test_a_fleet_of_one_scenario_is_its_plan(tmp_path: Path) -> None:
     assert f"Together ${plan.chosen.usd_per_hour:,.2f} per hour" in fleet_file(path)
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 0}\n")
     assert "in the way: stock of L4" in fleet_file(path)
+    path.write_text("scenarios: [edge-8b-24gb]\nstock: {H100: 8, H100-SXM: 2}\n")
+    with pytest.raises(PlannerError, match="H100-SXM is given twice"):
+        fleet_file(path)
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: many}\n")
     with pytest.raises(PlannerError, match=r"stock\.L4"):
         fleet_file(path)

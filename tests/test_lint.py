@@ -510,3 +510,31 @@ def test_the_catalogs_speak_of_names_that_were_there() -> None:
         for rule in rules(engine):
             for name in rule.when:
                 assert name.isupper() or name == "container" or name in arguments, name
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ("max_batch_size: many", "max_num_seqs"),
+        (f"lora_config: {{max_loras: '{'9' * 5000}'}}", "max_loras"),
+        ("kv_cache_config: {tokens_per_block: [1]}", "block_size"),
+        ("kv_cache_config: {free_gpu_memory_fraction: all}", "gpu_memory_utilization"),
+        ("speculative_config: {decoding_type: MTP, num_nextn_predict_layers: three}", "num_speculative_tokens"),
+    ],
+)
+def test_settings_of_another_type_are_told(tmp_path: Path, settings: str, told: str) -> None:
+    (tmp_path / "mine.yaml").write_text(settings)
+    command = f"trtllm-serve meta-llama/Llama-3.1-8B-Instruct --config {tmp_path / 'mine.yaml'}"
+    assert told in lint(command, gpu="H100").commands[0].unplanned
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--speculative-algorithm EAGLE3 --speculative-num-draft-tokens '$(nproc)'", "num_speculative_tokens"),
+        ("--chunked-prefill-size 2147483648", "at most 16777216 are planned"),
+    ],
+)
+def test_no_figure_of_a_command_is_too_large_or_too_odd(option: str, told: str) -> None:
+    (one,) = lint(f"python -m sglang.launch_server --model-path {LLAMA} {option}", gpu="H100").commands
+    assert told in one.unplanned

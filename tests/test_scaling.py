@@ -149,6 +149,7 @@ def test_a_day_is_named_counted_or_given(tmp_path: Path) -> None:
         ({"day": [1.0] * 23 + [-1]}, "24 to 168 hourly figures from 0"),
         ({"day": 3}, "24 to 168 hourly figures"),
         ({"day": "campus"}, "did you mean campus-rag"),
+        ({"day": "9" * 5000}, "unknown profile"),
         ({"day": [1.0] * 24, "rate": None, "concurrency": 8}, "leave out concurrency"),
         ({"day": [1.0] * 24, "rate": None, "requests": 8, "within_hours": 1}, "leave out requests"),
     ],

@@ -67,7 +67,9 @@ def test_a_grid_has_every_combination_and_a_sample_covers_every_field(tmp_path: 
     [
         ({"grid": {}}, "either a grid or a sample"),
         ({"grid": {"workload.rate": []}}, "at least one value"),
-        ({"grid": {"workload.rate": {"low": 0, "high": 1, "points": 3, "scale": "log"}}}, "from above 0"),
+        ({"grid": {"workload.rate": {"low": 0, "high": 1, "points": 3, "scale": "log"}}}, "by factors from 1e-12 on"),
+        ({"grid": {"workload.rate": {"low": 1, "high": 1e308, "points": 3, "whole": True}}}, "less than or equal to"),
+        ({"grid": {}, "sample": {"points": 10**6, "fields": {f"engine_args.{k}": [1] for k in "abcde"}}}, "4,000,000"),
         ({"grid": {"workload.rate": {"low": 0, "high": 1}}}, "number of points"),
         ({"grid": {f"engine_args.{k}": [0] * 100 for k in "abcd"}}, "100,000,000 points"),
         ({"grid": {"gpus.9.at_most": [1]}}, "numbered from 0"),
@@ -103,13 +105,14 @@ def test_a_key_hangs_on_the_question_and_on_nothing_else(tmp_path: Path, monkeyp
     assert first != key(sweep, sweep.asked(sweep.points[0]))
 
 
-def test_a_trace_that_changed_is_another_question(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["trace", "day"])
+def test_a_trace_that_changed_is_another_question(tmp_path: Path, field: str) -> None:
     keys = []
     for text in ("arrival,prompt_tokens,output_tokens\n0,10,5\n", "arrival,prompt_tokens,output_tokens\n0,10,6\n"):
         (tmp_path / "trace.csv").write_text(text)
         sweeps._content.cache_clear()
         sweep = replace(load_sweep(written(tmp_path)), folder=tmp_path)
-        keys.append(key(sweep, {"workload": {"trace": "trace.csv"}}))
+        keys.append(key(sweep, {"workload": {field: "trace.csv"}}))
     assert keys[0] != keys[1]
 
 
@@ -184,6 +187,13 @@ def test_a_scheduler_in_another_process_answers_the_same(tmp_path: Path) -> None
         assert found[column].tolist() == [one[column] for one in here]
     for column in ("usd_per_hour", "ttft_ms_p99"):
         assert found[column].tolist() == pytest.approx([one[column] for one in here], rel=1e-6)
+
+
+def test_a_column_of_a_table_has_one_type() -> None:
+    given = {"same": [1, 2], "words": ["a", None], "mixed": ["auto", 64], "switch": [True, 2], "open": [0.5, None]}
+    table = pd.DataFrame(given).apply(sweeps.of_one_type)
+    assert table["mixed"].tolist() == ["auto", "64"] and table["switch"].tolist() == ["true", "2"]
+    assert table.drop(columns=["mixed", "switch"]).equals(pd.DataFrame(given).drop(columns=["mixed", "switch"]))
 
 
 def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(tmp_path: Path, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import isfile
 from pathlib import Path
 from typing import Annotated
 
@@ -58,9 +59,11 @@ def day_of(given: str | Sequence[float], path: Path) -> Day:
         return _shares(np.array(given, float), "given by the scenario")
     if known := profiles().get(given):
         return _shares(np.array(known.hours), given)
-    if not path.is_file():
+    if not isfile(path):  # Path.is_file raises for a name that is too long
         raise PlannerError(f"{did_you_mean(given, profiles(), 'profile')}; or the file of a trace of a day")
     seconds = read_trace(path).arrival
+    if seconds[-1] >= (WEEK + 1) * 3600:
+        raise PlannerError(f"{path.name} lasts {seconds[-1] / 3600:,.0f} hours; expected a day ({DAY}) up to a week")
     counts = np.bincount((seconds // 3600).astype(int))
     counts = counts[: -1 if len(counts) > DAY and seconds[-1] % 3600 < HALF * 3600 else None]
     return _shares(counts, path.name, counts.max(initial=0) / 3600)

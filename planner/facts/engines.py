@@ -268,6 +268,10 @@ class EngineArgs:
     revision: str | None = None  # branch, tag or commit of the checkpoint's repository
 
 
+MOST = {"max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
+"""Whose step costs are tabled: more than the longest context that a model of the catalog was made for."""
+
+
 def resolve(given: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
     """Fill in what is not `given` (or None) as `engine` does at start; `PlannerError` where it would refuse to start.
 
@@ -319,6 +323,9 @@ def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | 
     for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
         if (value := getattr(args, name)) is not None and value < 1:
             return f"{name} is {value}; it must be at least 1"
+    for name, most in MOST.items():
+        if (value := getattr(args, name)) > most:
+            return f"{name} is {value}; at most {most} are planned"
     if args.long_prefill_token_threshold < 0:
         return f"long_prefill_token_threshold is {args.long_prefill_token_threshold}; it must be 0 (off) or more"
     if not re.fullmatch(r"(image|video|audio)=\d+(,(image|video|audio)=\d+)*", args.limit_mm_per_prompt or "image=1"):

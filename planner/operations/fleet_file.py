@@ -39,7 +39,11 @@ def fleet_file(path: Path) -> str:
         if one.name in asked:
             raise PlannerError(f"{path.name}: two scenarios are called {one.name}; name their files differently")
         asked[one.name] = one
-    stock = {gpu(name).name: many for name, many in entry.stock.items()}
+    stock: dict[str, int] = {}
+    for name, many in entry.stock.items():
+        if (kind := gpu(name).name) in stock:
+            raise PlannerError(f"{path.name}, field stock: {kind} is given twice, the second time as {name}")
+        stock[kind] = many
 
     def fleet(factor: float) -> Fleet:
         """With every load so many times as large, and candidates searched for that."""

@@ -17,9 +17,9 @@ from importlib.util import find_spec
 from itertools import islice, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from planner.core.catalog import Entry, build, check, read_yaml
 from planner.core.files import folder, replacing, spare
@@ -34,19 +34,25 @@ from planner.planning.deployments import deployment_of
 from planner.planning.scenario import MOST_GPUS, CandidateGpu, Scenario, overridden, scenario, scenario_path
 from planner.planning.search import ranked, search
 
-MOST_POINTS = 10**6
-"""Of one sweep."""
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_POINTS, MOST_VALUES = 10**6, 4 * 10**6
+"""Of one sweep: points, and fields that all of them set together."""
+LEAST = 1e-12
+"""Where a range by factors begins."""
 CHUNK = {False: 64, True: 4}
 """Points of a task: in closed form, and where traffic is replayed."""
 Size = Annotated[int, Field(ge=1, le=MOST_GPUS)]
+Figure = Annotated[float, Field(ge=-(2**40), le=2**40)]
 Value = float | int | bool | str | dict[str, Any] | list[Any]
 
 
 class RangeEntry(Entry):
     """Numbers from `low` to `high`, evenly apart or (`log`) by equal factors; `points` of them in a grid."""
 
-    low: float
-    high: float
+    low: Figure
+    high: Figure
     points: Annotated[int, Field(ge=2, le=MOST_POINTS)] | None = None
     scale: Literal["linear", "log"] = "linear"
     whole: bool = False
@@ -60,12 +66,18 @@ class RangeEntry(Entry):
         return round(value) if self.whole else value
 
 
+Values = Annotated[
+    Annotated[list[Value], Tag("list")] | Annotated[RangeEntry, Tag("range")],
+    Discriminator(lambda given: "range" if isinstance(given, dict) else "list"),
+]
+
+
 class SampleEntry(Entry):
     """Points drawn at random, evenly over all fields (Latin hypercube)."""
 
     points: Annotated[int, Field(ge=1, le=MOST_POINTS)]
     seed: Annotated[int, Field(ge=0, le=2**32)] = 0
-    fields: Annotated[dict[str, list[Value] | RangeEntry], Field(min_length=1)]
+    fields: Annotated[dict[str, Values], Field(min_length=1)]
 
 
 class DeploymentEntry(Entry):
@@ -90,7 +102,7 @@ class SweepEntry(Entry):
     replay: bool | None = None
     deployment: DeploymentEntry | None = None
     set: dict[str, Any] = Field(default_factory=dict)
-    grid: dict[str, list[Value] | RangeEntry] = Field(default_factory=dict)
+    grid: dict[str, Values] = Field(default_factory=dict)
     sample: SampleEntry | None = None
 
 
@@ -144,7 +156,13 @@ def _grid(fields: Mapping[str, list[Value] | RangeEntry]) -> list[dict[str, Any]
     values = {name: _values(name, given) for name, given in fields.items()}
     if (many := math.prod(map(len, values.values()))) > MOST_POINTS:
         raise PlannerError(f"grid: {many:,} points, and at most {MOST_POINTS:,} are swept")
+    _bounded(many, len(values))
     return [dict(zip(values, point, strict=True)) for point in product(*values.values())]
+
+
+def _bounded(points: int, fields: int) -> None:
+    if points * fields > MOST_VALUES:
+        raise PlannerError(f"{points:,} points of {fields:,} fields are more than {MOST_VALUES:,} values")
 
 
 def _values(name: str, given: list[Value] | RangeEntry) -> list[Any]:
@@ -159,14 +177,17 @@ def _values(name: str, given: list[Value] | RangeEntry) -> list[Any]:
 
 
 def _check_range(name: str, given: RangeEntry) -> None:
-    if given.high < given.low or (given.scale == "log" and given.low <= 0):
-        raise PlannerError(f"{name}: a range goes up, and by factors from above 0, got {given.low:g} to {given.high:g}")
+    if given.high < given.low or (given.scale == "log" and given.low < LEAST):
+        raise PlannerError(
+            f"{name}: a range goes up, and by factors from {LEAST:g} on, got {given.low:g} to {given.high:g}"
+        )
 
 
 def _sampled(sample: SampleEntry) -> list[dict[str, Any]]:
     """Points of a Latin hypercube: each field takes as many different values as there are points, once each."""
     from scipy.stats import qmc
 
+    _bounded(sample.points, len(sample.fields))
     for name, given in sample.fields.items():
         if isinstance(given, list):
             _values(name, given)
@@ -195,7 +216,9 @@ def key(sweep: Sweep, asked: Mapping[str, Any]) -> str:
     """What the answer to a question is kept under; its title and the files that it wants written do not count."""
     said = {name: value for name, value in asked.items() if name not in ("question", "files")}
     named = [said.get("model"), said.get("calibration")]
-    named += [given.get("trace") for given in [said.get("workload")] if isinstance(given, dict)]
+    named += [
+        given.get(name) for given in [said.get("workload")] if isinstance(given, dict) for name in ("trace", "day")
+    ]
     named += [given.get("draft_model") for given in [said.get("speculation")] if isinstance(given, dict)]
     places = [place for name in named if isinstance(name, str) for place in (sweep.folder / name, Path(name))]
     whole = [build(), sweep.answer, sweep.replay, said, [_content(place) for place in places]]
@@ -306,6 +329,13 @@ def _cell(value: object) -> object:
     return json.dumps(value) if isinstance(value, dict | list) else value
 
 
+def of_one_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
+    """A column as Parquet holds it: text where its values are of several types, such as a number and "auto"."""
+    if column.dtype != object or len({type(value) for value in column.dropna()}) < 2:
+        return column
+    return column.map(lambda value: value if isinstance(value, str) else json.dumps(value), na_action="ignore")
+
+
 def run_sweep(
     sweep: Sweep, store: Store, scheduler: str | None = None, workers: int | None = None,
     progress: Callable[[int, int, int], None] | None = None,
@@ -386,5 +416,5 @@ def sweep_file(
         if out.suffix == ".csv":
             table.to_csv(part, index=False, float_format="%.7g")
         else:
-            table.to_parquet(part, index=False)
+            table.apply(of_one_type).to_parquet(part, index=False)
     return int(any(one["status"] == "error" for one in found))

@@ -135,7 +135,9 @@ class AdaptersEntry(Entry):
     """LoRA adapters, of which every request asks for one."""
 
     count: Annotated[int, Field(gt=0, le=10_000)]
-    ranks: Annotated[tuple[Annotated[int, Field(gt=0, le=LORA_RANKS[-1])], ...], BeforeValidator(_several)] = (16,)
+    ranks: Annotated[
+        tuple[Annotated[int, Field(gt=0, le=LORA_RANKS[-1])], ...], BeforeValidator(_several), Field(min_length=1)
+    ] = (16,)
     zipf: Annotated[float, Field(ge=0, le=10)] = 0.0
     max_loras: Annotated[int, Field(gt=0, le=10_000)] | None = None
     max_cpu_loras: Annotated[int, Field(gt=0, le=10_000)] | None = None

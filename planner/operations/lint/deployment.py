@@ -17,6 +17,7 @@ from planner.operations.flags import left_open
 from planner.operations.launch.command import serving
 from planner.operations.lint.judging import Judged
 from planner.parallelism.layouts import refuse
+from planner.planning.scenario import engine_arguments
 
 ARGUMENTS = {
     "vllm": {name: name for name in (
@@ -133,7 +134,7 @@ def _vllm(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any
 def _slots(values: Mapping[str, Any], usual: Mapping[str, int]) -> dict[str, Any]:
     """Slots of adapters, their rank, and how many host memory keeps, under the engine's names in `usual`."""
     given = [(str(values.get(name)), default) for name, default in usual.items()]
-    sizes = [int(size) if size.isdecimal() else default for size, default in given]
+    sizes = [int(size[:19]) if size.isdecimal() else default for size, default in given]
     return dict(zip(("max_loras", "max_lora_rank", "max_cpu_loras"), sizes, strict=True))
 
 
@@ -181,17 +182,18 @@ def drafting(engine: str, values: Mapping[str, Any]) -> tuple[str, int, str | No
     if engine == "vllm" and isinstance(config, Mapping):
         draft = config.get("model")
         method = str(config.get("method") or ("draft_model" if draft else "ngram"))
-        return method, config.get("num_speculative_tokens", 1), draft and str(draft)
+        return method, config.get("num_speculative_tokens", 1), str(draft) if draft else None
     if engine == "vllm" and (draft := values.get("speculative_model")):  # before 0.8.5
         method = "ngram" if draft == "[ngram]" else "draft_model"
         return method, values.get("num_speculative_tokens", 1), None if method == "ngram" else str(draft)
     if engine == "sglang" and (algorithm := values.get("speculative_algorithm")):
-        tokens = max(values.get("speculative_num_draft_tokens", 4) - 1, 1)
+        tokens = values.get("speculative_num_draft_tokens", 4)
+        tokens = max(tokens - 1, 1) if isinstance(tokens, int) else tokens
         return _method(engine, algorithm), tokens, values.get("speculative_draft_model_path")
     if engine == "trtllm" and isinstance(config, Mapping):
         tokens = config.get("max_draft_len") or config.get("num_nextn_predict_layers") or 1
         draft = config.get("speculative_model") or config.get("speculative_model_dir")
-        return _method(engine, config.get("decoding_type", "")), tokens, draft
+        return _method(engine, config.get("decoding_type", "")), tokens, str(draft) if draft else None
     if engine == "tgi" and values.get("speculate"):
         return "ngram", values["speculate"], None
     return None
@@ -219,7 +221,8 @@ def deployed(judged: Judged, gpu: str, version: str) -> Deployment:
     asked = values.get("quantization") or values.get("quantize")
     if isinstance(asked, str) and served.quantization.method == "none" and asked in serving(engine).online:
         served = model(served.name, quantization=asked)
-    args, layout = arguments(engine, values), layout_of(engine, values)
+    args: dict[str, Any] = dict(engine_arguments(arguments(engine, values)))
+    layout = layout_of(engine, values)
     if dtype := args.pop("dtype", None):
         served = replace(served, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
     if many is not None and many < layout.gpus:

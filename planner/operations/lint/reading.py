@@ -380,7 +380,7 @@ def _given(node: Mapping[str, Any]) -> int | None:
     limits = limits.get("limits") if isinstance(limits, Mapping) else None
     if isinstance(limits, Mapping):
         counts = [str(many) for name, many in limits.items() if str(name).endswith(("/gpu", "/gaudi"))]
-        return int(counts[0]) if counts and counts[0].isdecimal() else None
+        return int(counts[0]) if counts and counts[0].isdecimal() and len(counts[0]) < 10 else None
     place: Any = node
     for key in ("deploy", "resources", "reservations", "devices"):
         place = place.get(key) if isinstance(place, Mapping) else None
@@ -401,7 +401,7 @@ def _production_stack(node: Mapping[str, Any], where: str) -> Command:
     known = image(f"{node.get('repository', '')}:{node.get('tag', '')}")
     words = (_plain(node["modelURL"]), *_as_words(pairs), *_words(extra))
     asked = str(node.get("requestGPU", ""))
-    gpus = int(asked) if asked.isdecimal() else None
+    gpus = int(asked) if asked.isdecimal() and len(asked) < 10 else None
     version = known[2] if known else ""
     return Command(where, "vllm", words, _environment(node.get("env")), version, True, True, visible=gpus)
 
