@@ -16,7 +16,7 @@ from planner.memory.budget import memory_of
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
 from planner.planning.benchmark_run import once
-from planner.planning.candidate import Candidate, judge, judge_all, replayed
+from planner.planning.candidate import Candidate, describe, judge, judge_all, replayed
 from planner.planning.deployments import context_length, deployment_of
 from planner.planning.prediction import price_of
 from planner.planning.scenario import Scenario, load_scenario, scenario, scenarios
@@ -133,6 +133,13 @@ def test_what_was_chosen_is_within_its_own_limits() -> None:
     assert chosen.deployment.args.max_num_seqs % 8 == 0
     assert chosen.prediction.performance.decode_batch <= chosen.deployment.args.max_num_seqs
     assert chosen.deployment.args.max_model_len == 1280  # 1.1 x 1000 tokens, rounded up to a multiple of 256
+
+
+@pytest.mark.parametrize("name", scenarios())
+def test_a_deployment_is_listed_once_whatever_its_arguments(name: str) -> None:
+    plan = plan_of(name)
+    listed = [str(describe(c.deployment)) for c in plan.candidates[:12]]
+    assert len(set(listed)) == len(listed) and plan.candidates[0] is plan.best
 
 
 def test_your_own_prices_change_the_answer() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import product
@@ -129,7 +129,7 @@ def search(scenario: Scenario) -> Plan:
     ordered = [] if found.holding else nearest(scenario, [*found.failing, *rest])
     found.holding += sorted((c for c in ordered if c.meets and c.stated), key=attrgetter("rank"))
     if not found.holding:
-        return Plan(scenario, None, None, None, _nothing(ordered, rejected), tuple(ordered), tuple(rejected), ())
+        return Plan(scenario, None, None, None, _nothing(ordered, rejected), _places(ordered), tuple(rejected), ())
     chosen = found.holding[0]
     runner_up, safer = found.other(chosen), found.safe if chosen.at_risk else None
     ordered = [*found.holding, *sorted((*found.failing, *rest), key=attrgetter("rank"))]
@@ -137,7 +137,15 @@ def search(scenario: Scenario) -> Plan:
     unpriced = sorted({c.deployment.gpu.name for c in ordered if c.usd_per_hour is None})
     notes = [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"] if unpriced else []
     notes += chosen.prediction.warnings
-    return Plan(scenario, chosen, runner_up, safer, binding, tuple(ordered), tuple(rejected), tuple(notes))
+    return Plan(scenario, chosen, runner_up, safer, binding, _places(ordered), tuple(rejected), tuple(notes))
+
+
+def _places(ordered: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """The first of each place: of one deployment with several arguments the best."""
+    found: dict[object, Candidate] = {}
+    for candidate in ordered:
+        found.setdefault(candidate.place, candidate)
+    return tuple(found.values())
 
 
 def ranked(scenario: Scenario) -> Plan:
@@ -149,13 +157,13 @@ def ranked(scenario: Scenario) -> Plan:
     ordered = sorted(candidates, key=attrgetter("rank"))
     if not ordered or not ordered[0].meets:
         ordered.sort(key=attrgetter("margin"))
-        return Plan(scenario, None, None, None, _nothing(ordered, rejected), tuple(ordered), tuple(rejected), ())
+        return Plan(scenario, None, None, None, _nothing(ordered, rejected), _places(ordered), tuple(rejected), ())
     chosen, others = ordered[0], [candidate for candidate in ordered if candidate.meets]
     runner_up = next((candidate for candidate in others if candidate.kind != chosen.kind), None)
     safer = next((candidate for candidate in others if not candidate.at_risk), None) if chosen.at_risk else None
     binding = _binding(scenario, chosen, ordered, rejected, lambda _, candidate: candidate)
     notes = chosen.prediction.warnings
-    return Plan(scenario, chosen, runner_up, safer, binding, tuple(ordered), tuple(rejected), notes)
+    return Plan(scenario, chosen, runner_up, safer, binding, _places(ordered), tuple(rejected), notes)
 
 
 Wanted = Callable[[CandidateGpu, ParallelLayout], bool]
