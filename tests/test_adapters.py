@@ -12,7 +12,7 @@ from planner.facts.workload import Lengths, Workload, popularity
 from planner.latency.adapters import adapter_bytes, adapter_costs, different
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
-from planner.operations.launch import launch
+from planner.operations.launch import documents, launch
 from planner.planning.benchmark_run import once
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import scenario
@@ -191,6 +191,8 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
     started = str(launch(plan.chosen.prediction))
     for flag in ("--enable-lora", f"--max-loras {args.max_loras}", "--max-cpu-loras 40", "--lora-modules", "ADAPTER"):
         assert flag in started
+    (rented,) = documents(plan.chosen.prediction, (), wanted=["runpod"]).values()
+    assert "\n# LORA_MODULES=[" in rented and "$" not in rented, "an environment file fills nothing in"
     without = search(scenario({**ASKED, "adapters": None}, "plain"))
     assert without.chosen is not None and without.chosen.prediction.performance and plan.chosen.prediction.performance
     assert without.chosen.prediction.performance.tpot["mean"].mid < plan.chosen.prediction.performance.tpot["mean"].mid

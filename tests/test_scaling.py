@@ -233,6 +233,8 @@ def test_the_file_for_keda_has_the_plans_hours_threshold_and_patience() -> None:
     assert asked.sum() <= 60 * sum(found.replicas) + 5 * found.starts, "and no more than that"
     weekly = replace(found, replicas=(1,) * 8 + (2,) * 2 + (1,) * 158, rates=(1.0,) * 168)
     assert by_the_clock(weekly, 90.0) == [("58 7 * * 1", "0 10 * * 1", 2)], "a week begins on Monday"
+    long = replace(found, replicas=(1,) + (2,) * 23, rates=(1.0,) * 24)
+    assert by_the_clock(long, 4000.0) == [("1 0 * * *", "0 0 * * *", 2)], "a start never passes the end before"
     assert by_the_clock(replace(found, clock=False), 90.0) == []
 
 

@@ -179,8 +179,13 @@ def by_the_clock(scaling: Scaling, lead_s: float) -> list[tuple[str, str, int]]:
         return f"{rest % 60} {rest // 60} * * {'*' if all_hours == DAY else (day + 1) % 7}"  # 0 is Sunday
 
     changes = [hour for hour in range(all_hours) if counts[hour] != counts[hour - 1]]
+
+    def ahead(start: int, end: int) -> int:
+        """Minutes from a start to its hour, fewer than the end before leaves: KEDA knows but one end a turn."""
+        return min(math.ceil(lead_s / 60), (start - end) % all_hours * 60 - 1)
+
     return [
-        (cron(start * 60 - math.ceil(lead_s / 60)), cron(end * 60), counts[start])
+        (cron(start * 60 - ahead(start, end)), cron(end * 60), counts[start])
         for start, end in zip(changes, [*changes[1:], *changes[:1]], strict=True)
         if counts[start] > min(counts)
     ]
@@ -210,10 +215,12 @@ def _sky(launch: Launch) -> dict[str, str]:
 
 def _runpod(launch: Launch) -> dict[str, Any]:
     """Our options as worker-vllm reads them from the environment, and how many requests it may take at once."""
-    settings, extra = {"MODEL_NAME": text(launch.program[-1])}, []
+    settings, extra, asked = {"MODEL_NAME": text(launch.program[-1])}, [], False
     for flag in launch.flags:
         if flag.name == "--served-model-name":
             settings["OPENAI_SERVED_MODEL_NAME_OVERRIDE"] = flag.value or ""
+        elif flag.name == "--lora-modules":  # a JSON list, which nothing fills in (worker-vllm 020b9f0 src/engine.py)
+            asked = True
         elif flag.name in ("--shutdown-timeout",):  # not among those that the worker passes on by name
             extra += [text(word) for word in flag.words]
         elif flag.name != "--port":
@@ -225,4 +232,4 @@ def _runpod(launch: Launch) -> dict[str, Any]:
     if broken := [name for name, value in settings.items() if not value.isprintable()]:
         raise PlannerError(f"files: {broken[0]} has letters that no line of runpod.env can hold")
     deployment = launch.deployment
-    return {"settings": settings, "concurrency": deployment.args.max_num_seqs * deployment.layout.dp}
+    return {"settings": settings, "adapters": asked, "concurrency": deployment.args.max_num_seqs * deployment.layout.dp}
