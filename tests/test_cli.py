@@ -126,6 +126,8 @@ def test_init_writes_a_scenario_that_check_understands_and_never_overwrites(tmp_
     assert found.gpus and found.workload.rate and found.workload.output.like
     assert main(["init"]) == 2 and Path("scenario.yaml").read_text() == text
     assert "scenario.yaml exists" in capsys.readouterr().err
+    assert main(["init", "$(id) my.yaml"]) == 0
+    assert capsys.readouterr().out.endswith("next: planner check '$(id) my.yaml'\n"), "a line to be pasted"
 
 
 def test_init_writes_a_sweep_and_a_fleet_that_are_understood(tmp_path, capsys, monkeypatch):

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -74,7 +75,7 @@ def _init(options: argparse.Namespace) -> None:
         raise PlannerError(f"{path} exists and stays as it is; name another file")
     with replacing(path, new=True) as (part,):
         part.write_text((TEMPLATES / f"{options.kind}.yaml").read_text(encoding="utf-8"), encoding="utf-8")
-    print(f"wrote {path}; next: planner {NEXT[options.kind]} {path}")
+    print(f"wrote {path}; next: planner {NEXT[options.kind]} {shlex.quote(str(path))}")
 
 
 def _check(options: argparse.Namespace) -> None:
