@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.facts.deployment import deploy_on
+from planner.facts.deployment import machines
 from planner.planning.candidate import against, replayed
 from planner.planning.scenario import scenario
 from planner.planning.search import Plan, search
@@ -32,13 +32,10 @@ def plan(ttft: float = 2000, rate: float = 9) -> Plan:
 
 
 def test_machines_hold_whole_replicas() -> None:
-    def machines(**layout: int) -> tuple[int, int]:
-        return summary.machines(deploy_on("meta-llama/Llama-3.1-70B", "H100-SXM", **layout))
-
-    assert machines(tp=8, pp=2) == (2, 8)
-    assert machines(tp=4, replicas=3) == (2, 8)
-    assert machines(tp=2, pp=3, replicas=2) == (2, 8)  # six GPUs: a machine of eight holds one of them
-    assert machines(tp=8, pp=2, replicas=2) == (4, 8)
+    assert machines(1, 16, (8,)) == (8, 8)
+    assert machines(3, 4, (8,)) == (8, 8)
+    assert machines(2, 6, (8,)) == (8, 8)  # six GPUs: a machine of eight holds one of them
+    assert machines(2, 16, (8,)) == (8, 8, 8, 8)
 
 
 def test_a_month_has_730_hours_and_the_range_is_that_of_the_price() -> None:

@@ -3,8 +3,6 @@
 What is asked is one immutable `Scenario`; everything on the screen is worked out of it alone (`figures`).
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 from collections import Counter

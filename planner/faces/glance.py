@@ -1,7 +1,5 @@
 """An answer at a glance: its verdict, main figures and three charts, as HTML, all worked out of the plan alone."""
 
-from __future__ import annotations
-
 import math
 
 from planner.core.quantities import GIB

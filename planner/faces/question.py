@@ -1,7 +1,5 @@
 """A question as the cockpit's controls: what each of them shows, and the fields of a scenario file that it makes."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

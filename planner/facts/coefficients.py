@@ -39,7 +39,7 @@ def coefficient_names() -> tuple[str, ...]:
     return tuple(field.name for field in fields(Coefficients))
 
 
-class Calibration(Entry):
+class Calibration(Sourced):
     """One GPU of an owner's calibration file; coefficients that it leaves out are the catalog's."""
 
     coefficients: dict[str, PositiveFloat]
@@ -51,8 +51,6 @@ class Calibration(Entry):
     versions: tuple[str, ...] = ()
     residuals: str = ""
     engine: str = ""
-    source: str
-    date: str
 
 
 class Effect(Entry):

@@ -1,36 +1,19 @@
 """What an engine says of itself on /metrics: its own names, and the edges of its histograms, by version."""
 
-from __future__ import annotations
-
-from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Container
 from functools import cache
-from typing import Any
 
 from pydantic import Field
 
-from planner.core.catalog import Entry, entries
-from planner.facts.engines import Engine, engine, release
+from planner.core.catalog import Entry, Sourced
+from planner.facts.engines import Engine, by_release, engine, release
 
 
-class MetricsEntry(Entry):
-    """What one version changed; the head of `catalogs/metrics.yaml` explains every field."""
-
-    source: str
-    date: str
-    names: dict[str, str | None] = Field(default_factory=dict)
-    buckets: dict[str, tuple[float, ...]] = Field(default_factory=dict)
-    edges_by: dict[str, str] = Field(default_factory=dict)
-    without: str = ""
-
-
-@dataclass(frozen=True)
-class EngineMetrics:
+class EngineMetrics(Entry):
     """The metrics of one engine version, by role; `without` says why there are none."""
 
-    names: Mapping[str, str | None] = field(default_factory=dict)
-    buckets: Mapping[str, Sequence[float]] = field(default_factory=dict)  # upper edges, seconds
-    edges_by: Mapping[str, str] = field(default_factory=dict)
+    names: dict[str, str | None] = Field(default_factory=dict)
+    buckets: dict[str, tuple[float, ...]] = Field(default_factory=dict)  # upper edges, seconds
     without: str = ""
 
     def edge(self, role: str, seconds: float) -> float | None:
@@ -38,18 +21,19 @@ class EngineMetrics:
         return next((edge for edge in self.buckets.get(role, ()) if edge >= seconds), None)
 
 
+class MetricsEntry(EngineMetrics, Sourced):
+    """What one version changed; the head of `catalogs/metrics.yaml` explains every field."""
+
+
 @cache
 def _catalog() -> dict[str, dict[tuple[int, int, int], EngineMetrics]]:
     """Engine name -> release -> all that is known of its metrics."""
     known: dict[str, dict[tuple[int, int, int], EngineMetrics]] = {}
-    listed = [(*title.partition(" ")[::2], entry) for title, entry in entries("metrics.yaml", MetricsEntry).items()]
-    for name, version, entry in sorted(listed, key=lambda found: release(found[1])):
+    for name, version, entry in by_release("metrics.yaml", MetricsEntry):
         versions = known.setdefault(name, {})
         before = next(reversed(versions.values()), EngineMetrics())
-        changed: dict[str, Any] = {
-            part: {**getattr(before, part), **getattr(entry, part)} for part in ("names", "buckets", "edges_by")
-        }
-        versions[release(version)] = EngineMetrics(**changed, without=entry.without)
+        names, buckets = before.names | entry.names, before.buckets | entry.buckets
+        versions[release(version)] = EngineMetrics(names=names, buckets=buckets, without=entry.without)
     return known
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from planner.core.catalog import Entry, Sourced, check, entries
+from planner.core.catalog import E, Entry, Sourced, check, entries
 from planner.core.quantities import GIB, PlannerError, all_known, did_you_mean
 from planner.facts.gpus import Gpu
 
@@ -160,12 +160,17 @@ def release(version: str) -> tuple[int, int, int]:
     return int(match[1]), int(match[2]), int(match[3] or 0)
 
 
+def by_release(file: str, kind: type[E]) -> list[tuple[str, str, E]]:
+    """(engine, version, entry) of a catalog whose entries are called ENGINE VERSION, versions in ascending order."""
+    listed = [(*title.partition(" ")[::2], entry) for title, entry in entries(file, kind).items()]
+    return sorted(listed, key=lambda found: release(found[1]))
+
+
 @cache
 def _catalog() -> dict[str, dict[str, dict[str, Any]]]:
     """Engine name -> version -> all its facts, versions in ascending order."""
     known: dict[str, dict[str, dict[str, Any]]] = {}
-    listed = [(*title.partition(" ")[::2], entry) for title, entry in entries("engines.yaml", EngineEntry).items()]
-    for name, version, entry in sorted(listed, key=lambda found: release(found[1])):
+    for name, version, entry in by_release("engines.yaml", EngineEntry):
         versions = known.setdefault(name, {})
         facts = dict(next(reversed(versions.values()), {}))
         for key, fact in entry.facts.items():

@@ -1,7 +1,5 @@
 """GPUs and the links between them, from `catalogs/gpus.yaml` and `catalogs/links.yaml`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,7 +8,7 @@ from typing import Literal
 
 from pydantic import PositiveFloat, PositiveInt
 
-from planner.core.catalog import Entry, entries
+from planner.core.catalog import Entry, Sourced, entries
 from planner.core.quantities import GB, GIB, PlannerError, did_you_mean
 
 Dtype = Literal["fp32", "fp16", "bf16", "int8", "fp8", "fp4"]
@@ -40,7 +38,7 @@ class _Links(Entry):
     gpus_per_node: PositiveInt
 
 
-class GpuEntry(Entry):
+class GpuEntry(Sourced):
     """One GPU as people write it; the head of `catalogs/gpus.yaml` explains every field."""
 
     aliases: tuple[str, ...] = ()
@@ -50,16 +48,12 @@ class GpuEntry(Entry):
     links: _Links
     supported: dict[str, tuple[str, str | None]]
     sold_in: tuple[PositiveInt, ...] = ()
-    source: str
-    date: str
 
 
-class LinkEntry(Entry):
+class LinkEntry(Sourced):
     """One kind of link: what a GPU sends over it, GB/s per direction."""
 
     gbs: PositiveFloat
-    source: str
-    date: str
 
 
 @dataclass(frozen=True)

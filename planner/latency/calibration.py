@@ -5,8 +5,6 @@ engine's release and the model change, each pulled towards 1 as far as measureme
 An owner's own file, of entries by GPU, comes before the catalog where an `Engine` carries it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

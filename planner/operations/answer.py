@@ -110,7 +110,7 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         "gpu": deployment.gpu.name, "gpus": deployment.gpus, "gpus_rented": deployment.gpus_rented,
         "machines": {f"{size} GPUs": many for size, many in Counter(deployment.machines).items()},
         "spare_replicas": deployment.spare_replicas,
-        "layout": {size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")}, "pools": None,
+        "layout": dict(vars(layout)), "pools": None,
         "engine_args": {name: value for name, value in vars(args).items() if value is not None},
         "speculation": drafting and {
             **{field: getattr(drafting, field) for field in ("method", "num_speculative_tokens", "acceptance_rate")},

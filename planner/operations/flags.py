@@ -3,8 +3,6 @@
 `catalogs/flags/` holds them, and its `lists.yaml` says how they are written down. Nothing is run.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any, Literal
 
-from planner.core.catalog import CATALOGS, Entry, csv_lines, entries, parse_json
+from planner.core.catalog import CATALOGS, Sourced, csv_lines, entries, parse_json
 from planner.core.quantities import MIB, PlannerError, did_you_mean
 from planner.facts.engines import release
 
@@ -22,14 +20,12 @@ KINDS = ("nothing", "bool", "int", "float", "text", "json", "json or text", "siz
 _SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-class Lists(Entry):
+class Lists(Sourced):
     """One engine's lists: `catalogs/flags/lists.yaml`."""
 
     versions: tuple[str, ...]
     parser: Literal["argparse", "click", "clap"]
     underscores: bool
-    source: str
-    date: str
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from planner.core.quantities import PlannerError, aligned
 from planner.facts.gpus import gpu
 from planner.planning.candidate import Candidate, describe
 from planner.planning.fleet import Fleet, Option, allocate, in_the_way, worth
-from planner.planning.scenario import MOST_GPUS, CandidateGpu, Positive, Scenario, load_scenario
+from planner.planning.scenario import MOST_GPUS, CandidateGpu, Positive, Scenario, load_scenario, scenario_path
 from planner.planning.search import search
 
 MOST_OF_A_KIND = 512
@@ -34,8 +34,7 @@ def fleet_file(path: Path) -> str:
     entry = check(FleetEntry, read_yaml(path), path.name)
     asked: dict[str, Scenario] = {}
     for name in entry.scenarios:
-        beside = path.parent / name
-        one = load_scenario(beside if beside.suffix in (".yaml", ".yml") and beside.is_file() else name)
+        one = load_scenario(scenario_path(name, path.parent))
         if one.name in asked:
             raise PlannerError(f"{path.name}: two scenarios are called {one.name}; name their files differently")
         asked[one.name] = one

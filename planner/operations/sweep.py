@@ -130,8 +130,7 @@ def load_sweep(path: Path) -> Sweep:
         raise PlannerError(f"{path.name}, field deployment: a plan chooses it; leave it out")
     if bool(entry.grid) == bool(entry.sample):
         raise PlannerError(f"{path.name}: give either a grid or a sample, such as grid: {{workload.rate: [1, 2]}}")
-    beside = path.parent / entry.scenario
-    source = beside if beside.suffix in (".yaml", ".yml") and beside.is_file() else scenario_path(entry.scenario)
+    source = scenario_path(entry.scenario, path.parent)
     data = read_yaml(source)
     if not isinstance(data, dict):
         raise PlannerError(f"{source.name}: expected fields such as model, gpus and workload")
@@ -305,12 +304,11 @@ def _predicted(asked: Scenario, wanted: DeploymentEntry, replay: bool) -> Candid
 
 def _row(asked: Scenario, found: Candidate) -> dict[str, Any]:
     """What a candidate is and does, with the columns of `planner predict`."""
-    one, layout = found.deployment, found.deployment.layout
+    one = found.deployment
     verdict = "nothing_meets" if not found.meets else "at_risk" if found.at_risk else "holds"
-    sizes = {size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")}
     return {
         "status": "ok", "verdict": verdict, "binding": "", "figures": "replay" if found.stated else "closed form",
-        "gpu": one.gpu.name, "gpus": one.gpus, "gpus_rented": one.gpus_rented, **sizes,
+        "gpu": one.gpu.name, "gpus": one.gpus, "gpus_rented": one.gpus_rented, **vars(one.layout),
         "quantization": one.model.quantization.method, "kv_cache_dtype": one.args.kv_cache_dtype or "auto",
         "max_num_seqs": one.args.max_num_seqs, "max_model_len": one.args.max_model_len,
         "misses": "; ".join(found.misses), "margin": found.margin if math.isfinite(found.margin) else None,

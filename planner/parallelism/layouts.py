@@ -1,7 +1,5 @@
 """How a model is cut over GPUs: which layouts an engine accepts, what they say to each other, how a pipeline idles."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from itertools import product
 from math import ceil

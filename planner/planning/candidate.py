@@ -1,7 +1,5 @@
 """One deployment under a scenario's traffic, held against its service level."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -7,8 +7,6 @@ judges what comes of it, headroom included; at the same price it keeps today's o
 drawn.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ them. One that holds is tried with a replica less, one that fails with a replica
 keeps its pace.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence

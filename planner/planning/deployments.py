@@ -1,7 +1,5 @@
 """From a scenario to a deployment: the one place where its settings become an engine's arguments."""
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Engine arguments that change the bill: what a search tries of each, where the scenario leaves it open."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace

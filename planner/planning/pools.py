@@ -5,8 +5,6 @@ measured behind NVIDIA Dynamo, they take a router and a fast link, and their int
 where they cost less though they keep every promise at the pessimistic end of those intervals.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What a day costs by the GPU-hour, by the GPU-second and by the token, and up to how much traffic each is cheaper."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A replica takes what one takes at most within the service level, and not more th
 replayed through the router, and an hour that misses a promise gets another replica, up to those of the fixed fleet.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -332,10 +332,10 @@ def scenarios() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in SCENARIOS.glob("*.yaml")))
 
 
-def scenario_path(name: str | Path) -> Path:
-    """The file of the shipped scenario `name`, or `name` itself where it is a YAML file's path."""
+def scenario_path(name: str | Path, folder: Path = Path()) -> Path:
+    """The file of the shipped scenario `name`, or `name` itself where it is a YAML file's path, maybe in `folder`."""
     if Path(name).suffix in (".yaml", ".yml"):
-        return Path(name)
+        return folder / name if isfile(folder / name) else Path(name)
     if str(name) not in scenarios():
         raise did_you_mean(str(name), scenarios(), "scenario")
     return SCENARIOS / f"{name}.yaml"

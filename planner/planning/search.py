@@ -6,8 +6,6 @@ least per hour (GPUs, where no price is known); it meets them at the pessimistic
 (formats in the scenario's order, no speculation); it has the fewest pipeline stages, then the largest margin.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator

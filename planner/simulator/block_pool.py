@@ -4,8 +4,6 @@ Follows vLLM 0.20.2 (v1/core/block_pool.py, kv_cache_coordinator.py, single_type
 `recent`, 0.33.0. Without prefix caching blocks are only counted, not told apart.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, NamedTuple

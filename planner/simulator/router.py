@@ -3,8 +3,6 @@
 A replica goes on up to the moment at which the router looks at it, so a request is sent by what the router would see.
 """
 
-from __future__ import annotations
-
 import heapq
 import zlib
 from pathlib import Path

@@ -5,8 +5,6 @@ Follows vLLM 0.20.2 (v1/core/sched/scheduler.py:352, v1/core/sched/async_schedul
 time and go on later, so that several take turns behind one router (`simulator.router`).
 """
 
-from __future__ import annotations
-
 import heapq
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """One endpoint for all LoRA adapters, or one for each with its adapter merged: which costs less, in closed form."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What a cockpit draws of a plan, in closed form: its latencies against the load, and what other loads would cost."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import replace

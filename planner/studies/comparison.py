@@ -1,7 +1,5 @@
 """Answers to several questions side by side: what is asked otherwise, and what comes of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 A knob is turned on the plan's own deployment: its replicas stay, but for the knobs that are about them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress

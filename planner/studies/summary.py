@@ -11,7 +11,7 @@ import pandas as pd
 
 from planner.core.catalog import read_yaml
 from planner.core.quantities import Interval
-from planner.facts.deployment import Deployment, ParallelLayout
+from planner.facts.deployment import Deployment, ParallelLayout, machines
 from planner.facts.prices import HOURS_PER_MONTH, price_per_hour
 from planner.latency.performance import Performance
 from planner.models.registry import model
@@ -117,23 +117,15 @@ def limits(plan: Plan) -> str:
     return f"{name}, {cheap}. It comes second because {reason}: {margins}."
 
 
-def machines(deployment: Deployment) -> tuple[int, int]:
-    """Machines that a deployment takes, a replica never over more of them than it must; and GPUs in each."""
-    count, each = deployment.layout.replicas + deployment.spare_replicas, deployment.layout.gpus_per_replica
-    node = deployment.gpus_per_node
-    return (count * math.ceil(each / node) if each > node else math.ceil(count / (node // each))), node
-
-
 def rent(plan: Plan) -> pd.DataFrame:
     """What to rent for the best candidate, for how much, and where the price is from."""
     best = plan.best
     assert best is not None
     deployment, found = best.deployment, best.prediction.performance
-    (count, node), gpus, card = machines(deployment), deployment.gpus, deployment.gpu.name
-    taken = deployment.machines or (node,) * count
+    gpus, card, each = deployment.gpus, deployment.gpu.name, deployment.layout.gpus_per_replica
+    taken = deployment.machines or machines(deployment.replicas, each, (deployment.gpus_per_node,))
     idle = sum(taken) - gpus
-    sizes = [f"{many} of {size} GPUs" if size > 1 else f"{many}" for size, many in Counter(taken).items()]
-    whole = " + ".join(sizes)
+    whole = " + ".join(f"{many} of {size} GPUs" if size > 1 else f"{many}" for size, many in Counter(taken).items())
     setup = f"{describe(deployment).partition(', ')[2]}, {deployment.engine.name} {deployment.engine.version}"
     needed = f"{whole}, {idle} of {sum(taken)} GPUs not needed" if idle else whole
     rows: list[tuple[str, object]] = [("GPUs", f"{gpus} x {card}"), ("machines", needed), ("set up as", setup)]
@@ -141,7 +133,7 @@ def rent(plan: Plan) -> pd.DataFrame:
     if price and usd:
         month, hours = ("cost per month (USD)", usd * HOURS_PER_MONTH), run_hours(plan.scenario, best)
         rows += [("cost per hour (USD)", usd), ("cost of all the work (USD)", hours * usd.mid) if hours else month]
-        if idle and not deployment.machines and deployment.layout.gpus_per_replica > 1:  # single GPUs are let singly
+        if idle and not deployment.machines and each > 1:  # single GPUs are let singly
             rows += [("cost per hour where only whole machines are let (USD)", usd * (sum(taken) / gpus))]
         if per_token := best.prediction.usd_per_mtok_output:
             rows += [("cost per million output tokens, at the middle price (USD)", per_token)]

@@ -4,8 +4,6 @@ The replay tells causes apart: traffic that it serves as badly as the server is 
 that take longer than in it are a matter of the machine.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Saved /metrics pages of one replica, and what they measure of it: one page since its start, two pages in between."""
 
-from __future__ import annotations
-
 import math
 import urllib.error
 import urllib.request

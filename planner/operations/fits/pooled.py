@@ -9,8 +9,6 @@ Held back, the fit goes without all runs of a curve, a pair of model and GPU, a 
 one Newton step from the fit with all: their errors are the widths of the catalog's intervals.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence

@@ -3,8 +3,6 @@
 What each engine calls its options, and why each is set, stands in `templates/flags/ENGINE.j2`.
 """
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 What they say stands in templates of their names; here is what only Python can work out for them.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import shlex

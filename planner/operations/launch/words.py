@@ -1,7 +1,5 @@
 """Arguments with what is filled in where they run, spelled for a terminal, a script, a pod and a compose file."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass

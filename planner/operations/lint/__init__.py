@@ -1,7 +1,5 @@
 """A command that runs today: what its version takes of it, what it does on a GPU, and what to write instead."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal

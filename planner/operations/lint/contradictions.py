@@ -1,7 +1,5 @@
 """What a command's model and its own arguments contradict, whatever the GPU; the engine ends at once over each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

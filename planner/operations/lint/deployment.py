@@ -1,7 +1,5 @@
 """The deployment that a command asks for: model, layout, arguments and drafting, by the planner's names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What another version makes of a command: its verdicts there, and the defaults that it leaves open."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

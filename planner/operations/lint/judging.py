@@ -3,8 +3,6 @@
 What is gone since when follows from `catalogs/flags/ENGINE.csv`; `changes.yaml` and `rules.yaml` there say the rest.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re

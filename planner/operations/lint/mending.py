@@ -1,7 +1,5 @@
 """The command as it should be written for its version: what is gone left out, what was renamed under its new name."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """A verdict on every metric that a text names: what a version's /metrics page has of it."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Sequence

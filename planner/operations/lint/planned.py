@@ -1,7 +1,5 @@
 """What a command's deployment does on a GPU: whether it starts, what fits, how fast it is, and what would be better."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any

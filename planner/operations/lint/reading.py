@@ -1,7 +1,5 @@
 """Where a text starts a server: command line, shell script, systemd unit, Dockerfile, compose file or manifest."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

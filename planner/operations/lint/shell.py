@@ -1,7 +1,5 @@
 """The commands of a shell text as words, with its own variables filled in. Nothing is run, and nothing is looked up."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
