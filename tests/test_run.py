@@ -87,10 +87,11 @@ LENGTHS = {
     "spread": (Lengths.lognormal(500, 1200), Lengths.lognormal(100, 260)),
     "narrow": (Lengths.uniform(922, 0.8), Lengths.uniform(922, 0.8)),
     "alike": (Lengths.fixed(500), Lengths.fixed(300)),
+    "few long": (Lengths.lognormal(1500, 5000), Lengths.lognormal(28, 90)),
 }
 
 
-@pytest.mark.parametrize("slots", [32, 128])
+@pytest.mark.parametrize("slots", [32, 128, 512])
 @pytest.mark.parametrize("name", LENGTHS)
 def test_capacity_is_what_a_long_crowded_run_serves(name: str, slots: int) -> None:
     """Also where answers are alike, so that whole batches end together."""

@@ -141,7 +141,8 @@ class Interval:
         return self + (-other)
 
     def __mul__(self, scale: float) -> Interval:
-        return self.map(lambda value: value * scale)
+        lo, mid, hi = self.lo * scale, self.mid * scale, self.hi * scale
+        return Interval(lo, mid, hi) if scale >= 0 else Interval(hi, mid, lo)
 
     __rmul__ = __mul__
 

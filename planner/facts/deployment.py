@@ -26,10 +26,9 @@ class ParallelLayout:
     replicas: int = 1
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**20:
-                raise PlannerError(f"layout, field {field.name}: expected a whole number from 1, got {value!r}")
+                raise PlannerError(f"layout, field {name}: expected a whole number from 1, got {value!r}")
         if self.ep not in (1, self.tp * self.dp):
             raise PlannerError(f"ep {self.ep}: expert parallelism spans tp x dp = {self.tp * self.dp} ranks, or is 1")
 
@@ -148,6 +147,8 @@ class Deployment:
 
     def with_replicas(self, replicas: int) -> Self:
         """The same in so many copies."""
+        if self.layout.replicas == replicas:
+            return self
         return replace(self, layout=replace(self.layout, replicas=replicas))
 
     def __str__(self) -> str:

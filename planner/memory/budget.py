@@ -130,7 +130,8 @@ def plan(deployment: Deployment) -> MemoryPlan:
 
 def memory_of(deployment: Deployment) -> MemoryPlan:
     """`plan`, worked out once for any number of replicas."""
-    return replace(_plan_once(deployment.with_replicas(1)), deployment=deployment)
+    found = _plan_once(deployment.with_replicas(1))
+    return found if deployment.layout.replicas == 1 else replace(found, deployment=deployment)
 
 
 _plan_once = lru_cache(maxsize=4096)(plan)

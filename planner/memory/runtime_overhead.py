@@ -5,7 +5,7 @@ Every constant is an entry of `catalogs/memory.yaml`, fitted to start-up logs, w
 
 import math
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, cached_property
 
 from planner.core.catalog import Sourced, entries
 from planner.core.quantities import GIB, MIB, Interval
@@ -30,12 +30,12 @@ class Constant(Sourced):
     unit: str
     sigma: float
 
-    @property
+    @cached_property
     def spread(self) -> Interval:
         """In bytes, for a constant in GiB whose `sigma` is in GiB too."""
         return Interval.spread(self.value, self.sigma) * GIB
 
-    @property
+    @cached_property
     def amount(self) -> Interval:
         """`spread`, but never below zero."""
         return Interval(max(0.0, self.spread.lo), self.spread.mid, self.spread.hi)
