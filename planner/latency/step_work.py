@@ -235,9 +235,14 @@ def _token_bytes(deployment: Deployment) -> float:
     return 2.0 * total
 
 
-@lru_cache(maxsize=4096)
 def work(deployment: Deployment) -> Work:
     """Count what a step of `deployment` has to do; pure arithmetic on the architecture's shapes."""
+    return _work(deployment.with_args(max_num_seqs=1, max_num_batched_tokens=1, gpu_memory_utilization=1.0))
+
+
+@lru_cache(maxsize=4096)
+def _work(deployment: Deployment) -> Work:
+    """The same, whatever its batches."""
     model, tp = deployment.model, deployment.layout.tp
     architecture = model.architecture
     head = next(w for part in ("lm_head", "embedding") for w in architecture.ends if w.part == part)

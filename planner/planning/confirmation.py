@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from planner.core.quantities import PlannerError
+from planner.planning.benchmark_run import is_finite
 from planner.planning.candidate import Candidate, full, judge_all, replayed
 from planner.planning.deployments import MAX_SEQS, SEQS_STEP
 from planner.planning.knobs import variants
@@ -66,6 +67,7 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
     """Replay `candidates`, cheapest first, until the cheapest that holds, a runner-up and a safer one are known."""
     pending: list[Candidate] = []
     seen: set[object] = set()
+    looked_at: set[object] = set()
 
     def add(candidate: Candidate) -> None:
         if candidate.identity not in seen and near(scenario, candidate):
@@ -88,10 +90,12 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
         if worse and (found.enough or not after):
             break
         asked = pending.pop(0)
-        if worse and not _promising(asked, found):
+        if (worse and not _promising(asked, found)) or _sized(asked) in looked_at:
             continue
         tries, after = tries - 1, after - worse
         tried, layout = settled(scenario, asked, retune=not worse), asked.deployment.layout
+        if tried.margin <= NEAR:
+            looked_at |= {_sized(asked), _sized(tried)}
         if tried.meets:
             insort(found.holding, tried, key=attrgetter("rank"))
             for fewer in with_more([asked], -1):
@@ -112,6 +116,11 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
 def _promising(candidate: Candidate, found: Confirmed) -> bool:
     """Whether the closed form says that it may be the runner-up, or once there is one, the safer plan."""
     return candidate.meets and not (candidate.at_risk and found.other(found.holding[0]))
+
+
+def _sized(candidate: Candidate) -> object:
+    """What `settled` looks for the best max_num_seqs of."""
+    return candidate.deployment.with_args(max_num_seqs=1)
 
 
 def _may_beat(candidate: Candidate, best: Candidate) -> bool:
@@ -151,8 +160,8 @@ def settled(scenario: Scenario, candidate: Candidate, *, retune: bool = True) ->
     looks.sort(key=attrgetter("margin"))
     best = looks[0]
     for look in looks[:FULLY]:
-        if look.margin > CLEARLY or look.share > FULL:
-            break
+        if look.margin > CLEARLY or look.share > (FULL if is_finite(scenario.workload) else 1):
+            break  # of traffic that goes on a longer look has the same capacity
         found = replayed(scenario, look)
         best = found if found.meets or best is look or found.margin < best.margin else best
         if found.meets or found.margin > FULL:  # another size will not make up for so much
