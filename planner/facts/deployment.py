@@ -1,7 +1,7 @@
 """A model on GPUs: the parallel layout, the engine and its arguments, and what else lives on the cards."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import ceil
 from typing import Any, Self
