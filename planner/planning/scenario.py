@@ -99,7 +99,7 @@ class WorkloadEntry(Entry):
     prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
     output_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
     trace: str | None = None
-    rate: Positive | None = None
+    rate: Annotated[Positive, Field(ge=1e-6)] | None = None  # less than one in eleven days is no traffic
     concurrency: Size | None = None
     burstiness: Positive | None = None
     requests: Size | None = None
