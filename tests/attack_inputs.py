@@ -52,7 +52,7 @@ from planner.operations.batch import predict_row
 from planner.operations.bench_results import read_results
 from planner.operations.diagnose import diagnose
 from planner.operations.explain_log import EXAMPLE, explain_file
-from planner.operations.fleet_file import fleet_file
+from planner.operations.fleet_file import fleet_plan, told
 from planner.operations.lint import lint
 from planner.operations.sweep import answer as sweep_answer
 from planner.operations.sweep import load_sweep
@@ -393,7 +393,7 @@ def fleet(rng: random.Random, folder: Path) -> Any:
     path = written(folder / "fleet.yaml", yaml.safe_dump(spoilt(data, rng)), rng)
     one = (rng.randrange(1, 9), rng.random() * 10, rng.random() * 700, rng.choice((1.0, 0.5, 1e-6)))
     with mock.patch("planner.operations.fleet_file.options_of", lambda _, kind: [Option("all", kind, *one)]):
-        return fleet_file(path)
+        return told(fleet_plan(path))
 
 
 DOORS: dict[str, Door] = {

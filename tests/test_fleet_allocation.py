@@ -1,17 +1,23 @@
 """A fleet's replicas: as cheap as trying every combination, within all limits."""
 
 import math
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+from pypdf import PdfReader
 
 from planner.core.quantities import PlannerError
-from planner.operations.fleet_file import fleet_file
-from planner.planning.fleet import Allocation, Fleet, Option, allocate, in_the_way, worth
+from planner.faces import report
+from planner.faces.charts import fleet as charts
+from planner.operations import fleet_file
+from planner.operations.fleet_file import fleet_plan, told
+from planner.planning.fleet import Allocation, Fleet, FleetPlan, Option, allocate, in_the_way, reach, worth
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search
+from planner.studies import fleet_tables
 
 KINDS = ("L4", "H100-SXM")
 
@@ -93,12 +99,68 @@ def test_a_fleet_of_one_scenario_is_its_plan(tmp_path: Path) -> None:
     gpus = [{"gpu": "L4", "at_most": 2}, {"gpu": "RTX-4090", "at_most": 1}]
     plan = search(load_scenario("edge-8b-24gb", {"gpus": gpus}))
     assert plan.chosen
-    assert f"Together ${plan.chosen.usd_per_hour:,.2f} per hour" in fleet_file(path)
+    assert f"Together ${plan.chosen.usd_per_hour:,.2f} per hour" in told(fleet_plan(path))
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 0}\n")
-    assert "in the way: stock of L4" in fleet_file(path)
+    assert "in the way: stock of L4" in told(fleet_plan(path))
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {H100: 8, H100-SXM: 2}\n")
     with pytest.raises(PlannerError, match="H100-SXM is given twice"):
-        fleet_file(path)
+        fleet_plan(path)
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: many}\n")
     with pytest.raises(PlannerError, match=r"stock\.L4"):
-        fleet_file(path)
+        fleet_plan(path)
+
+
+@pytest.mark.parametrize("seed", range(0, 20, 3))
+def test_loads_grow_as_far_as_no_combination_fails(seed: int) -> None:
+    fleet = random_fleet(seed)
+    most = reach(fleet, most=4)
+    if math.isnan(most):
+        assert math.isinf(cheapest(fleet))
+    elif math.isinf(most):
+        assert math.isfinite(cheapest(fleet.grown(4)))
+    else:
+        assert math.isfinite(cheapest(fleet.grown(most))) and math.isinf(cheapest(fleet.grown(most + 0.01)))
+        assert min(reach(fleet, {name}, most=4) for name in fleet.options) >= most
+
+
+def shared_stock() -> FleetPlan:
+    small = Option("1 x L4", "L4", 1, 0.84, 70.0, 0.6)
+    large = Option("1 x H100-SXM", "H100-SXM", 1, 3.0, 700.0, 0.5, at_risk=True)
+    fleet = Fleet({"edge-8b-24gb": [small], "code-completion": [large]}, {"L4": 4, "H100-SXM": 2})
+    return FleetPlan("ours", {name: load_scenario(name) for name in fleet.options}, fleet, 1.3)
+
+
+def test_what_breaks_first_is_told() -> None:
+    plan = shared_stock()
+    assert plan.now and plan.now.usd_per_hour == pytest.approx(2 * 0.84 + 2 * 3.0)
+    said = told(plan)
+    assert "With 1.3 times every load: not served. It breaks above 1.00 times; in the way: stock of H100-SXM." in said
+    assert "At risk at the pessimistic end of an interval: code-completion" in said
+    assert plan.reach_alone == pytest.approx({"edge-8b-24gb": 2.4, "code-completion": 1.0})
+    assert fleet_tables.breaking(plan)["scenario"][0] == "code-completion"
+    more = fleet_tables.worth(plan).set_index("GPU")["and every load may grow to"]
+    assert more.to_dict() == {"L4": "not at all", "H100-SXM": "1.50 times"}
+    used = fleet_tables.used(plan).groupby("GPU")["GPUs"].sum()
+    assert used.to_dict() == dict(plan.fleet.stock)
+    (bars,) = charts.stock(plan).to_dict()["datasets"].values()
+    assert {(row["GPU"], row["who"]): row["GPUs"] for row in bars}["L4", "edge-8b-24gb"] == 2
+    costs = fleet_tables.growth(replace(plan, fleet=plan.fleet.with_gpus("H100-SXM", 2)))["USD per hour"]
+    assert costs.is_monotonic_increasing and costs[0] == pytest.approx(plan.now.usd_per_hour)
+
+
+@pytest.mark.slow
+def test_a_fleet_is_a_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = shared_stock()
+    monkeypatch.setattr(fleet_file, "fleet_plan", lambda *_: plan)
+    pdf = report.fleet(tmp_path / "ours.yaml", tmp_path / "out", progress=str)
+    text = " ".join(" ".join(page.extract_text() for page in PdfReader(pdf).pages).split())
+    assert plan.now
+    for words in (
+        "ours",
+        "One more GPU",
+        "what breaks first",
+        "Figure 2",
+        f"{plan.now.usd_per_hour:,.2f} per hour",
+        "1.50 times",
+    ):
+        assert words in text

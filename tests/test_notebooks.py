@@ -21,7 +21,7 @@ from planner.faces.report import NOTEBOOKS, walk
 pytestmark = pytest.mark.slow
 
 LESSONS = sorted((NOTEBOOKS / "learn").glob("*.ipynb"))
-ASIDE = [NOTEBOOKS / f"{name}.ipynb" for name in ("start", "compare", "decisions")]
+ASIDE = [NOTEBOOKS / f"{name}.ipynb" for name in ("start", "compare", "fleet", "decisions")]
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,8 @@ from platformdirs import user_cache_path
 from planner.core.catalog import build, read_yaml
 from planner.core.files import replacing
 from planner.models.registry import model
+from planner.operations.fleet_file import fleet_plan
+from planner.planning.fleet import FleetPlan
 from planner.planning.scenario import Scenario, load_scenario
 from planner.planning.search import Plan, search
 
@@ -43,6 +45,15 @@ def open_comparison(scenarios: str, kept: str | Path = "") -> tuple[Plan, ...]:
     if kept:
         return tuple(pickle.loads(Path(kept).read_bytes()))
     return tuple(kept_plan(question(name.strip())) for name in scenarios.split(","))
+
+
+def open_fleet(fleet: str | Path, kept: str | Path = "") -> FleetPlan:
+    """The answer to the file `fleet` (empty: that of `planner init --kind fleet`), or the one in the file `kept`."""
+    if not kept:
+        return fleet_plan(Path(fleet) if fleet else Path(__file__).with_name("templates") / "fleet.yaml")
+    plan = pickle.loads(Path(kept).read_bytes())
+    assert isinstance(plan, FleetPlan)
+    return plan
 
 
 def question(scenario: str | Path = CURRENT, *, changed: bool = True) -> Scenario:

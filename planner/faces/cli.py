@@ -204,6 +204,7 @@ def _progress(done: int, of: int, what: str) -> None:
     print(f"\r{done:,} of {of:,} {what}", end="\n" if done == of else "", file=sys.stderr, flush=True)
 
 
+@compiles
 def _sweep(options: argparse.Namespace) -> int:
     from platformdirs import user_data_path
 
@@ -219,9 +220,9 @@ def _sweep(options: argparse.Namespace) -> int:
 
 @compiles
 def _fleet(options: argparse.Namespace) -> None:
-    from planner.operations.fleet_file import fleet_file
+    from planner.faces.report import fleet
 
-    print(fleet_file(options.fleet))
+    print(f"report: {fleet(options.fleet, options.out)}")
 
 
 def _explain_log(options: argparse.Namespace) -> None:

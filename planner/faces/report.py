@@ -1,10 +1,12 @@
 """The walk as one PDF: execute the notebooks headlessly, side by side, and typeset what they show."""
 
 import json
+import math
 import os
 import pickle
 import re
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +20,12 @@ from planner.core.catalog import shipped
 from planner.core.files import folder, replacing, spare, today
 from planner.core.quantities import PlannerError, one_line
 from planner.facts.prices import price_per_hour
+from planner.operations import fleet_file
 from planner.operations.answer import parted, told, write
 from planner.planning.confidence import confidence
 from planner.planning.scenario import load_scenario, scenario_path
 from planner.planning.search import Plan, search
+from planner.studies import fleet_tables
 from planner.studies.comparison import cheapest, some, titles
 from planner.studies.summary import BASES, asked, lost, room, verdict
 
@@ -102,15 +106,44 @@ def compare(
     title = {"name": " against ".join(titles(plans)), "question": "The same service planned in several ways."}
     title |= {"verdict": cheapest(plans), "spare": ""}
     shown = {**{part: one_line(text) for part, text in title.items()}, "facts": facts}
-    notebook = NOTEBOOKS / "compare.ipynb"
-    with _typeset(plans, {}, [notebook], ["live"], shown, progress) as made, replacing(out / "report.pdf") as (part,):
+    return _alone(plans, NOTEBOOKS / "compare.ipynb", shown, out, progress)
+
+
+def fleet(path: Path, out: Path | None = None, progress: Callable[[str], None] = print) -> Path:
+    """Write a PDF of what the fleet file at `path` asks for into the folder `out`; its path.
+
+    Raises `PlannerError` for a file or a scenario of it that cannot be planned.
+    """
+
+    def searched(done: int, of: int) -> None:
+        print(f"\rplanner: {done} of {of} searches", end="\n" if done == of else "", file=sys.stderr, flush=True)
+
+    out = (out or Path("reports") / path.stem).resolve()
+    plan = fleet_file.fleet_plan(path, searched)
+    spare([path, *(file for one in plan.scenarios.values() for file in one.files)], [out / "report.pdf"])
+    folder(out)
+    progress(fleet_file.told(plan))
+    stock = ", ".join(f"{many} x {kind}" for kind, many in plan.fleet.stock.items())
+    limits = {"USD per hour, at most": plan.fleet.budget, "W, at most": plan.fleet.power}
+    facts = [("Scenarios", ", ".join(plan.scenarios)), ("Stock", stock)]
+    facts += [(name, f"{most:,.10g}") for name, most in limits.items() if math.isfinite(most)]
+    facts += [("Date", f"{today():%-d %B %Y}"), ("Planner", __version__)]
+    title = {"name": plan.name, "question": "Several services on one stock of GPUs, at least cost."}
+    title |= {"verdict": fleet_tables.verdict(plan), "spare": fleet_tables.growing(plan)}
+    shown = {**{part: one_line(text) for part, text in title.items()}, "facts": facts}
+    return _alone(plan, NOTEBOOKS / "fleet.ipynb", shown, out, progress)
+
+
+def _alone(kept: object, notebook: Path, title: Mapping[str, Any], out: Path, progress: Callable[[str], None]) -> Path:
+    """A PDF of one notebook in the folder `out`; its path."""
+    with _typeset(kept, {}, [notebook], ["live"], title, progress) as made, replacing(out / "report.pdf") as (part,):
         shutil.copyfile(made, part)
     return out / "report.pdf"
 
 
 @contextmanager
 def _typeset(
-    kept: Plan | Sequence[Plan], parameters: Mapping[str, str], notebooks: Sequence[Path], left_out: Sequence[str],
+    kept: object, parameters: Mapping[str, str], notebooks: Sequence[Path], left_out: Sequence[str],
     title: Mapping[str, Any], progress: Callable[[str], None],
 ) -> Iterator[Path]:  # fmt: skip
     """A PDF of what `notebooks` show of what is `kept`, below its title; gone when the block ends."""

@@ -1,6 +1,7 @@
 """`planner fleet`: scenarios that share a stock of GPUs, from a YAML file to a table for the terminal."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -11,9 +12,10 @@ from planner.core.catalog import Entry, check, read_yaml
 from planner.core.quantities import PlannerError, aligned
 from planner.facts.gpus import gpu
 from planner.planning.candidate import Candidate, describe
-from planner.planning.fleet import Fleet, Option, allocate, in_the_way, worth
+from planner.planning.fleet import Fleet, FleetPlan, Option
 from planner.planning.scenario import MOST_GPUS, CandidateGpu, Positive, Scenario, load_scenario, scenario_path
 from planner.planning.search import search
+from planner.studies import fleet_tables as tables
 
 MOST_OF_A_KIND = 512
 """GPUs of one kind that candidates are looked for on: more than the stock, as a load may be split over kinds."""
@@ -29,8 +31,12 @@ class FleetEntry(Entry):
     growth: Annotated[float, Field(gt=1, le=100)] = 1.3
 
 
-def fleet_file(path: Path) -> str:
-    """The table of the fleet in a YAML file, to which scenarios' paths are relative; `PlannerError` for wrong ones."""
+def fleet_plan(path: Path, progress: Callable[[int, int], None] = lambda _done, _of: None) -> FleetPlan:
+    """The fleet of a YAML file, to which scenarios' paths are relative; `PlannerError` for wrong ones.
+
+    Candidates are searched for today's load and for the one that has grown; a replica serves as much of today's as it
+    did in either. `progress` is told how many searches are done, and of how many.
+    """
     entry = check(FleetEntry, read_yaml(path), path.name)
     asked: dict[str, Scenario] = {}
     for name in entry.scenarios:
@@ -43,14 +49,22 @@ def fleet_file(path: Path) -> str:
         if (kind := gpu(name).name) in stock:
             raise PlannerError(f"{path.name}, field stock: {kind} is given twice, the second time as {name}")
         stock[kind] = many
-
-    def fleet(factor: float) -> Fleet:
-        """With every load so many times as large, and candidates searched for that."""
-        loaded = {name: replace(one, workload=one.workload.times(factor)) for name, one in asked.items()}
-        options = {name: [option for kind in stock for option in options_of(one, kind)] for name, one in loaded.items()}
-        return Fleet(options, stock, entry.usd_per_hour_at_most or math.inf, entry.power_at_most or math.inf)
-
-    return told(fleet(1.0), fleet(entry.growth), entry.growth)
+    options: dict[str, dict[str, Option]] = {name: {} for name in asked}
+    searches = [(name, kind, factor) for name in asked for kind in stock for factor in (1.0, entry.growth)]
+    for done, (name, kind, factor) in enumerate(searches):
+        progress(done, len(searches))
+        loaded = replace(asked[name], workload=asked[name].workload.times(factor))
+        for option in options_of(loaded, kind):
+            found = replace(option, share=option.share * factor)
+            best = options[name].get(found.what)
+            if best is None or (best.at_risk, -best.share) > (found.at_risk, -found.share):
+                options[name][found.what] = found
+    progress(len(searches), len(searches))
+    fleet = Fleet(
+        {name: list(some.values()) for name, some in options.items()}, stock,
+        entry.usd_per_hour_at_most or math.inf, entry.power_at_most or math.inf,
+    )  # fmt: skip
+    return FleetPlan(path.stem, asked, fleet, entry.growth)
 
 
 def options_of(asked: Scenario, kind: str) -> list[Option]:
@@ -71,31 +85,13 @@ def _option(found: Candidate) -> Option:
     watts = found.prediction.watts
     return Option(
         describe(one.with_replicas(1)), one.gpu.name, math.ceil(one.gpus_rented / replicas),
-        found.usd_per_hour / replicas, watts.mid / replicas if watts else 0.0, 1 / replicas,
+        found.usd_per_hour / replicas, watts.mid / replicas if watts else 0.0, 1 / replicas, found.at_risk,
     )  # fmt: skip
 
 
-def told(fleet: Fleet, later: Fleet, factor: float) -> str:
-    """The answer in a table and a few lines: now, with one GPU more, and with every load `factor` times as large."""
-    now, then = allocate(fleet), allocate(later)
-    if now is None:
-        lines = [f"Nothing serves every scenario; in the way: {_in_the_way(fleet)}"]
-    else:
-        rows = [("scenario", "replicas", "USD/h", "share", "each of them")]
-        for name, some in now.replicas.items():
-            for one, many in some.items():
-                rows.append((name, f"{many}", f"{many * one.usd_per_hour:,.2f}", f"{many * one.share:.0%}", one.what))
-        used = ", ".join(f"{now.gpus.get(kind, 0)} of {many} {kind}" for kind, many in fleet.stock.items())
-        saved = ", ".join(f"{kind} ${usd:,.2f}" for kind, usd in worth(fleet, now).items())
-        lines = [
-            aligned(rows),
-            f"Together ${now.usd_per_hour:,.2f} per hour and {now.watts:,.0f} W on average; in use: {used}",
-            f"One more GPU would save per hour: {saved}",
-        ]
-    after = f"${then.usd_per_hour:,.2f} per hour" if then else f"not served; in the way: {_in_the_way(later)}"
-    return "\n".join([*lines, f"With {factor:g} times every load: {after}"])
-
-
-def _in_the_way(fleet: Fleet) -> str:
-    without = [name for name, some in fleet.options.items() if not some]
-    return f"no GPU of the stock serves {', '.join(without)}" if without else ", ".join(in_the_way(fleet))
+def told(plan: FleetPlan) -> str:
+    """The answer in a table and a few lines: now, with one GPU more, and when every load grows."""
+    rented = tables.rented(plan)
+    rows = [tuple(rented.columns), *(tuple(map(str, row)) for row in rented.itertuples(index=False))]
+    said = [tables.verdict(plan), tables.more(plan), tables.growing(plan)]
+    return "\n".join([aligned(rows)] * bool(len(rented)) + [line for line in said if line])

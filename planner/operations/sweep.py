@@ -33,6 +33,7 @@ from planner.planning.candidate import Candidate, judge, replayed
 from planner.planning.deployments import deployment_of
 from planner.planning.scenario import MOST_GPUS, CandidateGpu, Scenario, overridden, scenario, scenario_path
 from planner.planning.search import ranked, search
+from planner.simulator.replay import compile_replay
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -351,6 +352,8 @@ def run_sweep(
     tell = progress or (lambda *_: None)
     tell(kept, len(all_points), kept)
     if open_points:
+        if sweep.replay and not scheduler:
+            compile_replay()  # once, here: workers then find it on disk
         for some in _worked_out(sweep, open_points, scheduler, workers):
             store.add(some)
             found |= some

@@ -5,15 +5,19 @@ of least cost; what a GPU more is worth, and what is in the way where nothing do
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
 from planner.core.quantities import PlannerError
+from planner.planning.scenario import Scenario
 
 TOLERANCE = 1e-6
 """Relative: a load that is served but for so little of it is served."""
+MOST_GROWTH, FINE = 16.0, 0.01
+"""How far growth is looked at, in multiples of the load, and how finely."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Option:
     usd_per_hour: float
     watts: float
     share: float  # of the scenario's load
+    at_risk: bool = False  # it may miss its level at the pessimistic end of an interval
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,13 @@ class Fleet:
     def with_gpus(self, gpu: str, more: int) -> "Fleet":
         """The same with so many more GPUs of a kind."""
         return replace(self, stock={**self.stock, gpu: self.stock.get(gpu, 0) + more})
+
+    def grown(self, factor: float, names: Collection[str] | None = None) -> "Fleet":
+        """With the load of these scenarios (None: of all) so many times as large; a replica serves what it did."""
+        return replace(self, options={
+            name: [replace(one, share=one.share / factor) for one in some] if names is None or name in names else some
+            for name, some in self.options.items()
+        })  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -129,3 +141,65 @@ def in_the_way(fleet: Fleet) -> tuple[str, ...]:
     lifted = {f"stock of {kind}": fleet.with_gpus(kind, 10**6) for kind in kinds}
     lifted |= {"budget": replace(fleet, budget=math.inf), "power": replace(fleet, power=math.inf)}
     return tuple(name for name, freed in lifted.items() if allocate(freed)) or ("all of them together",)
+
+
+def reach(fleet: Fleet, names: Collection[str] | None = None, most: float = MOST_GROWTH) -> float:
+    """How many times as large the load of `names` (None: of all) may grow, to `FINE`; infinite where it is `most`.
+
+    NaN where not even today's load is served.
+    """
+    if allocate(fleet) is None:
+        return math.nan
+    if allocate(fleet.grown(most, names)):
+        return math.inf
+    low, high = 0, round((most - 1) / FINE)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if allocate(fleet.grown(1 + middle * FINE, names)) else (low, middle)
+    return 1 + low * FINE
+
+
+@dataclass(frozen=True)
+class FleetPlan:
+    """The answer to a fleet file: what was asked, and what runs now and with every load `growth` times as large."""
+
+    name: str
+    scenarios: Mapping[str, Scenario]
+    fleet: Fleet
+    growth: float
+
+    @cached_property
+    def now(self) -> Allocation | None:
+        """The cheapest replicas for today's load."""
+        return allocate(self.fleet)
+
+    @cached_property
+    def then(self) -> Allocation | None:
+        """The cheapest replicas for the load that has grown."""
+        return allocate(self.fleet.grown(self.growth))
+
+    @cached_property
+    def worth(self) -> dict[str, float]:
+        """USD per hour that one more GPU of each kind would save; empty where nothing serves today's load."""
+        return worth(self.fleet, self.now) if self.now else {}
+
+    @property
+    def most(self) -> float:
+        """How far growth is looked at."""
+        return max(MOST_GROWTH, self.growth)
+
+    @cached_property
+    def reach(self) -> float:
+        """How many times as large every load may grow together; see `reach`."""
+        return reach(self.fleet, most=self.most)
+
+    @cached_property
+    def reach_alone(self) -> dict[str, float]:
+        """The same of each scenario's load, all others staying as they are."""
+        return {name: reach(self.fleet, {name}, self.most) for name in self.fleet.options}
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """What is in the way of today's load where it is not served, else of the first growth that is not."""
+        factor = 1.0 if math.isnan(self.reach) else self.reach + FINE
+        return in_the_way(self.fleet.grown(factor)) if math.isfinite(factor) else ()

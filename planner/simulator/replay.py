@@ -293,6 +293,15 @@ def replay(
     return ReplayResult(outcome, prompt, output, rules.num_blocks)
 
 
+def compile_replay() -> None:
+    """Compile the replay in this process, where that can be kept on disk, so that others find it there."""
+    from planner.simulator.block_pool import KEPT
+
+    if KEPT:
+        rules = Rules(1, 16, 4, 16, False, True, 0, False, False, False, np.array([[0, 16]]))
+        replay(rules, StepTable(np.ones(1), np.ones(1)), Traffic(np.zeros(1), np.ones(1), np.ones(1)))
+
+
 def blocks_at_end(rules: Rules, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:
     """[n] blocks that each request holds at least when its last token is computed."""
     tokens = np.minimum(prompt.astype(np.int64) + output - 1, rules.max_model_len - 1)

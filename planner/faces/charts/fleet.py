@@ -1,0 +1,45 @@
+"""Charts of a fleet: who has which GPUs, and what all cost as their loads grow."""
+
+import math
+
+import altair as alt
+import pandas as pd
+
+from planner.faces.charts.base import BAD, MUTED, PALETTE, WIDTH
+from planner.planning.fleet import FleetPlan
+from planner.studies.fleet_tables import FREE, growth, used
+
+
+def stock(plan: FleetPlan) -> alt.TopLevelMixin:
+    """The GPUs of each kind as a bar, in the colours of the scenarios that have them; free ones are grey."""
+    data = used(plan)
+    names = [name for name in plan.fleet.options if name in set(data["who"])]
+    colors = [PALETTE[k % len(PALETTE)] for k in range(len(names))]
+    scale = alt.Scale(domain=[*names, FREE], range=[*colors, MUTED + "55"])
+    order = {name: k for k, name in enumerate([*names, FREE])}
+    return (
+        alt.Chart(data.assign(order=data["who"].map(order)), width=WIDTH, height=alt.Step(26))
+        .mark_bar(stroke="white", strokeWidth=0.5)
+        .encode(
+            x=alt.X("GPUs:Q", axis=alt.Axis(tickMinStep=1, format="d")),
+            y=alt.Y("GPU:N", title=None, sort=list(plan.fleet.stock)),
+            color=alt.Color("who:N", title=None, scale=scale),
+            order=alt.Order("order:Q"),
+        )
+    )
+
+
+def costs(plan: FleetPlan) -> alt.TopLevelMixin:
+    """What all cost as every load grows; dashed the growth that was asked about, and in red where it is too much."""
+    data = growth(plan)
+    x = alt.X("every load, times:Q", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(format=".2f"))
+    line = alt.Chart(data, width=WIDTH, height=180).mark_line(interpolate="step-after")
+    marks = [(plan.growth, MUTED)] * (plan.then is not None)
+    marks += [(plan.reach, BAD)] * (
+        math.isfinite(plan.reach) and bool(plan.reach <= data["every load, times"].max() + 1e-9)
+    )
+    rules = [
+        alt.Chart(pd.DataFrame({"every load, times": [at]})).mark_rule(color=color, strokeDash=[5, 4]).encode(x=x)
+        for at, color in marks
+    ]
+    return alt.layer(line.encode(x=x, y=alt.Y("USD per hour:Q", scale=alt.Scale(zero=True))), *rules)
