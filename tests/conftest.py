@@ -1,7 +1,9 @@
 """How the suite runs: the same cases every time, kernels compiled once, and the longest files first."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -9,6 +11,8 @@ from hypothesis import settings
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+"""Where the dev requirements put shellcheck, check-jsonschema and docker-compose."""
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 """A grammar that jsonschema builds in seconds when it is imported, for a check that nobody asks for."""
 COMPILED = pytest.StashKey[subprocess.Popen[bytes]]()

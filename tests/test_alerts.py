@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prometheus_series import Traffic, case, rule_tests
 
 from planner.facts.deployment import Speculation, deploy_on
 from planner.facts.engine_metrics import engine_metrics
@@ -55,102 +56,11 @@ def rules(kind: str) -> list[dict[str, Any]]:
     return [rule for group in yaml.safe_load(files(kind)["alerts.yml"])["groups"] for rule in group["rules"]]
 
 
-class Traffic:
-    """Series of a Prometheus every other minute, for two hours: as planned, until a fact of it is changed."""
-
-    def __init__(self, kind: str) -> None:
-        self.prediction, self.targets = planned(kind)
-        self.names = engine_metrics(self.prediction.deployment.engine).names
-        self.model = self.prediction.deployment.model.name
-        found = self.prediction.performance
-        assert found is not None
-        self.rate, self.waiting, self.preempted, self.up = found.request_tps.mid, 0.0, 0.0, [1, 1]
-        self.kv = min(found.kv_usage, 0.9)
-        self.tokens = found.output_tps.mid
-        self.late: dict[str, float] = {}  # share of requests above the edge
-        self.mean: dict[str, float] = {}  # seconds
-        self.hits, self.accepted = 0.8, 0.5
-
-    def series(self) -> list[dict[str, str]]:
-        made: dict[str, str] = {}
-
-        def put(name: str | None, value: float, grows: bool, **labels: str) -> None:
-            if name is not None:
-                pairs = {"model_name": self.model, "instance": "a:1", **labels}
-                text = ",".join(f'{key}="{shown}"' for key, shown in pairs.items())
-                made[f"{name}{{{text}}}"] = f"0+{value * 120:.6f}x58" if grows else f"{value:.6f}x58"
-
-        for promise in promises(self.prediction, self.targets):
-            if promise.histogram:
-                role = promise.target.metric
-                put(f"{promise.histogram}_count", self.rate, True)
-                mean = self.mean.get(role, 0.5 * promise.target.seconds)
-                put(f"{promise.histogram}_sum", self.rate * mean, True)
-                if promise.edge:
-                    share = 1 - self.late.get(role, 0.0)
-                    put(f"{promise.histogram}_bucket", self.rate * share, True, le=promise.le)
-        for role, value in {"success": self.rate, "preemptions": self.rate * self.preempted, "drafted": 100.0,
-                            "accepted": 100 * self.accepted, "generation_tokens": self.tokens,
-                            "prefix_queries": 100.0, "prefix_hits": 100 * self.hits}.items():  # fmt: skip
-            put(self.names[role], value, True)
-        put(self.names["kv_usage"], self.kv, False)
-        put(self.names["waiting"], self.waiting, False)
-        for place, (value, at) in enumerate(zip(self.up, endpoints(2, 8000, 8), strict=True)):
-            made[f'up{{job="{job(self.prediction.deployment)}",instance="{at}-{place}"}}'] = f"{value}x58"
-        return [{"series": name, "values": values} for name, values in made.items()]
-
-
-def change(alert: str) -> Callable[[Traffic], None]:
-    """What goes wrong so that `alert` fires."""
-
-    def late(role: str, times: float) -> Callable[[Traffic], None]:
-        share = {target.metric: promise.late for promise in promises(*planned("vllm 0.20.2"))
-                 if (target := promise.target).percentile != "mean"}  # fmt: skip
-        return lambda traffic: traffic.late.update({role: min(times * share[role], 1.0)})
-
-    for role in ("ttft", "tpot", "itl", "e2e"):
-        if alert.startswith(role.capitalize()):
-            if alert.endswith("AboveLimit"):
-                return lambda traffic, role=role: traffic.mean.update(
-                    {role: 1.1 * max(t.seconds for t in traffic.targets if t.metric == role)}
-                )
-            return late(role, 4.0 if alert.endswith("AboveServiceLevel") else 100.0)
-    facts: Mapping[str, dict[str, Any]] = {
-        "ReplicasMissing": {"up": [1, 0]},
-        "KvCacheAbovePlan": {"kv": 0.99},
-        "PreemptionsAbovePlan": {"preempted": 0.5},
-        "RequestsWaitTooLong": {"waiting": 500.0},
-        "TrafficAbovePlan": {"rate": 6.0},
-        "OutputBelowPlan": {"tokens": 10.0, "waiting": 5.0},
-        "PrefixHitsBelowPlan": {"hits": 0.02},
-        "DraftsRejected": {"accepted": 0.05},
-    }
-    return lambda traffic: vars(traffic).update(facts[alert])
-
-
-def case(kind: str, changed: Callable[[Traffic], None], expected: Callable[[str], bool]) -> dict[str, Any]:
-    traffic = Traffic(kind)
-    changed(traffic)
-    checks = []
-    for rule in rules(kind):
-        if "alert" in rule and (fires := expected(rule["alert"])) is not None:
-            labels = rule["labels"] | ({"instance": "a:1"} if rule["alert"] == "KvCacheAbovePlan" else {})
-            if promise := re.search(r'promise="(\w+)"', rule["expr"]):
-                labels = labels | {"promise": promise[1]}
-            alert = {"exp_labels": labels, "exp_annotations": rule["annotations"]}
-            checks.append({"eval_time": "110m", "alertname": rule["alert"], "exp_alerts": [alert] if fires else []})
-    return {"interval": "2m", "input_series": traffic.series(), "alert_rule_test": checks}
-
-
 @needs_promtool
 @pytest.mark.parametrize("kind", ["vllm 0.33.0", "sglang 0.5.23", "vllm offline"])
 def test_each_alert_fires_when_it_should_and_none_when_all_is_as_planned(tmp_path: Path, kind: str) -> None:
-    names = [rule["alert"] for rule in rules(kind) if "alert" in rule]
-    assert len(set(names)) == len(names) >= 4
-    tests = [case(kind, lambda _: None, lambda _: False)]
-    tests += [case(kind, change(name), lambda seen, name=name: True if seen == name else None) for name in names]
-    (tmp_path / "alerts.yml").write_text(files(kind)["alerts.yml"])
-    spec = {"rule_files": ["alerts.yml"], "evaluation_interval": "10m", "tests": tests}
+    (tmp_path / "alerts.yml").write_text(text := files(kind)["alerts.yml"])
+    spec = rule_tests(*planned(kind), text)
     (tmp_path / "test.yml").write_text(yaml.safe_dump(spec))
     done = subprocess.run([PROMTOOL, "test", "rules", "test.yml"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
@@ -160,15 +70,14 @@ def test_each_alert_fires_when_it_should_and_none_when_all_is_as_planned(tmp_pat
 def test_a_pace_between_two_edges_is_not_taken_for_one_beyond_the_limit(tmp_path: Path) -> None:
     """All at 30 ms, promised 40: a quantile interpolated in 25-50 ms says 48.75. At 45 the mean tells, not the edge."""
 
-    def all_at(seconds: float) -> Callable[[Traffic], None]:
-        return lambda traffic: traffic.mean.update({"tpot": seconds})
-
-    def about(expected: Mapping[str, bool]) -> Callable[[str], Any]:
-        return lambda alert: expected.get(alert)
+    def all_at(seconds: float, expected: Mapping[str, bool]) -> dict[str, Any]:
+        traffic = Traffic(*planned("vllm 0.20.2"))
+        traffic.mean["tpot"] = seconds
+        return case([rule for rule in rules("vllm 0.20.2") if "alert" in rule], traffic, expected.get)
 
     silent = {"TpotP95AboveServiceLevel": False, "TpotP95BurnsItsBudget": False}
-    tests = [case("vllm 0.20.2", all_at(0.0299), about({**silent, "TpotP95MeanAboveLimit": False})),
-             case("vllm 0.20.2", all_at(0.045), about({**silent, "TpotP95MeanAboveLimit": True}))]  # fmt: skip
+    tests = [all_at(0.0299, {**silent, "TpotP95MeanAboveLimit": False}),
+             all_at(0.045, {**silent, "TpotP95MeanAboveLimit": True})]  # fmt: skip
     (tmp_path / "alerts.yml").write_text(files("vllm 0.20.2")["alerts.yml"])
     spec = {"rule_files": ["alerts.yml"], "evaluation_interval": "10m", "tests": tests}
     (tmp_path / "test.yml").write_text(yaml.safe_dump(spec))

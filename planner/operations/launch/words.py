@@ -53,7 +53,12 @@ def text(word: Word) -> str:
 
 def shell(word: Word) -> str:
     """An argument as a shell reads it: text quoted, variables open."""
-    return "".join(f'"{part}"' if isinstance(part, Variable) else shlex.quote(str(part)) for part in word)
+    return "".join(f'"{part}"' if isinstance(part, Variable) else _quoted(str(part)) for part in word)
+
+
+def _quoted(part: str) -> str:
+    """Text for a shell; with commas always in quotes: in an array they look like a slip."""
+    return f"'{part}'" if "," in part and shlex.quote(part) == part else shlex.quote(part)
 
 
 def script(word: Word) -> str:
@@ -63,7 +68,7 @@ def script(word: Word) -> str:
 
 
 def pod(word: Word, renamed: Mapping[str, str] | None = None) -> str:
-    """The same as Kubernetes reads an argument: $(NAME), and $$(NAME) where the text itself has that.
+    """The same as Kubernetes reads an argument: $(NAME), and $$ where the text itself has a dollar.
 
     Variables that a pod has under another name are `renamed`.
     """
@@ -73,7 +78,7 @@ def pod(word: Word, renamed: Mapping[str, str] | None = None) -> str:
             if part.times != 1:
                 raise PlannerError(f"a pod cannot count in {part.name}: this version needs serve.sh on each node")
             return f"$({(renamed or {}).get(part.name, part.name)})"
-        return f"{MOUNTED}/{part}" if isinstance(part, Beside) else str(part).replace("$(", "$$(")
+        return f"{MOUNTED}/{part}" if isinstance(part, Beside) else str(part).replace("$", "$$")
 
     return "".join(map(spelled, word))
 
