@@ -1,8 +1,10 @@
-"""How the suite runs: the same cases every time, kernels compiled once, and the longest files first."""
+"""How the suite runs: the same cases every time, kernels compiled and plans kept once, and the longest files first."""
 
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -17,12 +19,20 @@ sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 """A grammar that jsonschema builds in seconds when it is imported, for a check that nobody asks for."""
 COMPILED = pytest.StashKey[subprocess.Popen[bytes]]()
 """What compiles the replay's kernels while workers collect their tests, so that not each of them does."""
+KEPT = pytest.StashKey[str]()
+"""Where the run keeps plans, for its workers and kernels together."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        os.environ["XDG_CACHE_HOME"] = config.stash[KEPT] = tempfile.mkdtemp()
     if getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput"):
         plan = [sys.executable, "-m", "planner", "plan", "edge-8b-24gb"]
         config.stash[COMPILED] = subprocess.Popen(plan, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    shutil.rmtree(config.stash.get(KEPT, ""), ignore_errors=True)
 
 
 @pytest.hookimpl(optionalhook=True)

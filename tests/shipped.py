@@ -5,16 +5,17 @@ from typing import Any
 
 from altair import TopLevelMixin
 
+from planner.faces.chapter import kept_plan
 from planner.latency.performance import Performance
 from planner.planning.scenario import load_scenario
-from planner.planning.search import Plan, search
+from planner.planning.search import Plan
 from planner.queueing.steady_state import Case, closed_loops, open_loops
 
 
 @cache
 def plan_of(name: str) -> Plan:
     """The plan of a shipped scenario."""
-    return search(load_scenario(name))
+    return kept_plan(load_scenario(name))
 
 
 def drawn_rows(chart: TopLevelMixin, key: str) -> dict[Any, dict[str, Any]]:

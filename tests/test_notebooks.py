@@ -5,6 +5,8 @@ The walk runs in one IPython, which imports everything once; reports run it in k
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +18,9 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import CapturedIO, capture_output
 
+from planner.faces.chapter import QUESTION
 from planner.faces.report import NOTEBOOKS, walk
+from planner.planning.scenario import SCENARIOS
 
 pytestmark = pytest.mark.slow
 
@@ -35,10 +39,10 @@ def shell() -> Iterator[InteractiveShell]:
 
 @pytest.fixture
 def run(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], Iterator[tuple[Any, CapturedIO]]]:
-    """Runs a notebook, in its folder and with names of its own: each code cell and what it shows."""
+    """Runs a notebook, in a folder and with names of its own: each code cell and what it shows."""
 
-    def cells(notebook: Path) -> Iterator[tuple[Any, CapturedIO]]:
-        monkeypatch.chdir(notebook.parent)
+    def cells(notebook: Path, folder: Path) -> Iterator[tuple[Any, CapturedIO]]:
+        monkeypatch.chdir(folder)
         shell.reset(new_session=False)
         for cell in nbformat.read(notebook, as_version=4).cells:
             if cell.cell_type == "code":
@@ -51,22 +55,26 @@ def run(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Callable[[P
 
 
 @pytest.mark.parametrize("notebook", walk(), ids=lambda path: path.stem)
-def test_walk(notebook, run):
-    assert sum(len(shown.outputs) for _, shown in run(notebook)) > 3
+def test_walk(notebook, run, tmp_path):
+    """As the cockpit leaves it behind: with a question of one's own."""
+    shutil.copy(SCENARIOS / "edge-8b-24gb.yaml", tmp_path / QUESTION)
+    assert sum(len(shown.outputs) for _, shown in run(notebook, tmp_path)) > 3
 
 
 def test_the_cockpit_shows_itself(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    ((_, shown),) = run(ASIDE[0])
+    ((_, shown),) = run(ASIDE[0], NOTEBOOKS)
     (output,) = shown.outputs
     assert output.data["text/html"].count("<svg") == 3
 
 
 def test_lessons_reproduce_their_outputs():
-    """All of them in one run of nbval, each in a kernel of its own."""
-    options = ["-p", "no:cacheprovider", "--override-ini=addopts=", "-q", "--nbval"]
+    """All of them in one run of nbval, in one kernel."""
+    options = ["-p", "no:cacheprovider", "-p", "one_kernel", "--override-ini=addopts=", "-q", "--nbval"]
     command = [sys.executable, "-m", "pytest", *options, *map(str, LESSONS)]
-    run = subprocess.run(command, capture_output=True, text=True, cwd=NOTEBOOKS, check=False)
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    run = subprocess.run(command, capture_output=True, text=True, cwd=NOTEBOOKS, env=environment, check=False)
     assert run.returncode == 0, run.stdout[-4000:]
 
 

@@ -14,6 +14,7 @@ from pypdf import PageObject, PdfReader
 
 from planner.core.quantities import PlannerError
 from planner.faces import report as report_module
+from planner.faces.chapter import kept_plan
 from planner.faces.report import report, walk
 from planner.planning.scenario import scenario_path
 
@@ -34,6 +35,11 @@ display(explore(draw, scale=slider(1, 9, 2), mark=choice(["line"])))
 display(table(pd.DataFrame({"TTFT p99 (ms)": [Interval(300, 412.3, 550)]}), "Costs $3 or $4."))
 display(note("A note."), code("vllm serve " + "--option value " * 40), Markdown("The product is $6 \\\\times 7$."))
 """
+
+
+@pytest.fixture(autouse=True)
+def searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(report_module, "search", kept_plan)
 
 
 @pytest.fixture
