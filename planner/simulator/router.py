@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from planner.simulator import block_pool, scheduler, step_kernels
+from planner.simulator import block_pool, engine_state, queues, scheduler, step_kernels
 from planner.simulator import kernel_types as kinds
 from planner.simulator.block_pool import KEPT, allocating
+from planner.simulator.engine_state import new_engine, new_fates
 from planner.simulator.kernel_types import Options, Outcome, Router, Rules, StepTable, Traffic
-from planner.simulator.scheduler import advance, new_engine, new_fates, submit
+from planner.simulator.scheduler import advance, submit
 
 SPECULATIVE_S = 2.0
 """Seconds for which a router counts on blocks of a prompt that it has just sent (llm-d's precise prefix scorer)."""
@@ -193,5 +194,5 @@ def _entry(sources: int) -> Any:
     return simulate
 
 
-_FILES = [str(module.__file__) for module in (block_pool, kinds, scheduler, step_kernels)]
+_FILES = [str(module.__file__) for module in (block_pool, engine_state, kinds, queues, scheduler, step_kernels)]
 simulate = _entry(zlib.crc32(b"".join(Path(file).read_bytes() for file in _FILES)))

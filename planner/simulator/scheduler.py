@@ -5,279 +5,24 @@ Follows vLLM 0.20.2 (v1/core/sched/scheduler.py:352, v1/core/sched/async_schedul
 time and go on later, so that several take turns behind one router (`simulator.router`).
 """
 
-import heapq
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from planner.simulator import block_pool, step_kernels
+from planner.simulator import block_pool, queues, step_kernels
 from planner.simulator import kernel_types as kinds
 from planner.simulator.block_pool import allocating, compiled, inlined
+from planner.simulator.engine_state import has_windows, overlaps, tells_apart
 from planner.simulator.kernel_types import StepTable, Traffic
 
 REQUEST, SEAT, TOKENS, CONTEXT, DRAFTED, YIELDS, PAST = step_kernels.ROWS
-_TIMES = ("now", "entry", "end", "spent", "last_gap", "soonest", "adapters_s")
-_COUNTS = (
-    "arrived", "due", "done", "queued", "front", "unseen", "num_running", "num_spare", "num_waiting", "first", "flying",
-    "last_bin", "steps", "gauges", "stuck", "turns", "active",
-)  # fmt: skip
-_SIGNS = ("steady", "blocked", "fed")
-State = np.dtype(
-    [(name, kind) for kind, names in ((float, _TIMES), (np.int64, _COUNTS), (np.bool_, _SIGNS)) for name in names],
-    align=True,
-)
-"""Numbers of one engine that change as it goes.
-
-now: the scheduler's time; entry: when the next step may start; end: of the last one; spent: its seconds; soonest: when
-the next request that was sent gets to the scheduler; arrived: requests sent; due: that will be; done: that ended;
-queued, front: order of the last that joined the queue, and that was put back to its front; unseen: decode steps since
-it looked for new ones; first, flying: oldest step under way, and how many are; steady: in the last step everybody
-decoded; blocked: the first in the queue did not fit; stuck: see `Outcome`; last_gap, last_bin: the last inter-token
-latency, and its bin; fed: requests come from a router; turns: steps that were scheduled; active: different adapters in
-this one, and adapters_s: the seconds that they add.
-"""
-
-
-class Engine(NamedTuple):
-    """What one engine holds; `state` has its numbers. A seat is the place of a running request in all tables."""
-
-    state: np.ndarray  # [1] of `State`
-    pool: block_pool.Pool
-    tables: block_pool.Tables
-    cap: np.ndarray  # [groups] blocks that admission asks for at most
-    request: np.ndarray  # [seats] who runs there, -1 nobody
-    known: np.ndarray  # [seats] tokens whose values are there
-    computed: np.ndarray  # [seats] tokens in the KV cache, or on their way
-    placeholders: np.ndarray  # [seats] outputs that async scheduling counts on
-    drafts: np.ndarray  # [seats] drafted tokens
-    in_flight: np.ndarray  # [seats] tokens of steps under way
-    running: np.ndarray  # [seats] seats in order of admission
-    spare: np.ndarray  # [seats] free ones
-    parted: np.ndarray  # requests that the step being scheduled preempts; that the oldest one ends
-    coming: list[tuple[float, int]]  # heap of (when the scheduler can see it, request)
-    waiting: list[list[tuple[float, int]]]  # heaps of (order, request): one, or without an adapter and with each
-    heads: np.ndarray  # [heaps] order of their first, inf if there is none
-    adapters: np.ndarray  # [adapters, 3] the turn in which each was used, on the GPU (0: not there), in host memory
-    batches: np.ndarray  # [depth, 7, seats] steps under way
-    sizes: np.ndarray  # [depth] their sequences, ends and rows among the notes
-    ends: np.ndarray
-    rows: np.ndarray
-    itl: np.ndarray
-    usage: np.ndarray
-    totals: np.ndarray
-    notes: list[tuple[float, float, float, float, float, float]]
-
-
-class Fates(NamedTuple):
-    """[n] what became of each request: see `Outcome`; `made` outputs."""
-
-    sent: np.ndarray
-    scheduled: np.ndarray
-    first_token: np.ndarray
-    last_token: np.ndarray
-    made: np.ndarray
-    preemptions: np.ndarray
-    cached: np.ndarray
-    released: np.ndarray  # when the k-th request ended, where it lets another one in
-    ended: np.ndarray  # [1] how many did
-
-
-@allocating
-def new_fates(n: int, closed: bool) -> Any:
-    """Nothing happened yet to [n] requests."""
-    times, counts, ended = np.full((4, n), np.nan), np.zeros((3, n), np.int32), np.zeros(1, np.int64)
-    released = np.empty(n if closed else 0)
-    return Fates(times[0], times[1], times[2], times[3], counts[0], counts[1], counts[2], released, ended)
-
-
-@inlined
-def _windowed(rules: Any) -> bool:
-    """Whether some KV-cache group looks back over a window only."""
-    found = False
-    for g in range(len(rules.groups)):
-        found |= rules.groups[g, 0] > 0
-    return found
-
-
-@inlined
-def _overlap(rules: Any, table: Any) -> bool:
-    """Whether a step is scheduled while the one before it runs, on values that are not there yet."""
-    return rules.async_scheduling and table.stages == 1
-
-
-@inlined
-def _caching(rules: Any, traffic: Any) -> bool:
-    """Whether blocks are told apart, so that equal ones are found again."""
-    return rules.enable_prefix_caching and traffic.content.size > 0
-
-
-@allocating
-def new_engine(rules: Any, table: Any, traffic: Any, longest: int, contents: int) -> Any:
-    """An idle engine for requests of up to `longest` tokens, whose blocks have so many different `contents`."""
-    groups, count, seqs = rules.groups, len(rules.groups), min(rules.max_num_seqs, traffic.prompt.size)
-    depth, smallest = 2 if _overlap(rules, table) else table.stages, groups[0, 1]
-    cap = np.full(count, 1 << 40)
-    for g in range(count):
-        smallest = min(smallest, groups[g, 1])
-        if groups[g, 0] > 0:
-            ahead = rules.max_num_batched_tokens * (depth if rules.recent else 1)
-            cap[g] = block_pool.needed(min(groups[g, 0] - 1 + ahead, rules.max_model_len), 0, groups[g, 1]) + 1
-    caching = _caching(rules, traffic)
-    longest = min(longest + rules.num_lookahead_tokens, rules.max_model_len)
-    pool = block_pool.new_pool(rules.num_blocks, contents * count)
-    tables = block_pool.new_tables(seqs, count, block_pool.needed(longest, 0, smallest) if caching else 0)
-    state = np.zeros(1, State)
-    state[0].num_spare, state[0].unseen, state[0].stuck, state[0].last_gap = seqs, rules.recv_interval, -1, -1.0
-    state[0].soonest = np.inf
-    seats, spare = np.full((7, seqs), -1), np.arange(seqs)
-    coming, waiting, notes = [(0.0, 0)], [[(0.0, 0)]], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
-    coming.clear()
-    waiting[0].clear()
-    notes.clear()
-    adapters = traffic.adapter.max() + 1 if traffic.adapter.size else 0
-    for _ in range(adapters):
-        waiting.append(waiting[0].copy())
-    return Engine(
-        state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5], seats[6], spare,
-        np.zeros(seqs, np.int64), coming, waiting, np.full(adapters + 1, np.inf),
-        np.zeros((adapters, 3), np.int64), np.zeros((depth, 7, seqs), np.int64), np.zeros(depth, np.int64),
-        np.zeros(depth), np.zeros(depth, np.int64), np.zeros(kinds.ITL_BINS, np.int64), np.zeros(kinds.USAGE_BINS),
-        np.zeros(6), notes,
-    )  # fmt: skip
-
-
-@compiled
-def _victim(running: Any, seated: Any, rank: Any) -> int:
-    """Place in `running` of the one to preempt: the last, or with priorities the least urgent."""
-    last = len(running) - 1
-    for j in range(len(running) if len(rank) else 0):
-        if rank[seated[running[j]]] > rank[seated[running[last]]]:
-            last = j
-    return last
-
-
-@allocating
-def _push(heap: Any, order: float, request: int) -> float:
-    """Put a request into a heap, and return the order of its first."""
-    heapq.heappush(heap, (order, request))
-    return heap[0][0]
-
-
-@allocating
-def _pop(heap: Any) -> tuple[int, float]:
-    """Take the first request out of a heap, and return the order of the next."""
-    first = heapq.heappop(heap)[1]
-    return first, heap[0][0] if len(heap) else np.inf
-
-
-@allocating
-def _first(waiting: Any, q: int) -> int:
-    """The first request in queue `q`."""
-    return waiting[q][0][1]
-
-
-@allocating
-def _join(waiting: Any, q: int, order: float, request: int) -> float:
-    """Put a request into queue `q`, and return the order of its first."""
-    return _push(waiting[q], order, request)
-
-
-@allocating
-def _leave(waiting: Any, q: int) -> float:
-    """Take the first request out of queue `q`, and return the order of the next."""
-    return _pop(waiting[q])[1]
-
-
-@inlined
-def _queue_of(traffic: Any, request: int) -> int:
-    """The queue that a request waits in."""
-    return traffic.adapter[request] + 1 if traffic.adapter.size else 0
-
-
-@compiled
-def _next_queue(rules: Any, traffic: Any, e: Any) -> int:
-    """The queue whose first request comes first of those that may join the step; -1 where all have to wait.
-
-    At most `max_loras` different adapters are in a step; requests with another one are passed over (vLLM 0.20.2,
-    v1/core/sched/scheduler.py: scheduled_loras).
-    """
-    c = e.state[0]
-    if not traffic.adapter.size:
-        return 0
-    best, full = -1, c.active >= rules.max_loras
-    for q in range(len(e.heads)):
-        joins = q == 0 or not full or e.adapters[q - 1, 0] == c.turns
-        if joins and e.heads[q] < np.inf and (best < 0 or e.heads[q] < e.heads[best]):
-            best = q
-    return best
-
-
-@compiled
-def _use(e: Any, adapter: int) -> None:
-    """Count an adapter among those of the step being scheduled."""
-    c = e.state[0]
-    if adapter >= 0 and e.adapters[adapter, 0] != c.turns:
-        e.adapters[adapter, 0] = c.turns
-        c.active += 1
-
-
-@compiled
-def _fetch(e: Any, adapter: int, where: int, slots: int) -> bool:
-    """Have an adapter on the GPU (1) or in host memory (2), in place of the one used least lately; False: it was."""
-    turns, there = e.state[0].turns, e.adapters[adapter, where] > 0
-    if not there:
-        held, oldest = 0, -1
-        for a in range(len(e.adapters)):
-            if e.adapters[a, where] > 0:
-                held += 1
-                oldest = a if oldest < 0 or e.adapters[a, where] < e.adapters[oldest, where] else oldest
-        if held >= slots and oldest >= 0:
-            e.adapters[oldest, where] = 0
-    e.adapters[adapter, where] = turns
-    return not there
-
-
-@compiled
-def _adapters(rules: Any, table: Any, traffic: Any, e: Any, batch: Any, taken: int) -> float:
-    """Seconds that adapters add to the step: those that it uses, what they change, and what has to be loaded first."""
-    c, tokens, loading = e.state[0], 0, 0.0
-    for j in range(taken):
-        adapter = traffic.adapter[batch[REQUEST, j]]
-        tokens += batch[TOKENS, j] * (adapter >= 0)
-        if adapter >= 0 and e.adapters[adapter, 1] != c.turns:
-            loading += table.adapter_cold_s * _fetch(e, adapter, 2, rules.max_cpu_loras)
-            loading += table.adapter_load_s * _fetch(e, adapter, 1, rules.max_loras)
-    c.adapters_s = table.adapter_s * c.active + table.adapter_token_s * tokens
-    return c.adapters_s + loading
-
-
-@inlined
-def _queue(traffic: Any, e: Any, order: float, request: int) -> None:
-    """Put a request into the queue."""
-    q = _queue_of(traffic, request)
-    e.heads[q] = _join(e.waiting, q, order, request)
-    e.state[0].num_waiting += 1
-    e.state[0].blocked &= traffic.adapter.size == 0  # this one may be let in past those that wait
-
-
-@allocating
-def _withdraw(waiting: Any, q: int, request: int) -> float:
-    """Take a request out of queue `q`, and return the order of its first."""
-    heap = waiting[q]
-    for k in range(len(heap)):
-        if heap[k][1] == request:
-            heap[k] = heap[-1]
-            heap.pop()
-            heapq.heapify(heap)
-            break
-    return heap[0][0] if len(heap) else np.inf
 
 
 @compiled
 def submit(traffic: Traffic, fates: Any, e: Any, i: int, at: float) -> None:
     """Request `i` is sent to the engine, whose scheduler sees it when the front end is through with it."""
     fates.sent[i] = at
-    e.state[0].soonest = _push(e.coming, at + traffic.request_s + traffic.prompt_token_s * traffic.prompt[i], i)
+    e.state[0].soonest = queues.push(e.coming, at + traffic.request_s + traffic.prompt_token_s * traffic.prompt[i], i)
 
 
 @inlined
@@ -298,9 +43,9 @@ def _receive(rules: Any, traffic: Any, fates: Any, e: Any, until: float) -> floa
             at = until
         looks = rules.recv_interval == 1 or c.unseen >= rules.recv_interval or not (c.num_running or c.flying)
         while looks and c.soonest <= c.now:
-            i, c.soonest = _pop(e.coming)
+            i, c.soonest = queues.pop(e.coming)
             c.queued += 1
-            _queue(traffic, e, float(traffic.rank[i] if rules.priority else c.queued), i)
+            queues.add(traffic, e, float(traffic.rank[i] if rules.priority else c.queued), i)
         c.unseen = 0 if looks else c.unseen
         sooner = min(at, c.soonest)
         if c.num_running or c.num_waiting or c.flying or c.now >= until:
@@ -311,7 +56,7 @@ def _receive(rules: Any, traffic: Any, fates: Any, e: Any, until: float) -> floa
 @inlined
 def _coast(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, sooner: float) -> int:
     """Steps in which nothing changes, all at once, up to `sooner`; 0 where something does."""
-    c, overlap = e.state[0], _overlap(rules, table)
+    c, overlap = e.state[0], overlaps(rules, table)
     full = c.blocked or c.num_running == len(e.request) or c.num_waiting == 0
     if not (c.steady and full and sooner > c.now + 2 * c.spent):
         return 0
@@ -331,6 +76,16 @@ def _coast(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, sooner: flo
     return many
 
 
+@compiled
+def _victim(running: Any, seated: Any, rank: Any) -> int:
+    """Place in `running` of the one to preempt: the last, or with priorities the least urgent."""
+    last = len(running) - 1
+    for j in range(len(running) if len(rank) else 0):
+        if rank[seated[running[j]]] > rank[seated[running[last]]]:
+            last = j
+    return last
+
+
 @inlined
 def _run(
     rules: Any, traffic: Any, fates: Any, e: Any, batch: Any, threshold: int, halt: bool
@@ -340,7 +95,7 @@ def _run(
     Returns scheduled and preempted requests, tokens left of the budget, and whether no chunk of a prompt is among them.
     """
     c = e.state[0]
-    caching, windowed, size = _caching(rules, traffic), _windowed(rules), rules.groups[0, 1]
+    caching, windowed, size = tells_apart(rules, traffic), has_windows(rules), rules.groups[0, 1]
     model_len, budget, taken, victims, k = rules.max_model_len, rules.max_num_batched_tokens, 0, 0, 0
     uniform = rules.recent and rules.num_speculative_tokens > 0
     while k < c.num_running and budget > 0:
@@ -401,7 +156,7 @@ def _preempt(rules: Any, traffic: Any, fates: Any, e: Any, place: int) -> int:
     fates.preemptions[victim] += 1
     _vacate(rules, e, seat)
     c.front -= 1
-    _queue(traffic, e, float(traffic.rank[victim] if rules.priority else c.front), victim)
+    queues.add(traffic, e, float(traffic.rank[victim] if rules.priority else c.front), victim)
     return victim
 
 
@@ -422,14 +177,14 @@ def _admit(
 ) -> int:  # fmt: skip
     """Schedule those that wait, behind the `taken` ones; the first that does not fit stops the queue. How many now."""
     c = e.state[0]
-    caching, size, spec_tokens = _caching(rules, traffic), rules.groups[0, 1], rules.num_speculative_tokens
+    caching, size, spec_tokens = tells_apart(rules, traffic), rules.groups[0, 1], rules.num_speculative_tokens
     model_len, ran = rules.max_model_len, taken > 0
     while c.num_waiting and budget > 0 and c.num_spare > 0:
-        q = _next_queue(rules, traffic, e)
+        q = queues.next_queue(rules, traffic, e)
         if q < 0:
             c.blocked = True
             break
-        i = _first(e.waiting, q)
+        i = queues.first(e.waiting, q)
         tokens, hit = np.int64(traffic.prompt[i] + fates.made[i]), 0
         content = traffic.content[traffic.content_start[i] if caching else 0 :]
         if caching:
@@ -446,9 +201,9 @@ def _admit(
         want = min(want, budget)
         slots = min(context + want + (rules.num_lookahead_tokens if rules.recent else 0), model_len)
         if block_pool.claim(rules, e.pool, content, hit, tokens, slots, e.cap) > e.pool.free[0]:
-            c.blocked = not (caching or _windowed(rules))  # else what leaves a window may make room
+            c.blocked = not (caching or has_windows(rules))  # else what leaves a window may make room
             break
-        e.heads[q] = _leave(e.waiting, q)
+        e.heads[q] = queues.leave(e.waiting, q)
         c.num_waiting -= 1
         c.num_spare -= 1
         s = e.spare[c.num_spare]
@@ -465,7 +220,7 @@ def _admit(
         step_kernels.put(batch, taken, i, s, want, context, drafted)
         taken += 1
         if traffic.adapter.size:
-            _use(e, traffic.adapter[i])
+            queues.use(e, traffic.adapter[i])
         budget -= want
     return taken
 
@@ -475,7 +230,7 @@ def _clock(
     rules: Any, table: Any, traffic: Any, fates: Any, e: Any, batch: Any, turn: int, taken: int, timed: bool
 ) -> tuple[int, float]:
     """Begin the step of `taken` requests: what it costs, and what it is counted in. Returns its tokens and start."""
-    c, overlap, usable = e.state[0], _overlap(rules, table), rules.num_blocks - 1
+    c, overlap, usable = e.state[0], overlaps(rules, table), rules.num_blocks - 1
     for j in range(taken):
         s = batch[SEAT, j]
         e.computed[s] += batch[TOKENS, j]
@@ -488,7 +243,7 @@ def _clock(
     total, decoding, spent = step_kernels.cost(table, taken, batch[TOKENS], batch[CONTEXT], batch[DRAFTED])
     c.unseen += 1 if decoding == taken else rules.recv_interval
     if traffic.adapter.size:
-        spent += _adapters(rules, table, traffic, e, batch, taken)
+        spent += queues.adapters_s(rules, table, traffic, e, batch, taken)
     c.spent = spent if timed else 1.0
     start = max(c.now, c.entry)
     c.entry = start + c.spent / table.stages
@@ -542,7 +297,7 @@ def _outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, log: bool
     """Take the outputs of the oldest step under way; requests that end leave."""
     c = e.state[0]
     batch, end, depth, before, gone = e.batches[c.first], e.ends[c.first], len(e.batches), c.done, 0
-    caching, overlap, size = _caching(rules, traffic), _overlap(rules, table), rules.groups[0, 1]
+    caching, overlap, size = tells_apart(rules, traffic), overlaps(rules, table), rules.groups[0, 1]
     for j in range(e.sizes[c.first] if c.flying else 0):
         i, s, drafted = batch[REQUEST, j], batch[SEAT, j], batch[DRAFTED, j]
         current = e.request[s] == i and batch[PAST, j] == fates.preemptions[i]
@@ -584,8 +339,8 @@ def _outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, log: bool
                 _vacate(rules, e, s)
                 gone += 1
             else:
-                q = _queue_of(traffic, i)
-                e.heads[q] = _withdraw(e.waiting, q, i)
+                q = queues.queue_of(traffic, i)
+                e.heads[q] = queues.withdraw(e.waiting, q, i)
                 c.num_waiting -= 1
     if log:
         _log_ended(e, c.done - before)
@@ -636,7 +391,7 @@ def advance(rules: Any, table: StepTable, traffic: Traffic, fates: Any, e: Any, 
         if c.stuck == -2:
             break
         for j in range(taken if traffic.adapter.size else 0):
-            _use(e, traffic.adapter[batch[REQUEST, j]])
+            queues.use(e, traffic.adapter[batch[REQUEST, j]])
         if victims == 0:
             taken = _admit(rules, traffic, fates, e, batch, threshold, taken, budget, uniform)
         if taken:
@@ -647,7 +402,7 @@ def advance(rules: Any, table: StepTable, traffic: Traffic, fates: Any, e: Any, 
                 _log_step(e, batch, taken, victims, total)
             c.steady = can_coast and total == taken == c.num_running
         elif c.flying == victims == 0:
-            c.stuck = _first(e.waiting, np.argmin(e.heads)) if c.num_waiting else e.request[e.running[0]]
+            c.stuck = queues.first(e.waiting, np.argmin(e.heads)) if c.num_waiting else e.request[e.running[0]]
             break
         if not timed:
             c.now += 1

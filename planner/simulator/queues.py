@@ -1,0 +1,128 @@
+"""Who waits for a seat in which order: one queue, or one for each LoRA adapter; and which adapters are there."""
+
+import heapq
+from typing import Any
+
+import numpy as np
+
+from planner.simulator import step_kernels
+from planner.simulator.block_pool import allocating, compiled, inlined
+
+REQUEST, TOKENS = step_kernels.REQUEST, step_kernels.TOKENS
+
+
+@allocating
+def push(heap: Any, order: float, request: int) -> float:
+    """Put a request into a heap, and return the order of its first."""
+    heapq.heappush(heap, (order, request))
+    return heap[0][0]
+
+
+@allocating
+def pop(heap: Any) -> tuple[int, float]:
+    """Take the first request out of a heap, and return the order of the next."""
+    first = heapq.heappop(heap)[1]
+    return first, heap[0][0] if len(heap) else np.inf
+
+
+@allocating
+def first(waiting: Any, q: int) -> int:
+    """The first request in queue `q`."""
+    return waiting[q][0][1]
+
+
+@allocating
+def _join(waiting: Any, q: int, order: float, request: int) -> float:
+    """Put a request into queue `q`, and return the order of its first."""
+    return push(waiting[q], order, request)
+
+
+@allocating
+def leave(waiting: Any, q: int) -> float:
+    """Take the first request out of queue `q`, and return the order of the next."""
+    return pop(waiting[q])[1]
+
+
+@inlined
+def queue_of(traffic: Any, request: int) -> int:
+    """The queue that a request waits in."""
+    return traffic.adapter[request] + 1 if traffic.adapter.size else 0
+
+
+@compiled
+def next_queue(rules: Any, traffic: Any, e: Any) -> int:
+    """The queue whose first request comes first of those that may join the step; -1 where all have to wait.
+
+    At most `max_loras` different adapters are in a step; requests with another one are passed over (vLLM 0.20.2,
+    v1/core/sched/scheduler.py: scheduled_loras).
+    """
+    c = e.state[0]
+    if not traffic.adapter.size:
+        return 0
+    best, full = -1, c.active >= rules.max_loras
+    for q in range(len(e.heads)):
+        joins = q == 0 or not full or e.adapters[q - 1, 0] == c.turns
+        if joins and e.heads[q] < np.inf and (best < 0 or e.heads[q] < e.heads[best]):
+            best = q
+    return best
+
+
+@compiled
+def use(e: Any, adapter: int) -> None:
+    """Count an adapter among those of the step being scheduled."""
+    c = e.state[0]
+    if adapter >= 0 and e.adapters[adapter, 0] != c.turns:
+        e.adapters[adapter, 0] = c.turns
+        c.active += 1
+
+
+@compiled
+def _fetch(e: Any, adapter: int, where: int, slots: int) -> bool:
+    """Have an adapter on the GPU (1) or in host memory (2), in place of the one used least lately; False: it was."""
+    turns, there = e.state[0].turns, e.adapters[adapter, where] > 0
+    if not there:
+        held, oldest = 0, -1
+        for a in range(len(e.adapters)):
+            if e.adapters[a, where] > 0:
+                held += 1
+                oldest = a if oldest < 0 or e.adapters[a, where] < e.adapters[oldest, where] else oldest
+        if held >= slots and oldest >= 0:
+            e.adapters[oldest, where] = 0
+    e.adapters[adapter, where] = turns
+    return not there
+
+
+@compiled
+def adapters_s(rules: Any, table: Any, traffic: Any, e: Any, batch: Any, taken: int) -> float:
+    """Seconds that adapters add to the step: those that it uses, what they change, and what has to be loaded first."""
+    c, tokens, loading = e.state[0], 0, 0.0
+    for j in range(taken):
+        adapter = traffic.adapter[batch[REQUEST, j]]
+        tokens += batch[TOKENS, j] * (adapter >= 0)
+        if adapter >= 0 and e.adapters[adapter, 1] != c.turns:
+            loading += table.adapter_cold_s * _fetch(e, adapter, 2, rules.max_cpu_loras)
+            loading += table.adapter_load_s * _fetch(e, adapter, 1, rules.max_loras)
+    c.adapters_s = table.adapter_s * c.active + table.adapter_token_s * tokens
+    return c.adapters_s + loading
+
+
+@inlined
+def add(traffic: Any, e: Any, order: float, request: int) -> None:
+    """Put a request into the queue."""
+    q = queue_of(traffic, request)
+    e.heads[q] = _join(e.waiting, q, order, request)
+    e.state[0].num_waiting += 1
+    e.state[0].blocked &= traffic.adapter.size == 0  # this one may be let in past those that wait
+
+
+@allocating
+def withdraw(waiting: Any, q: int, request: int) -> float:
+    """Take a request out of queue `q`, and return the order of its first."""
+    heap = waiting[q]
+    for k in range(len(heap)):
+        if heap[k][1] == request:
+            heap[k] = heap[-1]
+            heap.pop()
+            heapq.heapify(heap)
+            break
+    return heap[0][0] if len(heap) else np.inf
