@@ -46,9 +46,9 @@ from planner.operations.batch_columns import ENGINE_ARGS
 from planner.operations.launch import documents
 from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, describe, judge, replayed
-from planner.planning.knobs import TOKENS
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, scenario
 from planner.planning.search import Plan, memory_of, search
+from planner.planning.variants import TOKENS
 from planner.simulator.replay import ReplayResult, replay_workload
 from planner.studies import summary
 from planner.studies.tail_latency import latencies

@@ -11,7 +11,7 @@ import numpy as np
 from planner.facts.engines import engine, release
 from planner.facts.gpus import Gpu, gpu
 from planner.models.registry import Model, model
-from planner.planning.scenario import LengthsEntry, ScenarioEntry, WorkloadEntry
+from planner.planning.scenario_entries import LengthsEntry, ScenarioEntry, WorkloadEntry
 
 MODELS = (
     "meta-llama/Llama-3.2-1B", "google/gemma-3-1b-it", "Qwen/Qwen2.5-1.5B", "ibm-granite/granite-3.3-2b-instruct",

@@ -19,7 +19,8 @@ from planner.planning import scaling
 from planner.planning.benchmark_run import taken_on
 from planner.planning.renting import renting_of, serverless
 from planner.planning.scaling import Scaling, largest_shares, replay_day, scaling_of, without_lulls
-from planner.planning.scenario import ApiEntry, InsteadEntry, Scenario, ServerlessEntry, load_scenario, scenario
+from planner.planning.scenario import Scenario, load_scenario, scenario
+from planner.planning.scenario_entries import ApiEntry, InsteadEntry, ServerlessEntry
 from planner.planning.search import Plan, search
 
 HOURS = (2, 1, 1, 1, 1, 2, 6, 16, 30, 38, 40, 39, 36, 38, 40, 38, 34, 30, 24, 20, 16, 12, 8, 4)

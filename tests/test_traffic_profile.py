@@ -11,7 +11,7 @@ from planner.core.quantities import PlannerError
 from planner.facts.deployment import deploy_on
 from planner.facts.workload import Lengths, Workload
 from planner.operations.traffic_profile import traffic_profile
-from planner.planning.scenario import WorkloadEntry
+from planner.planning.scenario_entries import WorkloadEntry
 
 
 def test_an_access_log_becomes_its_own_figures(tmp_path: Path) -> None:

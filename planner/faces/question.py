@@ -14,14 +14,8 @@ from planner.core.catalog import Entry, entries, parse_json, read_yaml
 from planner.core.files import replacing
 from planner.core.quantities import PlannerError
 from planner.facts.gpus import gpu
-from planner.planning.scenario import (
-    LengthsEntry,
-    Metric,
-    Percentile,
-    PrefixEntry,
-    Scenario,
-    scenario_path,
-)
+from planner.planning.scenario import Scenario, scenario_path
+from planner.planning.scenario_entries import LengthsEntry, Metric, Percentile, PrefixEntry
 
 OURS = "# A question of Headroom's cockpit, which writes over it; copy it to keep it.\n"
 """The first line of files that may be written over."""

@@ -135,9 +135,7 @@ class StepModel:
         count = sum(tokens for tokens, _ in chunks) + decoding
         cost = {name: float(np.interp(count, self.grid, part)) for name, part in self.parts.items()}
         cost["prefill attention"] = float(sum(self.prefill_attention(*chunk) for chunk in chunks))
-        cost["decode attention"] = (
-            float(self.decode_attention(np.asarray(contexts, float)).sum()) if len(contexts) else 0.0
-        )
+        cost["decode attention"] = float(self.decode_attention(np.asarray(contexts, float)).sum())
         cost["head and sampling"] = float(self.rows(len(chunks) + decoding))
         cost["per sequence"] = float(self.sequences(len(chunks) + len(contexts)))
         cost["host"] = self.fixed_s + (self.prefill_step_s if chunks else 0.0)

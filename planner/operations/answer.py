@@ -23,7 +23,8 @@ from planner.planning.pools import best_pools, preferred
 from planner.planning.prediction import Prediction
 from planner.planning.renting import Renting
 from planner.planning.scaling import Scaling
-from planner.planning.scenario import FileKind, Scenario, Target
+from planner.planning.scenario import Scenario, Target
+from planner.planning.scenario_entries import FileKind
 from planner.planning.search import Plan
 
 EXIT = {"holds": 0, "at_risk": 3, "nothing_meets": 4}

@@ -17,7 +17,7 @@ from planner.facts.gpus import gpus
 from planner.memory.budget import TERMS, MemoryPlan, Term, plan
 from planner.models.registry import Model, model
 from planner.operations.startup_log import COUNTS, PHRASES, StartupLog, read_log
-from planner.planning.scenario import engine_arguments
+from planner.planning.scenario_entries import engine_arguments
 
 EXAMPLE = CATALOGS / "validation" / "granite-3.1-8b-h100.log"
 """Lines of a public log, to see what an explanation looks like; it ran on an H100."""

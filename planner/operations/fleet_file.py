@@ -13,7 +13,8 @@ from planner.core.quantities import PlannerError, aligned
 from planner.facts.gpus import gpu
 from planner.planning.candidate import Candidate, describe
 from planner.planning.fleet import Fleet, FleetPlan, Option
-from planner.planning.scenario import MOST_GPUS, CandidateGpu, Positive, Scenario, load_scenario, scenario_path
+from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, scenario_path
+from planner.planning.scenario_entries import MOST_GPUS, Positive
 from planner.planning.search import search
 from planner.studies import fleet_tables as tables
 

@@ -31,7 +31,8 @@ from planner.operations.batch import written_row
 from planner.parallelism.layouts import refuse
 from planner.planning.candidate import Candidate, judge, replayed
 from planner.planning.deployments import deployment_of
-from planner.planning.scenario import MOST_GPUS, CandidateGpu, Scenario, overridden, scenario, scenario_path
+from planner.planning.scenario import CandidateGpu, Scenario, overridden, scenario, scenario_path
+from planner.planning.scenario_entries import MOST_GPUS
 from planner.planning.search import ranked, search
 from planner.simulator.replay import compile_replay
 

@@ -16,9 +16,9 @@ from planner.core.quantities import PlannerError
 from planner.planning.benchmark_run import is_finite
 from planner.planning.candidate import Candidate, full, judge_all, replayed
 from planner.planning.deployments import MAX_SEQS, SEQS_STEP
-from planner.planning.knobs import variants
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario, Target
+from planner.planning.variants import variants
 
 TRIES = 60
 """Candidates that are replayed at most."""

@@ -16,7 +16,7 @@ LENGTH_STEP = 256
 SEQS_STEP = 8
 """max_num_seqs is a multiple of this: CUDA graphs are captured at such batch sizes."""
 SLOTS = 16
-"""Slots for adapters, max_loras, unless they are settled; the search tries others (`planning.knobs`)."""
+"""Slots for adapters, max_loras, unless they are settled; the search tries others (`planning.variants`)."""
 MAX_SEQS = 1024
 """The largest max_num_seqs tried: vLLM's own default on its largest GPUs."""
 

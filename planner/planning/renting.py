@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.planning.scaling import Scaling
-from planner.planning.scenario import ApiEntry, Scenario, ServerlessEntry
+from planner.planning.scenario import Scenario
+from planner.planning.scenario_entries import ApiEntry, ServerlessEntry
 
 FIXED, SCALED, SERVERLESS, API = "fixed fleet", "scaled by the hour", "serverless", "API"
 TIMES = np.geomspace(1e-4, 10, 600)

@@ -1,234 +1,41 @@
-"""A capacity question as its owner writes it down: one YAML file, checked on load."""
+"""A capacity question, and how it is read from one YAML file."""
 
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from os.path import isfile
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Any
 
-from pydantic import BeforeValidator, Field, create_model
-from pydantic_core import PydanticCustomError
-
-from planner.core.catalog import CATALOGS, Entry, check, read_yaml
+from planner.core.catalog import CATALOGS, check, read_yaml
 from planner.core.quantities import GIB, PlannerError, all_known, bytes_of, did_you_mean, named, told_of
-from planner.facts.days import DAY, WEEK, Day, day_of
-from planner.facts.deployment import Speculation
+from planner.facts.days import Day, day_of
 from planner.facts.draft_models import lacking
-from planner.facts.engines import LORA_RANKS, Engine, EngineArgs, engine, resolve, shipped_by_dynamo
+from planner.facts.engines import Engine, engine, resolve, shipped_by_dynamo
 from planner.facts.gpus import Gpu, gpu, interconnect
-from planner.facts.prices import Prices, Tier
+from planner.facts.prices import Prices
 from planner.facts.traces import read_trace
 from planner.facts.workload import Lengths, Side, Workload
 from planner.latency.calibration import calibrated_by, own_calibrations
-from planner.latency.start_up import STORAGE, check_storage
-from planner.memory.budget import Term
+from planner.latency.start_up import check_storage
 from planner.models.registry import model
 from planner.planning.framework import Traits
+from planner.planning.scenario_entries import (
+    AdaptersEntry,
+    FileKind,
+    InsteadEntry,
+    LengthsEntry,
+    Metric,
+    Percentile,
+    PrefixEntry,
+    ScenarioEntry,
+    Setting,
+    SpeculationEntry,
+    WorkloadEntry,
+    engine_arguments,
+)  # fmt: skip
 
-MOST_GPUS = 16_384
-"""Of one kind that a scenario may ask about."""
 SCENARIOS = CATALOGS / "scenarios"
-Setting = int | float | bool | str
-FileKind = Literal[
-    "script", "unit", "benchmark", "alerts", "dashboard", "checklist",
-    "compose", "kubernetes", "production-stack", "kserve", "dynamo", "skypilot", "runpod",
-]  # fmt: skip
-DEFAULT_FILES: tuple[FileKind, ...] = ("script", "unit", "benchmark", "alerts", "dashboard", "checklist")
-"""What is written unless a scenario says otherwise."""
-Metric = Literal["ttft", "itl", "tpot", "e2e"]
-Percentile = Literal["mean", "p50", "p95", "p99"]
-
-
-def _listed(value: Any) -> Any:
-    """One item without its list is a list of one."""
-    return (value,) if isinstance(value, str | dict) else value
-
-
-def _several(value: Any) -> Any:
-    """One number without its list is a list of one."""
-    return (value,) if isinstance(value, int) else value
-
-
-def _hours(value: Any) -> Any:
-    """A day as it came: a name or a file, or one figure an hour."""
-    if value is None or isinstance(value, str):
-        return value
-    figures = value if isinstance(value, list | tuple) else [None]
-    if not all(isinstance(hour, int | float) and type(hour) is not bool and 0 <= hour <= 1e12 for hour in figures):
-        accepted = f"Input should be {DAY} to {WEEK} hourly figures from 0 to 1e12, a profile's name, or a trace's file"
-        raise PydanticCustomError("day", accepted)
-    return tuple(figures)
-
-
-def _described(value: Any) -> Any:
-    """Lengths as they came; a bare number says neither what is meant nor how lengths spread."""
-    if isinstance(value, int | float | str):
-        raise PydanticCustomError("lengths", "Input should be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}")
-    return value
-
-
-Positive = Annotated[float, Field(gt=0, le=1e12)]
-Amount = Annotated[float, Field(ge=0, le=1e6)]
-Part = Annotated[float, Field(ge=0, lt=1)]
-Size = Annotated[int, Field(gt=0, le=10**12)]
-Count = Annotated[int, Field(ge=0, le=10**12)]
-Names = Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)]
-
-
-class LengthsEntry(Entry):
-    """Tokens per request: a mean, spread as `p50`, `p95` or a comparable trace say; or `exactly` so many."""
-
-    mean: Positive | None = None
-    exactly: Positive | None = None
-    p50: Positive | None = None
-    p95: Positive | None = None
-    max: Positive | None = None
-
-
-class PrefixEntry(Entry):
-    """The shared beginning of the prompts."""
-
-    tokens: Count = 0
-    hit_rate: Amount = 1.0
-
-
-class WorkloadEntry(Entry):
-    """Traffic: lengths or a trace; a rate, users in a closed loop, or requests to finish within some hours."""
-
-    prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
-    output_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
-    trace: str | None = None
-    rate: Annotated[Positive, Field(ge=1e-6)] | None = None  # less than one in eleven days is no traffic
-    concurrency: Size | None = None
-    burstiness: Positive | None = None
-    requests: Size | None = None
-    within_hours: Positive | None = None
-    shared_prefix: PrefixEntry | None = None
-    day: Annotated[str | tuple[float, ...] | None, BeforeValidator(_hours)] = None
-
-
-class ServerlessEntry(Entry):
-    """GPUs that are paid by the second, while a replica starts, works, and waits `idle_seconds` for another request."""
-
-    usd_per_gpu_second: Positive
-    cold_start: Positive | None = None
-    idle_seconds: Amount = 0.0
-    warm_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
-
-
-class ApiEntry(Entry):
-    """The same model, or one that would do, paid by the token: USD per million."""
-
-    usd_per_mtok_input: Amount
-    usd_per_mtok_output: Amount
-
-
-class InsteadEntry(Entry):
-    """What could be paid instead of GPUs by the hour."""
-
-    serverless: ServerlessEntry | None = None
-    api: ApiEntry | None = None
-
-
-class AdaptersEntry(Entry):
-    """LoRA adapters, of which every request asks for one."""
-
-    count: Annotated[int, Field(gt=0, le=10_000)]
-    ranks: Annotated[
-        tuple[Annotated[int, Field(gt=0, le=LORA_RANKS[-1])], ...], BeforeValidator(_several), Field(min_length=1)
-    ] = (16,)
-    zipf: Annotated[float, Field(ge=0, le=10)] = 0.0
-    max_loras: Annotated[int, Field(gt=0, le=10_000)] | None = None
-    max_cpu_loras: Annotated[int, Field(gt=0, le=10_000)] | None = None
-
-    @property
-    def engine_args(self) -> dict[str, Setting]:
-        """What an engine that serves them is started with, as far as it is settled."""
-        rank = next(rank for rank in LORA_RANKS if rank >= max(self.ranks))
-        kept = self.max_cpu_loras or max(self.count, self.max_loras or 0)
-        slots: dict[str, Setting] = {"max_loras": self.max_loras} if self.max_loras else {}
-        return {"max_lora_rank": rank, "max_cpu_loras": kept, **slots}
-
-
-class CandidateEntry(Entry):
-    """One kind of GPU that may be used."""
-
-    gpu: str
-    at_most: Annotated[int, Field(gt=0, le=MOST_GPUS)]
-    gpus_per_node: Annotated[int, Field(gt=0, le=MOST_GPUS)] | None = None
-    interconnect: str | None = None
-    sold_in: Annotated[tuple[Annotated[int, Field(gt=0, le=MOST_GPUS)], ...], BeforeValidator(_several)] = ()
-
-
-class LayoutEntry(Entry):
-    """Parallel sizes that are settled; the search chooses the others, and how many replicas there are."""
-
-    tp: Size | None = None
-    pp: Size | None = None
-    dp: Size | None = None
-    ep: Size | None = None
-
-
-class SpeculationEntry(Entry):
-    """Speculative decoding to judge; candidates use it where it is `allowed`."""
-
-    method: str
-    num_speculative_tokens: Size
-    acceptance_rate: Amount
-    draft_model: str | None = None
-    head: str | None = None
-    allowed: bool = True
-
-    def load(self) -> Speculation:
-        """As a deployment wants it."""
-        draft = model(self.draft_model) if self.draft_model else None
-        return Speculation(self.method, self.num_speculative_tokens, self.acceptance_rate, draft, self.head)
-
-    def __str__(self) -> str:
-        return f"{self.method}, k = {self.num_speculative_tokens}, acceptance rate {self.acceptance_rate:.2f}"
-
-
-class ScenarioEntry(Entry):
-    """A scenario file; `catalogs/scenarios/chat-70b.yaml` explains every field."""
-
-    question: str
-    model: str
-    quantization: Names = ("checkpoint",)
-    kv_cache_dtype: Names = ("auto",)
-    gpus: Annotated[tuple[CandidateEntry, ...], BeforeValidator(_listed)]
-    engine: Names = ("vllm",)
-    engine_version: str | None = None
-    engine_args: dict[str, Setting] = Field(default_factory=dict)
-    layout: LayoutEntry = Field(default_factory=LayoutEntry)
-    workload: WorkloadEntry
-    adapters: AdaptersEntry | None = None
-    service_level: dict[Metric, dict[Percentile, Positive]] = Field(default_factory=dict)
-    headroom: Part = 0.2
-    refused_at_most: Part = 0.01
-    context_buffer: Amount = 0.1
-    storage: str = STORAGE
-    prices: dict[str, Positive] = Field(default_factory=dict)
-    price_tier: Tier = "on_demand"
-    instead: InsteadEntry = Field(default_factory=InsteadEntry)
-    spare_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
-    replicas_at_least: Annotated[int, Field(ge=1, le=1024)] = 1
-    start_up_at_most: Positive | None = None
-    power_at_most: Positive | None = None
-    other_tenants_gib: Amount = 0.0
-    memory_calibration: dict[Term, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(default_factory=dict)
-    calibration: str | None = None
-    speculation: SpeculationEntry | None = None
-    pools: bool = False
-    traits: dict[str, bool] = Field(default_factory=dict)
-    files: Annotated[tuple[FileKind, ...], BeforeValidator(_listed)] = DEFAULT_FILES
-
-
-_FIELDS: dict[str, Any] = {
-    name: (Annotated[kind, Field(le=2**40)] | None if kind in (int, int | None) else kind | None, None)
-    for name, kind in get_type_hints(EngineArgs).items()
-}
-_EngineArgs = create_model("_EngineArgs", __base__=Entry, **_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -379,6 +186,13 @@ def _step(place: Any, name: str, key: str, where: str) -> Any:
     raise PlannerError(f"cannot set {key}: {where} has {place!r:.40} there, which has no field {name}")
 
 
+AS_WRITTEN = (
+    "question", "model", "refused_at_most", "context_buffer", "spare_replicas", "start_up_at_most", "power_at_most",
+    "speculation", "pools", "replicas_at_least", "instead",
+)  # fmt: skip
+"""Fields that a question has from its file as they are."""
+
+
 def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Scenario:
     """A scenario from the fields of a file called `name`.
 
@@ -396,8 +210,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
         own_day = str(entry.workload.day) if day and day.busiest else None
         found = Scenario(
             name=name,
-            question=entry.question,
-            model=entry.model,
+            **{field: getattr(entry, field) for field in AS_WRITTEN},
             quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
             kv_cache_dtypes=entry.kv_cache_dtype,
             gpus=tuple(
@@ -416,24 +229,15 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             engine_args=engine_args,
             layout=entry.layout.model_dump(exclude_none=True),
             headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
-            refused_at_most=entry.refused_at_most,
-            context_buffer=entry.context_buffer,
             storage=check_storage(entry.storage),
             prices=Prices({gpu(key).name: usd for key, usd in entry.prices.items()}, entry.price_tier),
-            spare_replicas=entry.spare_replicas,
-            start_up_at_most=entry.start_up_at_most,
-            power_at_most=entry.power_at_most,
             other_tenants=bytes_of(
                 entry.other_tenants_gib, max((gpu(g.gpu).memory for g in entry.gpus), default=0), "other_tenants_gib"
             ),
             memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
-            speculation=entry.speculation,
-            pools=entry.pools,
             traits=Traits(**all_known(entry.traits, Traits.__dataclass_fields__, "trait")),
             wanted=entry.files,
             day=day,
-            replicas_at_least=entry.replicas_at_least,
-            instead=entry.instead,
             files=tuple(_beside(folder, file) for file in (entry.calibration, entry.workload.trace, own_day) if file),
         )
         _possible(found)
@@ -462,12 +266,6 @@ def _engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
 def _beside(folder: Path, file: str) -> Path:
     """The path of a file that a scenario in `folder` names: beside it, or else from the working directory."""
     return Path(file) if not isfile(folder / file) and isfile(file) else folder / file
-
-
-def engine_arguments(given: Mapping[str, Setting]) -> Mapping[str, Setting]:
-    """Engine arguments with the types that the engine gives them."""
-    all_known(given, EngineArgs.__dataclass_fields__, "engine argument")
-    return check(_EngineArgs, given, "engine_args").model_dump(exclude_none=True)
 
 
 def _day(entry: WorkloadEntry, folder: Path) -> Day | None:

@@ -25,10 +25,10 @@ from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, asked_rps, describe, judge, judge_all, most_rps
 from planner.planning.confirmation import confirm, nearest, stated
 from planner.planning.deployments import deployment_of
-from planner.planning.knobs import FEW, variants
 from planner.planning.renting import Renting, renting_of
 from planner.planning.scaling import Scaling, scaling_of
 from planner.planning.scenario import CandidateGpu, Scenario
+from planner.planning.variants import FEW, variants
 
 GAIN = 1.3
 """Other engine arguments serve so many times as many requests, at most."""

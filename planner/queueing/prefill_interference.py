@@ -54,10 +54,8 @@ def mixes(workloads: Sequence[Workload], step: StepModel) -> Mix:
     # the last step yields more than is left (renewal theory)
     past = ((step.tokens_variance + per_step**2) / per_step - 1) / 2
     outputs = 1 + np.clip((later + past) / per_step, np.minimum(later, 1.0), later)
-    context, jitter = (
-        mean(prompts) + mean(tokens**2) / (2 * mean(tokens)),
-        np.asarray(step.tokens_variance) / per_step**2,
-    )
+    context = mean(prompts) + mean(tokens**2) / (2 * mean(tokens))
+    jitter = np.asarray(step.tokens_variance) / per_step**2
     return Mix(np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, jitter)
 
 

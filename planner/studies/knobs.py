@@ -53,16 +53,10 @@ def measured(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
     found, memory, layout = prediction.performance, prediction.memory, candidate.deployment.layout
     if found is None or found.capacity is None:
         return {**dict.fromkeys(MEASURES.values()), "note": memory.reason}
-    most = found.capacity.mid * scenario.workload.output.mean
-    usd = candidate.usd_per_hour
+    most, usd = found.capacity.mid * scenario.workload.output.mean, candidate.usd_per_hour
     per_engine = memory.kv_available.mid / GIB * layout.gpus_per_replica
-    values = (
-        found.ttft["p95"].mid * 1e3,
-        found.itl["p99"].mid * 1e3,
-        most,
-        per_engine,
-        usd / 3600 / most * 1e6 if usd else None,
-    )
+    per_mtok = usd / 3600 / most * 1e6 if usd else None
+    values = found.ttft["p95"].mid * 1e3, found.itl["p99"].mid * 1e3, most, per_engine, per_mtok
     return {**dict(zip(MEASURES.values(), values, strict=True)), "note": "overloaded" if found.saturated else ""}
 
 
@@ -83,14 +77,10 @@ def _turned(scenario: Scenario, plan: Deployment) -> Iterator[tuple[str, str, De
                 yield from _possible(name, value, partial(plan.with_args, **{name: value}))
     stored = plan.model.quantization.method
     for quantization in (None, "fp8", "awq"):
-        asked = quantization or "checkpoint"
-
-        def stored_so(quantization: str | None = quantization) -> Deployment:
-            return replace(plan, model=model(scenario.model, quantization=quantization))
-
         with suppress(PlannerError):
-            if stored_so().model.quantization.method != stored:
-                yield from _possible("weights", asked, stored_so)
+            served = model(scenario.model, quantization=quantization)
+            if served.quantization.method != stored:
+                yield from _possible("weights", quantization or "checkpoint", partial(replace, plan, model=served))
     for tp in filter(None, (layout.tp // 2, layout.tp * 2)):
         shape = replace(layout, tp=tp, ep=tp * layout.dp if layout.ep > 1 else 1)
         if refuse(plan.model, shape, plan.gpus_per_node, plan.engine) is None:
@@ -106,12 +96,9 @@ def _turned(scenario: Scenario, plan: Deployment) -> Iterator[tuple[str, str, De
 
 def _possible(name: str, setting: object, make: Callable[[], Deployment]) -> Iterator[tuple[str, str, Deployment]]:
     """The knob, unless the engine refuses it."""
+    shown = f"{setting:,}" if type(setting) is int else str(setting)
     with suppress(PlannerError):
-        yield (
-            name,
-            f"{setting:,}" if isinstance(setting, int) and not isinstance(setting, bool) else str(setting),
-            make(),
-        )
+        yield name, shown, make()
 
 
 def effects(data: pd.DataFrame) -> pd.DataFrame:

@@ -224,10 +224,8 @@ def messages(deployment: Deployment, batch: int, context: float) -> pd.DataFrame
     shapes = [shape for shape in SHAPES if refuse(deployment.model, shape, 8, deployment.engine) is None]
     for shape, (wire, bandwidth, node), (step, load) in product(shapes, wires, steps.items()):
         laid = replace(deployment, layout=shape, link_bandwidth=bandwidth, gpus_per_node=node)
-        parts, cost = (
-            collectives(laid, np.array([1.0]), calibration_of(laid).coefficients),
-            step_model(laid).step_seconds(*load),
-        )
+        parts = collectives(laid, np.array([1.0]), calibration_of(laid).coefficients)
+        cost = step_model(laid).step_seconds(*load)
         talk = cost.parts["collectives"]
         row: dict[str, Any] = {"Layout": str(shape).removeprefix("TP1 x "), "Link": wire, "Step": step}
         row |= {"Messages": sum(part.count for part in parts), "Step (ms)": cost.seconds * 1e3}

@@ -12,7 +12,8 @@ from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.workload import Workload
 from planner.models.registry import model
 from planner.planning.candidate import traffic
-from planner.planning.scenario import Scenario, Target, engine_arguments, load_scenario
+from planner.planning.scenario import Scenario, Target, load_scenario
+from planner.planning.scenario_entries import engine_arguments
 from planner.planning.search import search
 from planner.studies.summary import subject
 

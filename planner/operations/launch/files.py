@@ -17,7 +17,8 @@ from planner.operations.launch.words import script
 from planner.operations.rendering import render
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scaling import Scaling
-from planner.planning.scenario import DEFAULT_FILES, Target
+from planner.planning.scenario import Target
+from planner.planning.scenario_entries import DEFAULT_FILES
 
 DIRECTORY = "/opt/headroom"
 """Where the systemd unit expects `serve.sh`."""

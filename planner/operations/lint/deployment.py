@@ -15,7 +15,7 @@ from planner.operations.flags import left_open
 from planner.operations.launch.command import serving
 from planner.operations.lint.judging import Judged
 from planner.parallelism.layouts import refuse
-from planner.planning.scenario import engine_arguments
+from planner.planning.scenario_entries import engine_arguments
 
 ARGUMENTS = {
     "vllm": {name: name for name in (
