@@ -17,11 +17,8 @@ class FailureMode(Entry):
 
     def told(self, names: Mapping[str, str | None]) -> "FailureMode":
         """The same with the engine's own `names` of metrics; a role that it does not report keeps its name."""
-        return self.model_copy(update={"check": self.check.format_map({**names, **_unnamed(names)})})
-
-
-def _unnamed(names: Mapping[str, str | None]) -> dict[str, str]:
-    return {role: f"{role} (not reported)" for role, name in names.items() if name is None}
+        named = {role: name or f"{role} (not reported)" for role, name in names.items()}
+        return self.model_copy(update={"check": self.check.format_map(named)})
 
 
 def failure_modes(names: Mapping[str, str | None]) -> dict[str, FailureMode]:

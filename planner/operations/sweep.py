@@ -23,7 +23,7 @@ from pydantic import Discriminator, Field, Tag
 
 from planner.core.catalog import Entry, build, check, read_yaml
 from planner.core.files import folder, replacing, spare
-from planner.core.quantities import Interval, PlannerError, one_line, told_of
+from planner.core.quantities import PlannerError, one_line, told_of
 from planner.facts.deployment import ParallelLayout
 from planner.facts.gpus import gpu
 from planner.models.registry import model
@@ -319,14 +319,7 @@ def _row(asked: Scenario, found: Candidate) -> dict[str, Any]:
 
 def _plain(value: object) -> object:
     """A value that JSON holds: no NaN, no infinity."""
-    if isinstance(value, Interval):
-        value = value.mid
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _cell(value: object) -> object:
-    """A value of a field as a table holds it."""
-    return json.dumps(value) if isinstance(value, dict | list) else value
 
 
 def of_one_type(column: "pd.Series[Any]") -> "pd.Series[Any]":
@@ -410,7 +403,8 @@ def sweep_file(
     spare(sweep.files, [out, store])
     found = run_sweep(sweep, Store(store), scheduler, workers, progress)
     rows = [
-        {"point": k, **{f"set.{name}": _cell(value) for name, value in point.items()}, **one}
+        {"point": k, **{f"set.{name}": json.dumps(v) if isinstance(v, dict | list) else v for name, v in point.items()}}
+        | one
         for k, (point, one) in enumerate(zip(sweep.points, found, strict=True))
     ]
     table = pd.DataFrame(rows)

@@ -50,7 +50,8 @@ def renting_of(scenario: Scenario, scaling: Scaling) -> Renting:
     usd: dict[str, float] = {}
     if (price := scaling.usd_per_gpu_hour) is not None:
         usd |= {FIXED: scaling.fixed_gpu_hours * price / days, SCALED: scaling.gpu_hours * price / days}
-        ways[SCALED] = lambda times: _scaled(scenario, scaling, times) * price / days
+        least = scenario.replicas_at_least
+        ways[SCALED] = lambda times: scaling.paid_gpu_hours(np.maximum(scaling.needed(times), least)) * price / days
     if (paid := instead.serverless) is not None:
         ways[SERVERLESS] = lambda times: serverless(paid, scaling, times)[0] / days
     if (asked := instead.api) is not None:
@@ -69,11 +70,6 @@ def _up_to(first: np.ndarray, second: np.ndarray) -> float:
     """The largest of `TIMES` at which the `first` costs less; 0 where it never does, infinity where it does last."""
     cheaper = np.flatnonzero(first < second)
     return 0.0 if not len(cheaper) else math.inf if cheaper[-1] == len(TIMES) - 1 else float(TIMES[cheaper[-1]])
-
-
-def _scaled(scenario: Scenario, scaling: Scaling, times: float) -> float:
-    """GPU-hours of replicas by hour, at so many times the traffic."""
-    return scaling.paid_gpu_hours(np.maximum(scaling.needed(times), scenario.replicas_at_least))
 
 
 def _cold_start(paid: ServerlessEntry, scaling: Scaling) -> float:

@@ -219,7 +219,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             ),
             engine=served_by[0],
             other_engines=tuple(served_by[1:]),
-            workload=_with_adapters(_workload(entry.workload, float(longest), folder, day), entry.adapters),
+            workload=_workload(entry.workload, float(longest), folder, day, entry.adapters),
             service_level=tuple(
                 Target(metric, percentile, limit / 1e3)
                 for metric, limits in entry.service_level.items()
@@ -279,7 +279,9 @@ def _day(entry: WorkloadEntry, folder: Path) -> Day | None:
         return day_of(entry.day, _beside(folder, str(entry.day)))
 
 
-def _workload(entry: WorkloadEntry, longest: float, folder: Path, day: Day | None = None) -> Workload:
+def _workload(
+    entry: WorkloadEntry, longest: float, folder: Path, day: Day | None, adapters: AdaptersEntry | None
+) -> Workload:
     """The traffic of a scenario file; its own figures win over the trace's.
 
     Lengths of which only the mean is known are spread so that prompt and output fit into `longest` tokens.
@@ -318,11 +320,9 @@ def _workload(entry: WorkloadEntry, longest: float, folder: Path, day: Day | Non
         prefix_hit_rate=prefix.hit_rate,
         num_prompts=entry.requests,
         trace=base.trace if base else None,
+        adapters=adapters.count if adapters else 0,
+        adapter_zipf=adapters.zipf if adapters else 0.0,
     )
-
-
-def _with_adapters(load: Workload, asked: AdaptersEntry | None) -> Workload:
-    return replace(load, adapters=asked.count, adapter_zipf=asked.zipf) if asked else load
 
 
 def _lengths(entry: LengthsEntry | None, side: Side, longest: float, measured: Lengths | None) -> Lengths:

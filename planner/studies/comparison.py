@@ -75,15 +75,11 @@ def titles(plans: Sequence[Plan]) -> list[str]:
     return [f"{name} ({k})" if names.count(name) > 1 else name for k, name in enumerate(names, 1)]
 
 
-def _asked_gpus(scenario: Scenario) -> str:
-    return " or ".join(f"up to {wanted.at_most} x {wanted.gpu.name}" for wanted in scenario.gpus)
-
-
 _ASKED: dict[str, Callable[[Scenario], str]] = {
     "model": lambda asked: asked.model,
     "weights": lambda asked: " or ".join(quantization or "checkpoint" for quantization in asked.quantizations),
     "KV cache allowed": lambda asked: " or ".join(asked.kv_cache_dtypes),
-    "GPUs allowed": _asked_gpus,
+    "GPUs allowed": lambda asked: " or ".join(f"up to {card.at_most} x {card.gpu.name}" for card in asked.gpus),
     "engine": lambda asked: " or ".join(f"{one.name} {one.version}" for one in (asked.engine, *asked.other_engines)),
     "traffic": lambda asked: str(asked.workload),
     "service level": lambda asked: (

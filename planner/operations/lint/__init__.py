@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from planner.core.quantities import GIB, Interval, PlannerError, aligned, one_line
+from planner.core.quantities import GIB, PlannerError, aligned, one_line
 from planner.facts.engines import release
 from planner.facts.workload import Workload
 from planner.operations.flags import lists
@@ -226,7 +226,10 @@ def _on_gpu(found: Planned) -> list[str]:
     if memory.reason:
         head += f". {memory.reason}"
     fits = f"{found.sequences:,} requests of {load.prompt.mean:,.0f} + {load.output.mean:,.0f} tokens"
-    lines = [head, f"  KV cache {_gib(memory.kv_available)}, {memory.pool.kv_tokens:,} tokens an engine: {fits}"]
+    lines = [
+        head,
+        f"  KV cache {memory.kv_available / GIB:.1f} GiB, {memory.pool.kv_tokens:,} tokens an engine: {fits}",
+    ]
     for each in found.loads:
         if each.performance and each.workload:
             ttft, tpot = each.performance.at("ttft", "p50") * 1e3, each.performance.at("tpot", "mean") * 1e3
@@ -235,7 +238,3 @@ def _on_gpu(found: Planned) -> list[str]:
                 f"{each.performance.output_tps:,.0f} output tokens/s"
             )
     return lines
-
-
-def _gib(value: Interval) -> str:
-    return f"{value / GIB:.1f} GiB"

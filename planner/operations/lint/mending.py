@@ -39,7 +39,8 @@ def mended(judged: Judged, settings: Mapping[str, Any] | None = None) -> Mended:
         argument = given.option.argument if given.option else ""
         was = [given.written, *given.words]
         if given.option is None and drafts and name in _DRAFTING:
-            drafting[_DRAFTING[name]] = _number(given.words[0]) if given.words else None
+            word = next(iter(given.words), None)
+            drafting[_DRAFTING[name]] = int(word) if word and word.isdigit() else word
             now: list[str] = []
         elif argument in wanted:
             value = wanted.pop(argument)
@@ -117,10 +118,6 @@ def _spelt(judged: Judged, argument: str, value: Any) -> list[str]:
     if value is False:
         return [option.off[0]] if option.off and option.default != "off" else []
     return [option.name, f"{value:g}" if isinstance(value, float) else str(value)]
-
-
-def _number(word: str) -> Any:
-    return int(word) if word.isdigit() else word
 
 
 def _drafts(given: Mapping[str, Any]) -> dict[str, Any]:
