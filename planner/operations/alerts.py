@@ -6,13 +6,14 @@ their windows are those of Google's SRE workbook, "Alerting on SLOs" (2018): 2 %
 six hours.
 """
 
+from __future__ import annotations
+
 import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
 import yaml
 from markupsafe import Markup
 
@@ -21,6 +22,9 @@ from planner.facts.engine_metrics import engine_metrics
 from planner.operations.failure_modes import failure_modes
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Target
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FILES = ("alerts.yml", "prometheus.yml", "grafana.json", "runbook.md")
 """What watches a plan, where the engine's metrics are known."""
@@ -128,6 +132,8 @@ def planned_acceptance(deployment: Deployment) -> float | None:
 
 def alerts(rules: str) -> pd.DataFrame:
     """One row per alert of a file of Prometheus `rules`: its name, what it does, after how long, what it means."""
+    import pandas as pd
+
     groups = yaml.safe_load(rules)["groups"]
     found = [rule for group in groups for rule in group["rules"] if "alert" in rule]
     rows = [(r["alert"], r["labels"]["severity"], r.get("for", "0m"), r["annotations"]["summary"]) for r in found]
