@@ -1,41 +1,204 @@
-"""Pools against whole replicas: preferred where they cost less and hold at every pessimistic end, and nowhere else."""
+"""Pools of prefill and decode workers: chosen where they cost less and hold at the pessimistic end, and started so."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from planner.planning.pools import best_pools, preferred
+from planner.core.quantities import PlannerError
+from planner.operations.answer import answer, told, write
+from planner.operations.flags import options
+from planner.operations.launch import documents, file_names, launches
+from planner.planning.disaggregated import evaluate_disaggregated
+from planner.planning.pools import in_pools, judged
+from planner.planning.prediction import predict
 from planner.planning.scenario import Scenario, scenario
-from planner.planning.search import search
+from planner.planning.search import Plan, search
+
+CHEAPER = ((6000, 150, 6, 4000, 25), (3000, 200, 10, 3000, 16), (5000, 150, 7, 4000, 22))
+"""Prompt, output, rate, ms of p95 TTFT and p99 ITL: long prompts beside a strict gap between tokens."""
+DEARER = ((500, 200, 10), (1000, 300, 4), (200, 500, 6))
+EASY = {"ttft": {"p95": 1500}, "tpot": {"p95": 50}}
 
 
-def asked(prompt: int, output: int, rate: float, level: dict[str, Any]) -> Scenario:
+def asked(prompt: int, output: int, rate: float, level: dict[str, Any], **more: Any) -> Scenario:
     workload = {
         "prompt_tokens": {"mean": prompt, "p95": 1.5 * prompt},
         "output_tokens": {"mean": output, "p95": 2 * output},
     }
     data = {"question": "?", "model": "meta-llama/Llama-3.1-8B-Instruct", "gpus": [{"gpu": "H100-SXM", "at_most": 8}],
             "workload": {**workload, "rate": rate}, "service_level": level, "pools": True}  # fmt: skip
-    return scenario(data, "pools")
+    return scenario({**data, **more}, "pools")
+
+
+@cache
+def plan_of(prompt: int, output: int, rate: float, ttft: float, itl: float) -> Plan:
+    return search(asked(prompt, output, rate, {"ttft": {"p95": ttft}, "itl": {"p99": itl}}))
+
+
+@pytest.mark.parametrize("case", CHEAPER)
+def test_long_prompts_beside_a_strict_gap_between_tokens_are_cheaper_in_pools(case: tuple[int, ...]) -> None:
+    """Both replayed: the pools keep every promise at the pessimistic end, and the best without them costs more."""
+    plan = plan_of(*case)
+    best, whole = plan.chosen, plan.whole.chosen
+    assert best and best.pooled and best.stated and plan.verdict == "holds"
+    assert whole is None or (best.cost < whole.cost and whole is plan.runner_up)
+    first, rest = best.prediction.pools
+    again = evaluate_disaggregated(first, rest, plan.scenario.workload, plan.scenario.prices).performance
+    assert again == best.prediction.performance
+    for target in plan.scenario.service_level:
+        assert again is not None and again.at(target.metric, target.percentile).hi <= target.seconds
+    fewer = [(first.with_replicas(n), rest.with_replicas(m)) for n, m in _one_less(first.replicas, rest.replicas)]
+    found = [judged(plan.scenario, *pools, plan.scenario.workload) for pools in fewer]
+    assert not any(one and one.meets and not one.at_risk for one in found)
+    if whole:
+        told_of = predict(whole.deployment, plan.scenario.workload).performance
+        assert told_of is not None and whole.meets
+
+
+def _one_less(first: int, rest: int) -> list[tuple[int, int]]:
+    return [(n, m) for n, m in ((first - 1, rest), (first, rest - 1)) if n and m]
+
+
+@pytest.mark.parametrize(("prompt", "output", "rate"), DEARER)
+def test_short_prompts_and_an_easy_pace_are_not(prompt: int, output: int, rate: float) -> None:
+    plan = search(asked(prompt, output, rate, EASY))
+    assert plan.chosen and not plan.chosen.pooled and plan.chosen is plan.whole.chosen
+    assert plan.pooled and plan.pooled.stated and plan.pooled.cost >= plan.chosen.cost
+
+
+@settings(max_examples=3, deadline=None)
+@given(
+    st.integers(200, 8000), st.integers(50, 500), st.floats(0.5, 12), st.floats(1000, 6000), st.floats(12, 60),
+    st.integers(2, 8),
+)  # fmt: skip
+def test_allowing_pools_never_costs_more(
+    prompt: int, output: int, rate: float, ttft: float, itl: float, gpus: int
+) -> None:
+    level = {"ttft": {"p95": ttft}, "itl": {"p99": itl}}
+    question = asked(prompt, output, rate, level, gpus=[{"gpu": "H100-SXM", "at_most": gpus}])
+    plan, without = search(question), search(replace(question, pools=False))
+    if without.chosen:
+        assert plan.chosen and plan.chosen.cost <= without.chosen.cost
+    if plan.chosen and plan.chosen.pooled:
+        assert without.chosen is None or (plan.chosen.cost < without.chosen.cost and not plan.chosen.at_risk)
+        assert plan.chosen.prediction.gpus_rented <= gpus
+
+
+def test_pools_at_risk_do_not_replace_what_holds() -> None:
+    for pools in in_pools(asked(6000, 150, 6, {"ttft": {"p95": 4000}, "itl": {"p99": 25}})):
+        whole = plan_of(*CHEAPER[0]).whole.chosen
+        assert whole and (not pools.at_risk or pools.rank > whole.rank)
+
+
+def test_slower_steps_let_queues_grow_at_the_pessimistic_end() -> None:
+    """Near its capacity a slower step means a queue, not a TTFT that is longer by the factor of the step."""
+    first, rest = plan_of(*CHEAPER[0]).chosen.prediction.pools  # type: ignore[union-attr]
+    load = plan_of(*CHEAPER[0]).scenario.workload
+    calm, busy = (evaluate_disaggregated(first, rest, load.at(rate)).performance for rate in (2.0, 9.5))
+    assert calm and busy
+    reach = [found.ttft["mean"].hi / found.ttft["mean"].mid for found in (calm, busy)]
+    assert reach[1] > 2 * reach[0]
 
 
 @pytest.mark.parametrize(
-    ("prompt", "output", "rate", "ttft", "itl"),
-    ((6000, 150, 6, 4000, 25), (3000, 200, 10, 3000, 16), (5000, 150, 7, 4000, 22)),
+    ("more", "why"),
+    (({"engine_version": "0.8.5"}, "vllm 0.8.5"), ({"engine": "tgi"}, "tgi"), ({"adapters": {"count": 8}}, "adapters")),
 )
-def test_long_prompts_beside_a_strict_gap_between_tokens_are_cheaper_in_pools(
-    prompt: int, output: int, rate: float, ttft: float, itl: float
-) -> None:
-    question = asked(prompt, output, rate, {"ttft": {"p95": ttft}, "itl": {"p99": itl}})
-    plan, pools = search(question), best_pools(question)
-    assert pools and preferred(plan, pools) and pools.found.meets and not pools.found.at_risk
-    assert plan.chosen is None or pools.cost < plan.chosen.cost
+def test_what_cannot_be_in_pools_is_said(more: dict[str, Any], why: str) -> None:
+    plan = search(asked(500, 200, 2, EASY, **more))
+    assert plan.pooled is None and any("pools are not looked at" in note and why in note for note in plan.notes)
+    assert "not looked at" in told(plan)
 
 
-@pytest.mark.parametrize(("prompt", "output", "rate"), ((500, 200, 10), (1000, 300, 4), (200, 500, 6)))
-def test_short_prompts_and_an_easy_pace_are_not(prompt: int, output: int, rate: float) -> None:
-    question = asked(prompt, output, rate, {"ttft": {"p95": 1500}, "tpot": {"p95": 50}})
-    plan, pools = search(question), best_pools(question)
-    assert plan.chosen and pools and not preferred(plan, pools) and pools.cost >= plan.chosen.cost
+def test_a_model_with_sliding_windows_has_no_pools() -> None:
+    assert in_pools(asked(500, 200, 2, EASY, model="google/gemma-3-27b-it")) == []
+
+
+def test_an_early_connector_takes_the_same_tensor_parallel_size() -> None:
+    """vLLM pull 27274 brought a narrower decode worker; before, the engine refused it when it met the other."""
+    level = {"ttft": {"p95": 4000}, "itl": {"p99": 25}}
+    shapes = {version: {tuple(pool.layout.tp for pool in one.prediction.pools)
+              for one in in_pools(asked(3000, 200, 4, level, engine_version=version))}
+              for version in ("0.9.0", "0.12.0", "0.20.2")}  # fmt: skip
+    assert all(before == after for before, after in shapes["0.9.0"]) and shapes["0.9.0"]
+    assert all(before <= after for before, after in shapes["0.12.0"]) and (1, 2) in shapes["0.12.0"]
+    assert (2, 1) in shapes["0.20.2"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "wanted"),
+    (("vllm", "0.20.2", "--kv-transfer-config"), ("vllm", "0.33.0", "--kv-transfer-config"),
+     ("sglang", "0.5.10", "--disaggregation-mode"), ("sglang", "0.5.23", "--disaggregation-mode")),
+)  # fmt: skip
+def test_both_workers_start_as_planned_by_the_engines_own_parser(engine: str, version: str, wanted: str) -> None:
+    """Every planned value is in the command, as this version's options take it."""
+    question = asked(6000, 150, 3, EASY, engine=engine, engine_version=version)
+    best = in_pools(question)[0]
+    first, rest = launches(best.prediction)
+    assert {first.role, rest.role} == {"prefill", "decode"}
+    for start in (first, rest):
+        words, args = start.command, start.deployment.args
+        known = options(engine, version)
+        assert not known.parse(words[words.index(question.model) + 1 :] if engine == "vllm" else words[5:]).errors
+        flags = {flag.name: flag.value for flag in start.flags}
+        assert wanted in flags
+        seqs, length = ("--max-num-seqs", "--max-model-len") if engine == "vllm" else ("--max-running-requests",
+                                                                                        "--context-length")  # fmt: skip
+        assert flags[seqs] == str(args.max_num_seqs) and flags[length] == str(args.max_model_len)
+    assert first.port != rest.port
+
+
+def test_what_has_no_router_is_refused() -> None:
+    best = plan_of(*CHEAPER[0]).chosen
+    assert best
+    other = asked(500, 200, 2, EASY, engine="trtllm")
+    pools = [replace(pool, engine=other.engine) for pool in best.prediction.pools]
+    found = replace(best.prediction, prefill=pools[0], deployment=pools[1])
+    with pytest.raises(PlannerError, match="router"):
+        documents(found, ())
+
+
+def test_the_scripts_start_the_planned_workers(tmp_path: Path) -> None:
+    """Run with programs that only say how they were called: ports and GPUs count up, and the router has them all."""
+    plan = plan_of(*CHEAPER[0])
+    names = write(plan, tmp_path)
+    assert {"prefill.sh", "decode.sh", "router.sh", "bench.sh"} <= set(names)
+    for program in ("vllm", "vllm-router"):
+        (tmp_path / program).write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $VLLM_NIXL_SIDE_CHANNEL_PORT $@"\n')
+        (tmp_path / program).chmod(0o755)
+    base = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "VLLM_NIXL_SIDE_CHANNEL_HOST": "10.0.0.1"}
+
+    def run(name: str, *args: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(tmp_path / name), *args]
+        return subprocess.run(command, env={**base, **environment}, capture_output=True, text=True, check=False)
+
+    second = run("prefill.sh", "1", FIRST_GPU="4").stdout
+    assert second.startswith("5 5601 serve") and "--port 8001" in second and "NixlConnector" in second
+    assert run("decode.sh").stdout.startswith("0 5700 serve")
+    urls = ["http://a:8000", "http://a:8001"]
+    routed = run("router.sh", PREFILL=" ".join(urls), DECODE="http://b:8100").stdout
+    assert f"--prefill {urls[0]} --prefill {urls[1]} --decode http://b:8100" in routed and "round_robin" in routed
+    assert run("router.sh", PREFILL=urls[0], DECODE="http://b:8100").returncode == 2
+
+
+def test_plan_json_has_both_pools_and_their_sum() -> None:
+    plan = plan_of(*CHEAPER[0])
+    found = answer(plan)
+    pools = found["pools"]
+    assert found["gpus"] == pools["prefill"]["gpus"] + pools["decode"]["gpus"] == plan.chosen.prediction.gpus  # type: ignore[union-attr]
+    assert set(found["commands"]) == {"prefill", "decode"} and found["command"] is None
+    assert found["runner_up"]["pools"] is None and found["verdict"] == "holds"
+    # 2 (K and V) x 32 layers x 8 heads x 128 x 2 bytes a token over 50 GB/s (400 Gbit/s)
+    assert pools["kv_transfer_ms_mean"] == pytest.approx(6000 * 131072 / 50e9 * 1e3, rel=1e-3)
+    assert found["files"] == file_names(plan.chosen.prediction, plan.scenario.wanted)  # type: ignore[union-attr]
+    said = told(plan)
+    assert "Prefill" in said and "Decode" in said and "without pools: 4 x H100-SXM" in said

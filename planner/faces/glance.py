@@ -7,7 +7,7 @@ from planner.faces.charts import base as charts
 from planner.faces.charts import cockpit as charts_cockpit
 from planner.faces.widgets import escape, figure, note, table, text
 from planner.facts.prices import HOURS_PER_MONTH
-from planner.planning.candidate import describe, free_share
+from planner.planning.candidate import free_share
 from planner.planning.search import Plan
 from planner.studies import at_a_glance, layout_study, summary
 
@@ -27,11 +27,10 @@ def figures(plan: Plan) -> dict[str, str]:
     told = {name: value for name, value in told.items() if not math.isnan(value.mid)}
     curves, costs = at_a_glance.latency_against_load(asked, best), at_a_glance.cost_against_load(plan)
     latency = note("Nobody waits for this work: every slot is taken until it is done.").html * asked.offline
+    how = "let through request by request" if best.pooled else "in closed form"
     if told and len(curves) > 1:
         drawn = charts_cockpit.latency(curves, load, here, {name: limits[name] for name in told}, told)
-        latency = figure(
-            drawn, f"This deployment by its load, in closed form; band: 80 %, dashed: promised, {dot}."
-        ).html
+        latency = figure(drawn, f"This deployment by its load, {how}; band: 80 %, dashed: promised, {dot}.").html
     cost = ""
     if len(costs) > 1:
         paid = best.usd_per_hour if "USD per hour" in costs else float(best.deployment.layout.gpus)
@@ -62,7 +61,7 @@ def _tiles(plan: Plan) -> str:
     best = plan.best
     assert best is not None
     found, usd = best.prediction.performance, best.usd_per_hour
-    told = [(describe(best.deployment), "the deployment" if plan.chosen else "the nearest, which does not do")]
+    told = [(best.what, "the deployment" if plan.chosen else "the nearest, which does not do")]
     if usd is not None:
         told.append((f"USD {usd:,.2f}", f"an hour; USD {usd * HOURS_PER_MONTH:,.0f} a month"))
     if each := best.prediction.usd_per_mtok_output:

@@ -46,7 +46,13 @@ def chapters(plan: Plan) -> list[Path]:
     """The notebooks that have something to say of `plan`: without a deployment there is nothing to explain."""
     if not plan.candidates:
         return walk()[:2]
-    idle = () if plan.chosen else ("6",) if plan.scenario.speculation else ("5", "6")
+    idle = (
+        ()
+        if plan.chosen and not plan.in_pools
+        else ("6",)
+        if plan.in_pools or plan.scenario.speculation
+        else ("5", "6")
+    )
     return [notebook for notebook in walk() if not notebook.name.startswith(idle)]
 
 

@@ -20,7 +20,6 @@ import traitlets
 from planner.core.quantities import Interval, PlannerError
 from planner.faces.chapter import CURRENT, change, changes, kept_plan, question
 from planner.faces.charts.base import svg
-from planner.planning.candidate import describe
 from planner.planning.search import Plan
 
 _DIGITS = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+")
@@ -229,7 +228,7 @@ def changes_told(scenario: str | Path, plan: Plan) -> ipywidgets.Widget | None:
         if found.best is None:
             return "nothing fits"
         usd = "" if found.best.usd_per_hour is None else f" at ${found.best.usd_per_hour:,.2f} an hour"
-        return f"{describe(found.best.deployment)}{usd}" + ", which does not do" * (found.chosen is None)
+        return f"{found.best.what}{usd}" + ", which does not do" * (found.chosen is None)
 
     what = ", ".join(f"{field} = {_plain(value)}" for field, value in changed.items())
     said = note(f"Changed from the plan: {what}. Now {cost(plan)}; before, {cost(before)}.")

@@ -73,6 +73,7 @@ class Facts(Entry):
     prefix_caching_hybrid: bool
     chunked_prefill: bool
     data_parallel_attention: bool
+    kv_handover: Literal["none", "same", "wider", "any"]
     async_scheduling: bool
     capture: Capture
     kv_cache_dtypes: tuple[str, ...]

@@ -15,11 +15,12 @@ from planner.facts.prices import price_per_hour
 from planner.latency.performance import LATENCIES, POINTS, Performance
 from planner.latency.start_up import start_up
 from planner.models.registry import model
-from planner.operations.launch import FILES, documents, file_names, launch
+from planner.operations.launch import FILES, IN_POOLS, documents, file_names, launches
 from planner.operations.rendering import render
-from planner.planning.candidate import Candidate, asked_rps, describe, energy, free_share, held, milliseconds, run_hours
+from planner.planning.candidate import Candidate, asked_rps, energy, free_share, held, milliseconds, run_hours
 from planner.planning.confidence import DRAWS, confidence
-from planner.planning.pools import best_pools, preferred
+from planner.planning.disaggregated import handover
+from planner.planning.pools import left_out
 from planner.planning.prediction import Prediction
 from planner.planning.renting import Renting
 from planner.planning.scaling import Scaling
@@ -51,7 +52,9 @@ def answer(plan: Plan) -> dict[str, Any]:
     found |= {"rejected": dict(Counter(rejection.bottleneck for rejection in plan.rejected))}
     found |= {"day": _day(plan.scaling, plan.renting) if plan.scaling and plan.renting else None}
     found |= {"assumptions": list(scenario.assumptions), "notes": list(plan.notes)}
-    found |= {"command": launch(plan.chosen.prediction).command if plan.chosen else None}
+    started = launches(plan.chosen.prediction) if plan.chosen else ()
+    found |= {"command": started[0].command if len(started) == 1 else None}
+    found |= {"commands": {one.role: one.command for one in started} if len(started) > 1 else None}
     return found | {"files": _files(plan)}
 
 
@@ -63,6 +66,11 @@ def _files(plan: Plan) -> list[str]:
     return [*file_names(plan.chosen.prediction, plan.scenario.wanted), *measured]
 
 
+def not_written(plan: Plan) -> list[str]:
+    """The kinds of files that the scenario asks for, and that there are none of for pools."""
+    return [kind for kind in plan.scenario.wanted if kind not in IN_POOLS] if plan.in_pools else []
+
+
 def _confidence(plan: Plan) -> dict[str, Any] | None:
     """How sure the choice is, in shares of all draws, and what to measure first; null where nothing was chosen."""
     sure = confidence(plan)
@@ -70,12 +78,11 @@ def _confidence(plan: Plan) -> dict[str, Any] | None:
         return None
     parts = {name: getattr(sure, name) for name in ("stays", "cheaper", "alike", "dearer", "broken")}
     others = [
-        {"deployment": describe(rival.deployment), "usd_per_hour": rival.usd_per_hour, "share": share}
-        for rival, share in sure.rivals
+        {"deployment": rival.what, "usd_per_hour": rival.usd_per_hour, "share": share} for rival, share in sure.rivals
     ]
     first = sure.first and {
-        "deployment": describe(sure.first[0].deployment), "changes_the_choice": sure.first[1],
-        "command": launch(sure.first[0].prediction).command, "files": list(to_measure(plan)),
+        "deployment": sure.first[0].what, "changes_the_choice": sure.first[1],
+        "commands": [one.command for one in launches(sure.first[0].prediction)], "files": list(to_measure(plan)),
     }  # fmt: skip
     return {"draws": DRAWS, **parts, "instead": others, "measure_first": first}
 
@@ -108,10 +115,10 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         "model": scenario.model, "checkpoint": deployment.model.name,
         "quantization": deployment.model.quantization.method, "kv_cache_dtype": args.kv_cache_dtype or "auto",
         "engine": deployment.engine.name, "engine_version": deployment.engine.version,
-        "gpu": deployment.gpu.name, "gpus": deployment.gpus, "gpus_rented": deployment.gpus_rented,
-        "machines": {f"{size} GPUs": many for size, many in Counter(deployment.machines).items()},
+        "gpu": deployment.gpu.name, "gpus": sum(pool.gpus for pool in prediction.pools),
+        "gpus_rented": prediction.gpus_rented, "machines": _machines(prediction),
         "spare_replicas": deployment.spare_replicas,
-        "layout": dict(vars(layout)), "pools": None,
+        "layout": dict(vars(layout)), "pools": _pools(prediction),
         "engine_args": {name: value for name, value in vars(args).items() if value is not None},
         "speculation": drafting and {
             **{field: getattr(drafting, field) for field in ("method", "num_speculative_tokens", "acceptance_rate")},
@@ -126,6 +133,29 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         "start_up_s": begins.total.triple if (begins := start_up(deployment, scenario.storage)) else None,
     }  # fmt: skip
     return shown | (_loaded(scenario, prediction, performance) if performance else {"predicted": None})
+
+
+def _machines(prediction: Prediction) -> dict[str, int]:
+    """How many machines of which size are rented."""
+    sizes = Counter(size for pool in prediction.pools for size in pool.machines)
+    return {f"{size} GPUs": many for size, many in sizes.items()}
+
+
+def _pools(prediction: Prediction) -> dict[str, Any] | None:
+    """Both pools and what lies between them; null where every replica does both."""
+    first, workload = prediction.prefill, prediction.workload
+    if first is None or workload is None:
+        return None
+    link, each = handover(first, prediction.deployment)
+    pools = {
+        role: {
+            "workers": pool.layout.replicas, "spare_workers": pool.spare_replicas, "gpus": pool.gpus,
+            "layout": dict(vars(pool.with_replicas(1).layout)),
+            "engine_args": {name: value for name, value in vars(pool.args).items() if value is not None},
+        }
+        for role, pool in zip(("prefill", "decode"), prediction.pools, strict=True)
+    }  # fmt: skip
+    return {**pools, "link_gb_per_s": link / 1e9, "kv_transfer_ms_mean": each * workload.prompt.mean * 1e3}
 
 
 def _loaded(scenario: Scenario, prediction: Prediction, performance: Performance) -> dict[str, Any]:
@@ -174,11 +204,11 @@ def told(plan: Plan) -> str:
     found = best.prediction.performance if best else None
     values: dict[str, Any] = {"plan": plan, "asked": scenario, "best": best, "found": found}
     if best and found:
-        values |= {"describe": describe, "launch": launch, "hours": run_hours(scenario, best)}
+        values |= {"launches": launches, "hours": run_hours(scenario, best)}
         drawn = [f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in energy(scenario, best)]
         values |= {"price": price_per_hour(best.deployment.gpu, scenario.prices)}
         values |= {"power": drawn, "promises": [_promise(target, found) for target in scenario.service_level]}
-        values |= {"pools": (pools := best_pools(scenario)), "preferred": pools and preferred(plan, pools)}
+        values |= {"pools_left_out": left_out(scenario), "not_written": not_written(plan), "handover": handover}
         values |= {"sure": confidence(plan), "scripts": [name for name in to_measure(plan) if name.endswith(".sh")]}
         values |= {"spare": free_share(scenario, best.prediction) or 0.0}
         values |= {"planned": asked_rps(scenario, best.prediction)}

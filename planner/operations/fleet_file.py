@@ -76,7 +76,7 @@ def options_of(asked: Scenario, kind: str) -> list[Option]:
     own = next((card for card in asked.gpus if card.gpu.name == kind), None)
     card = replace(own or CandidateGpu(gpu(kind), 1), at_most=MOST_OF_A_KIND)
     plan = search(replace(asked, gpus=(card,)))
-    return [_option(found) for found in plan.candidates if found.meets and found.stated]
+    return [_option(found) for found in plan.whole.candidates if found.meets and found.stated]
 
 
 def _option(found: Candidate) -> Option:

@@ -310,7 +310,8 @@ def _row(asked: Scenario, found: Candidate) -> dict[str, Any]:
     verdict = "nothing_meets" if not found.meets else "at_risk" if found.at_risk else "holds"
     return {
         "status": "ok", "verdict": verdict, "binding": "", "figures": "replay" if found.stated else "closed form",
-        "gpu": one.gpu.name, "gpus": one.gpus, "gpus_rented": one.gpus_rented, **vars(one.layout),
+        "gpu": one.gpu.name, "gpus": sum(pool.gpus for pool in found.prediction.pools),
+        "gpus_rented": found.prediction.gpus_rented, **vars(one.layout), "pools": found.what if found.pooled else "",
         "quantization": one.model.quantization.method, "kv_cache_dtype": one.args.kv_cache_dtype or "auto",
         "max_num_seqs": one.args.max_num_seqs, "max_model_len": one.args.max_model_len,
         "misses": "; ".join(found.misses), "margin": found.margin if math.isfinite(found.margin) else None,

@@ -10,6 +10,7 @@ from planner.facts.prices import HOURS_PER_MONTH
 from planner.facts.workload import Workload
 from planner.latency.performance import Performance
 from planner.latency.start_up import start_up
+from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction, evaluate_all, predict
 from planner.planning.scenario import Scenario, Target
 
@@ -51,20 +52,25 @@ class Candidate:
     def cost(self) -> tuple[bool, float]:
         """What candidates are compared by: USD per hour, or GPUs where no price is known (ranked after all others)."""
         usd = self.usd_per_hour
-        return usd is None, self.deployment.gpus_rented if usd is None else usd
+        return usd is None, self.prediction.gpus_rented if usd is None else usd
+
+    @property
+    def pooled(self) -> bool:
+        """Prefill and decode have workers of their own; `deployment` is that of the decode pool."""
+        return self.prediction.prefill is not None
 
     @property
     def kind(self) -> tuple[object, ...]:
         """What makes candidates differ for a reader: engine, GPU and layout, however experts are spread in it."""
-        layout, engine = self.deployment.layout, self.deployment.engine
-        return engine.name, self.deployment.gpu, layout.tp, layout.pp, layout.dp
+        layouts = [(pool.layout.tp, pool.layout.pp, pool.layout.dp) for pool in self.prediction.pools]
+        return self.deployment.engine.name, self.deployment.gpu, *layouts
 
     @property
     def place(self) -> tuple[object, ...]:
         """What it is but for its engine's arguments."""
         deployment, formats = self.deployment, self.preference[:-1]
         machine = deployment.gpu, deployment.gpus_per_node, deployment.sold_in, deployment.link_bandwidth
-        return *machine, deployment.layout, formats
+        return *machine, tuple(pool.layout for pool in self.prediction.pools), formats
 
     @property
     def identity(self) -> tuple[object, ...]:
@@ -81,27 +87,47 @@ class Candidate:
     @property
     def rank(self) -> tuple[object, ...]:
         """Sorts candidates from best to worst by the rule of this module."""
-        return not self.meets, self.cost, self.at_risk, self.preference, self.deployment.layout.pp, self.margin
+        risky, layout = self.pooled and self.at_risk, self.deployment.layout
+        return not self.meets, risky, self.cost, self.pooled, self.at_risk, self.preference, layout.pp, self.margin
 
     def __str__(self) -> str:
         price = "no price known" if self.usd_per_hour is None else f"${self.usd_per_hour:,.2f} per hour"
         verdict = (
             "; ".join(self.misses) or "; ".join(f"at risk: {risk}" for risk in self.risks) or "meets the service level"
         )
-        return f"{describe(self.deployment)}: {price}; {verdict}"
+        return f"{self.what}: {price}; {verdict}"
+
+    @property
+    def what(self) -> str:
+        """What it is in a few words: `describe`, or both pools."""
+        if self.prediction.prefill is None:
+            return describe(self.deployment)
+        first, rest = (f"{pool.layout.replicas} x {pool.with_replicas(1).layout}{_beside(pool)}"
+                       for pool in self.prediction.pools)  # fmt: skip
+        where = f"{sum(pool.gpus for pool in self.prediction.pools)} x {self.deployment.gpu.name}"
+        return f"{where}, prefill {first}, decode {rest}, {_formats(self.deployment)}"
 
 
 def describe(deployment: Deployment) -> str:
     """A deployment in a few words: GPUs, layout, formats, and the engine where it is another than vLLM."""
-    layout, stored = deployment.layout, deployment.model.quantization.method
+    where = f"{deployment.gpus} x {deployment.gpu.name}"
+    return f"{where}, {deployment.layout}{_beside(deployment)}, {_formats(deployment)}"
+
+
+def _formats(deployment: Deployment) -> str:
+    stored = deployment.model.quantization.method
     formats = [deployment.model.dtype if stored == "none" else stored]
     formats += [f"{deployment.args.kv_cache_dtype} KV"] if deployment.args.kv_cache_dtype not in (None, "auto") else []
     formats += [deployment.speculation.method] if deployment.speculation else []
     formats += [deployment.engine.name] if deployment.engine.name != "vllm" else []
+    return ", ".join(formats)
+
+
+def _beside(deployment: Deployment) -> str:
+    """Spare replicas, and rented GPUs that nothing runs on."""
     spares, idle = deployment.spare_replicas, deployment.gpus_rented - deployment.gpus
     beside = f" + {spares} spare{'s' if spares > 1 else ''}" if spares else ""
-    beside += f" ({idle} of {deployment.gpus_rented} rented GPUs not needed)" if idle else ""
-    return f"{deployment.gpus} x {deployment.gpu.name}, {layout}{beside}, {', '.join(formats)}"
+    return beside + (f" ({idle} of {deployment.gpus_rented} rented GPUs not needed)" if idle else "")
 
 
 def judge(scenario: Scenario, deployment: Deployment, replicas: int, preference: tuple[int, ...] = ()) -> Candidate:
@@ -122,7 +148,11 @@ def judge_all(scenario: Scenario, cases: Sequence[tuple[Deployment, int, tuple[i
 
 def replayed(scenario: Scenario, candidate: Candidate, *, quick: bool = False) -> Candidate:
     """`candidate` as it is stated: its traffic, replayed; `quick` is a first look."""
-    found = predict(candidate.deployment, traffic(scenario, candidate.deployment), scenario.prices, quick=quick)
+    load, first = traffic(scenario, candidate.deployment), candidate.prediction.prefill
+    if first:
+        found = evaluate_disaggregated(first, candidate.deployment, load, scenario.prices)
+    else:
+        found = predict(candidate.deployment, load, scenario.prices, quick=quick)
     return against(scenario, found, candidate.preference)
 
 
@@ -194,13 +224,10 @@ class Limit:
 def bounds(scenario: Scenario, prediction: Prediction) -> Iterator[tuple[str, str, Interval | None, Limit]]:
     """(name, what it is, its figure, the limit) for each limit that the scenario sets beside its service level."""
     if scenario.start_up_at_most is not None:
-        begins = start_up(prediction.deployment, scenario.storage)
-        yield (
-            "start-up",
-            "the start-up of a replica",
-            begins.total if begins else None,
-            Limit(scenario.start_up_at_most, "s"),
-        )
+        begins = [start_up(pool, scenario.storage) for pool in prediction.pools]
+        totals = [one.total for one in begins if one]
+        slowest = max(totals, key=lambda total: total.mid) if len(totals) == len(begins) else None
+        yield "start-up", "the start-up of a replica", slowest, Limit(scenario.start_up_at_most, "s")
     if scenario.power_at_most is not None:
         yield "power", "the mean power of all GPUs", prediction.watts, Limit(scenario.power_at_most, "W")
 

@@ -10,20 +10,21 @@ first token (`latency.pool_costs` says how long all that takes beside the steps)
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
-from planner.core.quantities import Interval, PlannerError
+from planner.core.quantities import Z80, Interval, PlannerError
 from planner.facts.arrivals import arrivals
 from planner.facts.deployment import Deployment
 from planner.facts.prices import Prices
 from planner.facts.workload import Workload
-from planner.latency.performance import FP8_KV, LATE, POINTS, WIDER, Performance
+from planner.latency.performance import FP8_KV, LATE, LATENCIES, POINTS, WIDER, Performance
 from planner.latency.pool_costs import PoolCosts, pool_coefficients, pool_costs, pool_spreads
 from planner.latency.speculation import step_of
 from planner.latency.step_model import StepModel
 from planner.memory.budget import MemoryPlan, memory_of
+from planner.planning.benchmark_run import taken_on
 from planner.planning.prediction import Prediction, price_of
 from planner.simulator.pools_in_series import DecodePool, Passage, PrefillPool, tandem
 
@@ -49,8 +50,22 @@ def evaluate_disaggregated(
         if not memory.starts:
             return Prediction(pool, workload, memory, None, paid)
     found = Prediction(decode, workload, memories[decode], None, paid, prefill=prefill)
-    load = found.load if prefill.args.enable_prefix_caching else replace(found.load, prefix_hit_rate=0.0)
-    return replace(found, performance=Pools.of(prefill, decode, memories[decode], load).run(load))
+    load = taken_on(prefill, workload)  # which looks for shared prefixes where prompts are computed
+    pools = Pools.of(prefill, decode, memories[decode], load)
+    performance, others = pools.run(load), []
+    if load.rate is not None:  # in a closed loop every time is longer by the same factor
+        pace = math.exp(Z80 * pools.sigma_tpot)
+        others = [pools.scaled(factor).run(load) for factor in (1 / pace, pace)]
+    return replace(found, performance=_widened(performance, others))
+
+
+def handover(prefill: Deployment, decode: Deployment) -> tuple[float, float]:
+    """(bytes/s of the link of one GPU, seconds that the KV cache of a prompt's token is on it).
+
+    All ranks of a worker send at once, each what it holds, over the network between nodes: a pool may lie on any.
+    """
+    slowest = min(prefill.gpu.internode_bandwidth, decode.gpu.internode_bandwidth)
+    return slowest, max(memory_of(pool).layout.kv_bytes_per_token for pool in (prefill, decode)) / slowest
 
 
 @dataclass(frozen=True)
@@ -94,17 +109,24 @@ class Pools:
             )
         step_s = rest.decode_step(np.maximum(np.arange(seats + 1) / ranks / rest.stages, 1.0), context)
         after = DecodePool(decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)), costs.handover)
-        slowest = min(prefill.gpu.internode_bandwidth, decode.gpu.internode_bandwidth)  # each rank sends what it holds
         sigmas = pool_spreads(decode, rest.sigma_tpot, first.sigma_ttft)
-        return cls(before, after, first, rest, ranks, held, memory.layout.kv_bytes_per_token / slowest, *sigmas)
+        return cls(before, after, first, rest, ranks, held, handover(prefill, decode)[1], *sigmas)
+
+    def scaled(self, factor: float) -> Self:
+        """The same with steps of both pools that take `factor` times as long."""
+        first, rest = self.first, self.rest
+        slower = first._replace(
+            own_s=first.own_s * factor, joint_s=first.joint_s * factor, step_s=first.step_s * factor
+        )
+        return replace(self, first=slower, rest=rest._replace(step_s=rest.step_s * factor))
 
     def run(self, workload: Workload) -> Performance:
         """Let the workload's requests through, a whole run from the first burst on, and sum up what they saw."""
         many = workload.concurrency or 0
         n = min(workload.requests, max(MOST, 2 * many))
         rng = np.random.default_rng(SEED)
-        prompt, output = workload.prompt.sample(n, rng), workload.output.sample(n, rng)
-        sent = np.zeros(n) if workload.rate is None else arrivals(n, workload.rate, workload.burstiness, rng)
+        prompt, output, sent = _requests(workload, n, rng)
+        n = len(sent)
         computed = np.maximum(prompt - workload.cached_tokens, 1.0)
         attention = self.prefill.prefill_attention(computed, workload.cached_tokens) / self.prefill.stages
         travel = prompt * (self.transfer_s + self.prefill.prompt_token_s) + self.prefill.request_s
@@ -147,7 +169,34 @@ class Pools:
             limit=limit if saturated or (workload.rate is None and rate > 0.9 * peak) else "load",
             basis=self.decode.basis,
             warnings=(FP8_KV,) if self.decode.kv_stretch > 1 else (),
+            requests=max(round(n / self.rest.workers / self.ranks), 1),
         )
+
+
+def _requests(workload: Workload, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """[n] prompt and output tokens and seconds of arrival: a trace's own, at the rate asked for, or drawn ones."""
+    trace = workload.trace
+    if trace is None:
+        prompt, output = workload.prompt.sample(n, rng), workload.output.sample(n, rng)
+        sent = np.zeros(n) if workload.rate is None else arrivals(n, workload.rate, workload.burstiness, rng)
+        return prompt, output, sent
+    taken = trace.prompt <= workload.prompt.values.max()  # the others are refused
+    columns = trace.prompt, trace.output, trace.arrival
+    prompt, output, sent = (np.asarray(column[taken][:n], float) for column in columns)
+    return prompt, output, sent * (trace.rate * taken.mean() / workload.rate) if workload.rate else 0 * sent
+
+
+def _widened(mid: Performance, others: list[Performance]) -> Performance:
+    """`mid` with intervals that hold what faster and slower steps make of queues, too."""
+    if not others:
+        return mid
+
+    def wider(metric: str, point: str) -> Interval:
+        known, ends = mid.at(metric, point), [one.at(metric, point).mid for one in others]
+        return Interval(min(known.lo, *ends), known.mid, max(known.hi, *ends))
+
+    times: dict[str, Any] = {metric: {point: wider(metric, point) for point in POINTS} for metric in LATENCIES}
+    return replace(mid, **times)
 
 
 def _stats(values: np.ndarray, sigma: float) -> dict[str, Interval]:

@@ -1,15 +1,17 @@
-"""The best prefill and decode pools for a scenario, held against its plan, in which every replica does both.
+"""Pools of prefill and of decode workers as candidates for a scenario that allows them (`pools: true`).
 
-They are looked at only where the scenario says `pools: true`, for traffic with a rate: what is known of them was mostly
-measured behind NVIDIA Dynamo, they take a router and a fast link, and their intervals are wide. They are preferred
-where they cost less though they keep every promise at the pessimistic end of those intervals.
+A pool is a deployment whose replicas are its workers; two of them and the link between make a candidate. Of each pair
+of worker shapes as many workers are taken as keep every promise at the pessimistic end too, added where one is short.
+Their intervals are wide, and they take a router and a fast link: the search chooses them where they cost less than
+replicas that do both, and hold even there.
 """
 
 import math
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
+from operator import attrgetter
 
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment
@@ -22,112 +24,119 @@ from planner.planning.candidate import Candidate, against
 from planner.planning.deployments import deployment_of
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.scenario import CandidateGpu, Scenario
-from planner.planning.search import Plan
 
-ENGINES = ("vllm", "sglang", "trtllm")
-"""That can hand a KV cache from one worker to another."""
-FIRST_LOOK = 3_000
+FIRST_LOOK = 2_000
 """Requests of a first look; what is stated has all of a run."""
-STEPS = 12
-"""Workers that are added one by one, at most, until every promise is kept."""
-DECODING = {"tpot", "itl", "e2e", "kv", "max_num_seqs"}
+STEPS = 8
+"""Times that workers are added, at most, until every promise is kept."""
+STATED = 4
+"""Pools that are stated, at most, until some hold."""
+DECODING = {"tpot", "itl", "e2e", "memory"}
 """What is missed for want of decode workers."""
+HELPLESS = {"power", "start-up", "max_model_len"}
+"""What no further worker mends."""
 
 
-@dataclass(frozen=True)
-class PoolPlan:
-    """A prefill and a decode pool under a scenario's traffic, held against its service level."""
-
-    prefill: Deployment
-    decode: Deployment
-    found: Candidate  # of the decode pool, its figures those of both
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of both pools that are rented."""
-        return self.prefill.gpus_rented + self.decode.gpus_rented
-
-    @property
-    def cost(self) -> tuple[bool, float]:
-        """As a candidate's: USD per hour, or GPUs where no price is known."""
-        usd = self.found.usd_per_hour
-        return usd is None, self.gpus if usd is None else usd
-
-    def __str__(self) -> str:
-        first, rest = (replace(pool.layout, replicas=1) for pool in (self.prefill, self.decode))
-        workers = self.prefill.layout.replicas, self.decode.layout.replicas
-        return f"{self.gpus} x {self.decode.gpu.name}: prefill {workers[0]} x {first}, decode {workers[1]} x {rest}"
+def left_out(scenario: Scenario) -> str:
+    """Why no pools are looked at; "" where they are."""
+    without = [one.engine for one in scenario.by_engine if one.engine.facts["kv_handover"] == "none"]
+    if len(without) == len(scenario.by_engine):
+        return f"no worker of {without[0].name} {without[0].version} is known to hand its KV cache to another"
+    reasons = {
+        "work with a deadline has no latency to keep": scenario.offline,
+        "what adapters cost in pools was not measured": bool(scenario.workload.adapters),
+        "how pools follow a day is not planned": scenario.day is not None,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def best_pools(scenario: Scenario) -> PoolPlan | None:
-    """The cheapest pools that keep every promise, else those that come nearest; None where none can be looked at."""
-    if not scenario.pools or scenario.workload.rate is None or scenario.offline:
-        return None
-    found = [grown for one in _shapes(scenario) if (grown := _grown(scenario, *one))]
-    if not found:
-        return None
-    best = min(found, key=_rank)
-    stated = _judged(scenario, best.prefill, best.decode, scenario.workload)
-    return stated or best
+def in_pools(scenario: Scenario, dearest: float = math.inf) -> list[Candidate]:
+    """Pools from best to worst, each with the workers that it takes; none for more than `dearest` USD (or GPUs)."""
+    if left_out(scenario):
+        return []
+    many = replace(scenario.workload, num_prompts=min(scenario.workload.requests, FIRST_LOOK))
+    looks: list[tuple[Candidate, CandidateGpu]] = []
+    for asked, first, rest, preference in _shapes(scenario):
+        if look := _grown(scenario, asked, first, rest, preference, many, dearest):
+            looks.append((look, asked))
+    looks.sort(key=lambda look: look[0].rank)
+    found: list[Candidate] = []
+    while looks and len(found) < STATED and not any(one.meets and not one.at_risk for one in found):
+        best, asked = looks.pop(0)
+        first, rest = best.prediction.pools
+        found.append(_grown(scenario, asked, first, rest, best.preference, scenario.workload, dearest) or best)
+    return [*sorted(found, key=attrgetter("rank")), *(one for one, _ in looks)]
 
 
-def preferred(plan: Plan, pools: PoolPlan) -> bool:
-    """Whether pools cost less than the plan, and keep every promise at the pessimistic end of every interval."""
-    holds = pools.found.meets and not pools.found.at_risk
-    return holds and (plan.chosen is None or pools.cost < plan.chosen.cost)
+def _shapes(scenario: Scenario) -> Iterator[tuple[CandidateGpu, Deployment, Deployment, tuple[int, ...]]]:
+    """One worker of each pool: every tensor and data parallel size inside a node, formats in both alike.
 
-
-def _rank(pools: PoolPlan) -> tuple[object, ...]:
-    return not pools.found.meets, pools.found.at_risk * pools.found.meets, *pools.cost, pools.found.margin
-
-
-def _shapes(scenario: Scenario) -> Iterator[tuple[CandidateGpu, Deployment, Deployment]]:
-    """One worker of each pool: every tensor and data parallel size inside a node, formats in both alike."""
-    for under, card, quantization, kv in product(
-        scenario.by_engine, scenario.gpus, scenario.quantizations, scenario.kv_cache_dtypes
-    ):
-        if under.engine.name not in ENGINES or unsupported(card.gpu, under.engine):
+    None of models whose layers keep caches of several kinds, with recurrent states or sliding windows: engines hand
+    those over by other rules, and not in every version.
+    """
+    for (e, under), asked, (q, quantization), (k, kv) in product(
+        enumerate(scenario.by_engine), scenario.gpus, enumerate(scenario.quantizations),
+        enumerate(scenario.kv_cache_dtypes),
+    ):  # fmt: skip
+        if under.engine.facts["kv_handover"] == "none" or unsupported(asked.gpu, under.engine):
             continue
-        served, alone = model(scenario.model, quantization=quantization), replace(under, spare_replicas=0)
-        workers = []
-        for layout in legal_layouts(served, card.gpu, card.at_most, card.node, under.engine):
-            if layout.pp > 1 or layout.gpus >= min(card.at_most, card.node + 1):
+        served, workers = model(scenario.model, quantization=quantization), list[Deployment]()
+        for layout in legal_layouts(served, asked.gpu, min(asked.node, asked.at_most - 1), asked.node, under.engine):
+            if layout.pp > 1 or any(getattr(layout, name) != size for name, size in scenario.layout.items()):
                 continue
             with suppress(PlannerError):
-                one = deployment_of(alone, card, served, layout, kv)
-                workers += [one] if memory_of(one).starts else []
-        yield from ((card, first, rest) for first, rest in product(workers, workers))
+                one = deployment_of(under, asked, served, layout, kv)
+                memory = memory_of(one)
+                workers += [one] if memory.starts and len(memory.layout.groups) == 1 else []
+        pairs = (pair for pair in product(workers, workers) if _hand_over(*pair))
+        yield from ((asked, first, rest, (q, k, 0, e, 0)) for first, rest in pairs)
 
 
-def _grown(scenario: Scenario, card: CandidateGpu, first: Deployment, rest: Deployment) -> PoolPlan | None:
-    """One worker of each, and one more at a time of the pool that is short, until nothing is missed or too many are."""
-    many = replace(scenario.workload, num_prompts=min(scenario.workload.requests, FIRST_LOOK))
-    best: PoolPlan | None = None
+def _hand_over(first: Deployment, rest: Deployment) -> bool:
+    """Whether a prefill worker like `first` can hand its KV cache to a decode worker like `rest`."""
+    how, before, after = rest.engine.facts["kv_handover"], first.layout.tp, rest.layout.tp
+    return how == "any" or before == after or (how == "wider" and before < after)
+
+
+def _grown(
+    scenario: Scenario, asked: CandidateGpu, first: Deployment, rest: Deployment, preference: tuple[int, ...],
+    load: Workload, dearest: float,
+) -> Candidate | None:  # fmt: skip
+    """More workers of the pool that is short, until nothing is missed, or too many are needed; the best on the way."""
+    best: Candidate | None = None
     for _ in range(STEPS):
-        found = _judged(scenario, first, rest, many) if first.gpus_rented + rest.gpus_rented <= card.at_most else None
-        if found is None:
+        found = judged(scenario, first, rest, load, preference)
+        if found is None or found.prediction.gpus_rented > asked.at_most or found.cost[1] > dearest:
             break
-        best = found if best is None or _rank(found) < _rank(best) else best
-        performance = found.found.prediction.performance
-        if (found.found.meets and not found.found.at_risk) or performance is None:
+        best = found if best is None or found.rank < best.rank else best
+        if (found.meets and not found.at_risk) or HELPLESS & {*found.constraints}:
             break
-        said = found.found.constraints or found.found.risks
-        short = {word.lower() for each in said for word in each.split()}
-        if "capacity" in short:
-            short = {performance.limit if performance.limit != "load" else _bottleneck(found)}
-        if short & DECODING:
-            rest = rest.with_replicas(rest.layout.replicas + 1)
+        more = max(found.share - 1, 0.0)
+        wider, longer = (pool.with_replicas(math.ceil(pool.layout.replicas * (1 + more)) + (more == 0))
+                         for pool in (first, rest))  # fmt: skip
+        if _decode_is_short(scenario, found, wider, longer, load):
+            rest = longer
         else:
-            first = first.with_replicas(first.layout.replicas + 1)
+            first = wider
     return best
 
 
-def _bottleneck(pools: PoolPlan) -> str:
-    performance = pools.found.prediction.performance
-    return "kv" if performance and performance.kv_usage > 0.5 else "compute"
+def _decode_is_short(
+    scenario: Scenario, found: Candidate, wider: Deployment, longer: Deployment, load: Workload
+) -> bool:
+    """Whether it takes the `longer` decode pool, not the `wider` prefill pool, to mend what `found` misses or risks."""
+    said = {word.lower() for each in found.constraints or found.risks for word in each.split()}
+    if found.share <= 1 and said & {*DECODING, "ttft"}:
+        return bool(said & DECODING)
+    first, rest = found.prediction.pools
+    tried = [judged(scenario, *pools, load, found.preference) for pools in ((wider, rest), (first, longer))]
+    with_first, with_rest = (one.share if one else math.inf for one in tried)
+    return with_rest < with_first
 
 
-def _judged(scenario: Scenario, first: Deployment, rest: Deployment, load: Workload) -> PoolPlan | None:
+def judged(
+    scenario: Scenario, first: Deployment, rest: Deployment, load: Workload, preference: tuple[int, ...] = ()
+) -> Candidate | None:
     """Both pools under `load`, requests let through one by one; None where they cannot serve it."""
     try:
         prediction = evaluate_disaggregated(first, rest, load, scenario.prices)
@@ -135,4 +144,4 @@ def _judged(scenario: Scenario, first: Deployment, rest: Deployment, load: Workl
         return None
     if prediction.performance is None or math.isnan(prediction.performance.request_tps.mid):
         return None
-    return PoolPlan(first, rest, against(scenario, prediction))
+    return against(scenario, prediction, preference)

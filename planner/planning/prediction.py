@@ -36,9 +36,19 @@ class Prediction:
     prefill: Deployment | None = None
 
     @property
+    def pools(self) -> tuple[Deployment, ...]:
+        """The prefill and the decode pool; of replicas that do both the deployment alone."""
+        return (self.prefill, self.deployment) if self.prefill else (self.deployment,)
+
+    @property
     def gpus(self) -> int:
         """GPUs of all replicas and pools that serve the load."""
-        return self.deployment.layout.gpus + (self.prefill.layout.gpus if self.prefill else 0)
+        return sum(pool.layout.gpus for pool in self.pools)
+
+    @property
+    def gpus_rented(self) -> int:
+        """GPUs of all pools that are paid, spare ones and those of whole machines among them."""
+        return sum(pool.gpus_rented for pool in self.pools)
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -92,8 +102,7 @@ class Prediction:
         """Mean power of all GPUs that are rented, W: of those under load, and of the others, which idle."""
         if self.power is None:
             return None
-        rented = self.deployment.gpus_rented + (self.prefill.gpus_rented if self.prefill else 0)
-        return self.power * self.gpus + board_power(self.deployment.gpu, IDLE) * (rented - self.gpus)
+        return self.power * self.gpus + board_power(self.deployment.gpu, IDLE) * (self.gpus_rented - self.gpus)
 
     @property
     def joules(self) -> Interval | None:

@@ -3,13 +3,15 @@
 Candidates are ranked in closed form; those at the top are replayed (`planning.confirmation`), and one that fails there
 counts as missing its target. The rule, in this order: it meets every target at the middle of its interval; it costs
 least per hour (GPUs, where no price is known); it meets them at the pessimistic end too; it changes the model least
-(formats in the scenario's order, no speculation); it has the fewest pipeline stages, then the largest margin.
+(formats in the scenario's order, no speculation); it has the fewest pipeline stages, then the largest margin. Pools of
+prefill and decode workers (`planning.pools`) come before replicas that do both only where they cost less and meet every
+target at the pessimistic end.
 """
 
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from operator import attrgetter
@@ -25,6 +27,7 @@ from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, asked_rps, describe, judge, judge_all, most_rps
 from planner.planning.confirmation import confirm, nearest, stated
 from planner.planning.deployments import deployment_of
+from planner.planning.pools import in_pools, left_out
 from planner.planning.renting import Renting, renting_of
 from planner.planning.scaling import Scaling, scaling_of
 from planner.planning.scenario import CandidateGpu, Scenario
@@ -32,6 +35,8 @@ from planner.planning.variants import FEW, variants
 
 GAIN = 1.3
 """Other engine arguments serve so many times as many requests, at most."""
+TWICE = 2.0
+"""Pools that cost more than so many times the plan without them are of no interest."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,22 @@ class Plan:
     candidates: tuple[Candidate, ...]  # from best to worst
     rejected: tuple[Rejection, ...]
     notes: tuple[str, ...]
+    without_pools: "Plan | None" = None  # where pools are allowed
+
+    @property
+    def whole(self) -> "Plan":
+        """The plan in which every replica does both, prefill and decode."""
+        return self.without_pools or self
+
+    @property
+    def in_pools(self) -> bool:
+        """Pools are what was chosen."""
+        return self.chosen is not None and self.chosen.pooled
+
+    @property
+    def pooled(self) -> Candidate | None:
+        """The best pools that were looked at."""
+        return next((candidate for candidate in self.candidates if candidate.pooled), None)
 
     @property
     def best(self) -> Candidate | None:
@@ -104,7 +125,34 @@ class Plan:
 
 
 def search(scenario: Scenario) -> Plan:
-    """Evaluate every legal candidate of `scenario` and choose by the rule above.
+    """Evaluate every legal candidate of `scenario` and choose by the rule above."""
+    plan = _without_pools(scenario)
+    return _with_pools(plan) if scenario.pools else plan
+
+
+def _with_pools(whole: Plan) -> Plan:
+    """`whole` with pools among its candidates; the plan is theirs where the rule says so."""
+    scenario, today = whole.scenario, whole.chosen
+    if reason := left_out(scenario):
+        return replace(whole, notes=(*whole.notes, f"pools are not looked at: {reason}"), without_pools=whole)
+    pools = in_pools(scenario, TWICE * today.cost[1] if today and not today.cost[0] else math.inf)
+    best = next((pool for pool in pools if pool.meets), None)
+    together = (*whole.candidates, *pools)
+    if today or best:
+        together = tuple(sorted(together, key=lambda one: (not (one.meets and one.stated), one.rank)))
+    plan = replace(whole, candidates=together, without_pools=whole)
+    if best is None:
+        return plan
+    if today is None or best.rank < today.rank:
+        binding = _binding(scenario, best, list(whole.candidates), list(whole.rejected))
+        notes = tuple(dict.fromkeys((*whole.notes, *best.prediction.warnings)))
+        return replace(plan, chosen=best, runner_up=today, safer=None, binding=binding, notes=notes)
+    safer = whole.safer is None or best.rank < whole.safer.rank
+    return replace(plan, safer=best) if today.at_risk and not best.at_risk and safer else plan
+
+
+def _without_pools(scenario: Scenario) -> Plan:
+    """The plan of replicas that do both, prefill and decode.
 
     Replicas over several nodes are looked at where nothing smaller holds, or one of them would cost no more.
     """
@@ -319,7 +367,7 @@ def _binding(
         near = cheaper[0]
         return Binding(
             near.constraints[0],
-            f"Of all that costs less, {describe(near.deployment)} comes nearest, but {'; '.join(near.misses)}.",
+            f"Of all that costs less, {near.what} comes nearest, but {'; '.join(near.misses)}.",
         )
     small = [r for r in rejected if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.gpus]
     if small:
@@ -332,7 +380,7 @@ def _nothing(candidates: list[Candidate], rejected: list[Rejection]) -> Binding:
     """Why no candidate does, nearest first."""
     if candidates:
         near = candidates[0]
-        return Binding(near.constraints[0], f"The nearest, {describe(near.deployment)}: {'; '.join(near.misses)}.")
+        return Binding(near.constraints[0], f"The nearest, {near.what}: {'; '.join(near.misses)}.")
     if not rejected:
         return Binding("engine", "The engine accepts no layout of this model on these GPUs.")
     last = max(rejected, key=lambda rejection: rejection.gpus)

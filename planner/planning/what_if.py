@@ -145,7 +145,7 @@ def affordable(scenario: Scenario, chosen: Candidate, times: float) -> Scenario:
     cards = []
     for card in scenario.gpus:
         price = price_per_hour(card.gpu, scenario.prices)
-        usd, gpus = chosen.usd_per_hour, chosen.deployment.gpus_rented
+        usd, gpus = chosen.usd_per_hour, chosen.prediction.gpus_rented
         most = int(times * (usd / price.usd if usd and price else gpus) + 1e-6)
         cards += [replace(card, at_most=min(card.at_most, most))] if most else []
     return replace(scenario, gpus=tuple(cards))

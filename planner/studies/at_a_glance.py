@@ -9,6 +9,7 @@ import pandas as pd
 
 from planner.facts.workload import Workload
 from planner.planning.candidate import Candidate, against, traffic
+from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import evaluate_all, price_of
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -49,7 +50,12 @@ def latency_against_load(scenario: Scenario, candidate: Candidate) -> pd.DataFra
     if not workload.rate:
         loads = {float(max(round(load), 1)) for load in loads}
     ordered = sorted(loads)
-    told = evaluate_all([(candidate.deployment, at_load(workload, load)) for load in ordered])
+    rest, first = candidate.deployment, candidate.prediction.prefill
+    traffic_of = [at_load(workload, load) for load in ordered]
+    if first:
+        told = [evaluate_disaggregated(first, rest, load) for load in traffic_of]
+    else:
+        told = evaluate_all([(rest, load) for load in traffic_of])
     rows = []
     for load, one in zip(ordered, told, strict=True):
         if (at := one.performance) and not at.saturated:
@@ -65,7 +71,8 @@ def cost_against_load(plan: Plan) -> pd.DataFrame:
     """
     scenario = plan.scenario
     name, here = load_of(scenario.workload)
-    kinds = {candidate.identity: candidate for candidate in plan.candidates[:KINDS] if candidate.prediction.fits}
+    shown = plan.whole.candidates[:KINDS]
+    kinds = {candidate.identity: candidate for candidate in shown if candidate.prediction.fits}
     priced = all(candidate.usd_per_hour is not None for candidate in kinds.values())
     most = {wanted.gpu: wanted.at_most for wanted in scenario.gpus}
     options = list(zip(kinds.values(), carried(scenario, list(kinds.values())), strict=True))

@@ -7,7 +7,7 @@ import pandas as pd
 
 from planner.core.quantities import GIB, PlannerError
 from planner.facts.prices import HOURS_PER_MONTH
-from planner.planning.candidate import describe, free_share, held, milliseconds, run_hours
+from planner.planning.candidate import free_share, held, milliseconds, run_hours
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 
@@ -100,7 +100,7 @@ def _answered(plan: Plan) -> dict[str, Any]:
     """What the answer is and does, but for promises and costs."""
     best = plan.best
     found = best.prediction.performance if best else None
-    rows: dict[str, Any] = {"answer": VERDICTS[plan.verdict], "deployment": best and describe(best.deployment)}
+    rows: dict[str, Any] = {"answer": VERDICTS[plan.verdict], "deployment": best and best.what}
     rows |= {"what limits it": plan.binding.constraint}
     if best is None or found is None:
         return rows

@@ -17,7 +17,7 @@ from planner.facts.deployment import Deployment
 from planner.facts.engines import resolve
 from planner.models.registry import model
 from planner.parallelism.layouts import refuse
-from planner.planning.candidate import Candidate, describe, judge_all
+from planner.planning.candidate import Candidate, judge_all
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan, search
 
@@ -155,9 +155,9 @@ def decisions(scenarios: Iterable[Scenario], answer: Callable[[Scenario], Plan] 
         seats = f", max_num_seqs {best.deployment.args.max_num_seqs}" if best else ""
         rows.append({
             "scenario": scenario.name, "work": f"{prompt:,.0f} tokens in, {output:,.0f} out",
-            "approach": describe(best.deployment) + seats if best else "none",
+            "approach": best.what + seats if best else "none",
             "what limits it": plan.binding.constraint, "USD per hour": usd and f"{usd:,.2f}",
-            "turning no knob": describe(default.deployment) if default else f"nothing does: {usual.binding.constraint}",
+            "turning no knob": default.what if default else f"nothing does: {usual.binding.constraint}",
             "its USD per hour": more and f"{more:,.2f}",
             "saved (%)": round((1 - usd / more) * 100) if usd and more else None,
         })  # fmt: skip

@@ -51,8 +51,17 @@ def studied(plan: Plan) -> tuple[Plan, str]:
     raise PlannerError(f"{plan.scenario.name}: {plan.binding}")
 
 
+def aside(asked: Plan) -> str:
+    """Which deployment a chapter on replicas that do both looks at, where the plan itself is in pools."""
+    pooled, whole = asked.chosen, asked.whole.best
+    assert pooled is not None
+    return f"The plan is in pools: {pooled.what}. This chapter looks at the best without them: {whole}."
+
+
 def opening(asked: Plan, plan: Plan, changed: str) -> str:
     """What a chapter talks about: the answer to what was `asked`, or what it goes on with where there is none."""
+    if asked.in_pools and not changed:
+        return aside(asked)
     if changed:
         return f"{str(asked.binding).rstrip('.')}. To show what would do, this chapter goes on with: {changed}."
     if plan.chosen is None:

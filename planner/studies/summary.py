@@ -19,7 +19,6 @@ from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import (
     Candidate,
     asked_rps,
-    describe,
     energy,
     free_share,
     milliseconds,
@@ -28,6 +27,7 @@ from planner.planning.candidate import (
 )
 from planner.planning.confidence import DRAWS, confidence
 from planner.planning.deployments import deployment_of
+from planner.planning.pools import judged
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 from planner.planning.what_if import WhatIf
@@ -55,7 +55,7 @@ def by_engine(plan: Plan) -> pd.DataFrame:
     for candidate in plan.candidates:
         best.setdefault(candidate.deployment.engine.name, candidate)
     rows = [
-        (f"{engine} {found.deployment.engine.version}", describe(found.deployment), found.usd_per_hour or math.nan,
+        (f"{engine} {found.deployment.engine.version}", found.what, found.usd_per_hour or math.nan,
          "; ".join(found.misses or found.risks) or "meets the service level")
         for engine, found in best.items()
     ]  # fmt: skip
@@ -79,7 +79,7 @@ def verdict(plan: Plan) -> str:
 
 def _offer(scenario: Scenario, candidate: Candidate) -> str:
     """A candidate and its price, where one is known."""
-    said, usd, hours = describe(candidate.deployment), candidate.usd_per_hour, run_hours(scenario, candidate)
+    said, usd, hours = candidate.what, candidate.usd_per_hour, run_hours(scenario, candidate)
     if usd is None:
         return said
     whole = f"${usd * hours.mid:,.0f} for all of it" if hours else f"${usd * HOURS_PER_MONTH:,.0f} a month"
@@ -102,7 +102,7 @@ def limits(plan: Plan) -> str:
         return str(plan.binding)
     if other is None:
         return f"{plan.binding} No other layout or GPU meets the service level."
-    name = f"{plan.binding} The runner-up is {describe(other.deployment)}"
+    name = f"{plan.binding} The runner-up is {other.what}"
     margins = f"this plan takes {chosen.margin:.0%} of its tightest limit, the runner-up {other.margin:.0%}"
     usd, more = chosen.usd_per_hour, other.usd_per_hour
     if usd is not None and more is not None and more > usd * 1.001:
@@ -121,12 +121,14 @@ def rent(plan: Plan) -> pd.DataFrame:
     """What to rent for the best candidate, for how much, and where the price is from."""
     best = plan.best
     assert best is not None
-    deployment, found = best.deployment, best.prediction.performance
-    gpus, card, each = deployment.gpus, deployment.gpu.name, deployment.layout.gpus_per_replica
-    taken = deployment.machines or machines(deployment.replicas, each, (deployment.gpus_per_node,))
+    deployment, pools, found = best.deployment, best.prediction.pools, best.prediction.performance
+    gpus, card = sum(pool.gpus for pool in pools), deployment.gpu.name
+    each = max(pool.layout.gpus_per_replica for pool in pools)
+    taken = [size for pool in pools for size in pool.machines
+             or machines(pool.replicas, pool.layout.gpus_per_replica, (pool.gpus_per_node,))]  # fmt: skip
     idle = sum(taken) - gpus
     whole = " + ".join(f"{many} of {size} GPUs" if size > 1 else f"{many}" for size, many in Counter(taken).items())
-    setup = f"{describe(deployment).partition(', ')[2]}, {deployment.engine.name} {deployment.engine.version}"
+    setup = f"{best.what.partition(', ')[2]}, {deployment.engine.name} {deployment.engine.version}"
     needed = f"{whole}, {idle} of {sum(taken)} GPUs not needed" if idle else whole
     rows: list[tuple[str, object]] = [("GPUs", f"{gpus} x {card}"), ("machines", needed), ("set up as", setup)]
     price, usd = price_per_hour(deployment.gpu, plan.scenario.prices), best.prediction.usd
@@ -183,6 +185,8 @@ def ceiling(plan: Plan) -> str:
     best = plan.best
     if best is None or plan.scenario.workload.rate is None or plan.scenario.offline or not best.prediction.fits:
         return ""
+    if best.pooled:  # for which there is no ramp yet
+        return ""
     ramp = ramp_test(best.deployment, plan.scenario.workload, plan.scenario.service_level)
     if not ramp.ceiling.mid:
         return f"No rate keeps every promise: {ramp.why} even in an idle engine."
@@ -198,6 +202,8 @@ def lost(plan: Plan) -> tuple[Candidate | None, str]:
     if spares:
         beside = f"{spares} spare replica{'s' if spares > 1 else ''} beside the {replicas} that the traffic needs"
         return None, f"While as many are away as there are spare ones, every promise holds: {beside}."
+    if best.pooled:
+        return _lost_worker(plan.scenario, best)
     if replicas == 1:
         twice = f"; a second costs ${best.usd_per_hour:,.2f} an hour more" if best.usd_per_hour else ""
         return None, f"There is only one replica: while it restarts, nothing is served{twice}."
@@ -210,6 +216,23 @@ def lost(plan: Plan) -> tuple[Candidate | None, str]:
     return fewer, f"{left} does not keep every promise (replayed): {'; '.join(fewer.misses)}."
 
 
+def _lost_worker(scenario: Scenario, best: Candidate) -> tuple[Candidate | None, str]:
+    """`lost` of pools: the worker whose loss is worse."""
+    pools, worst = best.prediction.pools, None
+    if alone := [role for role, pool in zip(("prefill", "decode"), pools, strict=True) if pool.layout.replicas == 1]:
+        return None, f"There is only one {' and one '.join(alone)} worker: while it restarts, nothing is served."
+    for k, role in enumerate(("prefill", "decode")):
+        fewer = [pool.with_replicas(pool.layout.replicas - (j == k)) for j, pool in enumerate(pools)]
+        found = judged(replace(scenario, headroom=0.0), fewer[0], fewer[1], scenario.workload, best.preference)
+        if found and (worst is None or found.margin > worst[0].margin):
+            worst = found, role
+    if worst is None:
+        return None, ""
+    held = "still keeps every promise" if worst[0].meets else "does not keep every promise"
+    missed = "" if worst[0].meets else f": {'; '.join(worst[0].misses)}"
+    return worst[0], f"While one {worst[1]} worker is away, the same traffic on the others {held} (replayed){missed}."
+
+
 def sure(plan: Plan) -> str:
     """How sure the choice is, and what to measure first: the result that would change it most often."""
     found = confidence(plan)
@@ -220,9 +243,11 @@ def sure(plan: Plan) -> str:
         return f"{said} No benchmark of one deployment would change the choice."
     measured, share = found.first
     own = measured is plan.chosen
-    what = "the plan itself" if own else describe(measured.deployment)
-    files = "`serve.sh` and `bench.sh`" if own else "`measure/serve.sh` and `measure/bench.sh`"
-    return f"{said} Measure first {what}, one replica ({files}): its result changes it in {share:.0%}."
+    what = "the plan itself" if own else measured.what
+    names = ["prefill", "decode", "router", "bench"] if measured.pooled else ["serve", "bench"]
+    files = " and ".join(f"`{'' if own else 'measure/'}{name}.sh`" for name in names)
+    copies = "both pools" if measured.pooled else "one replica"
+    return f"{said} Measure first {what}, {copies} ({files}): its result changes it in {share:.0%}."
 
 
 def chosen_instead(plan: Plan) -> pd.DataFrame:
@@ -232,7 +257,7 @@ def chosen_instead(plan: Plan) -> pd.DataFrame:
         return pd.DataFrame()
     told = {id(candidate): f"{share:.0%}" for candidate, share in found.runs}
     rows = [
-        (describe(c.deployment), _usd(c.usd_per_hour), round(share * DRAWS), told.get(id(c), "-"))
+        (c.what, _usd(c.usd_per_hour), round(share * DRAWS), told.get(id(c), "-"))
         for c, share in ((plan.chosen, found.stays), *found.rivals[:5])
     ]
     columns = ["deployment", "USD per hour", f"chosen in (of {DRAWS:,} draws)", "its benchmark changes the choice"]
@@ -273,7 +298,7 @@ def _risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
     usd = best.prediction.usd
     if usd and usd.hi > 1.05 * usd.mid:
         yield math.log(usd.hi / usd.mid), "price", f"${usd.lo:,.2f} to ${usd.hi:,.2f} an hour by who lets the GPUs"
-    if deployment.layout.replicas == 1 and not deployment.spare_replicas:
+    if any(pool.replicas == 1 for pool in best.prediction.pools):
         yield 0.9, "replica", "a restart or a lost GPU stops the service"
 
 
@@ -288,7 +313,7 @@ def alternatives(plan: Plan) -> pd.DataFrame:
     """
     shown, names = plan.candidates[:10], {"Service level": "service level", "Figures": "figures"}
     data = frame(plan, shown).rename(columns={**names, "Requests/s": "requests/s"})
-    data["deployment"] = [describe(candidate.deployment) for candidate in shown]
+    data["deployment"] = [candidate.what for candidate in shown]
     data["USD per hour"] = [_usd(candidate.usd_per_hour) for candidate in shown]
     data["what is missing"] = [distance(plan, candidate) for candidate in shown]
     promised = [f"{target.name} (ms)" for target in plan.scenario.service_level]
@@ -325,7 +350,7 @@ def passing(plan: Plan) -> pd.DataFrame:
     if plan.scenario.offline and rate:
         served = found.request_tps * headroom
         rows.append(("requests/s asked of it", f"{rate:.3g}", f"{served.mid:.3g}", f"{served.lo:.3g}"))
-    elif rate and found.capacity:
+    elif rate and found.capacity and not best.pooled:
         held = ramp_test(best.deployment, plan.scenario.workload, plan.scenario.service_level).ceiling
         mid, low = min(held.mid, found.capacity.mid * headroom), min(held.lo, found.capacity.lo * headroom)
         shown = (f"{mid:.3g}", f"{low:.3g}") if mid else ("none would do", "none would do")
@@ -358,8 +383,8 @@ def changed(plan: Plan, found: tuple[WhatIf, ...]) -> pd.DataFrame:
         best = item.plan.chosen
         usd = best.usd_per_hour if best else None
         against = f"{(usd / today - 1) * 100:+.0f}" if usd is not None and today else None
-        what = describe(best.deployment) if best else "none"
-        same = plan.chosen and what == describe(plan.chosen.deployment)
+        what = best.what if best else "none"
+        same = plan.chosen and what == plan.chosen.what
         held = state(best) if best else "misses"
         rows.append((item.change, "the same" if same else what, _usd(usd), against, held))
     columns = ["change", "plan", "USD per hour", "cost change (%)", "service level"]

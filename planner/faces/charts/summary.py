@@ -6,7 +6,7 @@ import altair as alt
 import pandas as pd
 
 from planner.faces.charts.base import BAD, GOOD, MUTED, PALETTE, WIDTH, colored
-from planner.planning.candidate import Candidate, describe, held
+from planner.planning.candidate import Candidate, held
 from planner.planning.framework import FrameworkChoice
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -38,7 +38,7 @@ def prices(plan: Plan) -> alt.TopLevelMixin:
     """USD per hour (GPUs, where no price is known) of the twelve best, and whether each meets the service level."""
     shown = plan.candidates[:12]
     priced = all(candidate.usd_per_hour is not None for candidate in shown)
-    rows = [(describe(c.deployment), c.usd_per_hour if priced else c.deployment.layout.gpus, state(c)) for c in shown]
+    rows = [(c.what, c.usd_per_hour if priced else c.prediction.gpus, state(c)) for c in shown]
     data = pd.DataFrame(rows, columns=["deployment", "cost", "state"])
     base = alt.Chart(data, height=alt.Step(18), width=WIDTH - 220).encode(
         x=alt.X("cost", title="USD per hour" if priced else "GPUs"),

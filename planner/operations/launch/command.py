@@ -6,7 +6,7 @@ What each engine calls its options, and why each is set, stands in `templates/fl
 import math
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,7 @@ from planner.facts.deployment import Deployment, Speculation
 from planner.facts.draft_models import kind, lacking, method
 from planner.facts.engines import at_release, release
 from planner.latency.start_up import STORAGE, StartUp, start_up
+from planner.memory.budget import memory_of
 from planner.models.registry import model, repository
 from planner.operations.flags import Options, options
 from planner.operations.launch.words import Beside, Port, Variable, Word, shell, text
@@ -29,6 +30,12 @@ DRAIN_S = 120
 """Seconds that requests in flight get to finish when the server is stopped."""
 MASTER_PORT = 29501
 """Where the nodes of a replica meet."""
+HANDOVER_PORT = {"prefill": 5600, "decode": 5700}
+"""Where workers of pools learn of each other's KV caches, each copy of the attention at its own."""
+BOOTSTRAP_PORT = 8998
+"""Where SGLang's first prefill worker of a node is asked for KV caches, its default."""
+DECODE_PORT = 100
+"""Decode workers listen so much higher than prefill workers, of which some may be on the same node."""
 
 
 class Serving(Sourced):
@@ -39,6 +46,7 @@ class Serving(Sourced):
     key: str | None
     online: tuple[str, ...]
     methods: dict[str, str]
+    router: str | None = None
 
 
 class Device(Sourced):
@@ -107,11 +115,13 @@ class Launch:
     start_up: StartUp | None = None
     note: str = ""
     drain_s: int = DRAIN_S
+    role: str = ""  # "prefill" or "decode": a worker of that pool
+    filled: Mapping[str, Word] = field(default_factory=dict)  # more of the environment, filled in where it runs
 
     @property
     def port(self) -> int:
         """Where the first replica of a node listens."""
-        return int(self.deployment.engine.facts["port"])
+        return port_of(self.deployment, self.role)
 
     @property
     def gpus(self) -> int:
@@ -138,7 +148,8 @@ class Launch:
     @property
     def variables(self) -> dict[str, Variable]:
         """What has to be set where it runs, by name."""
-        return {part.name: part for word in self.words for part in word if isinstance(part, Variable)}
+        words = (*self.words, *self.filled.values())
+        return {part.name: part for word in words for part in word if isinstance(part, Variable)}
 
     @property
     def command(self) -> list[str]:
@@ -149,7 +160,11 @@ class Launch:
     def line(self) -> str:
         """The command in one line, as a shell reads it."""
         return " ".join(
-            [*(f"{name}={shlex.quote(value)}" for name, value in self.environment.items()), *map(shell, self.words)]
+            [
+                *(f"{name}={shlex.quote(value)}" for name, value in self.environment.items()),
+                *(f"{name}={shell(word)}" for name, word in self.filled.items()),
+                *map(shell, self.words),
+            ]
         )
 
     def __str__(self) -> str:
@@ -179,22 +194,39 @@ def nodes_of(deployment: Deployment) -> int:
     return next(nodes for nodes in range(math.ceil(groups / held), groups + 1) if groups % nodes == 0)
 
 
-def launch(prediction: Prediction, storage: str = STORAGE) -> Launch:
+def port_of(deployment: Deployment, role: str = "") -> int:
+    """Where the first replica of a node, or worker of a pool, listens."""
+    return int(deployment.engine.facts["port"]) + DECODE_PORT * (role == "decode")
+
+
+def launches(prediction: Prediction, storage: str = STORAGE) -> tuple[Launch, ...]:
+    """`launch`, or where there are pools that of a worker of each."""
+    if prediction.prefill is None:
+        return (launch(prediction, storage),)
+    pools = zip(("prefill", "decode"), prediction.pools, strict=True)
+    alone = [(role, replace(prediction, deployment=pool, memory=memory_of(pool), prefill=None)) for role, pool in pools]
+    return tuple(launch(one, storage, role) for role, one in alone)
+
+
+def launch(prediction: Prediction, storage: str = STORAGE, role: str = "") -> Launch:
     """How to start one replica of what was predicted; `PlannerError` for what its engine has no option for."""
     deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
     assert workload is not None
     fit = memory.pool.sequences(round(workload.prompt.mean + workload.output.mean))
     return launch_of(
         deployment, storage, total_gib=memory.total / GIB, fit=f"{fit:,}", p99_prompt=math.ceil(workload.prompt.p99),
-        p99_tokens=f"{workload.total_quantile(0.99):,.0f}", adapters=workload.adapters,
+        p99_tokens=f"{workload.total_quantile(0.99):,.0f}", adapters=workload.adapters, role=role,
     )  # fmt: skip
 
 
 def launch_of(
     deployment: Deployment, storage: str = STORAGE, *, total_gib: float | None = None, fit: str = "some",
-    p99_tokens: str = "so many", p99_prompt: int = 1, adapters: int = 0,
+    p99_tokens: str = "so many", p99_prompt: int = 1, adapters: int = 0, role: str = "",
 ) -> Launch:  # fmt: skip
-    """How to start one replica of `deployment`; the figures that its reasons name come from a prediction."""
+    """How to start one replica of `deployment`, or as a worker of a pool (`role`).
+
+    The figures that its reasons name come from a prediction.
+    """
     engine, layout = deployment.engine, deployment.layout
     known, facts, nodes = options(engine.name, engine.version), serving(engine.name), nodes_of(deployment)
     converted = _converted(deployment)
@@ -213,7 +245,9 @@ def launch_of(
         rank=lambda times=1: Variable("NODE_RANK", "this node, counted from 0", times), drain_s=DRAIN_S,
         address=Variable("MASTER_ADDR", "the address of node 0"), master_port=Port(MASTER_PORT), beside=Beside,
         adapters=adapters, first_adapter=Variable("ADAPTER", "name an adapter as NAME=PATH"),
-        hosts=Variable("HOSTFILE", "a file with the names of the nodes"), port=Port(engine.facts["port"]),
+        hosts=Variable("HOSTFILE", "a file with the names of the nodes"), port=Port(port_of(deployment, role)),
+        role=role, bootstrap_port=Port(BOOTSTRAP_PORT), handover_port=Port(HANDOVER_PORT.get(role, 0), layout.dp),
+        here=Variable("VLLM_NIXL_SIDE_CHANNEL_HOST", "the address of this node, as workers on others reach it"),
         release=engine.release, at=release, limits=media_limits(deployment.args.limit_mm_per_prompt or ""),
     )  # fmt: skip
     program = [(weights,) if part == "{model}" else (part,) for part in shlex.split(engine.facts["program"])]
@@ -221,14 +255,14 @@ def launch_of(
     return Launch(
         deployment, facts, device(deployment), (*found["before"], *program), found["flags"],
         found["others"], found["environment"], found["config"], nodes, start_up(deployment, storage),
-        "; ".join(filter(None, notes)),
+        "; ".join(filter(None, notes)), role=role, filled=found["filled"],
     )  # fmt: skip
 
 
 def _render(engine: str, known: Options, **values: Any) -> dict[str, Any]:
     """What the engine's template makes of the plan: flags, words before the program, environment, configuration."""
     flags: list[Flag] = []
-    found: dict[str, Any] = {"others": (), "before": (), "environment": {}, "config": {}, "notes": []}
+    found: dict[str, Any] = {"others": (), "before": (), "environment": {}, "filled": {}, "config": {}, "notes": []}
     named = f"{engine} {values['d'].engine.version}"
 
     def flag(name: str, *word: Any, why: str) -> str:

@@ -12,9 +12,10 @@ from planner.latency.start_up import STORAGE
 from planner.operations import alerts
 from planner.operations.dashboard import dashboard
 from planner.operations.launch import manifests
-from planner.operations.launch.command import checkpoint, launch
+from planner.operations.launch.command import BOOTSTRAP_PORT, checkpoint, launch, launches
 from planner.operations.launch.words import script
 from planner.operations.rendering import render
+from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction, predict
 from planner.planning.scaling import Scaling
 from planner.planning.scenario import Target
@@ -37,13 +38,22 @@ KINDS: dict[str, tuple[str, ...]] = {
     **manifests.FILES,
 }
 """What a scenario may ask for, and the files of it."""
-FILES = tuple(name for names in KINDS.values() for name in names)
+IN_POOLS: dict[str, tuple[str, ...]] = {
+    "script": ("prefill.sh", "decode.sh", "router.sh", "serve.env"),
+    "benchmark": ("bench.sh",),
+}
+"""The same of pools, for which there is nothing else yet."""
+ROUTER_PORT = 8080
+"""Where clients of pools ask."""
+FILES = tuple(dict.fromkeys(name for kinds in (KINDS, IN_POOLS) for names in kinds.values() for name in names))
 """What `documents` may write; what watches the plan only where the catalog knows the engine's own names of metrics."""
 
 
 def file_names(prediction: Prediction, wanted: Sequence[str] = DEFAULT_FILES) -> list[str]:
     """The files that `documents` makes."""
     engine = prediction.deployment.engine
+    if prediction.prefill:
+        return [name for kind in wanted for name in IN_POOLS.get(kind, ())]
     lacking = set(alerts.FILES) if engine_metrics(engine).without else set()
     lacking |= {"trtllm.yaml"} if engine.name != "trtllm" else set()
     named = [manifests.names(kind, engine) if kind in manifests.FILES else KINDS[kind] for kind in wanted]
@@ -66,9 +76,10 @@ def documents(
     """
     if prediction.performance is None:
         raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
+    if prediction.prefill:
+        return _of_pools(prediction, targets, storage, file_names(prediction, wanted))
     deployment = prediction.deployment
     layout, engine = deployment.layout, deployment.engine
-    slowest = sorted(targets, key=lambda target: target.seconds)  # one limit per metric: the last and widest
     start = launch(prediction, storage)
     at = alerts.endpoints(deployment.replicas, start.port, start.replicas_per_node, start.nodes)
     values: dict[str, Any] = {
@@ -77,8 +88,7 @@ def documents(
         "checkpoint": checkpoint(deployment), "ramp": ramp(prediction), "prefix": shared_prefix(prediction),
         "directory": DIRECTORY, "drain_s": start.drain_s, "range_ratio": RANGE_RATIO, "prompts": benchmark_prompts,
         "script": script, "environment": manifests.environment(engine),
-        "goodput": {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"},
-        "start_up": start.start_up,
+        "goodput": goodput(targets), "start_up": start.start_up,
         "scaled": manifests.scaled(prediction, scaling) if "kubernetes" in wanted else None,
         **alerts.watched(prediction, targets, at),
     }  # fmt: skip
@@ -88,13 +98,49 @@ def documents(
     return {name: made[name] if name in made else render(name, **values) for name in names}
 
 
+def _of_pools(prediction: Prediction, targets: Sequence[Target], storage: str, names: Sequence[str]) -> dict[str, str]:
+    """The files `names` that start a worker of either pool, the router before them, and the benchmark of both."""
+    first, rest = launches(prediction, storage)
+    deployment, serving = prediction.deployment, rest.serving
+    if serving.router is None:
+        raise PlannerError(f"no router for pools of {deployment.engine.name} is known")
+    workers = {"prefill.sh": first, "decode.sh": rest}
+    sizes = " and ".join(f"{one.deployment.layout.replicas} {one.role}" for one in workers.values())
+    engine = deployment.engine
+    values: dict[str, Any] = {
+        "title": f"{deployment.model.name} in pools of {sizes} workers on {deployment.gpu.name}, {engine.name} "
+        f"{engine.version}",
+        "prefill": first, "decode": rest, "port": ROUTER_PORT, "router": serving.router, "script": script,
+        "package": "sglang-router" if engine.name == "sglang" else "vllm-router",
+        "bootstrap": BOOTSTRAP_PORT if engine.name == "sglang" else None, "environment": manifests.environment(engine),
+        "p": prediction, "targets": targets, "checkpoint": checkpoint(deployment), "goodput": goodput(targets),
+        "prefix": shared_prefix(prediction), "range_ratio": RANGE_RATIO, "prompts": benchmark_prompts,
+    }  # fmt: skip
+    values |= {"ramp": ramp(prediction)} if "bench.sh" in names else {}
+    found = {}
+    for name in names:
+        start = workers.get(name, first)
+        found[name] = render(
+            "serve.sh" if name in workers else name, **values, launch=start, d=start.deployment,
+            layout=start.deployment.layout,
+        )  # fmt: skip
+    return found
+
+
+def goodput(targets: Sequence[Target]) -> dict[str, float]:
+    """The limits that `vllm bench serve` counts by, of each metric the last and widest."""
+    slowest = sorted(targets, key=lambda target: target.seconds)
+    return {("e2el" if t.metric == "e2e" else t.metric): t.seconds for t in slowest if t.metric != "itl"}
+
+
 def ramp(prediction: Prediction) -> dict[float, Performance]:
-    """What `bench.sh` should measure on one replica at growing shares of its traffic: requests/s -> prediction.
+    """What `bench.sh` should measure on one replica, or both pools, at growing shares of the traffic, by rate.
 
     Each step is replayed as the script runs it, from its first request to its last.
     """
-    layout, workload = prediction.deployment.layout, prediction.workload
+    deployment, workload, first = prediction.deployment, prediction.workload, prediction.prefill
     assert workload is not None
+    copies = 1 if first else deployment.layout.replicas
     served = prediction.performance.request_tps.mid if prediction.performance else 0.0
     prefix = shared_prefix(prediction)
     drawn = replace(
@@ -103,9 +149,10 @@ def ramp(prediction: Prediction) -> dict[float, Performance]:
     )  # fmt: skip
     found = {}
     for share in RAMP:
-        rate = float(f"{(workload.rate or served) / layout.replicas * share:.3g}")
+        rate = float(f"{(workload.rate or served) / copies * share:.3g}")
         step = replace(drawn.at(rate), num_prompts=benchmark_prompts(rate))
-        found[rate] = predict(prediction.deployment.with_replicas(1), step).performance
+        one = evaluate_disaggregated(first, deployment, step) if first else predict(deployment.with_replicas(1), step)
+        found[rate] = one.performance
     return {rate: performance for rate, performance in found.items() if performance}
 
 

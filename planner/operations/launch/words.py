@@ -22,9 +22,10 @@ class Variable:
 
 @dataclass(frozen=True)
 class Port:
-    """A port of the first replica; the next one on the same node takes the next."""
+    """A port of the first replica; the next one on the same node takes the one that is `each` further."""
 
     number: int
+    each: int = 1
 
     def __str__(self) -> str:
         return str(self.number)
@@ -63,8 +64,13 @@ def _quoted(part: str) -> str:
 
 def script(word: Word) -> str:
     """The same within `serve.sh`, which counts ports by `replica` and knows `here`, its own folder."""
-    spelled = {Port: '"$((%s + replica))"', Beside: '"$here"/%s'}
-    return "".join(spelled[type(part)] % part if isinstance(part, Port | Beside) else shell((part,)) for part in word)
+
+    def spelled(part: str | Variable | Port | Beside) -> str:
+        if isinstance(part, Port):
+            return f'"$(({part} + replica{f" * {part.each}" * (part.each > 1)}))"'
+        return f'"$here"/{part}' if isinstance(part, Beside) else shell((part,))
+
+    return "".join(map(spelled, word))
 
 
 def pod(word: Word, renamed: Mapping[str, str] | None = None) -> str:
