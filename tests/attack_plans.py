@@ -49,7 +49,8 @@ from planner.planning.candidate import Candidate, describe, judge, replayed
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, scenario
 from planner.planning.search import Plan, memory_of, search
 from planner.planning.variants import TOKENS
-from planner.simulator.replay import ReplayResult, replay_workload
+from planner.simulator.replay import replay_workload
+from planner.simulator.replay_result import ReplayResult
 from planner.studies import summary
 from planner.studies.tail_latency import latencies
 

@@ -11,7 +11,7 @@ from planner.facts.engine_metrics import engine_metrics
 from planner.facts.workload import Workload
 from planner.planning.benchmark_run import once
 from planner.simulator import kernel_types as kinds
-from planner.simulator.replay import ReplayResult
+from planner.simulator.replay_result import ReplayResult
 
 TOKENS = [n * 10**k for k in range(5) for n in (1, 2, 5)]
 """Edges of the histograms of lengths (vLLM)."""

@@ -18,7 +18,8 @@ from planner.planning.prediction import evaluate
 from planner.planning.scenario import scenario
 from planner.planning.search import search
 from planner.simulator.kernel_types import ENTRY, Rules, StepTable, Traffic
-from planner.simulator.replay import ReplayResult, engine_rules, replay, replay_workload, step_table
+from planner.simulator.replay import engine_rules, replay, replay_workload, step_table
+from planner.simulator.replay_result import ReplayResult
 from planner.studies.adapters import endpoints
 
 STEPS = StepTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300))

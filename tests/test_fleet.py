@@ -5,7 +5,8 @@ import pytest
 
 from planner.facts.arrivals import arrivals, shared_prefix
 from planner.simulator.kernel_types import LEAST_LOADED, PREFIX_AFFINITY, ROUND_ROBIN, Router, Rules, StepTable, Traffic
-from planner.simulator.replay import ReplayResult, replay
+from planner.simulator.replay import replay
+from planner.simulator.replay_result import ReplayResult
 
 TABLE = StepTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300), 0.001, 1e-6, 2e-8, 1e-10)
 FATES = ("scheduled", "first_token", "last_token", "preemptions", "cached")

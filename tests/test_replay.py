@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import arrivals, blocks_of, ramp, shared_prefix
 from planner.simulator.kernel_types import ENTRY, Rules, StepTable, Traffic
-from planner.simulator.replay import ReplayResult, replay
+from planner.simulator.replay import replay
+from planner.simulator.replay_result import ReplayResult
 from planner.simulator.schedule_cases import run_case
 
 SCHEDULES = Path(__file__).parent / "data" / "schedules"

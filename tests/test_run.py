@@ -24,7 +24,7 @@ from planner.operations.batch import predict_row
 from planner.planning import benchmark_run as runs
 from planner.planning.benchmark_run import capacity, once, run, sample
 from planner.planning.prediction import Prediction, predict
-from planner.simulator.replay import ReplayResult
+from planner.simulator.replay_result import ReplayResult
 
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 L40S = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=4096)

@@ -24,7 +24,8 @@ from planner.memory.budget import plan
 from planner.models.registry import model
 from planner.operations.fits.speculation import fit, held_back, speculation_runs
 from planner.planning.prediction import evaluate, memory_of
-from planner.simulator.replay import ReplayResult, replay_workload
+from planner.simulator.replay import replay_workload
+from planner.simulator.replay_result import ReplayResult
 
 
 def llama(gpu: str = "H100", **speculation: object) -> Deployment:

@@ -25,7 +25,8 @@ from planner.memory.budget import memory_of
 from planner.memory.kv_cache import KvPool
 from planner.queueing.steady_state import Case, open_loops
 from planner.simulator.prefix_reuse import hit_rate
-from planner.simulator.replay import ReplayResult, replay_workload
+from planner.simulator.replay import replay_workload
+from planner.simulator.replay_result import ReplayResult
 
 ENOUGH = 4_000
 """Requests of one engine, over all seeds, on which the stated percentiles rest at least."""

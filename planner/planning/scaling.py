@@ -23,7 +23,8 @@ from planner.planning.candidate import Candidate, replayed
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario, Target
 from planner.simulator.kernel_types import Router
-from planner.simulator.replay import ReplayResult, replay_workload
+from planner.simulator.replay import replay_workload
+from planner.simulator.replay_result import ReplayResult
 
 MOST = 150_000
 """Requests of a day that are replayed; a busier day is replayed with as many seconds of each hour as come to that."""

@@ -16,7 +16,8 @@ from planner.core.files import replacing
 from planner.core.quantities import PlannerError
 from planner.facts.arrivals import blocks_of
 from planner.simulator.kernel_types import ENTRY, FINISHED, PREEMPTED, STEP, Rules, StepTable, Traffic
-from planner.simulator.replay import ReplayResult, is_recent, replay
+from planner.simulator.replay import is_recent, replay
+from planner.simulator.replay_result import ReplayResult
 
 STEP_LOG = ("step", "scheduled_tokens", "running", "waiting", "free_blocks", "preempted", "finished", "scheduled")
 """Columns of the step log."""

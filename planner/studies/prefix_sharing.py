@@ -16,7 +16,8 @@ from planner.memory.budget import memory_of
 from planner.memory.kv_cache import KvPool
 from planner.simulator.kernel_types import LEAST_LOADED, PREFIX_AFFINITY, ROUND_ROBIN, Router
 from planner.simulator.prefix_reuse import hit_rate
-from planner.simulator.replay import ReplayResult, replay_workload
+from planner.simulator.replay import replay_workload
+from planner.simulator.replay_result import ReplayResult
 
 POLICIES = {"in turn": ROUND_ROBIN, "to the least loaded": LEAST_LOADED, "to who has the prefix": PREFIX_AFFINITY}
 """Ways to choose a replica, in words; `simulator.kernel_types.Router` says what each is."""

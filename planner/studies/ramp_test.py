@@ -17,7 +17,7 @@ from planner.facts.workload import Workload
 from planner.latency.speculation import step_of
 from planner.planning.benchmark_run import Run, capacity, once, served, stat
 from planner.planning.scenario import Target
-from planner.simulator.replay import ReplayResult
+from planner.simulator.replay_result import ReplayResult
 from planner.studies.tail_latency import KEEPS_UP, SWEEP, tail
 
 OCTAVE = 0.1

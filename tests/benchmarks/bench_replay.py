@@ -20,7 +20,8 @@ from planner.facts.traces import read_trace
 from planner.latency.step_model import step_model
 from planner.memory.budget import plan
 from planner.simulator.kernel_types import LEAST_LOADED, ROUND_ROBIN, Router, Traffic
-from planner.simulator.replay import ReplayResult, engine_rules, replay, step_table
+from planner.simulator.replay import engine_rules, replay, step_table
+from planner.simulator.replay_result import ReplayResult
 
 DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=16384)
 RULES, TABLE = engine_rules(DEPLOYMENT, plan(DEPLOYMENT).pool), step_table(step_model(DEPLOYMENT))

@@ -19,7 +19,8 @@ from planner.facts.workload import Workload
 from planner.latency.step_model import step_model
 from planner.memory.budget import memory_of
 from planner.operations.validation.memory import Ran
-from planner.simulator.replay import ReplayResult, replay_workload
+from planner.simulator.replay import replay_workload
+from planner.simulator.replay_result import ReplayResult
 
 FILE = "validation/timed_runs.yaml"
 Request = tuple[NonNegativeFloat, PositiveInt, PositiveInt, PositiveFloat, PositiveFloat]
