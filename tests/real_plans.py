@@ -17,7 +17,8 @@ from planner.operations.answer import write
 from planner.operations.launch import Launch, launch
 from planner.operations.launch.manifests import FILES, manifests
 from planner.planning.prediction import Prediction
-from planner.planning.scenario import DEFAULT_FILES, scenario
+from planner.planning.scenario import scenario
+from planner.planning.scenario_entries import DEFAULT_FILES
 from planner.planning.search import Plan, search
 
 LLAMA, LARGE = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
