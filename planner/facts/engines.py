@@ -267,6 +267,7 @@ class EngineArgs:
     max_loras: int = 0  # 0: no LoRA
     max_lora_rank: int = 16
     max_cpu_loras: int = 0  # adapters kept in host memory; 0: as many as max_loras
+    kv_offloading_size: float = 0.0  # GiB of host memory for KV blocks, over all ranks of an engine; 0: none
     long_prefill_token_threshold: int = 0  # 0: none
     scheduling_policy: str = "fcfs"
     scheduler_recv_interval: int = 1  # SGLang: decode steps between two looks for new requests
@@ -276,6 +277,10 @@ class EngineArgs:
 
 MOST = {"max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
 """Whose step costs are tabled: more than the longest context that a model of the catalog was made for."""
+
+
+OFFLOADS, MOST_HOST_GIB = (0, 12, 0), 65536
+"""The first vLLM with --kv-offloading-size (catalogs/flags/vllm.csv), and GiB that are planned at most."""
 
 
 def resolve(given: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
@@ -360,6 +365,12 @@ def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | 
         return f"max_lora_rank {args.max_lora_rank} is none of {', '.join(map(str, LORA_RANKS))}"
     if 0 < args.max_cpu_loras < args.max_loras:  # vLLM 0.33.0 config/lora.py
         return f"max_cpu_loras {args.max_cpu_loras} is less than max_loras {args.max_loras}"
+    if not 0 <= args.kv_offloading_size <= MOST_HOST_GIB:
+        return f"kv_offloading_size is {args.kv_offloading_size:g} GiB; it must be 0 to {MOST_HOST_GIB:,}"
+    if args.kv_offloading_size and (engine.name != "vllm" or engine.release < OFFLOADS):
+        return f"{engine.name} {engine.version} has no kv_offloading_size; vllm has it from 0.12.0 on"
+    if args.kv_offloading_size and not args.enable_prefix_caching:
+        return "kv_offloading_size keeps prefixes, and enable_prefix_caching is off"
     if args.scheduling_policy not in ("fcfs", "priority"):
         return f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority"
     if args.scheduler_recv_interval < 1 or (args.scheduler_recv_interval > 1 and engine.name != "sglang"):

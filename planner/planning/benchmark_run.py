@@ -19,6 +19,7 @@ import numpy as np
 from planner.core.quantities import Z80, Interval, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import BOUNDS, Lengths, Workload
+from planner.latency.host_tier import host_tier
 from planner.latency.performance import LATE, LATENCIES, POINTS, WIDER, Performance
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
@@ -193,7 +194,11 @@ def _hit_rate(deployment: Deployment, workload: Workload) -> float:
         return 0.0
     if workload.trace is None or not workload.reuse_as_traced:
         return workload.prefix_hit_rate
-    return hit_rate(workload.trace, deployment.engines, memory_of(deployment).pool.kv_tokens)
+    pool = memory_of(deployment).pool
+    tokens = pool.kv_tokens
+    if deployment.args.kv_offloading_size:  # host memory has what the pool has, and what it gave up
+        tokens = max(tokens, host_tier(deployment, pool)[0] * pool.layout.groups[0].block_size * pool.layout.dcp)
+    return hit_rate(workload.trace, deployment.engines, tokens)
 
 
 def is_finite(workload: Workload) -> bool:

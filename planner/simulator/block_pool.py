@@ -33,6 +33,10 @@ class Pool(NamedTuple):
     after: np.ndarray
     before: np.ndarray
     cached: np.ndarray  # [contents * groups] oldest block with that key, else -1
+    host: (
+        np.ndarray
+    )  # [2, contents + 1] contents in host memory as a ring through the last index, oldest first, else -1
+    kept: np.ndarray  # [2] how many these are, and may be
 
 
 class Tables(NamedTuple):
@@ -47,13 +51,16 @@ class Tables(NamedTuple):
 
 
 @allocating
-def new_pool(num_blocks: int, contents: int) -> Any:
+def new_pool(num_blocks: int, contents: int, host_blocks: int) -> Any:
     """All blocks free but the null block 0; with `contents` = 0 only their number matters."""
+    host, kept = np.full((2, contents + 1 if host_blocks else 0), -1, np.int32), np.zeros(2, np.int64)
+    host[:, -1:] = contents
+    kept[1] = host_blocks
     ring = num_blocks if contents else 0
     pool = Pool(
         np.full(1, num_blocks - 1), np.arange(1, ring + 2), np.arange(-1, ring), np.zeros(ring + 1, np.int32),
         np.full(ring + 1, -1), np.empty(ring + 1, np.int32), np.empty(ring + 1, np.int32),
-        np.full(contents, -1, np.int32),
+        np.full(contents, -1, np.int32), host, kept,
     )  # fmt: skip
     if ring:
         pool.next[ring], pool.prev[1] = 1, ring
@@ -122,6 +129,36 @@ def _publish(pool: Any, block: int, key: int) -> None:
         newest = pool.before[oldest]
         pool.after[newest] = pool.before[oldest] = block
         pool.before[block], pool.after[block] = newest, oldest
+
+
+@compiled
+def keep(pool: Any, content: int) -> None:
+    """Have a content in host memory as the one used last; the one that was not used longest goes where it is full."""
+    after, before = pool.host[0], pool.host[1]
+    ring = after.size - 1
+    if after[content] >= 0:
+        before[after[content]], after[before[content]] = before[content], after[content]
+    elif pool.kept[0] == pool.kept[1]:
+        oldest = after[ring]
+        before[after[oldest]], after[ring] = ring, after[oldest]
+        after[oldest] = -1
+    else:
+        pool.kept[0] += 1
+    newest = before[ring]
+    after[newest] = before[ring] = content
+    before[content], after[content] = newest, ring
+
+
+@compiled
+def kept_beyond(pool: Any, content: Any, hit: int, most: int) -> int:
+    """Blocks that host memory has of a request, up to `most`, beyond the `hit` that the pool has; all are used now."""
+    end = hit
+    while end < most and pool.host[0, content[end]] >= 0:
+        end += 1
+    for k in range(end):
+        if pool.host[0, content[k]] >= 0:
+            keep(pool, content[k])
+    return end - hit
 
 
 @compiled
@@ -272,4 +309,6 @@ def publish(rules: Any, pool: Any, tables: Any, s: int, content: Any, tokens: in
             wide = rules.groups[g, 1] // rules.groups[0, 1]
             if rules.groups[g, 0] >= 0 and (j + 1) % wide == 0 and (j + 1) // wide > tables.passed[s, g]:
                 _publish(pool, tables.blocks[s, g, (j + 1) // wide - 1], content[j] * count + g)
+        if pool.kept[1]:
+            keep(pool, content[j])
     tables.published[s] = max(full, tables.published[s])

@@ -8,7 +8,7 @@ from planner.simulator import block_pool
 from planner.simulator import kernel_types as kinds
 from planner.simulator.block_pool import allocating, inlined
 
-_TIMES = ("now", "entry", "end", "spent", "last_gap", "soonest", "adapters_s")
+_TIMES = ("now", "entry", "end", "spent", "last_gap", "soonest", "adapters_s", "loaded")
 _COUNTS = (
     "arrived", "due", "done", "queued", "front", "unseen", "num_running", "num_spare", "num_waiting", "first", "flying",
     "last_bin", "steps", "gauges", "stuck", "turns", "active",
@@ -26,7 +26,7 @@ queued, front: order of the last that joined the queue, and that was put back to
 it looked for new ones; first, flying: oldest step under way, and how many are; steady: in the last step everybody
 decoded; blocked: the first in the queue did not fit; stuck: see `Outcome`; last_gap, last_bin: the last inter-token
 latency, and its bin; fed: requests come from a router; turns: steps that were scheduled; active: different adapters in
-this one, and adapters_s: the seconds that they add.
+this one, and adapters_s: the seconds that they add; loaded: when the last blocks are there from host memory.
 """
 
 
@@ -43,6 +43,7 @@ class Engine(NamedTuple):
     placeholders: np.ndarray  # [seats] outputs that async scheduling counts on
     drafts: np.ndarray  # [seats] drafted tokens
     in_flight: np.ndarray  # [seats] tokens of steps under way
+    ready: np.ndarray  # [seats] when its blocks are there that come from host memory
     running: np.ndarray  # [seats] seats in order of admission
     spare: np.ndarray  # [seats] free ones
     parted: np.ndarray  # requests that the step being scheduled preempts; that the oldest one ends
@@ -116,7 +117,7 @@ def new_engine(rules: Any, table: Any, traffic: Any, longest: int, contents: int
             cap[g] = block_pool.needed(min(groups[g, 0] - 1 + ahead, rules.max_model_len), 0, groups[g, 1]) + 1
     caching = tells_apart(rules, traffic)
     longest = min(longest + rules.num_lookahead_tokens, rules.max_model_len)
-    pool = block_pool.new_pool(rules.num_blocks, contents * count)
+    pool = block_pool.new_pool(rules.num_blocks, contents * count, rules.host_blocks if caching else 0)
     tables = block_pool.new_tables(seqs, count, block_pool.needed(longest, 0, smallest) if caching else 0)
     state = np.zeros(1, State)
     state[0].num_spare, state[0].unseen, state[0].stuck, state[0].last_gap = seqs, rules.recv_interval, -1, -1.0
@@ -130,8 +131,8 @@ def new_engine(rules: Any, table: Any, traffic: Any, longest: int, contents: int
     for _ in range(adapters):
         waiting.append(waiting[0].copy())
     return Engine(
-        state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5], seats[6], spare,
-        np.zeros(seqs, np.int64), coming, waiting, np.full(adapters + 1, np.inf),
+        state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5], np.zeros(seqs), seats[6],
+        spare, np.zeros(seqs, np.int64), coming, waiting, np.full(adapters + 1, np.inf),
         np.zeros((adapters, 3), np.int64), np.zeros((depth, 7, seqs), np.int64), np.zeros(depth, np.int64),
         np.zeros(depth), np.zeros(depth, np.int64), np.zeros(kinds.ITL_BINS, np.int64), np.zeros(kinds.USAGE_BINS),
         np.zeros(6), notes,

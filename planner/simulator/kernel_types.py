@@ -39,6 +39,7 @@ class Rules(NamedTuple):
     recv_interval: int = 1  # decode steps between two looks for new requests (SGLang); after a prompt there is one
     max_loras: int = 0  # adapters in one step, and slots on the GPU
     max_cpu_loras: int = 0  # adapters kept in host memory
+    host_blocks: int = 0  # blocks that host memory keeps beside the pool
 
 
 class StepTable(NamedTuple):
@@ -71,6 +72,7 @@ class StepTable(NamedTuple):
     adapter_token_s: float = 0.0
     adapter_load_s: float = 0.0  # for each that has to come from host memory, and in addition from disk
     adapter_cold_s: float = 0.0
+    host_block_s: float = 0.0  # to load a block from host memory
 
 
 class Traffic(NamedTuple):

@@ -17,6 +17,7 @@ from planner.facts.deployment import Deployment
 from planner.facts.engines import engine
 from planner.facts.workload import Workload, popularity
 from planner.latency.adapters import adapter_costs
+from planner.latency.host_tier import host_tier
 from planner.latency.step_model import StepModel
 from planner.memory.kv_cache import KvPool
 from planner.simulator.kernel_types import Router, Rules, StepTable, Traffic, as_compiled
@@ -203,6 +204,12 @@ def replay_workload(
             content, start = _drawn_prefixes(share, prompt, output, size, rng)
         traffic = traffic._replace(content=content, content_start=start)
     table = step_table(model)
+    if told_apart and deployment.args.kv_offloading_size:
+        blocks, block_s, token_s = host_tier(deployment, pool)
+        coarse = rules.groups[0, 1] / pool.layout.groups[0].block_size
+        stored = table.tokens_s + token_s * np.arange(len(table.tokens_s))
+        rules = rules._replace(host_blocks=int(blocks / coarse))
+        table = table._replace(host_block_s=block_s * coarse, tokens_s=stored)
     if workload.adapters:
         if not deployment.args.max_loras:
             raise PlannerError(f"{workload.adapters:,} adapters need slots on the GPU: give max_loras, from 1")

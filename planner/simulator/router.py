@@ -28,7 +28,8 @@ def _matched(rules: Any, traffic: Any, engine: Any, sent_at: Any, i: int, now: f
     full, own, k = traffic.prompt[i] // rules.groups[0, 1], traffic.content_start[i], 0
     while k < full:
         block = traffic.content[own + k]
-        if engine.pool.cached[block * len(rules.groups)] < 0 and not sent_at[block] > now - SPECULATIVE_S:
+        here = engine.pool.cached[block * len(rules.groups)] >= 0 or sent_at[block] > now - SPECULATIVE_S
+        if not here and not (engine.pool.kept[1] and engine.pool.host[0, block] >= 0):
             break
         k += 1
     return k / max(full, 1)

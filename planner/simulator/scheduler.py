@@ -105,7 +105,7 @@ def _run(
         if pending > 0 and context + 2 - pending >= traffic.prompt[i] + traffic.output[i]:
             continue  # the step under way yields its last token
         want = min(e.known[s] + e.drafts[s] + pending - context, threshold, budget, model_len - 1 - context)
-        if want <= 0:  # all of it is under way
+        if want <= 0 or e.ready[s] > c.now:  # all of it is under way, or its blocks are
             continue
         settled = context - (e.in_flight[s] if rules.recent else 0)
         if windowed and settled >= e.tables.slides[s]:
@@ -172,7 +172,7 @@ def _vacate(rules: Any, e: Any, seat: int) -> None:
 
 @inlined
 def _admit(
-    rules: Any, traffic: Any, fates: Any, e: Any, batch: Any, threshold: int, taken: int, budget: int,
+    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, batch: Any, threshold: int, taken: int, budget: int,
     uniform: bool,
 ) -> int:  # fmt: skip
     """Schedule those that wait, behind the `taken` ones; the first that does not fit stops the queue. How many now."""
@@ -189,7 +189,10 @@ def _admit(
         content = traffic.content[traffic.content_start[i] if caching else 0 :]
         if caching:
             hit = block_pool.longest_hit(e.pool, content, (tokens - 1) // size, rules.groups)
-        context, drafted = hit * size, 0
+        more = (
+            block_pool.kept_beyond(e.pool, content, hit, (tokens - 1) // size) if rules.host_blocks and caching else 0
+        )
+        context, drafted = (hit + more) * size, 0
         want = tokens - context
         if want == 1 and uniform and (ran or hit) and context + spec_tokens + 2 <= model_len:
             drafted = spec_tokens  # 0.33 fills a new decode up with rejected drafts, or waits for room to do so
@@ -198,7 +201,7 @@ def _admit(
         want = min(want + drafted, threshold)
         if want > budget and not rules.enable_chunked_prefill:
             break
-        want = min(want, budget)
+        want = min(want, budget) if more == 0 else 0  # it begins when they are loaded
         slots = min(context + want + (rules.num_lookahead_tokens if rules.recent else 0), model_len)
         if block_pool.claim(rules, e.pool, content, hit, tokens, slots, e.cap) > e.pool.free[0]:
             c.blocked = not (caching or has_windows(rules))  # else what leaves a window may make room
@@ -211,18 +214,31 @@ def _admit(
         c.num_running += 1
         e.request[s], e.known[s], e.computed[s] = i, tokens, context
         e.placeholders[s] = e.drafts[s] = e.in_flight[s] = 0
+        e.ready[s] = 0.0
         block_pool.adopt(rules, e.pool, e.tables, s, content, hit)
         block_pool.fill(rules, e.pool, e.tables, s, slots)
-        if caching:
+        if caching and more == 0:
             block_pool.publish(rules, e.pool, e.tables, s, content, min(context + want, tokens))
         if np.isnan(fates.scheduled[i]):
             fates.scheduled[i], fates.cached[i] = c.now, context
+        if more:
+            c.loaded = e.ready[s] = max(c.now, c.loaded) + more * table.host_block_s
+            continue
         step_kernels.put(batch, taken, i, s, want, context, drafted)
         taken += 1
         if traffic.adapter.size:
             queues.use(e, traffic.adapter[i])
         budget -= want
     return taken
+
+
+@compiled
+def _loading(e: Any) -> float:
+    """When the next request that runs has its blocks from host memory; infinite where none waits for them."""
+    c, first = e.state[0], np.inf
+    for s in e.running[: c.num_running]:
+        first = min(first, e.ready[s] if e.ready[s] > c.now else np.inf)
+    return first
 
 
 @inlined
@@ -393,7 +409,7 @@ def advance(rules: Any, table: StepTable, traffic: Traffic, fates: Any, e: Any, 
         for j in range(taken if traffic.adapter.size else 0):
             queues.use(e, traffic.adapter[batch[REQUEST, j]])
         if victims == 0:
-            taken = _admit(rules, traffic, fates, e, batch, threshold, taken, budget, uniform)
+            taken = _admit(rules, table, traffic, fates, e, batch, threshold, taken, budget, uniform)
         if taken:
             total, start = _clock(rules, table, traffic, fates, e, batch, turn, taken, timed)
             if gauge_s > 0:
@@ -401,6 +417,9 @@ def advance(rules: Any, table: StepTable, traffic: Traffic, fates: Any, e: Any, 
             if log:
                 _log_step(e, batch, taken, victims, total)
             c.steady = can_coast and total == taken == c.num_running
+        elif c.flying == victims == 0 and _loading(e) < np.inf:
+            c.now = min(_loading(e), sooner if sooner > c.now else np.inf)
+            continue
         elif c.flying == victims == 0:
             c.stuck = queues.first(e.waiting, np.argmin(e.heads)) if c.num_waiting else e.request[e.running[0]]
             break

@@ -74,6 +74,16 @@ def by_pool(deployment: Deployment, workload: Workload, shares: Sequence[float])
     return pd.DataFrame(rows, columns=columns)
 
 
+def by_host_memory(deployment: Deployment, workload: Workload, pool: KvPool, gib: Sequence[float]) -> pd.DataFrame:
+    """One replica with such a `pool` and so much host memory behind it: what it finds, its TTFT, and its throughput."""
+    rows = []
+    for size in gib:
+        run = replayed(deployment.with_args(kv_offloading_size=size), workload, pool=pool)
+        ttft = run.stats("ttft")
+        rows.append((size, found(run), ttft["p50"] * 1e3, ttft["p99"] * 1e3, run.output_tps))
+    return pd.DataFrame(rows, columns=["GiB", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "output tokens/s"])
+
+
 def by_routing(
     deployment: Deployment, workload: Workload, replicas: Sequence[int], policies: Sequence[str] = tuple(POLICIES)
 ) -> pd.DataFrame:

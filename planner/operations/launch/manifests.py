@@ -119,6 +119,7 @@ def _values(launch: Launch, prediction: Prediction) -> dict[str, Any]:
     engine, layout = deployment.engine, deployment.layout
     takes = f": with its weights to be downloaded it takes {begins}" if begins else ""
     held = math.ceil(prediction.memory.weights.mid * launch.gpus / GIB)
+    tier = math.ceil(launch.deployment.args.kv_offloading_size * launch.deployment.layout.dp)
     return {
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
         "launch": launch, "d": deployment, "layout": layout, "slug": slug(deployment.model.name), "mounted": MOUNTED,
@@ -129,7 +130,7 @@ def _values(launch: Launch, prediction: Prediction) -> dict[str, Any]:
         "repository": checkpoint(deployment), "metrics": engine_metrics(engine).names,
         "drain_s": launch.drain_s, "grace_s": launch.drain_s + 30, "start_s": start_s,
         "started": f"given up after {start_s} s{takes}",
-        "cpus": 2 + launch.gpus, "memory_gib": held + 16, "shm_gib": 4 + 2 * launch.gpus,
+        "cpus": 2 + launch.gpus, "memory_gib": held + tier + 16, "shm_gib": tier + 4 + 2 * launch.gpus,
         "disk_gb": 2 * held * launch.nodes + 100, "job": job(deployment),
     }  # fmt: skip
 
