@@ -5,8 +5,6 @@ one line per violation: an exception that is no `PlannerError`, a refusal that i
 answer that is NaN, negative or infinite, over 10 s or 1 GB.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy

@@ -5,8 +5,6 @@ one line per violation: a half file or files of two answers under final names, a
 answers otherwise, an answer that `predict --resume` loses or finds again, over 2 s after Ctrl-C, a child left running.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

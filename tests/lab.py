@@ -3,8 +3,6 @@
 Run as a script it saves a picture of every notebook, light and dark: `python tests/lab.py FOLDER [NOTEBOOK ...]`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

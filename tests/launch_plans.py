@@ -1,7 +1,5 @@
 """Varied deployments, and what an engine's own parser reads out of the command that starts one."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A Prometheus's series of a plan's traffic, as planned or with one thing wrong, as promtool's rule tests want them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

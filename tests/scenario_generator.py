@@ -1,7 +1,5 @@
 """Random scenarios as people would write them: seeded, correlated as services are, with a few odd ones between."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

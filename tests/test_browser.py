@@ -1,7 +1,5 @@
 """A reader moves controls in a real JupyterLab and sees what they change."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

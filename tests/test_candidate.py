@@ -1,7 +1,5 @@
 """A candidate is held against its service level, its capacity and the worst case, in closed form and replayed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

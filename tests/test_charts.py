@@ -1,7 +1,5 @@
 """What tables and charts show of a plan are the plan's own figures."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The command line says what is wrong in one sentence and never shows a traceback."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The cockpit: each control makes another question, everything shown is that question's own, and files hold it."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

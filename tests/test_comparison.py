@@ -1,7 +1,5 @@
 """Answers side by side: what is asked otherwise, figures that are each plan's own, and a PDF of them."""
 
-from __future__ import annotations
-
 import pytest
 from pypdf import PdfReader
 

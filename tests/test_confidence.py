@@ -1,7 +1,5 @@
 """How sure a choice is: laws of the draws on candidates with planted intervals, and on searched plans."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """From a scenario to a deployment: what starts on a card is not denied, and its arguments follow from its traffic."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Prefill and decode pools in series: laws of queues, a schedule worked out by hand, and published runs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Knobs turned one at a time on a plan: every figure is that of the changed deployment, and directions are physics."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What comes in is read as written or refused in a sentence, in bounded time, depth and size."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

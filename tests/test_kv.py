@@ -1,7 +1,5 @@
 """The KV pool against what vLLM itself laid out: recorded from its source, and from public start-up logs."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The KV equation that the VRAM chapter prints: its terms add up, for every kind of layer."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Every layout of a scenario: what is compared, what is sent, and that the plan is the cheapest of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pandas as pd

@@ -1,7 +1,5 @@
 """The memory plan against public vLLM start-up logs, and the invariants of its accounting."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

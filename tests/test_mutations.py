@@ -1,7 +1,5 @@
 """Whatever stands in a configuration or a scenario: a sentence that says what is wrong, or finite figures."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random

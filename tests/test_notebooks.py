@@ -3,8 +3,6 @@
 The walk runs in one IPython, which imports everything once; reports run it in kernels, as JupyterLab does.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """What is written is whole or not there, however its writer ends, and files of two plans are never mixed."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

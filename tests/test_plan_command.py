@@ -1,7 +1,5 @@
 """`planner plan`: its exit code, its JSON, the files that it writes, and that it leaves the user's own alone."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

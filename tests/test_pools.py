@@ -1,7 +1,5 @@
 """Pools of prefill and decode workers: chosen where they cost less and hold at the pessimistic end, and started so."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from dataclasses import replace

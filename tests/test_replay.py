@@ -1,7 +1,5 @@
 """The replay against what vLLM's own scheduler did, against queueing theory, and against its own slow path."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The report of a scenario is a PDF that holds what the notebooks show, and nothing that a reader should not see."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -1,7 +1,5 @@
 """A run of a deployment: what its intervals hold, what it serves at most, and who is left out, worked out by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Predictions against the public serving points and timed runs that the project ships."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

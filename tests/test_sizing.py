@@ -1,7 +1,5 @@
 """The VRAM chapter's tables: budgets that add up, sweeps that rise and fall as they must, advice that starts."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -1,7 +1,5 @@
 """Start-up by phase against public logs, and what must hold whatever the constants are."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Start-up logs of several vLLM versions, read and explained."""
 
-from __future__ import annotations
-
 import pytest
 import yaml
 

@@ -1,7 +1,5 @@
 """What the first pages say holds: machines and money add up, room to grow is room, and what would pass does pass."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from functools import cache

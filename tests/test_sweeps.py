@@ -1,7 +1,5 @@
 """Moving one thing at a time: what load, budgets, long prompts and reuse do to a deployment."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Replayed tails, ceilings and bursts of the default plan: what queueing, batching and a finite KV pool imply."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The plan against the public start-up logs that the project ships."""
 
-from __future__ import annotations
-
 from planner.core.catalog import CATALOGS
 from planner.operations.validation.memory import accuracy, logged_runs, residuals
 

@@ -1,7 +1,5 @@
 """How fast a plan is: `pytest tests/benchmarks/bench_plan.py`. What people feel: import, plan, redraw, search."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -4,8 +4,6 @@ AZURE_TRACE names the Azure conversation trace of 2023 (AzureLLMInferenceTrace_c
 of the same mean lengths. TEN_MILLION=1 also runs ten million requests (about a minute and a half).
 """
 
-from __future__ import annotations
-
 import os
 import resource
 import time

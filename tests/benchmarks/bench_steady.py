@@ -3,8 +3,6 @@
 Memory plans and step costs are worked out beforehand; the last two tests say what a deployment costs with them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
