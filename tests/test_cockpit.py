@@ -12,7 +12,7 @@ import yaml
 
 from planner.core.quantities import PlannerError
 from planner.faces import chapter
-from planner.faces.cockpit import Cockpit
+from planner.faces.cockpit import FIGURES, Cockpit
 from planner.faces.glance import figures
 from planner.faces.question import fields_of, named_file, pasted, presets, save, values_of, with_control
 from planner.faces.widgets import Several, changes_told, choice, explore, note, slider
@@ -27,7 +27,8 @@ MOVES = [
     ("itl p99", "90"), ("gpus", ["L4"]), ("at_most", 3), ("model", "Qwen/Qwen3-4B"), ("quantization", ["fp8"]),
     ("kv_cache_dtype", ["fp8"]), ("engine_version", "0.23.0"), ("preset", "RAG"), ("load", "concurrency"),
     ("concurrency", 12.0), ("load", "requests"), ("requests", 40_000), ("within_hours", 6.0), ("load", "rate"),
-    ("kv_cache_dtype", ["auto"]), ("engine", "sglang"),
+    ("kv_cache_dtype", ["auto"]), ("day", "campus-rag"), ("day", ", ".join(["1"] * 8 + ["4"] * 16)), ("adapters", 12),
+    ("rank", 64), ("zipf", 1.2), ("adapters", 0), ("day", ""), ("engine", "sglang"),
 ]  # fmt: skip
 
 
@@ -47,7 +48,7 @@ def cockpit(folder, monkeypatch):
 
 
 def shown(cockpit: Cockpit) -> dict[str, str]:
-    return {name: cockpit.places[name].value for name in ("answer", "memory", "latency", "cost", "why")}
+    return {name: cockpit.places[name].value for name in FIGURES}
 
 
 def test_after_each_control_every_figure_is_a_fresh_computation(cockpit):

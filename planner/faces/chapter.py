@@ -87,8 +87,11 @@ def kept_plan(scenario: Scenario) -> Plan:
     with suppress(Exception):  # whatever is wrong with what was kept, it can be worked out again
         plan = pickle.loads(place.read_bytes())
         os.utime(place)
-        return replace(plan, scenario=scenario) if isinstance(plan, Plan) else search(scenario)
+        assert isinstance(plan, Plan)
+        vars(plan)["scenario"] = scenario  # not `replace`, which would forget the day that is kept with it
+        return plan
     plan = search(scenario)
+    _ = plan.renting  # a day is worked out here, and kept with the plan
     with suppress(OSError):
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = place.with_suffix(f".{os.getpid()}")

@@ -34,23 +34,30 @@ from planner.faces.question import (
 )
 from planner.faces.report import report, walk
 from planner.faces.widgets import Several, escape, note, table, text
-from planner.facts.engines import engines
+from planner.facts.days import profiles
+from planner.facts.engines import LORA_RANKS, engines
 from planner.facts.gpus import gpus
 from planner.models.registry import names
 from planner.planning.scenario import Scenario, scenario, scenarios
 from planner.planning.search import Plan, ranked
 from planner.studies.comparison import MOST, comparison
 
-_LINE: dict[str, Any] = {"style": {"description_width": "112px"}, "layout": {"width": "98%"}}
+_LINE: dict[str, Any] = {"style": {"description_width": "104px"}, "layout": {"width": "98%"}}
 _ROW = ui.Layout(flex_flow="row wrap", grid_gap="0 24px", width="100%")
 _STYLE = """<style>
 .headroom h4 {margin: .7em 0 .2em; border-bottom: 1px solid #8a8f9866; font-size: 1em}
 .headroom table {border-collapse: collapse; font-size: .95em}
 .headroom :focus-visible {outline: 2px solid #3b7dd8; outline-offset: 1px}
 .headroom p {line-height: 1.4; margin: .5em 0}
+.headroom svg {max-width: 100%; height: auto}
 </style>"""
+_BESIDE = {"left": "0 0 300px", "right": "1 1 330px"}
+"""Controls and answer stand side by side from some 650 px of page on; charts shrink to that."""
 _HARDWARE = ("gpus", "at_most", "engine", "engine_version")
 _TRAFFIC = ("load", "rate", "concurrency", "requests", "within_hours", "trace", "preset", "prompt", "output", "reuse")
+_LORA = ("rank", "zipf")
+PLACES = ("badge", "said", "answer", "day", "compared", "memory", "latency", "cost", "why")
+FIGURES = ("answer", "day", "memory", "latency", "cost", "why")
 PAUSE = 0.4
 """Seconds without another change after which the replay begins."""
 
@@ -87,6 +94,12 @@ def _controls() -> dict[str, ui.Widget]:
         "prompt": _steps(1, 5, "prompt tokens"),
         "output": _steps(1, 5, "output tokens"),
         "reuse": ui.SelectionSlider(options=_labelled(range(0, 96)), description="found cached, %", **_LINE),
+        "day": ui.Combobox(
+            options=tuple(profiles()), placeholder="a profile, a trace's file, 24 figures", description="a day", **late
+        ),
+        "adapters": ui.BoundedIntText(min=0, max=10_000, description="LoRA adapters", **late),
+        "rank": ui.Dropdown(options=LORA_RANKS, description="largest rank", **_LINE),
+        "zipf": ui.BoundedFloatText(min=0, max=10, step=0.1, description="skew (Zipf)", **late),
         "headroom": ui.SelectionSlider(options=_labelled(range(0, 61)), description="headroom, %", **_LINE),
         **{
             f"{metric} {percentile}": ui.Text(tooltip=f"{percentile} {metric.upper()}, ms", **small)
@@ -144,9 +157,7 @@ class Cockpit(ui.VBox):
         self._timer: threading.Timer | None = None
         self._quiet, self._pinned, self._waiting = False, list[Scenario](), Counter[str]()
         self.controls = _controls()
-        self.places = {
-            name: ui.HTML() for name in ("badge", "answer", "memory", "latency", "cost", "why", "compared", "said")
-        }
+        self.places = {name: ui.HTML() for name in PLACES}
         for name, control in self.controls.items():
             control.observe(partial(self._moved, name), names="value")
         self._progress = ui.IntProgress(0, 0, 1, layout=ui.Layout(display="none", width="98%"))
@@ -173,21 +184,21 @@ class Cockpit(ui.VBox):
             ui.Label("KV cache: type to add"),
             c["kv_cache_dtype"],
         )
+        also = _folded("a day, LoRA adapters", *(c[name] for name in ("day", "adapters", *_LORA)))
         groups = [
             ("What", [self._from, c["model"], _folded("or paste a config.json", c["config"])]),
             ("On what", [*(c[name] for name in _HARDWARE), rare]),
-            ("Traffic", [c[name] for name in _TRAFFIC]),
+            ("Traffic", [*(c[name] for name in _TRAFFIC), also]),
             ("Promises (ms; empty: none)", [promises, c["headroom"]]),
             ("Then", [self._name, *self._buttons()]),
         ]
         parts = [each for title, widgets in groups for each in (ui.HTML(f"<h4>{escape(title)}</h4>"), *widgets)]
-        return ui.VBox(parts, layout=ui.Layout(width="360px", flex="0 0 360px"))
+        return ui.VBox(parts, layout=ui.Layout(flex=_BESIDE["left"]))
 
     def _right(self) -> ui.Widget:
-        order = ("badge", "said", "answer", "compared", "memory", "latency", "cost", "why")
-        shown = [self.places[name] for name in order]
+        shown = [*self.places.values()]
         shown.insert(2, self._progress)
-        return ui.VBox(shown, layout=ui.Layout(flex="1 1 480px", min_width="0"))
+        return ui.VBox(shown, layout=ui.Layout(flex=_BESIDE["right"], min_width="0"))
 
     def _buttons(self) -> list[ui.Widget]:
         told = {
@@ -269,7 +280,7 @@ class Cockpit(ui.VBox):
 
     def _show(self, plan: Plan | None, shown: dict[str, str], busy: bool = False) -> None:
         self.places["badge"].value = badge(plan, busy) if plan else ""
-        for name in ("answer", "memory", "latency", "cost", "why"):
+        for name in FIGURES:
             self.places[name].value = shown.get(name, "")
         held = [*map(kept_plan, self._pinned), plan] if self._pinned and plan and not busy else []
         beside = table(comparison(held), "Questions side by side; in brackets: against the first.").html if held else ""
@@ -291,6 +302,8 @@ class Cockpit(ui.VBox):
             for name in ("rate", "concurrency", "requests", "within_hours", "trace"):
                 kind = "requests" if name == "within_hours" else name
                 self.controls[name].layout.display = None if values["load"] in (kind, "") or name == "trace" else "none"
+            for name, says in (("day", values["load"] in ("rate", "trace")), *((n, values["adapters"]) for n in _LORA)):
+                self.controls[name].layout.display = None if says else "none"
         finally:
             self._quiet = False
 
@@ -356,5 +369,5 @@ class Cockpit(ui.VBox):
         self.places["compared"].value = ""
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        still = "".join(self.places[name].value for name in ("badge", "answer", "memory", "latency", "cost", "why"))
+        still = "".join(self.places[name].value for name in ("badge", *FIGURES))
         return {**super()._repr_mimebundle_(**kwargs), "text/html": still}

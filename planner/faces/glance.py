@@ -5,11 +5,15 @@ import math
 from planner.core.quantities import GIB
 from planner.faces.charts import base as charts
 from planner.faces.charts import cockpit as charts_cockpit
+from planner.faces.charts import scaling as charts_scaling
 from planner.faces.widgets import escape, figure, note, table, text
 from planner.facts.prices import HOURS_PER_MONTH
 from planner.planning.candidate import free_share
 from planner.planning.search import Plan
 from planner.studies import at_a_glance, layout_study, summary
+
+PENDING = "#b36a1e"
+"""What the replay has not judged yet."""
 
 
 def figures(plan: Plan) -> dict[str, str]:
@@ -37,16 +41,37 @@ def figures(plan: Plan) -> dict[str, str]:
         drawn = charts_cockpit.cost(costs, load, here, paid)
         cost = figure(drawn, f"The least that keeps the promises under other loads, in closed form; {dot}.").html
     filled = figure(bars, f"Memory of one {best.deployment.gpu.name}: {memory.status.replace('_', ' ')}.").html
-    return {"answer": _verdict(plan), "memory": filled, "latency": latency, "cost": cost, "why": _why(plan)}
+    parts = {"day": _day(plan), "memory": filled, "latency": latency, "cost": cost, "why": _why(plan)}
+    return {"answer": _verdict(plan), **parts}
 
 
 def _verdict(plan: Plan) -> str:
     """The answer in words, its main figures, and each promise."""
     best, parts = plan.best, [note(summary.verdict(plan)).html]
-    if best and best.prediction.performance:
+    found = best.prediction.performance if best else None
+    if best and found:
         parts.append(_tiles(plan))
         parts.append(table(layout_study.promises(plan.scenario, best)).html)
-    return "".join(parts)
+    if found is None or found.requests:
+        return "".join(parts)
+    said = "<p style='margin: .3em 0'><b>Provisional</b>: in closed form, not judged by the replay yet.</p>"
+    frame = f"border: 2px dashed {PENDING}; border-radius: 6px; padding: 0 .7em"
+    return f"<div style='{frame}'>{said}{''.join(parts)}</div>"
+
+
+def _day(plan: Plan) -> str:
+    """What each hour of the day takes, once the plan is replayed; nothing where the question has no day."""
+    found = plan.best.prediction.performance if plan.best else None
+    if plan.scenario.day is None or found is None:
+        return ""
+    if not found.requests:
+        return note("The hours of the day follow with the replay.").html
+    if (day := plan.scaling) is None or plan.renting is None:
+        return ""
+    paid = "; ".join(f"{way} USD {usd:,.2f} a day" for way, usd in plan.renting.usd.items()) or "No price is known"
+    missed = f" Missed in the replay: hours {', '.join(map(str, day.misses))}." if day.misses else ""
+    drawn = charts_scaling.day(day).properties(width=charts_cockpit.WIDTH)
+    return figure(drawn, f"{day}.{missed} {paid}.").html
 
 
 def _why(plan: Plan) -> str:
@@ -70,7 +95,8 @@ def _tiles(plan: Plan) -> str:
         free = free_share(plan.scenario, best.prediction) or 0.0
         spare = f"; {free:.0%} stay free" if plan.scenario.workload.rate and not plan.scenario.offline else ""
         ends = f"{text(found.capacity.lo)} to {text(found.capacity.hi)}"
-        told.append((f"{text(found.capacity.mid)} requests/s", f"at most ({ends}){spare}"))
+        about, until = ("", "") if found.requests else ("about ", ", until it is replayed")
+        told.append((f"{about}{text(found.capacity.mid)} requests/s", f"at most ({ends}){spare}{until}"))
     told.append((f"{text(best.prediction.memory.kv_available.mid / GIB)} GiB", "of KV cache on a GPU"))
     style = "border: 1px solid #8a8f9866; border-radius: 4px; padding: .4em .7em; line-height: 1.35"
     tiles = (
@@ -86,7 +112,7 @@ def badge(plan: Plan | None, busy: bool = False) -> str:
     if plan is None:
         said, color = "working", charts.MUTED
     elif busy:
-        said, color = "closed form; the replay is running", "#b36a1e"
+        said, color = "provisional, in closed form; the replay is running", PENDING
     else:
         said, color = (
             (f"replayed: {found.requests:,} requests an engine" if found and found.requests else "searched"),

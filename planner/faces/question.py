@@ -64,6 +64,7 @@ def fields_of(name: str) -> Fields:
 def values_of(fields: Fields, asked: Scenario) -> dict[str, Any]:
     """What each control shows of a question."""
     workload, given = asked.workload, fields["workload"]
+    day = given.get("day") or ""
     return {
         "model": asked.model,
         "gpus": tuple(wanted.gpu.name for wanted in asked.gpus),
@@ -80,6 +81,10 @@ def values_of(fields: Fields, asked: Scenario) -> dict[str, Any]:
         "output": workload.output.mean,
         "reuse": round(100 * workload.cached_tokens / workload.prompt.mean, 2),
         "preset": next((name for name, told in presets().items() if _like(told, given)), ""),
+        "day": day if isinstance(day, str) else ", ".join(f"{hour:g}" for hour in day),
+        "adapters": workload.adapters,
+        "rank": asked.engine_args.get("max_lora_rank", 16),
+        "zipf": workload.adapter_zipf,
         "headroom": round(100 * fields.get("headroom", 0.2), 2),
         "quantization": tuple(quantization or "checkpoint" for quantization in asked.quantizations),
         "kv_cache_dtype": asked.kv_cache_dtypes,
@@ -108,6 +113,12 @@ def with_control(fields: Fields, name: str, value: Any, values: Mapping[str, Any
         _reload(workload, name, {name: value})
     elif name in ("rate", "concurrency", "requests", "within_hours"):
         workload[name] = round(value) if name == "concurrency" else value
+    elif name == "day":
+        workload[name] = _hours(value.strip()) or None
+    elif name == "adapters":
+        found[name] = {**(found.get(name) or {}), "count": value} if value else None
+    elif name in ("rank", "zipf"):
+        found["adapters"] = {**found["adapters"], **({"ranks": [value]} if name == "rank" else {name: value})}
     elif name == "gpus":
         known = {gpu(wanted["gpu"]).name: wanted for wanted in found["gpus"]}
         found["gpus"] = [known.get(card, {"gpu": card, "at_most": values["at_most"]}) for card in value]
@@ -139,6 +150,8 @@ def _reload(workload: Fields, kind: str, values: Mapping[str, Any]) -> None:
     """Another kind of load, with the figures that its controls show."""
     for other in ("rate", "concurrency", "requests", "within_hours", *(("burstiness",) if kind != "rate" else ())):
         workload.pop(other, None)
+    if kind not in ("rate", "trace"):  # of whom nobody waits for an hour to come
+        workload.pop("day", None)
     if kind == "trace":
         if not values["trace"]:
             raise PlannerError("a trace: name its file, CSV or JSON lines")
@@ -150,6 +163,14 @@ def _reload(workload: Fields, kind: str, values: Mapping[str, Any]) -> None:
     workload[kind] = values[kind]
     if kind == "requests":
         workload["within_hours"] = values["within_hours"]
+
+
+def _hours(told: str) -> str | list[float]:
+    """A day as a scenario gives it: one figure an hour, or the name of a profile or of a file."""
+    try:
+        return [float(hour) for hour in told.split(",")]
+    except ValueError:
+        return told
 
 
 def _scaled(lengths: Mapping[str, float], factor: float) -> Fields:

@@ -75,6 +75,11 @@ def titles(plans: Sequence[Plan]) -> list[str]:
     return [f"{name} ({k})" if names.count(name) > 1 else name for k, name in enumerate(names, 1)]
 
 
+def _asked_adapters(scenario: Scenario) -> str:
+    load, rank = scenario.workload, scenario.engine_args.get("max_lora_rank")
+    return f"{load.adapters} of rank {rank} at most, skew {load.adapter_zipf:g}" if load.adapters else "none"
+
+
 _ASKED: dict[str, Callable[[Scenario], str]] = {
     "model": lambda asked: asked.model,
     "weights": lambda asked: " or ".join(quantization or "checkpoint" for quantization in asked.quantizations),
@@ -82,6 +87,8 @@ _ASKED: dict[str, Callable[[Scenario], str]] = {
     "GPUs allowed": lambda asked: " or ".join(f"up to {card.at_most} x {card.gpu.name}" for card in asked.gpus),
     "engine": lambda asked: " or ".join(f"{one.name} {one.version}" for one in (asked.engine, *asked.other_engines)),
     "traffic": lambda asked: str(asked.workload),
+    "a day": lambda asked: str(asked.day or "always the busiest hour"),
+    "LoRA adapters": _asked_adapters,
     "service level": lambda asked: (
         "; ".join(f"{t.name} {milliseconds(t.seconds)}" for t in asked.service_level) or "none"
     ),
@@ -131,6 +138,8 @@ def _cost(plan: Plan) -> dict[str, float]:
         found |= {"USD for all of the work": best.usd_per_hour * hours.mid}
     else:
         found |= {"USD a month": best.usd_per_hour * HOURS_PER_MONTH}
+    if plan.renting:
+        found |= {f"USD a day, {way}": usd for way, usd in plan.renting.usd.items()}
     each = best.prediction.usd_per_mtok_output
     return found | ({"USD per million output tokens": each.mid} if each else {})
 

@@ -11,6 +11,10 @@
     await Promise.all([panel.context.ready, panel.sessionContext.ready]);
     const cells = panel.content.widgets.filter(cell => cell.model.type === 'code');
     if (!cells.length || cells.some(cell => cell.model.executionCount)) return; // it runs in its kernel already
+    const kernel = panel.sessionContext.session.kernel;
+    const {content} = await kernel.requestCommInfo({target_name: 'jupyter.widget'});
+    // The page has been loaded anew: JupyterLab fetches that kernel's old widgets, and would lose those of a new run.
+    if (Object.keys(content.comms || {}).length) await kernel.restart();
     await app.commands.execute('notebook:run-all-cells');
     panel.content.activeCellIndex = 0;
   }
