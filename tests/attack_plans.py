@@ -192,6 +192,7 @@ def row_of(plan: Plan) -> dict[str, str]:
         **{name: getattr(args, name) for name in ENGINE_ARGS}, "other_tenants_gib": deployment.other_tenants / GIB,
         "request_rate": workload.rate, "concurrency": workload.concurrency, "burstiness": workload.burstiness,
         "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
+        "adapters": workload.adapters, "adapter_zipf": workload.adapter_zipf,
         "num_prompts": workload.num_prompts, "trace": trace and trace.path.absolute(),
     }  # fmt: skip
     for name, lengths in (("isl", workload.prompt), ("osl", workload.output)):  # a trace's lengths were not asked for

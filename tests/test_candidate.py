@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from planner.core.quantities import Interval
 from planner.facts.deployment import deploy_on
+from planner.planning import benchmark_run
 from planner.planning.benchmark_run import FEWEST, TOKENS, capacity, requests
 from planner.planning.candidate import Candidate, against, judge, milliseconds, replayed
 from planner.planning.confirmation import confirm, near, settled
@@ -189,3 +190,18 @@ def test_long_answers_are_looked_at_with_fewer_tokens_than_they_are_stated_with(
     roomy = CARD.with_args(max_model_len=102_400)
     assert requests(roomy, long) == TOKENS / 100_000 == FEWEST
     assert requests(roomy, long, quick=True) == FEWEST / 4
+
+
+def test_what_a_search_has_replayed_is_not_replayed_again_when_its_schedules_are_forgotten(monkeypatch) -> None:
+    """A search of large MoE models replays more deployments than schedules are kept, and then most of them again."""
+    asking = at(2)
+    first = replayed(asking, judge(asking, CARD, 1), quick=True)
+    benchmark_run.run.cache_clear()
+    monkeypatch.setattr(benchmark_run, "replay_workload", None)
+    assert replayed(asking, judge(asking, CARD, 1), quick=True) == first
+
+
+def test_candidates_with_other_arguments_are_others() -> None:
+    """Slots for adapters among them: as many tokens, sequences and memory do not make them one."""
+    slots = [CARD.with_args(max_loras=many, max_lora_rank=16, max_cpu_loras=64) for many in (4, 64)]
+    assert len({judge(asked(), one, 1).identity for one in slots}) == 2

@@ -179,6 +179,7 @@ def test_the_same_question_has_the_same_answer(mine: Path, capsys: pytest.Captur
     for _ in range(2):
         benchmark_run.run.cache_clear()
         benchmark_run._served_at_most.cache_clear()
+        benchmark_run._figures.cache_clear()
         answers.append(asked(capsys, mine))
     assert answers[0] == answers[1]
 

@@ -357,31 +357,35 @@ def performance(deployment: Deployment, workload: Workload, like: Performance, *
 
     Raises `PlannerError` for requests that can never be scheduled.
     """
+    return replace(like, **_figures(deployment, workload, quick=quick))
+
+
+@lru_cache(maxsize=4096)
+def _figures(deployment: Deployment, workload: Workload, *, quick: bool) -> dict[str, Any]:
+    """The fields of a `Performance` that a replay fills in, kept for a whole search: it asks for most of them twice."""
     with ThreadPoolExecutor(1) as beside:
         waiting = beside.submit(capacity, deployment, workload)
         found = run(deployment, workload, quick=quick)
         most = waiting.result()
     mid, rate = found.mid, _rate(found, most)
-    times: dict[str, Any] = {name: {point: found.at(name, point) for point in POINTS} for name in LATENCIES}
     outputs, prompts = workload.output.mean, workload.prompt.mean
     if is_finite(workload):  # the run itself may serve a little more than a crowd that waits
         outputs, prompts = float(mid.output.mean()), float(mid.prompt.mean())
         most = Interval(max(most.lo, rate.lo), max(most.mid, rate.mid), max(most.hi, rate.hi))
-    return replace(
-        like,
-        **times,
-        request_tps=rate,
-        output_tps=rate * outputs,
-        total_tps=rate * (outputs + prompts),
-        decode_batch=mid.decode_batch,
-        kv_usage=mid.kv_usage_mean,
-        kv_usage_p99=mid.kv_usage(0.99),
-        queue=stat(mid, "queue", "p99"),
-        preemptions=found.preemptions,
-        saturated=workload.rate is not None and _offered(deployment, workload) > most.mid,
-        capacity=most,
-        requests=found.requests,
-    )
+    return {
+        **{name: {point: found.at(name, point) for point in POINTS} for name in LATENCIES},
+        "request_tps": rate,
+        "output_tps": rate * outputs,
+        "total_tps": rate * (outputs + prompts),
+        "decode_batch": mid.decode_batch,
+        "kv_usage": mid.kv_usage_mean,
+        "kv_usage_p99": mid.kv_usage(0.99),
+        "queue": stat(mid, "queue", "p99"),
+        "preemptions": found.preemptions,
+        "saturated": workload.rate is not None and _offered(deployment, workload) > most.mid,
+        "capacity": most,
+        "requests": found.requests,
+    }
 
 
 def _offered(deployment: Deployment, workload: Workload) -> float:

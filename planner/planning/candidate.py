@@ -75,8 +75,7 @@ class Candidate:
     @property
     def identity(self) -> tuple[object, ...]:
         """What tells it from other candidates of its search."""
-        args, drafts = self.deployment.args, self.deployment.drafts
-        return *self.place, args.max_num_batched_tokens, args.max_num_seqs, args.gpu_memory_utilization, drafts
+        return *self.place, self.deployment.args, self.deployment.drafts
 
     @property
     def shape(self) -> tuple[int, ...]:
