@@ -17,7 +17,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import CapturedIO, capture_output
 
 from planner.faces.chapter import QUESTION
-from planner.faces.report import NOTEBOOKS, walk
+from planner.faces.report import NOTEBOOKS, POOLS, walk
 from planner.planning.scenario import SCENARIOS
 
 pytestmark = pytest.mark.slow
@@ -59,6 +59,18 @@ def test_walk(notebook, run, tmp_path):
     assert sum(len(shown.outputs) for _, shown in run(notebook, tmp_path)) > 3
 
 
+def test_the_chapter_on_pools(run, tmp_path):
+    """Of a question that does not allow them: what they would be."""
+    question = (
+        "{question: '?', model: meta-llama/Llama-3.1-8B-Instruct, gpus: {gpu: H100-SXM, at_most: 4}, workload: "
+        "{prompt_tokens: {mean: 5000, p95: 7500}, output_tokens: {mean: 150, p95: 300}, rate: 4}, "
+        "service_level: {ttft: {p95: 4000}, itl: {p99: 22}}}"
+    )
+    (tmp_path / QUESTION).write_text(question)
+    shown = [str(output.data) for _, one in run(POOLS, tmp_path) for output in one.outputs]
+    assert len(shown) == 9 and "does not allow pools" in shown[0] and "vllm-router" in shown[-2]
+
+
 def test_the_cockpit_shows_itself(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     ((_, shown),) = run(ASIDE[0], NOTEBOOKS)
@@ -85,7 +97,7 @@ def test_walk_is_committed_without_outputs_and_takes_a_scenario(notebook):
     assert parameters[0].startswith("scenario: str = ")
 
 
-@pytest.mark.parametrize("notebook", [*ASIDE, *walk(), *LESSONS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("notebook", [*ASIDE, POOLS, *walk(), *LESSONS], ids=lambda path: path.stem)
 def test_notebook_has_one_title_and_cell_ids(notebook):
     found = nbformat.read(notebook, as_version=4)
     assert (found.nbformat, found.nbformat_minor) == (4, 5)

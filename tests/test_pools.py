@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.quantities import PlannerError
+from planner.faces.report import chapters
 from planner.operations.answer import answer, told, write
 from planner.operations.flags import options
 from planner.operations.launch import documents, file_names, launches
@@ -20,6 +21,7 @@ from planner.planning.pools import in_pools, judged
 from planner.planning.prediction import predict
 from planner.planning.scenario import Scenario, scenario
 from planner.planning.search import Plan, search
+from planner.studies import pool_tables
 
 CHEAPER = ((6000, 150, 6, 4000, 25), (3000, 200, 10, 3000, 16), (5000, 150, 7, 4000, 22))
 """Prompt, output, rate, ms of p95 TTFT and p99 ITL: long prompts beside a strict gap between tokens."""
@@ -186,6 +188,30 @@ def test_the_scripts_start_the_planned_workers(tmp_path: Path) -> None:
     routed = run("router.sh", PREFILL=" ".join(urls), DECODE="http://b:8100").stdout
     assert f"--prefill {urls[0]} --prefill {urls[1]} --decode http://b:8100" in routed and "round_robin" in routed
     assert run("router.sh", PREFILL=urls[0], DECODE="http://b:8100").returncode == 2
+
+
+def test_a_report_on_pools_has_their_chapter_instead_of_that_on_replicas() -> None:
+    names = [path.stem for path in chapters(plan_of(*CHEAPER[0]))]
+    assert names.index("pools") == names.index("4-batching") + 1 and "6-deploy" not in names
+
+
+def test_the_link_of_a_worker_bounds_its_prompts() -> None:
+    """At 10 Gbit/s 6,000 tokens of 128 KiB take 629 ms; the rest of TTFT is as it was."""
+    plan = plan_of(*CHEAPER[0])
+    assert plan.chosen
+    rows = pool_tables.links(plan, plan.chosen).set_index("link")["mean prompt (ms)"]
+    assert rows["10 Gbit/s a GPU"] == pytest.approx(6000 * 131072 / 1.25e9 * 1e3, rel=1e-3)
+    assert rows["NVLink 4"] < rows["400 Gbit/s a GPU"] == pytest.approx(rows.iloc[0])
+
+
+def test_more_workers_of_either_pool_never_bring_it_nearer_to_a_limit() -> None:
+    plan = plan_of(*CHEAPER[0])
+    assert plan.chosen
+    grid = pool_tables.sizes(plan, plan.chosen).pivot(
+        index="prefill workers", columns="decode workers", values="share of the tightest limit"
+    )
+    assert (grid.diff().dropna() < 0.02).all(axis=None) and (grid.T.diff().dropna() < 0.02).all(axis=None)
+    assert grid.loc[1].min() > 1
 
 
 def test_plan_json_has_both_pools_and_their_sum() -> None:

@@ -37,6 +37,10 @@ SHOWN = ["text/html", "image/svg+xml", "image/png", "text/markdown", "text/latex
 """Outputs that reach the page, the first that a cell offers: widgets are left out for their plain HTML."""
 
 
+POOLS = NOTEBOOKS / "pools.ipynb"
+"""The chapter of scenarios that allow pools."""
+
+
 def walk() -> list[Path]:
     """The notebooks of the walk, in reading order."""
     return sorted(NOTEBOOKS.glob("[0-9]*.ipynb"))
@@ -46,14 +50,15 @@ def chapters(plan: Plan) -> list[Path]:
     """The notebooks that have something to say of `plan`: without a deployment there is nothing to explain."""
     if not plan.candidates:
         return walk()[:2]
-    idle = (
-        ()
-        if plan.chosen and not plan.in_pools
-        else ("6",)
-        if plan.in_pools or plan.scenario.speculation
-        else ("5", "6")
-    )
-    return [notebook for notebook in walk() if not notebook.name.startswith(idle)]
+    idle = ("6",) * (plan.chosen is None or plan.in_pools)
+    idle += ("5",) * (plan.chosen is None and not plan.scenario.speculation)
+    shown = [notebook for notebook in walk() if not notebook.name.startswith(idle)]
+    return sorted([*shown, POOLS], key=_place) if plan.scenario.pools else shown
+
+
+def _place(notebook: Path) -> str:
+    """Where a notebook stands: the one on pools after that on batching."""
+    return "4-pools" if notebook == POOLS else notebook.name
 
 
 def report(

@@ -36,12 +36,13 @@ JOINT = ("experts", "collectives")
 
 
 def evaluate_disaggregated(
-    prefill: Deployment, decode: Deployment, workload: Workload, prices: Prices | None = None
+    prefill: Deployment, decode: Deployment, workload: Workload, prices: Prices | None = None, *, quick: bool = False
 ) -> Prediction:
     """Predict a `prefill` and a `decode` pool (replicas = workers) under `workload`; see `predict.evaluate`.
 
-    With a rate the loop is open, with a concurrency closed, with both an open one that holds requests back. Raises
-    `PlannerError` where requests do not fit into max_model_len, or a sequence not into the decode pool's KV cache.
+    With a rate the loop is open, and let through at a faster and a slower step cost too, but for a `quick` look; with a
+    concurrency it is closed, with both an open one that holds requests back. Raises `PlannerError` where requests do
+    not fit into max_model_len, or a sequence not into the decode pool's KV cache.
     """
     memories = {pool: memory_of(pool) for pool in (prefill, decode)}
     usd = [price_of(pool, prices) for pool in (prefill, decode)]
@@ -53,7 +54,7 @@ def evaluate_disaggregated(
     load = taken_on(prefill, workload)  # which looks for shared prefixes where prompts are computed
     pools = Pools.of(prefill, decode, memories[decode], load)
     performance, others = pools.run(load), []
-    if load.rate is not None:  # in a closed loop every time is longer by the same factor
+    if load.rate is not None and not quick:  # in a closed loop every time is longer by the same factor
         pace = math.exp(Z80 * pools.sigma_tpot)
         others = [pools.scaled(factor).run(load) for factor in (1 / pace, pace)]
     return replace(found, performance=_widened(performance, others))

@@ -27,10 +27,12 @@ from planner.planning.scenario import CandidateGpu, Scenario
 
 FIRST_LOOK = 2_000
 """Requests of a first look; what is stated has all of a run."""
+ALONE, SLACK = 200, 1.1
+"""Requests, one after the other, that must be so near to each promise: more workers only shorten queues and batches."""
 STEPS = 8
 """Times that workers are added, at most, until every promise is kept."""
-STATED = 4
-"""Pools that are stated, at most, until some hold."""
+STATED = 6
+"""Pools that are stated, at most, until no others may come before them."""
 DECODING = {"tpot", "itl", "e2e", "memory"}
 """What is missed for want of decode workers."""
 HELPLESS = {"power", "start-up", "max_model_len"}
@@ -57,15 +59,23 @@ def in_pools(scenario: Scenario, dearest: float = math.inf) -> list[Candidate]:
     many = replace(scenario.workload, num_prompts=min(scenario.workload.requests, FIRST_LOOK))
     looks: list[tuple[Candidate, CandidateGpu]] = []
     for asked, first, rest, preference in _shapes(scenario):
-        if look := _grown(scenario, asked, first, rest, preference, many, dearest):
+        if not _hopeless(scenario, first, rest) and (
+            look := _grown(scenario, asked, first, rest, preference, many, dearest, quick=True)
+        ):
             looks.append((look, asked))
     looks.sort(key=lambda look: look[0].rank)
     found: list[Candidate] = []
-    while looks and len(found) < STATED and not any(one.meets and not one.at_risk for one in found):
+    while looks and len(found) < STATED and not _before(found, looks[0][0]):
         best, asked = looks.pop(0)
         first, rest = best.prediction.pools
         found.append(_grown(scenario, asked, first, rest, best.preference, scenario.workload, dearest) or best)
-    return [*sorted(found, key=attrgetter("rank")), *(one for one, _ in looks)]
+        found.sort(key=attrgetter("rank"))
+    return [*found, *(look for look, _ in looks if _before(found, look))]
+
+
+def _before(found: list[Candidate], look: Candidate) -> bool:
+    """Whether the best that is stated comes before what is only looked at."""
+    return bool(found) and found[0].rank < look.rank
 
 
 def _shapes(scenario: Scenario) -> Iterator[tuple[CandidateGpu, Deployment, Deployment, tuple[int, ...]]]:
@@ -98,14 +108,24 @@ def _hand_over(first: Deployment, rest: Deployment) -> bool:
     return how == "any" or before == after or (how == "wider" and before < after)
 
 
+def _hopeless(scenario: Scenario, first: Deployment, rest: Deployment) -> bool:
+    """Whether even a request that is alone in both pools misses a promise."""
+    load = replace(scenario.workload, rate=None, trace=None, concurrency=1, num_prompts=ALONE)
+    with suppress(PlannerError):
+        found = evaluate_disaggregated(first, rest, load).performance
+        promises = scenario.service_level if found else ()
+        return any(found.at(t.metric, t.percentile).mid > SLACK * t.seconds for t in promises if found)
+    return True
+
+
 def _grown(
     scenario: Scenario, asked: CandidateGpu, first: Deployment, rest: Deployment, preference: tuple[int, ...],
-    load: Workload, dearest: float,
+    load: Workload, dearest: float, *, quick: bool = False,
 ) -> Candidate | None:  # fmt: skip
     """More workers of the pool that is short, until nothing is missed, or too many are needed; the best on the way."""
     best: Candidate | None = None
     for _ in range(STEPS):
-        found = judged(scenario, first, rest, load, preference)
+        found = judged(scenario, first, rest, load, preference, quick=quick)
         if found is None or found.prediction.gpus_rented > asked.at_most or found.cost[1] > dearest:
             break
         best = found if best is None or found.rank < best.rank else best
@@ -129,17 +149,18 @@ def _decode_is_short(
     if found.share <= 1 and said & {*DECODING, "ttft"}:
         return bool(said & DECODING)
     first, rest = found.prediction.pools
-    tried = [judged(scenario, *pools, load, found.preference) for pools in ((wider, rest), (first, longer))]
+    tried = [judged(scenario, *pools, load, found.preference, quick=True) for pools in ((wider, rest), (first, longer))]
     with_first, with_rest = (one.share if one else math.inf for one in tried)
     return with_rest < with_first
 
 
 def judged(
-    scenario: Scenario, first: Deployment, rest: Deployment, load: Workload, preference: tuple[int, ...] = ()
-) -> Candidate | None:
+    scenario: Scenario, first: Deployment, rest: Deployment, load: Workload, preference: tuple[int, ...] = (), *,
+    quick: bool = False,
+) -> Candidate | None:  # fmt: skip
     """Both pools under `load`, requests let through one by one; None where they cannot serve it."""
     try:
-        prediction = evaluate_disaggregated(first, rest, load, scenario.prices)
+        prediction = evaluate_disaggregated(first, rest, load, scenario.prices, quick=quick)
     except PlannerError:
         return None
     if prediction.performance is None or math.isnan(prediction.performance.request_tps.mid):
