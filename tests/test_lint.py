@@ -220,6 +220,17 @@ WRITTEN = {
     "numactl": "sudo numactl -N 0 python -m vllm.entrypoints.api_server --model=Qwen/Qwen3-8B --swap-space=4",
     "argument": 'M="${1:-Qwen/Qwen3-8B}"\nvllm serve "$M" --swap-space 4',
     "supervisord": "[program:x]\ncommand=/opt/v/bin/vllm serve Qwen/Qwen3-8B --swap-space 4\nautostart=true\n",
+    "srun": "srun -N1 --container-image=vllm/vllm-openai:v0.20.2 --container-mounts=/a:/b vllm serve Qwen/Qwen3-8B "
+    "--swap-space 4",
+    "dynamo": "python3 -m dynamo.vllm --model Qwen/Qwen3-8B --disaggregation-mode prefill "
+    "--dyn-tool-call-parser hermes --swap-space 4",
+    "dynamo's image": "docker run nvcr.io/nvidia/ai-dynamo/vllm-runtime:1.2.0 python3 -m dynamo.vllm "
+    "--model=Qwen/Qwen3-8B --is-decode-worker --swap-space=4",
+    "kserve": "kind: InferenceService\nspec: {predictor: {model: {modelFormat: {name: huggingface}, args: "
+    "[--model_name=q, --model_id=Qwen/Qwen3-8B, --backend=vllm, --swap-space=4]}}}\n",
+    "nomad": 'job "a" {\n task "b" {\n  env {\n   HF_HOME = "/c"\n  }\n  config {\n   '
+    'image = "vllm/vllm-openai:v0.20.2"\n   args = ["--model", "Qwen/Qwen3-8B",\n    "--swap-space", "4",\n   ]\n  '
+    "}\n }\n}\n",
     "production-stack": "servingEngineSpec:\n  modelSpec:\n  - {modelURL: Qwen/Qwen3-8B, repository: vllm/vllm-openai, "
     "tag: v0.20.2, vllmConfig: {maxModelLen: 4096, extraArgs: [--swap-space, '4']}}\n",
 }
@@ -231,6 +242,21 @@ def test_commands_are_found_however_people_start_them(text: str, tmp_path: Path)
     model = (*found.judged.parsed.positional, found.judged.values.get("model"))[0]
     assert model == "Qwen/Qwen3-8B"
     assert {one.name for one in found.judged.findings if one.mend} == {"--swap-space"}
+
+
+def test_programs_around_an_engine_keep_what_is_theirs() -> None:
+    (worker,) = lint(WRITTEN["dynamo"]).commands
+    line = "python -m dynamo.vllm --disaggregation-mode prefill --dyn-tool-call-parser hermes --model Qwen/Qwen3-8B"
+    assert worker.mended.command.line == line
+    assert lint(WRITTEN["dynamo's image"]).commands[0].judged.version == "0.20.1"
+    assert lint(WRITTEN["srun"]).commands[0].judged.version == "0.20.2"
+    assert lint(WRITTEN["nomad"]).commands[0].judged.command.environment == {"HF_HOME": "/c"}
+    assert "left to KServe: --model_name, --model_id, --backend" in lint(WRITTEN["kserve"]).notes
+    with pytest.raises(PlannerError, match="no server starts"):
+        lint(WRITTEN["kserve"].replace("--backend=vllm", "--backend=huggingface"))
+    slurm = "srun --container-image nvcr.io#nvidia/tensorrt-llm/release:1.2.0 trtllm-serve Qwen/Qwen3-8B"
+    (served,) = lint(slurm).commands  # which shares its host's network
+    assert served.judged.version == "1.2.0" and not [one for one in served.judged.findings if one.mend]
 
 
 def test_words_that_only_the_machine_fills_in_are_no_unknown_options() -> None:

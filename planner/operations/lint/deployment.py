@@ -90,6 +90,7 @@ def layout_of(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
         copies, spread = attention_copies(values), tp if size.get("expert_parallel_size", 1) > 1 else 1
         if copies > 1:
             return ParallelLayout(tp=max(tp // copies, 1), pp=pp, dp=copies, ep=spread, dcp=dcp)
+        # without attention copies each of dp holds the whole model (docs.sglang.io, dp_dpa_smg_guide, 2026-11)
         return ParallelLayout(tp=tp, pp=pp, ep=spread, dcp=dcp, replicas=dp)
     if engine == "trtllm":
         spread = tp if size.get("moe_expert_parallel_size", 1) > 1 else 1

@@ -10,8 +10,9 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from planner.core.catalog import parse_yaml, read_text
+from planner.core.catalog import entries, parse_yaml, read_text
 from planner.core.quantities import MIB, PlannerError
+from planner.facts.engines import Named
 from planner.operations.flags import left_open, lists, options
 from planner.operations.lint.shell import Statement, documents, expand, statements
 
@@ -29,6 +30,13 @@ _IMAGES = (
 """Engine, whether its image starts the server by itself, and what the image is called."""
 _ALONE = {"--rm", "--detach", "--interactive", "--tty", "--privileged", "--init", "--read-only", "--publish-all"}
 """Options of `docker run` that take no value."""
+_DYNAMO = {"dynamo.vllm": "vllm", "dynamo.sglang": "sglang"}
+"""Workers of NVIDIA's Dynamo, which take their engine's options and some of their own (docs.nvidia.com/dynamo)."""
+_OWN = re.compile(
+    r"--(dyn-[\w-]+|is-(prefill|decode)-worker|disaggregation-mode|migration-limit|connector|custom-jinja-template|endpoint"
+    r"|store-kv|discovery-backend|request-plane|event-plane|model-express-url|use-vllm-tokenizer|multimodal-[\w-]+)(=|$)"
+)
+_KSERVE = {"--model_name", "--model_id", "--model_dir", "--backend"}
 _METRIC = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
 _SHELLS = {"sh", "bash", "dash", "zsh"}
 _MENTION = re.compile(
@@ -50,6 +58,7 @@ class Command:
     config: Mapping[str, Any] = field(default_factory=dict)  # what TensorRT-LLM's own file sets
     note: str = ""
     visible: int | None = None  # GPUs that its container is given
+    launched: str = ""  # by another program than the engine's own: this, and its own options
 
     @property
     def line(self) -> str:
@@ -58,7 +67,7 @@ class Command:
             "vllm": "vllm serve" if self.subcommand else "python -m vllm.entrypoints.openai.api_server",
             "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve", "tgi": "text-generation-launcher",
         }[self.engine]  # fmt: skip
-        return " ".join([program, *(shlex.quote(word) for word in self.argv)])
+        return " ".join([self.launched or program, *(shlex.quote(word) for word in self.argv)])
 
 
 @dataclass(frozen=True)
@@ -154,6 +163,8 @@ def _commands(text: str, name: str, engine: str | None) -> Iterator[Command]:
             yield from _shell(line, "command", engine)
     elif re.search(r"^\[Service\]\s*$", text, re.MULTILINE):
         yield from _unit(text, engine)
+    elif re.search(r'^\s*task\s+"[^"\n]*"\s*\{', text, re.MULTILINE):
+        yield from _nomad(text)
     elif re.search(r"^\s*FROM\s+\S+", text, re.MULTILINE) and re.search(
         r"^\s*(CMD|ENTRYPOINT|RUN)\b", text, re.MULTILINE
     ):
@@ -196,7 +207,14 @@ def _launched(statement: Statement, where: str, engine: str | None = None, depth
         }
         pinned = next(filter(None, (re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)$", word) for word in words[:at])), None)
         version = pinned[1] if pinned else ""
-        yield Command(where, name, tuple(words[at:]), {**environment, **before}, version, subcommand=subcommand)
+        held = image(_pyxis(words[:at]))
+        if held and held[0] == name:
+            version = held[2]
+        argv, own = _without_own(words[at:]) if words[at - 1] in _DYNAMO else (tuple(words[at:]), ())
+        launched = shlex.join(["python", "-m", words[at - 1], *own]) if words[at - 1] in _DYNAMO else ""
+        yield Command(
+            where, name, argv, {**environment, **before}, version, subcommand=subcommand, launched=launched
+        )  # fmt: skip
         return
     script = next((at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None)
     if script is not None and any(PurePath(word).name in _SHELLS for word in words[:script]):
@@ -209,6 +227,25 @@ def _launched(statement: Statement, where: str, engine: str | None = None, depth
         yield Command(where, engine, words, environment)
 
 
+def _pyxis(words: Sequence[str]) -> str:
+    """The image that Slurm's `srun` is told to start in, "nvcr.io#nvidia/..." or not; empty where it is told none."""
+    given = [at for at, word in enumerate(words) if word.partition("=")[0] == "--container-image"]
+    if not given:
+        return ""
+    _, tied, name = words[given[0]].partition("=")
+    return (name if tied else " ".join(words[given[0] + 1 : given[0] + 2])).replace("#", "/")
+
+
+def _without_own(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Options of a Dynamo worker without those that are Dynamo's, and these."""
+    kept, own, theirs = list[str](), list[str](), False
+    for word in words:
+        if word.startswith("--"):
+            theirs = _OWN.match(word) is not None
+        (own if theirs else kept).append(word)
+    return tuple(kept), tuple(own)
+
+
 def launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
     """Which engine's launcher is among the words, where its own begin, and whether it takes the model as a word."""
     for at, word in enumerate(words):
@@ -217,6 +254,8 @@ def launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
             return "vllm", at + 2, True
         if re.search(r"(^|/)vllm[./]entrypoints[./](openai[./])?api_server(\.py)?$", word):
             return "vllm", at + 1, False
+        if word in _DYNAMO:
+            return _DYNAMO[word], at + 1, False
         if word in ("sglang.launch_server", "sglang.srt.server"):
             return "sglang", at + 1, False
         if name == "sglang" and after == "serve":
@@ -250,8 +289,11 @@ def image(name: str) -> tuple[str, bool, str] | None:
     """The engine of an image, whether it starts by itself, and its version; None for any other image."""
     for engine, starts, pattern in _IMAGES:
         if match := pattern.search(name):
-            version = re.match(r":v?(\d+\.\d+(?:\.\d+)?)", name[match.end() :])
-            return engine, starts, version[1] if version else ""
+            found = re.match(r":v?(\d+\.\d+(?:\.\d+)?)", name[match.end() :])
+            version = found[1] if found else ""
+            if "ai-dynamo/" in name:  # the tag is Dynamo's
+                version = entries("clouds.yaml", Named)[f"dynamo {engine}"].names.get(version, "")
+            return engine, starts, version
     return None
 
 
@@ -269,6 +311,19 @@ def _contained(
         yield Command(
             where, known[0], tuple(words), environment, known[2], container=True, subcommand=known[0] == "vllm"
         )
+
+
+def _nomad(text: str) -> Iterator[Command]:
+    """What the tasks of a Nomad job start in their containers."""
+    for task in re.split(r'^\s*task\s+"[^"\n]*"\s*\{', text, flags=re.MULTILINE)[1:]:
+        pairs = dict(re.findall(r'^\s*"?(\w+)"?\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*$', task, re.MULTILINE))
+        lists = dict(re.findall(r"^\s*(args|entrypoint)\s*=\s*(\[[^\]]*\])", task, re.MULTILINE))
+        words = {key: _listed(re.sub(r",\s*\]", "]", found)) for key, found in lists.items()}
+        started = (
+            words.get("entrypoint", []) + ([pairs["command"]] if "command" in pairs else []) + words.get("args", [])
+        )
+        environment = {name: value for name, value in pairs.items() if name.isupper()}
+        yield from _contained(pairs.get("image", ""), started, environment, "task", "entrypoint" in lists)
 
 
 def _unit(text: str, engine: str | None) -> Iterator[Command]:
@@ -345,6 +400,9 @@ def _nodes(node: Any, where: str, engine: str | None, depth: int = 0) -> Iterato
     if "modelURL" in node:
         yield _production_stack(node, where)
         return
+    if isinstance(node.get("modelFormat"), Mapping):
+        yield from _kserve(node, where)
+        return
     if flat := _configuration(node, engine):
         yield Command(where or "configuration", engine or "vllm", flat, {}, subcommand=True)
         return
@@ -402,6 +460,25 @@ def _production_stack(node: Mapping[str, Any], where: str) -> Command:
     gpus = int(asked) if asked.isdecimal() and len(asked) < 10 else None
     version = known[2] if known else ""
     return Command(where, "vllm", words, _environment(node.get("env")), version, True, True, visible=gpus)
+
+
+def _kserve(node: Mapping[str, Any], where: str) -> Iterator[Command]:
+    """What KServe's runtimes of vLLM make of an InferenceService's model; its Hugging Face server has names of its own.
+
+    `--model_id` and `--model_name` are its own, and `--backend=huggingface` starts no vLLM (kserve.github.io, Hugging
+    Face runtime, 0.15 to 0.20).
+    """
+    kind = str(node["modelFormat"].get("name", "")).lower()
+    words = [part for word in _words(node.get("args")) for part in word.split("=", 1)]
+    own = {name: words[at + 1] for at, name in enumerate(words[:-1]) if name in _KSERVE}
+    if kind not in ("huggingface", "vllm") or own.get("--backend") == "huggingface":
+        return
+    taken = {at + step for at, name in enumerate(words[:-1]) if name in _KSERVE for step in (0, 1)}
+    model = own.get("--model_id") or str(node.get("storageUri", "")).removeprefix("hf://") or own.get("--model_dir", "")
+    rest = [word for at, word in enumerate(words) if at not in taken]
+    argv = (*(["--model", model] if model else []), *rest)
+    note = f"left to KServe: {', '.join(own)}" if own else ""
+    yield Command(where, "vllm", argv, _environment(node.get("env")), container=True, note=note, visible=_given(node))
 
 
 def _words(value: Any) -> list[str]:
