@@ -114,7 +114,7 @@ def compare(
     for plan in plans:
         progress(told(plan))
     facts = [[name, verdict(plan)] for name, plan in zip(titles(plans), plans, strict=True)]
-    title = {"name": " against ".join(titles(plans)), "question": "The same service planned in several ways."}
+    title = {"name": " against ".join(titles(plans)), "question": "Several questions, answered side by side."}
     title |= {"verdict": cheapest(plans), "spare": ""}
     shown = {**{part: one_line(text) for part, text in title.items()}, "facts": facts}
     return _alone(plans, NOTEBOOKS / "compare.ipynb", shown, out, progress)
