@@ -286,7 +286,8 @@ def referee(
     if not memory.starts or longest >= (deployment.args.max_model_len or 0):
         return {}
     many = max(run, 3 * seqs) * engines
-    crowd = replace(workload, rate=None, concurrency=seqs * engines, num_prompts=many, trace=None)
+    slots = seqs * engines * (1 if asked.offline else 2)  # of traffic that comes by itself, others wait for their turn
+    crowd = replace(workload, rate=None, concurrency=slots, num_prompts=many, trace=None)
     usual = workload if workload.trace else replace(workload, num_prompts=run * engines)
     try:
         runs = [replay_workload(deployment, memory.pool, table, crowd, seed=seeds[0])]

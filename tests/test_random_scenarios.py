@@ -9,6 +9,8 @@ from scenario_generator import generate
 from shipped import plan_of
 
 from planner.core.quantities import Interval
+from planner.facts.deployment import deploy_on
+from planner.planning.benchmark_run import capacity
 from planner.planning.scenario import load_scenario, scenario, scenario_path, scenarios
 from planner.planning.search import Plan, search
 
@@ -47,6 +49,16 @@ def test_nothing_cheaper_holds_and_nothing_harder_costs_less() -> None:
     asked = scenario(CHAT, "chat")
     plan = search(asked)
     assert attacks.check_nothing_cheaper(asked, plan) + attacks.check_metamorphic(asked, plan) == []
+
+
+@pytest.mark.parametrize("tokens", (1, 3))
+def test_the_referee_fills_the_slots_that_short_answers_leave(tokens: int) -> None:
+    """As many users as slots leave some of eight empty, a fifth of the time; traffic that comes by itself does not."""
+    lengths = {"prompt_tokens": {"exactly": 60}, "output_tokens": {"exactly": tokens}}
+    card = deploy_on(CHAT["model"], "L40S", max_model_len=2048, max_num_seqs=8)
+    most = capacity(card, scenario({**CHAT, "workload": {**lengths, "rate": 1}}, "short").workload).mid
+    asked = scenario({**CHAT, "workload": {**lengths, "rate": 0.9 * most}, "headroom": 0}, "short")
+    assert attacks.referee(asked, card)["rate"] == pytest.approx(0.9, rel=0.03)
 
 
 def test_the_same_seed_is_the_same_scenario_and_others_are_not(tmp_path: Path) -> None:
