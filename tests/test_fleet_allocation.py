@@ -84,6 +84,13 @@ def test_a_scenario_is_split_over_kinds_where_one_runs_out() -> None:
     assert cost(allocate(fleet.with_gpus("L4", 2))) == 4.0
 
 
+def test_of_options_at_one_price_the_first_runs() -> None:
+    same = [Option(what, "L4", 1, 0.84, 70.0, share) for what, share in (("bfloat16", 1.0), ("awq", 3.0))]
+    for options in (same, same[::-1]):
+        found = allocate(Fleet({"chat": options}, {"L4": 4}))
+        assert found and found.replicas == {"chat": {options[0]: 1}}
+
+
 def test_what_is_in_the_way_is_each_limit_that_alone_would_do() -> None:
     loads = {"chat": [Option("a", "L4", 1, 1.0, 70.0, 0.2)]}
     assert allocate(Fleet(loads, {"L4": 5}, budget=5.0, power=350.0))

@@ -88,6 +88,8 @@ class Allocation:
 def allocate(fleet: Fleet) -> Allocation | None:
     """The cheapest replicas that serve every scenario in full within stock, budget and power; None where none do.
 
+    Of those that cost the same, the ones that come first among a scenario's options.
+
     minimise sum of usd x replicas, with for every scenario: sum of share x replicas >= 1, for every kind of GPU:
     sum of gpus x replicas <= stock. Raises `PlannerError` where the solver finds neither an answer nor that there is
     none.
@@ -109,13 +111,16 @@ def allocate(fleet: Fleet) -> Allocation | None:
         if math.isfinite(most):
             limits.append(LinearConstraint(column[field][None, :], ub=most * (1 + TOLERANCE)))
     copies = [min(fleet.stock.get(option.gpu, 0) // option.gpus, math.ceil(1 / option.share)) for _, option in flat]
-    found = milp(column["usd_per_hour"], integrality=1, bounds=Bounds(0, copies), constraints=limits,
-                 options={"mip_rel_gap": 0, "time_limit": 60})  # fmt: skip
+    asked = {"integrality": 1, "bounds": Bounds(0, copies), "options": {"mip_rel_gap": 0, "time_limit": 60}}
+    found = milp(column["usd_per_hour"], constraints=limits, **asked)
     if found.status == 2:
         return None
     if found.x is None or found.status != 0:
         raise PlannerError(f"the fleet's programme was not solved: {found.message}")
-    counts = np.rint(found.x).astype(int)
+    place = [k for some in fleet.options.values() for k in range(len(some))]
+    as_cheap = LinearConstraint(column["usd_per_hour"][None, :], ub=found.fun * (1 + TOLERANCE))
+    first = milp(np.array(place, float), constraints=[*limits, as_cheap], **asked)
+    counts = np.rint(found.x if first.x is None else first.x).astype(int)
     return Allocation(
         {
             name: {
