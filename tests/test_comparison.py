@@ -1,5 +1,7 @@
 """Answers side by side: what is asked otherwise, figures that are each plan's own, and a PDF of them."""
 
+from dataclasses import replace
+
 import pytest
 from pypdf import PdfReader
 
@@ -47,6 +49,14 @@ def test_two_to_four_are_compared(plans):
     for many in (1, MOST + 1):
         with pytest.raises(PlannerError, match=f"2 to {MOST}"):
             comparison(plans[:1] * many)
+
+
+def test_of_equal_prices_the_safe_one_is_named(plans):
+    holds = next(plan for plan in plans if plan.chosen and not plan.chosen.risks)
+    first = replace(holds.scenario, name="a-first")
+    risky = replace(holds, scenario=first, chosen=replace(holds.chosen, risks=("it may be late",)))
+    assert cheapest([risky, holds]).startswith(f"{holds.scenario.name} costs least: ")
+    assert cheapest([risky, holds]).endswith("as much as a-first (at risk).")
 
 
 @pytest.mark.slow

@@ -45,15 +45,19 @@ def some(asked: Sequence[object]) -> None:
 
 
 def cheapest(plans: Sequence[Plan]) -> str:
-    """Which of the answers that keep their promises costs least, and how much less than the next."""
-    priced = [(plan.chosen.usd_per_hour, name) for plan, name in zip(plans, titles(plans), strict=True) if plan.chosen]
-    known = sorted((usd, name) for usd, name in priced if usd is not None)
+    """Which answer that keeps its promises costs least, of equals the safest, and how much less than the next."""
+    known = sorted(
+        (round(plan.chosen.usd_per_hour, 2), plan.verdict != "holds", name)
+        for plan, name in zip(plans, titles(plans), strict=True)
+        if plan.chosen and plan.chosen.usd_per_hour is not None
+    )
     none = [name for plan, name in zip(plans, titles(plans), strict=True) if not plan.chosen]
     said = [f"Nothing meets the service level of {', '.join(none)}."] if none else []
     if len(known) > 1:
-        (usd, name), (more, other) = known[:2]
-        less = f"{1 - usd / more:.0%} less than {other}" if more > usd * 1.001 else f"as much as {other}"
-        said.insert(0, f"{name} costs least: USD {usd:,.2f} an hour, {less}.")
+        (usd, risk, name), (more, _, other) = known[:2]
+        alike = [f"{each} (at risk)" if unsafe else each for same, unsafe, each in known[1:] if same == usd]
+        less = f"as much as {' and '.join(alike)}" if alike else f"{1 - usd / more:.0%} less than {other}"
+        said.insert(0, f"{name} costs least{', but is at risk' * risk}: USD {usd:,.2f} an hour, {less}.")
     return " ".join(said) or "Without prices they are told apart by their GPUs."
 
 
