@@ -564,3 +564,11 @@ def test_settings_of_another_type_are_told(tmp_path: Path, settings: str, told: 
 def test_no_figure_of_a_command_is_too_large_or_too_odd(option: str, told: str) -> None:
     (one,) = lint(f"python -m sglang.launch_server --model-path {LLAMA} {option}", gpu="H100").commands
     assert told in one.unplanned
+
+
+def test_three_ranks_are_mended_by_two_or_four_and_what_still_does_not_start_says_so():
+    """64 heads are cut over 2 or 4 GPUs; 141 GB of weights leave only the latter room on 80 GB cards."""
+    found = lint("vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 3 --swap-space 16", "0.33.0")
+    three = next(one for one in found.commands[0].judged.findings if one.name == "--tensor-parallel-size")
+    assert three.instead == "--tensor-parallel-size 2 or --tensor-parallel-size 4"
+    assert "Better, but it starts only once" in str(found)

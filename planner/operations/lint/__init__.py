@@ -212,7 +212,9 @@ def _told(one: Linted, several: bool) -> str:
     elif one.unplanned:
         lines += ["", f"Not planned: {one.unplanned}"]
     if one.mended.diff:
-        lines += ["", "Better", *(f"  {line}" for line in map(one_line, one.mended.diff))]
+        still = not one.planned and any(found.kind == "flag" and found.verdict == "contradicts" for found in said)
+        lines += ["", "Better, but it starts only once what contradicts is settled" if still else "Better"]
+        lines += [*(f"  {line}" for line in map(one_line, one.mended.diff))]
         lines += [f"  {step.argument}: {step.worth}" for step in (one.planned.steps if one.planned else ())]
         lines += [f"  = {_public(one.mended.command)}"]
     return "\n".join(lines)

@@ -84,6 +84,7 @@ def _format(judged: Judged, name: str, served: Model) -> Iterator[Finding]:
 
 
 def _divisor(served: Model, layout: ParallelLayout, option: str) -> str:
-    """The largest power of two below that the heads allow."""
-    fits = [tp for tp in (1, 2, 4, 8, 16) if tp < layout.tp and not refuse(served, replace(layout, tp=tp, ep=1), tp)]
-    return f"{option} {fits[-1]}" if fits else ""
+    """The powers of two next below and above that the heads allow."""
+    fits = [tp for tp in (1, 2, 4, 8, 16) if not refuse(served, replace(layout, tp=tp, ep=1), tp)]
+    near = [tp for tp in fits if tp < layout.tp][-1:] + [tp for tp in fits if tp > layout.tp][:1]
+    return " or ".join(f"{option} {tp}" for tp in near)
