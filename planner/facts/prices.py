@@ -76,8 +76,8 @@ class Price:
 
     def __str__(self) -> str:
         if self.own:
-            return f"{self.usd:.2f} USD per GPU-hour ({OWN})"
-        said = f"{self.usd:.2f} USD per GPU-hour {self.tier.replace('_', ' ')}"
+            return f"{_usd(self.usd)} USD per GPU-hour ({OWN})"
+        said = f"{_usd(self.usd)} USD per GPU-hour {self.tier.replace('_', ' ')}"
         if len(self.quotes) == 1:
             return f"{said} ({self.source}, {self.date})"
         first, *_, last = sorted(self.quotes, key=lambda quote: quote.usd)
@@ -91,6 +91,11 @@ class Prices:
 
     given: Mapping[str, float] = field(default_factory=dict)
     tier: Tier = "on_demand"
+
+
+def _usd(usd: float) -> str:
+    """In cents; the middle of two quotes with their tenth."""
+    return f"{usd:.3f}".removesuffix("0")
 
 
 @cache
