@@ -209,6 +209,7 @@ def told(plan: Plan) -> str:
         values |= {"price": price_per_hour(best.deployment.gpu, scenario.prices)}
         values |= {"power": drawn, "promises": [_promise(target, found) for target in scenario.service_level]}
         values |= {"pools_left_out": left_out(scenario), "not_written": not_written(plan), "handover": handover}
+        values["promises"] += _not_promised(scenario, found)
         values |= {"sure": confidence(plan), "scripts": [name for name in to_measure(plan) if name.endswith(".sh")]}
         values |= {"spare": free_share(scenario, best.prediction) or 0.0}
         values |= {"planned": asked_rps(scenario, best.prediction)}
@@ -235,6 +236,17 @@ def _promise(target: Target, found: Performance) -> tuple[str, str]:
     state = held(target, value)
     shown = f"{value * 1e3:,.0f} ms" if state != "broken" else milliseconds(value.mid, target.seconds)
     return target.name, f"{shown}, promised {limit}: {state}"
+
+
+def _not_promised(scenario: Scenario, found: Performance) -> list[tuple[str, str]]:
+    """The p95 of TTFT and TPOT where users wait and nothing is promised of it."""
+    said = {target.metric for target in scenario.service_level}
+    beside = {} if scenario.offline else {name: found.at(name, "p95") for name in ("ttft", "tpot") if name not in said}
+    return [
+        (f"p95 {name.upper()}", f"{value * 1e3:,.0f} ms, not promised")
+        for name, value in beside.items()
+        if not math.isnan(value.mid)
+    ]
 
 
 def write(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
