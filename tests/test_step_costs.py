@@ -1,5 +1,6 @@
 """What a step costs, part by part: graphs, fused experts, the host; and how calibrations are put together."""
 
+import csv
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from planner.facts.coefficients import Coefficients
 from planner.facts.deployment import deploy_on
 from planner.facts.engines import engine
 from planner.facts.gpus import gpu
-from planner.latency.calibration import calibrated, calibration_of, catalog
+from planner.latency.calibration import NEW, calibrated, calibration_of, catalog
 from planner.latency.fused_experts import expert_kernel, expert_kernels
 from planner.latency.step_model import _expert_seconds, step_model
 from planner.latency.step_work import FusedExperts, work
@@ -197,6 +198,20 @@ def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
     paces = {run.deployment.gpu.name: row for run, row in zip(runs, logs, strict=True)}
     assert np.nanmedian(np.abs(found.errors[:, 1])) < 0.03
     assert not np.allclose(paces["L4"], paces["L20"])
+
+
+def test_every_measured_run_says_what_was_sent() -> None:
+    """Offline throughput of thousands of requests, read as that of one at a time, is a hundred times off."""
+    with RUNS.open(encoding="utf-8", newline="") as file:
+        silent = [row["source"] for row in csv.DictReader(file) if not (row["concurrency"] or row["request_rate"])]
+    assert not silent
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_no_load_of_a_known_pair_is_less_certain_than_all_that_may_be_new(engine) -> None:
+    common = catalog(engine).common
+    for widths in (common.sigma_tpot, common.sigma_ttft):
+        assert widths.many <= widths.curve <= max(getattr(widths, what) for what in NEW)
 
 
 def test_parts_of_a_coefficient_are_pulled_to_nothing() -> None:

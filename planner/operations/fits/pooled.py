@@ -344,7 +344,7 @@ class Pooled:
         curves = np.array([run.curve for run in self.pool.runs])
         found = {}
         for engine, column in product(RELEASES, (0, 1)):
-            errors, mine = np.abs(self.held_back["pair"][:, column]), self._of(engine)
+            errors, mine = self._left(column, "pair"), self._of(engine)
             usual = np.nanquantile(errors[mine], 0.8)
             for generation in np.unique(generations[mine]).tolist():
                 here = mine & (generations == generation) & np.isfinite(errors)
@@ -356,14 +356,22 @@ class Pooled:
     def width(self, engine: str, what: str, column: int) -> float:
         """Standard deviation of the errors held back, from their 80th percentile: a few bad runs don't count.
 
-        Of loads ("curve") those of pairs with few of them, and those of pairs with `MANY` ("many"), are told apart.
+        Of loads ("curve") those of pairs with few of them, and those of pairs with `MANY` ("many"), are told apart;
+        none of them is less certain than all that may be new.
         """
-        mine, errors = self._of(engine), np.abs(self.held_back["curve" if what == "many" else what][:, column])
+        mine, errors = self._of(engine), self._left(column, "curve" if what == "many" else what)
         if what in ("many", "curve"):
             mine &= np.array([self.curves[run.groups["pair"]] >= MANY for run in self.pool.runs]) == (what == "many")
         kinds = (run.deployment.gpu.generation for run in self.pool.runs)
         scale = np.array([self.spreads.get((engine, column, generation), 1.0) for generation in kinds])
-        return float(np.nanquantile((errors / scale)[mine], 0.8)) / Z80
+        found = float(np.nanquantile((errors / scale)[mine], 0.8)) / Z80
+        return min(found, max(self.width(engine, new, column) for new in NEW)) if what == "curve" else found
+
+    def _left(self, column: int, what: str) -> np.ndarray:
+        """[runs] sizes of errors held back: of TTFT (0), or of TPOT (1), where not measured of throughput or ITL."""
+        errors = np.abs(self.held_back[what])
+        places = (0,) if column == 0 else (1, 2, 3)
+        return np.array([next((row[k] for k in places if np.isfinite(row[k])), np.nan) for row in errors])
 
     @cached_property
     def curves(self) -> Counter[str]:
