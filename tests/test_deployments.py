@@ -12,7 +12,7 @@ from planner.memory.budget import memory_of
 from planner.memory.limits import preemption_risk
 from planner.models.registry import model
 from planner.operations.batch import predict_row
-from planner.planning.deployments import LENGTH_STEP, context_length, deployment_of
+from planner.planning.deployments import LENGTH_STEP, SEQS_STEP, context_length, deployment_of
 from planner.planning.scenario import Scenario, scenario
 from planner.planning.search import search
 
@@ -89,6 +89,19 @@ def test_so_many_sequences_seldom_outgrow_the_pool(mean: float, output: float, g
         assert seqs % 8 == 0
         assert preemption_risk(memory, found.workload, seqs) <= 0.05 + 1e-9
     assert made.args.max_model_len % LENGTH_STEP == 0 and made.args.max_model_len >= found.workload.total_quantile(0.99)
+
+
+@pytest.mark.parametrize(("served", "gpu", "quantization"), STARTS)
+def test_a_small_pool_is_filled_beside_its_own_sequences_and_not_the_default(
+    served: str, gpu: str, quantization: str
+) -> None:
+    """The sampler of 1,024 rows takes what a few dozen leave to the pool: as many more, up to a step, are at risk."""
+    found = asked(served, gpu, quantization=[quantization])
+    made = deployed(found)
+    seqs = made.args.max_num_seqs
+    more = made.with_args(max_num_seqs=seqs + 2 * SEQS_STEP)
+    assert preemption_risk(memory_of(made), found.workload, seqs) <= 0.05
+    assert seqs == 256 or preemption_risk(memory_of(more), found.workload, seqs + 2 * SEQS_STEP) > 0.05
 
 
 def test_the_context_holds_the_p99_and_never_more_than_the_model() -> None:

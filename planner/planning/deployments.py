@@ -74,7 +74,12 @@ def filled(scenario: Scenario, deployment: Deployment) -> Deployment:
         tried = _beside_others(scenario, deployment.with_args(max_num_seqs=seqs))
     if not memory_of(tried).starts:
         return deployment
-    held = safe_max_num_seqs(memory_of(tried), scenario.workload)
-    most = MAX_SEQS if scenario.offline and seqs == usual else seqs
-    most = min(most, tried.args.max_num_batched_tokens)
-    return tried.with_args(max_num_seqs=min(most, held // SEQS_STEP * SEQS_STEP or max(held, 1)))
+    most = min(MAX_SEQS if scenario.offline and seqs == usual else seqs, tried.args.max_num_batched_tokens)
+
+    def held(seqs: int) -> int:
+        """Sequences that the pool holds beside what the engine sets aside for `seqs`."""
+        fits = safe_max_num_seqs(memory_of(tried.with_args(max_num_seqs=seqs)), scenario.workload)
+        return min(most, fits // SEQS_STEP * SEQS_STEP or max(fits, 1))
+
+    more = held(held(seqs))  # beside fewer sequences the pool is larger than beside the default
+    return tried.with_args(max_num_seqs=min(more, held(more)))
