@@ -16,7 +16,7 @@ from planner.models.registry import _config
 from planner.operations.answer import write
 from planner.operations.launch import Launch, launch
 from planner.operations.launch.manifests import FILES, manifests
-from planner.planning.prediction import Prediction
+from planner.planning.prediction import Prediction, evaluate
 from planner.planning.scenario import scenario
 from planner.planning.scenario_entries import DEFAULT_FILES
 from planner.planning.search import Plan, search
@@ -122,6 +122,11 @@ def written(name: str) -> Written:
         asked["model"] = str(model)
     plan = search(scenario(asked, name))
     assert plan.chosen, plan
+    if plan.scenario.speculation:  # whether or not it pays here
+        served = replace(plan.chosen.deployment, speculation=plan.scenario.speculation.load())
+        prediction = evaluate(served, plan.scenario.workload, plan.scenario.prices)
+        plan = replace(plan, chosen=replace(plan.chosen, deployment=served, prediction=prediction))
+    assert plan.chosen
     prediction = plan.chosen.prediction
     started = launch(prediction)
     wanted = list(DEFAULT_FILES)
