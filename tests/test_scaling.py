@@ -243,7 +243,7 @@ def test_the_answer_tells_the_day() -> None:
     plan, found = planned()
     told_json, text = answer(plan)["day"], told(plan)
     assert told_json["replicas"] == list(found.replicas) and told_json["threshold"] == found.threshold
-    assert f"{found.threshold:.3g} requests in one" in text and f"({found.saved:.0%})" in text
+    assert f"over {found.threshold:.3g} requests in flight" in text and f"({found.saved:.0%})" in text
     quiet = replace(plan, scenario=replace(plan.scenario, day=None))
     assert answer(quiet)["day"] is None and "Day " not in told(quiet)
 
