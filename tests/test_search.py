@@ -2,6 +2,7 @@
 
 import math
 from contextlib import suppress
+from dataclasses import replace
 from functools import cache
 from itertools import product
 
@@ -189,3 +190,17 @@ def test_without_a_price_fewer_gpus_are_better() -> None:
     assert "no price is known for RTX-PRO-6000-Max-Q" in plan.notes[0]
     both = search(scenario({**CHAT_8B, "gpus": [*unpriced["gpus"], {"gpu": "L40S", "at_most": 8}]}, "s"))
     assert both.chosen and both.chosen.deployment.gpu.name == "L40S"
+
+
+def test_slots_and_memory_that_nothing_takes_change_next_to_nothing() -> None:
+    """But the CUDA graphs that are captured up to max_num_seqs: a search need not try them in other sizes."""
+    chosen = small().chosen
+    assert chosen is not None
+    found = replayed(asked(), chosen)
+    seen = found.prediction.performance
+    assert seen is not None and 0 < seen.most_running < chosen.deployment.args.max_num_seqs and seen.kv_usage_p99 < 0.9
+    other = chosen.deployment.with_args(max_num_seqs=seen.most_running + 1, gpu_memory_utilization=0.97)
+    again = replayed(asked(), replace(chosen, deployment=other)).prediction.performance
+    assert again is not None and again.most_running == seen.most_running
+    for metric in ("ttft", "tpot", "e2e"):
+        assert again.at(metric, "p99").mid == pytest.approx(seen.at(metric, "p99").mid, rel=0.02)

@@ -46,6 +46,7 @@ class Performance:
     kv_usage_p99: float = 0.0
     capacity: Interval | None = None  # requests/s that it serves at most; of users who wait, what they are served at
     requests: int = 0  # that were replayed for these figures; 0: the closed form's
+    most_running: int = 0  # of those, in one engine at once
 
     def at(self, metric: str, point: str) -> Interval:
         """Seconds of one of `LATENCIES` at one of `POINTS`."""

@@ -382,6 +382,7 @@ def _figures(deployment: Deployment, workload: Workload, *, quick: bool) -> dict
         "kv_usage_p99": mid.kv_usage(0.99),
         "queue": stat(mid, "queue", "p99"),
         "preemptions": found.preemptions,
+        "most_running": mid.most_running,
         "saturated": workload.rate is not None and _offered(deployment, workload) > most.mid,
         "capacity": most,
         "requests": found.requests,

@@ -14,6 +14,9 @@ from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction, evaluate_all, predict
 from planner.planning.scenario import Scenario, Target
 
+LIGHT = 0.5
+"""Below this share of the KV pool, and of the capacity that is planned, most of both is idle."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -32,6 +35,12 @@ class Candidate:
     def stated(self) -> bool:
         """Its figures are replayed, not the closed form's."""
         return bool(self.prediction.performance and self.prediction.performance.requests)
+
+    @property
+    def light(self) -> bool:
+        """Most of what it holds and can do is idle: with more memory or with fewer slots it would do the same."""
+        found = self.prediction.performance
+        return found is not None and max(found.kv_usage, self.share) < LIGHT
 
     @property
     def meets(self) -> bool:

@@ -38,6 +38,8 @@ FULLY = 2
 """Of those so many are replayed in full."""
 THINNER = (0.5, 0.25, 0.1)
 """The same where nothing promises a pace, but a TTFT or the whole answer."""
+ROOMY = 0.9
+"""A KV pool of which less is in use, at p99, serves no more if it is larger."""
 PACES = ("tpot", "itl")
 
 
@@ -156,7 +158,7 @@ def settled(scenario: Scenario, candidate: Candidate, *, retune: bool = True) ->
     best = min(looks, key=attrgetter("margin"))
     for other in retuned(scenario, best) if retune and 1 < best.margin <= FULL_PACE else ():
         if min(looks, key=attrgetter("margin")).margin > 1:
-            looks += _looks(scenario, other)
+            looks += _looks(scenario, other, best)
     looks.sort(key=attrgetter("margin"))
     best = looks[0]
     for look in looks[:FULLY]:
@@ -169,8 +171,11 @@ def settled(scenario: Scenario, candidate: Candidate, *, retune: bool = True) ->
     return best
 
 
-def _looks(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
-    """First looks at values of max_num_seqs, up to one that holds: more where requests queue, else fewer."""
+def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = None) -> list[Candidate]:
+    """First looks at values of max_num_seqs, up to one that holds: more where requests queue, else fewer.
+
+    One look is enough at what is clearly worse `than` the same with other arguments.
+    """
     looks: dict[int, Candidate] = {}
     most = candidate.deployment.args.max_num_seqs
 
@@ -185,17 +190,24 @@ def _looks(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
     if "max_num_seqs" in scenario.engine_args or most < 2 * SEQS_STEP or not scenario.service_level:
         look(most)
     elif scenario.offline or not _paces(scenario):  # fewer in flight, or fewer that share a step
-        for share in (1.0, *THINNER):
-            found = look(max(int(most * share), 1))
-            if found.margin <= 1 or (found.margin > NEAR and not scenario.offline):
-                break
+        sizes = [max(int(most * share), 1) for share in THINNER]
+        found = look(most)
+        if than and found.margin > CLEARLY * than.margin:
+            sizes = []
+        while sizes and found.margin > 1 and (found.margin <= NEAR or scenario.offline):
+            if (size := sizes.pop(0)) < _most_running(found):  # else it is the same
+                found = look(size)
     else:
-        size, tokens = _pacing(scenario, candidate), candidate.deployment.args.max_num_batched_tokens
-        limit = max(most, min(MAX_SEQS, tokens))
+        limit = max(most, min(MAX_SEQS, candidate.deployment.args.max_num_batched_tokens))
+        size = _pacing(scenario, candidate)
         best = look(size)
         queues = not {name.split()[-1].lower() for name in best.constraints} <= {*PACES, "memory"}
-        while not best.meets and len(looks) < LOOKS:
-            before, wanted = size, size * (MORE if queues else FEWER)
+        promising = than is None or best.margin < CLEARLY * than.margin
+        while promising and not best.meets and len(looks) < LOOKS:
+            taken = min(_most_running(best), size)
+            if queues and taken < size and "capacity" not in best.constraints:
+                break
+            before, wanted = size, size * MORE if queues else taken * FEWER
             size = min(max(round(wanted / SEQS_STEP), 1) * SEQS_STEP, limit)
             if size in looks:
                 break
@@ -206,6 +218,20 @@ def _looks(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
     return list(looks.values())
 
 
+def _roomy(scenario: Scenario, candidate: Candidate) -> bool:
+    """Whether the replay says that neither memory nor slots are what it lacks."""
+    found = candidate.prediction.performance
+    if found is None or not candidate.stated or scenario.workload.trace or "capacity" in candidate.constraints:
+        return False
+    slots = _paces(scenario) or found.most_running < candidate.deployment.args.max_num_seqs
+    return bool(slots) and found.kv_usage_p99 < ROOMY
+
+
+def _most_running(candidate: Candidate) -> float:
+    found = candidate.prediction.performance
+    return found.most_running if found and candidate.stated else math.inf
+
+
 def retuned(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
     """`candidate` with other engine arguments that the closed form likes better, the best of each length of steps.
 
@@ -213,10 +239,12 @@ def retuned(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
     """
     one, replicas = candidate.deployment, candidate.deployment.layout.replicas
     preference, tokens = (*candidate.preference[:-1], 1), one.args.max_num_batched_tokens
-    usual, *tried = judge_all(
-        scenario, [(one, replicas, preference), *((other, replicas, preference) for other in variants(scenario, one))]
-    )
+    others = variants(scenario, one, light=candidate.light)
+    usual, *tried = judge_all(scenario, [(each, replicas, preference) for each in (one, *others)])
     better = [found for found in tried if found.margin < usual.margin and near(scenario, found)]
+    if _roomy(scenario, candidate):
+        memory = {name: getattr(one.args, name) for name in ("gpu_memory_utilization", "max_num_seqs")}
+        better = [found for found in better if found.deployment.with_args(**memory) != one]
     best: dict[tuple[bool, bool], Candidate] = {}
     for found in sorted(better, key=attrgetter("margin")):
         size = found.deployment.args.max_num_batched_tokens

@@ -283,11 +283,11 @@ def _rented(deployment: Deployment, replicas: int) -> int:
 def _tuned(scenario: Scenario, cases: list[Option], usual: list[Candidate]) -> list[Candidate]:
     """The same with other engine arguments, where those may do for less or at less risk: of each size the best."""
     least = min((found.cost for found in usual if found.meets), default=(True, math.inf))
-    open_ = [case for case, found in zip(cases, usual, strict=True) if _at_least(scenario, found) <= least]
     tried = [
         (changed, most, (*preference[:-1], 1))
-        for one, most, preference in open_
-        for changed in variants(scenario, one, FEW)
+        for (one, most, preference), found in zip(cases, usual, strict=True)
+        if _at_least(scenario, found) <= least
+        for changed in variants(scenario, one, FEW, light=found.light)
     ]
     known, better = {found.place: found.rank[:3] for found in usual}, dict[object, Candidate]()
     for found in sorted(_sized(scenario, tried), key=attrgetter("rank")):

@@ -25,13 +25,19 @@ WORTH = 0.01
 """Less of a GPU's memory is not worth another gpu_memory_utilization."""
 
 
-def variants(scenario: Scenario, usual: Deployment, tokens: tuple[int, ...] = TOKENS) -> Iterator[Deployment]:
-    """`usual` with every other combination of its engine's arguments; with smaller batches, and with fewer drafts."""
+def variants(
+    scenario: Scenario, usual: Deployment, tokens: tuple[int, ...] = TOKENS, *, light: bool = False
+) -> Iterator[Deployment]:
+    """`usual` with every other combination of its engine's arguments; with smaller batches, and with fewer drafts.
+
+    `light`: its memory and its slots are mostly empty, so that neither is tried in another size.
+    """
+    light = light and scenario.workload.trace is None  # of whose blocks a larger pool keeps more
     args, given = usual.args, scenario.engine_args
     sizes, shares, seqs = [args.max_num_batched_tokens], [args.gpu_memory_utilization], args.max_num_seqs
     if "max_num_batched_tokens" not in given:
         sizes += [size for size in tokens if size != sizes[0]]
-    if "gpu_memory_utilization" not in given and (most := safe_utilization(usual)) >= shares[0] + WORTH:
+    if not light and "gpu_memory_utilization" not in given and (most := safe_utilization(usual)) >= shares[0] + WORTH:
         shares.append(most)
     changes = [
         {"max_num_batched_tokens": size, "gpu_memory_utilization": share} for size, share in product(sizes, shares)
@@ -45,7 +51,7 @@ def variants(scenario: Scenario, usual: Deployment, tokens: tuple[int, ...] = TO
                 yield changed
     if not memory_of(usual).starts:
         return
-    if "max_num_seqs" not in given and scenario.service_level:
+    if not light and "max_num_seqs" not in given and scenario.service_level:
         yield from (usual.with_args(max_num_seqs=fewer) for share in BATCHES if (fewer := int(seqs * share)))
     if drafted := usual.speculation:
         fewer_drafts = (replace(drafted, num_speculative_tokens=k) for k in range(1, usual.drafts))

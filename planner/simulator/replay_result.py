@@ -114,6 +114,13 @@ class ReplayResult:
         return float(self.outcome.totals[4] / max(self.outcome.totals[1], 1e-300))
 
     @property
+    def most_running(self) -> int:
+        """Requests that are in the engine's batch at once, at most."""
+        begun = np.sort(self.outcome.scheduled)
+        ended = np.searchsorted(np.sort(self.outcome.last_token), begun, side="right")
+        return int((np.arange(1, len(begun) + 1) - ended).max())
+
+    @property
     def kv_usage_mean(self) -> float:
         """Share of the KV blocks in use, mean over the time that steps run."""
         busy = self.outcome.usage
