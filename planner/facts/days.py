@@ -66,7 +66,7 @@ def day_of(given: str | Sequence[float], path: Path) -> Day:
         raise PlannerError(f"{path.name} lasts {seconds[-1] / 3600:,.0f} hours; expected a day ({DAY}) up to a week")
     counts = np.bincount((seconds // 3600).astype(int))
     counts = counts[: -1 if len(counts) > DAY and seconds[-1] % 3600 < HALF * 3600 else None]
-    return _shares(counts, path.name, counts.max(initial=0) / 3600)
+    return _shares(counts, path.name, int(counts.max(initial=0)) / 3600)
 
 
 def _shares(hours: np.ndarray, name: str, busiest: float | None = None) -> Day:
