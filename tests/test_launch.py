@@ -8,6 +8,7 @@ from launch_plans import arrived, described, planned, plans
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Speculation, deploy_on
 from planner.operations.launch import launch_of
+from planner.planning.scenario import load_scenario
 
 SHARES = {"vllm": 0.5, "sglang": 0.22, "trtllm": 0.18, "tgi": 0.1}
 
@@ -31,7 +32,7 @@ def test_every_planned_value_arrives(engine: str) -> None:
         ({"engine": "tgi", "pp": 2}, "tgi 3.3.7 runs in tensor parallel on one node alone, not in pp 2"),
         ({"engine": "tgi", "speculation": Speculation("eagle3", 3)}, "tgi has no speculative method eagle3"),
         ({"engine": "tgi", "max_loras": 2}, "names its adapters at the start"),
-        ({"engine": "trtllm", "speculation": Speculation("eagle3", 3)}, "name it in speculation.head"),
+        ({"engine": "trtllm", "speculation": Speculation("eagle3", 3)}, "name the eagle3 head"),
         ({"engine": "trtllm", "limit_mm_per_prompt": "image=2"}, "has no limit_mm_per_prompt"),
         ({"limit_mm_per_prompt": "pictures=2"}, "expected such as image=2,video=0"),
         ({"revision": "main; id"}, "expected a branch, tag or commit"),
@@ -70,3 +71,14 @@ def test_sglang_counts_all_gpus_of_a_stage() -> None:
 @pytest.mark.parametrize("engine", SHARES)
 def test_every_planned_value_of_300_plans_arrives(engine: str) -> None:
     check(engine, round(300 * SHARES[engine]), 1)
+
+
+def test_a_head_that_nothing_can_ask_for_later_is_refused_before_the_search() -> None:
+    drafts = {"method": "eagle3", "num_speculative_tokens": 3, "acceptance_rate": 0.7}
+    for engines in ("trtllm", ["vllm", "trtllm"]):
+        with pytest.raises(PlannerError, match="speculation, field head: trtllm reads what drafts from a file"):
+            load_scenario("chat-70b", {"engine": engines, "engine_version": None, "speculation": drafts})
+    for head in ({"head": "some/head"}, {"allowed": False}):
+        load_scenario("chat-70b", {"engine": "trtllm", "engine_version": None, "speculation": {**drafts, **head}})
+    with pytest.raises(PlannerError, match="speculation, field method: tgi has no speculative method eagle3"):
+        load_scenario("chat-70b", {"engine": ["vllm", "tgi"], "engine_version": None, "speculation": drafts})

@@ -80,6 +80,14 @@ def lacking(name: str, engine: Engine) -> str | None:
     return f"{engine.name} {engine.version} lacks the speculative method {known}; releases that have it: {have}"
 
 
+def unnamed(speculation: Speculation, engine: Engine) -> str | None:
+    """Why `engine` cannot be told what drafts only where it runs, in one sentence; None if it can, or need not."""
+    told_later = engine.name != "trtllm" or speculation.head or speculation.draft
+    if told_later or method(speculation.method).draft not in ("layer", "heads"):
+        return None
+    return f"{engine.name} reads what drafts from a file, not from a variable: name the {speculation.method} head"
+
+
 def method_of(deployment: Deployment) -> Method:
     """How `deployment` drafts; `PlannerError` where its engine lacks that."""
     assert deployment.speculation is not None

@@ -10,7 +10,7 @@ from typing import Any
 from planner.core.catalog import CATALOGS, check, read_yaml
 from planner.core.quantities import GIB, PlannerError, all_known, bytes_of, did_you_mean, named, told_of
 from planner.facts.days import Day, day_of
-from planner.facts.draft_models import lacking
+from planner.facts.draft_models import lacking, unnamed
 from planner.facts.engines import Engine, engine, resolve, shipped_by_dynamo
 from planner.facts.gpus import Gpu, gpu, interconnect
 from planner.facts.prices import Prices
@@ -366,9 +366,12 @@ def _possible(scenario: Scenario) -> None:
         raise PlannerError("service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)")
     served = [model(scenario.model, quantization=quantization) for quantization in scenario.quantizations]
     if scenario.speculation:
-        scenario.speculation.load()
-        if reason := lacking(scenario.speculation.method, scenario.engine):
-            raise PlannerError(f"speculation, field method: {reason}")
+        drafting = scenario.speculation.load()
+        for served_by in (scenario.engine, *scenario.other_engines):
+            if reason := lacking(drafting.method, served_by):
+                raise PlannerError(f"speculation, field method: {reason}")
+            if scenario.speculation.allowed and (reason := unnamed(drafting, served_by)):
+                raise PlannerError(f"speculation, field head: {reason}")
     for kv_cache_dtype in scenario.kv_cache_dtypes:
         args, refusals = {"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}, []
         for candidate in scenario.gpus:

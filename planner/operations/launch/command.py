@@ -16,7 +16,7 @@ from pydantic import Field
 from planner.core.catalog import Entry, Sourced, entries
 from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import Deployment, Speculation
-from planner.facts.draft_models import kind, lacking, method
+from planner.facts.draft_models import kind, lacking, method, unnamed
 from planner.facts.engines import at_release, release
 from planner.latency.start_up import STORAGE, StartUp, start_up
 from planner.memory.budget import memory_of
@@ -315,7 +315,7 @@ def _speculative(deployment: Deployment, facts: Serving) -> dict[str, Any] | Non
     drafting = deployment.speculation
     if drafting is None:
         return None
-    if reason := lacking(drafting.method, deployment.engine):
+    if reason := lacking(drafting.method, deployment.engine) or unnamed(drafting, deployment.engine):
         raise PlannerError(reason)
     what, how = kind(drafting.method), method(drafting.method)
     name = facts.methods.get(at_release(what, deployment.engine, facts.methods))
