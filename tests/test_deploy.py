@@ -222,6 +222,7 @@ NAMES = [
     "Ünï-模型 🚀 \u2028\x85\x7f",
     "![image](none.png) <b> | [link](u) **b**",
     "--option=1 ; touch ran",
+    "9\u2029no\x85more  ",
 ]
 ENGINES = {"vllm": "vllm", "sglang": "python", "trtllm": "trtllm-serve", "tgi": "text-generation-launcher"}
 

@@ -26,7 +26,7 @@ from planner.facts.engines import engine
 from planner.operations.answer import write
 from planner.operations.flags import options
 from planner.operations.launch import Launch, launch, launch_of
-from planner.operations.launch.manifests import FILES, Variables, environment, manifests
+from planner.operations.launch.manifests import FILES, Variables, environment, manifests, slug
 from planner.operations.rendering import render
 from planner.planning.prediction import Prediction, evaluate
 from planner.planning.scenario import load_scenario
@@ -156,6 +156,13 @@ def test_what_scales_asks_for_the_plans_own_traffic() -> None:
     assert (
         trigger["metadata"]["query"] == f"sum(vllm:num_requests_running{name}) + sum(vllm:num_requests_waiting{name})"
     )
+
+
+@pytest.mark.parametrize("name", ["9", "no", "Y", "0x10", "4-bit", "模型", "a/Qwen3-8B.Q4_K_M", "-" * 99])
+def test_every_name_becomes_one_that_kubernetes_takes(name: str) -> None:
+    """A label of RFC 1035, as a Service is named, and text to YAML."""
+    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", slug(name)) and len(slug(name)) < 50
+    assert yaml.safe_load(slug(name)) == slug(name)
 
 
 def test_runpod_gets_every_option_and_room_for_the_batch() -> None:

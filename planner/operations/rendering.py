@@ -19,8 +19,10 @@ from planner.core.quantities import GIB, one_line
 def _templates() -> jinja2.Environment:
     """Whatever a template shows stays within its line, which no comment can leave, unless a filter quoted it."""
 
-    def as_yaml(text: str) -> str:
-        return yaml.safe_dump(text, width=math.inf, allow_unicode=True).removesuffix("...\n").rstrip("\n")
+    def as_yaml(text: Any) -> str:
+        style = '"' if re.search("[\x85\u2028\u2029]", str(text)) else None  # ends of lines to YAML 1.1 alone
+        said = yaml.safe_dump(text, width=math.inf, allow_unicode=True, default_style=style)
+        return said.removesuffix("...\n").rstrip("\n")
 
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),

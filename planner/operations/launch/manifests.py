@@ -9,6 +9,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+import yaml
+
 from planner.core.catalog import Sourced, entries
 from planner.core.quantities import GIB, PlannerError
 from planner.facts.days import DAY, WEEK
@@ -66,8 +68,10 @@ def environment(engine: Engine) -> dict[str, Variables]:
 
 
 def slug(name: str) -> str:
-    """A model's name as Kubernetes takes names: "llama-3-1-8b-instruct"."""
-    return re.sub(r"[^a-z0-9]+", "-", name.rpartition("/")[2].lower()).strip("-")[:40].strip("-") or "model"
+    """A model's name as Kubernetes takes names, of letters first: "llama-3-1-8b-instruct", "model-4-bit"."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.rpartition("/")[2].lower()).strip("-")[:40].strip("-")
+    word = re.match("[a-z].", plain) and isinstance(yaml.safe_load(plain), str)  # true, no and y are none in YAML
+    return plain if word else f"model-{plain}".strip("-")
 
 
 def manifests(
