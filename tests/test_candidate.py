@@ -1,5 +1,6 @@
 """A candidate is held against its service level, its capacity and the worst case, in closed form and replayed."""
 
+import math
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from planner.core.quantities import Interval
 from planner.facts.deployment import deploy_on
 from planner.planning import benchmark_run
-from planner.planning.benchmark_run import FEWEST, TOKENS, capacity, requests
+from planner.planning.benchmark_run import FEWEST, TOKENS, capacity, once, requests
 from planner.planning.candidate import Candidate, against, judge, milliseconds, replayed
 from planner.planning.confirmation import confirm, near, settled
 from planner.planning.prediction import evaluate
@@ -205,3 +206,19 @@ def test_candidates_with_other_arguments_are_others() -> None:
     """Slots for adapters among them: as many tokens, sequences and memory do not make them one."""
     slots = [CARD.with_args(max_loras=many, max_lora_rank=16, max_cpu_loras=64) for many in (4, 64)]
     assert len({judge(asked(), one, 1).identity for one in slots}) == 2
+
+
+def test_waits_that_grow_are_no_figure() -> None:
+    """Beyond its capacity a longer look finds a longer wait, so that none is told; the pace is one."""
+    flood = at(10 * most().mid, service_level={"ttft": {"p95": 4000}})
+    short, long = (once(CARD, flood.workload, many) for many in (1000, 4000))
+    assert long.stats("ttft")["p95"] > 3 * short.stats("ttft")["p95"]
+    assert long.stats("tpot")["p95"] == pytest.approx(short.stats("tpot")["p95"], rel=0.1)
+    over = replayed(flood, judge(flood, CARD, 1))
+    assert over.constraints == ("capacity", "p95 TTFT") and over.misses[1] == "p95 TTFT grows for as long as it runs"
+    seen = over.prediction.performance
+    assert seen is not None and seen.growing and math.isinf(seen.told("e2e", "mean").mid)
+    assert math.isfinite(seen.told("tpot", "p95").hi)
+    ended = replace(flood, workload=replace(flood.workload, num_prompts=1000))  # a run that ends has its figure
+    last = replayed(ended, judge(ended, CARD, 1)).prediction.performance
+    assert last is not None and last.saturated and math.isfinite(last.told("ttft", "p95").mid)

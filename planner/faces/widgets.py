@@ -95,6 +95,8 @@ def text(value: object) -> str:
     if not _numeric(value):
         return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
     number = float(value)  # type: ignore[arg-type]
+    if math.isinf(number):
+        return "growing"
     return f"{number:,.0f}" if abs(number) >= 1000 or number == round(number) else f"{number:.3g}"
 
 

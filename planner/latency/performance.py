@@ -11,6 +11,9 @@ from planner.core.quantities import Interval
 
 LATENCIES = ("ttft", "tpot", "itl", "e2e")
 """What is told of a request's time."""
+WAITS = ("ttft", "e2e", "queue")
+"""Those that hold the wait in the queue, and the wait itself."""
+GROWING = Interval.exactly(math.inf)
 POINTS = ("mean", "p50", "p95", "p99")
 """Where a latency's distribution is told."""
 LATE = (0.50, 0.95, 0.99)
@@ -47,11 +50,16 @@ class Performance:
     capacity: Interval | None = None  # requests/s that it serves at most; of users who wait, what they are served at
     requests: int = 0  # that were replayed for these figures; 0: the closed form's
     most_running: int = 0  # of those, in one engine at once
+    growing: bool = False  # the traffic goes on, and the queue with it: waits say only how long was looked at
 
     def at(self, metric: str, point: str) -> Interval:
         """Seconds of one of `LATENCIES` at one of `POINTS`."""
         found: Interval = getattr(self, metric)[point]
         return found
+
+    def told(self, metric: str, point: str) -> Interval:
+        """`at`, for people: infinite where it grows for as long as the traffic goes on."""
+        return GROWING if self.growing and metric in WAITS else self.at(metric, point)
 
     @property
     def source(self) -> str:

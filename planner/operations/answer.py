@@ -230,9 +230,11 @@ def parted(template: str, **values: Any) -> list[list[str]]:
 
 def _promise(target: Target, found: Performance) -> tuple[str, str]:
     """What becomes of a promise, with its name."""
-    value, limit = found.at(target.metric, target.percentile), milliseconds(target.seconds)
+    value, limit = found.told(target.metric, target.percentile), milliseconds(target.seconds)
     if math.isnan(value.mid):
         return target.name, f"none, as answers have one token; promised {limit}"
+    if math.isinf(value.mid):
+        return target.name, f"grows for as long as it runs, promised {limit}: broken"
     state = held(target, value)
     shown = f"{value * 1e3:,.0f} ms" if state != "broken" else milliseconds(value.mid, target.seconds)
     return target.name, f"{shown}, promised {limit}: {state}"

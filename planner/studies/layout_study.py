@@ -131,14 +131,14 @@ def served_within(scenario: Scenario, deployment: Deployment) -> float:
 
 def frame(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
     """One row per candidate: its layout, cost, each promised latency, throughput, and whether it is the chosen one."""
-    rows = []
+    rows, promised = [], plan.scenario.service_level
     for candidate in candidates:
         layout, found = candidate.deployment.layout, candidate.prediction.performance
         rows.append({
             "GPU": candidate.deployment.gpu.name, "Layout": str(layout), "GPUs": layout.gpus,
             "TP": f"TP{layout.tp}" + f" EP{layout.ep}" * (layout.ep > 1), "PP": layout.pp,
             "Replicas": layout.replicas, "USD per hour": candidate.usd_per_hour,
-            **{f"{t.name} (ms)": found and found.at(t.metric, t.percentile) * 1e3 for t in plan.scenario.service_level},
+            **{f"{t.name} (ms)": found and found.told(t.metric, t.percentile) * 1e3 for t in promised},
             "Output tokens/s": found and found.output_tps, "Requests/s": found and found.request_tps,
             "Service level": state(candidate) if found else "does not fit", "Figures": found and found.source,
             "Saturated": bool(found and found.saturated), "Chosen": candidate is plan.chosen,
@@ -182,8 +182,10 @@ def replicas_of(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
 def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     """What the service level (offline: the deadline) asks for, and what the candidate is predicted to do."""
     found, rows = candidate.prediction.performance, []
-    for target in scenario.service_level if found else ():
-        value, limit = getattr(found, target.metric)[target.percentile], target.seconds
+    for target in scenario.service_level:
+        if found is None:
+            break
+        value, limit = found.told(target.metric, target.percentile), target.seconds
         rows.append((f"{target.name} (ms)", value * 1e3, limit * 1e3, value / limit * 100, held(target, value)))
     if found and (most := most_rps(scenario, found)) and scenario.workload.rate:
         asked, free = asked_rps(scenario, candidate.prediction), 1 - scenario.headroom

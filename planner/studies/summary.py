@@ -324,9 +324,11 @@ def alternatives(plan: Plan) -> pd.DataFrame:
 def distance(plan: Plan, candidate: Candidate) -> str:
     """How far a candidate is from each promise that it misses."""
     found, parts, named = candidate.prediction.performance, [], set()
-    for target in plan.scenario.service_level if found else ():
-        value = getattr(found, target.metric)[target.percentile].mid
-        if value > target.seconds and target.name in candidate.constraints:
+    for target in plan.scenario.service_level:
+        if found is None:
+            break
+        value = found.told(target.metric, target.percentile).mid
+        if target.seconds < value < math.inf and target.name in candidate.constraints:
             over = value / target.seconds
             far = f"{over - 1:.0%} over" if over < 3 else f"{over:,.0f} times"
             parts.append(f"{target.name} {milliseconds(value - target.seconds)} too long ({far})")

@@ -6,6 +6,7 @@ import altair as alt
 import pandas as pd
 
 from planner.faces.charts.base import BAD, GOOD, MUTED, PALETTE, WIDTH, colored
+from planner.latency.performance import GROWING
 from planner.planning.candidate import Candidate, held
 from planner.planning.framework import FrameworkChoice
 from planner.planning.scenario import Scenario
@@ -20,11 +21,11 @@ def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
     """Each target's prediction with its 80 % interval, as a share of its limit."""
     performance = candidate.prediction.performance
     rows = []
-    for target in scenario.service_level if performance else ():
-        value = getattr(performance, target.metric)[target.percentile]
-        if not math.isnan(value.mid):
-            share, state = value / target.seconds, STATES[held(target, value)]
-            rows.append((str(target), share.lo, share.mid, share.hi, state))
+    for target in scenario.service_level:
+        value = performance.told(target.metric, target.percentile) if performance else GROWING
+        if math.isfinite(value.mid):
+            part, verdict = value / target.seconds, STATES[held(target, value)]
+            rows.append((str(target), part.lo, part.mid, part.hi, verdict))
     data = pd.DataFrame(rows, columns=["target", "lo", "mid", "hi", "state"])
     data = data.astype({"lo": float, "mid": float, "hi": float})  # also where nothing is promised
     y = alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
