@@ -20,6 +20,7 @@ from planner.operations.rendering import render
 from planner.planning.candidate import Candidate, asked_rps, energy, free_share, held, milliseconds, run_hours
 from planner.planning.confidence import DRAWS, confidence
 from planner.planning.disaggregated import handover
+from planner.planning.passed_over import passed_over
 from planner.planning.pools import left_out
 from planner.planning.prediction import Prediction
 from planner.planning.renting import Renting
@@ -48,6 +49,7 @@ def answer(plan: Plan) -> dict[str, Any]:
     found |= figures(scenario, best) if best else {"model": scenario.model}
     found |= {"binding": {"constraint": plan.binding.constraint, "sentence": plan.binding.sentence}}
     found |= {"runner_up": figures(scenario, plan.runner_up) if plan.runner_up else None}
+    found |= {"why_not": {other.what: other.why for other in passed_over(plan)}}
     found |= {"confidence": _confidence(plan)}
     found |= {"rejected": dict(Counter(rejection.bottleneck for rejection in plan.rejected))}
     found |= {"day": _day(plan.scaling, plan.renting) if plan.scaling and plan.renting else None}
@@ -211,6 +213,7 @@ def told(plan: Plan) -> str:
         values |= {"pools_left_out": left_out(scenario), "not_written": not_written(plan), "handover": handover}
         values["promises"] += _not_promised(scenario, found)
         values |= {"sure": confidence(plan), "scripts": [name for name in to_measure(plan) if name.endswith(".sh")]}
+        values |= {"passed_over": passed_over(plan)}
         values |= {"spare": free_share(scenario, best.prediction) or 0.0}
         values |= {"planned": asked_rps(scenario, best.prediction)}
         values |= {"start_up": start_up(best.deployment, scenario.storage)}

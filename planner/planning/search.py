@@ -25,7 +25,7 @@ from planner.memory.budget import memory_of
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, asked_rps, describe, judge, judge_all, most_rps
-from planner.planning.confirmation import confirm, nearest, stated
+from planner.planning.confirmation import confirm, near, nearest, stated
 from planner.planning.deployments import deployment_of
 from planner.planning.pools import in_pools, left_out
 from planner.planning.renting import Renting, renting_of
@@ -289,9 +289,13 @@ def _tuned(scenario: Scenario, cases: list[Option], usual: list[Candidate]) -> l
         if _at_least(scenario, found) <= least
         for changed in variants(scenario, one, FEW, light=found.light)
     ]
-    known, better = {found.place: found.rank[:3] for found in usual}, dict[object, Candidate]()
+
+    def hope(found: Candidate) -> tuple[object, ...]:  # what only comes near may hold in the replay
+        return not near(scenario, found), *found.rank[:3]
+
+    known, better = {found.place: hope(found) for found in usual}, dict[object, Candidate]()
     for found in sorted(_sized(scenario, tried), key=attrgetter("rank")):
-        if found.place not in known or found.rank[:3] < known[found.place]:
+        if found.place not in known or hope(found) < known[found.place]:
             better.setdefault(found.place, found)
     return list(better.values())
 
@@ -345,21 +349,27 @@ def _too_few(scenario: Scenario, found: Candidate) -> int:
     return min(math.ceil(found.share * replicas * (1 - 1e-9)), replicas) - 1
 
 
+def within(scenario: Scenario, most: tuple[bool, float], candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Each of `candidates` in as many replicas as cost up to `most` (as `Candidate.cost` has it), but dearer ones."""
+    found = []
+    for candidate in candidates:
+        replicas, (unpriced, cost) = candidate.deployment.layout.replicas, candidate.cost
+        gpus = math.floor(most[1] / cost * candidate.deployment.gpus_rented + 1e-9)
+        affordable = bisect_right(range(1, replicas + 1), gpus, key=partial(_rented, candidate.deployment))
+        if unpriced == most[0] and affordable > 0:
+            same = affordable == replicas and not candidate.meets
+            fewer = (candidate.deployment, affordable, candidate.preference)
+            found.append(candidate if same else judge(scenario, *fewer))
+    return found
+
+
 def _binding(
     scenario: Scenario, chosen: Candidate, candidates: list[Candidate], rejected: list[Rejection],
     settle: Callable[[Scenario, Candidate], Candidate] = stated,
 ) -> Binding:  # fmt: skip
     """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
-    cheaper, margin = [], attrgetter("margin")
-    for candidate in candidates:
-        replicas = candidate.deployment.layout.replicas
-        unpriced, each = candidate.cost[0], candidate.cost[1] / candidate.deployment.gpus_rented
-        most, rented = math.ceil(chosen.cost[1] / each - 1e-9) - 1, partial(_rented, candidate.deployment)
-        affordable = bisect_right(range(1, replicas + 1), most, key=rented)
-        if unpriced == chosen.cost[0] and affordable > 0:
-            same = affordable == replicas and not candidate.meets
-            cheaper.append(candidate if same else judge(scenario, candidate.deployment, affordable))
-    cheaper = [candidate for candidate in cheaper if not candidate.meets]
+    margin, (unpriced, cost) = attrgetter("margin"), chosen.cost
+    cheaper = [c for c in within(scenario, (unpriced, cost * (1 - 1e-6)), candidates) if not c.meets]
     if cheaper:
         looked_at = [settle(scenario, candidate) for candidate in sorted(cheaper, key=margin)[:2]]
         cheaper = sorted((candidate for candidate in looked_at if not candidate.meets), key=margin)

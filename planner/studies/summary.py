@@ -27,6 +27,7 @@ from planner.planning.candidate import (
 )
 from planner.planning.confidence import DRAWS, confidence
 from planner.planning.deployments import deployment_of
+from planner.planning.passed_over import passed_over
 from planner.planning.pools import judged
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -358,6 +359,11 @@ def passing(plan: Plan) -> pd.DataFrame:
         shown = (f"{mid:.3g}", f"{low:.3g}") if mid else ("none would do", "none would do")
         rows.append(("a rate (requests/s) of", f"{rate:.3g}", *shown))
     return pd.DataFrame(rows, columns=["change", "from", "to", "to be safe"])
+
+
+def why_not(plan: Plan) -> pd.DataFrame:
+    """Each GPU, engine and format that the scenario allows and the plan has not, and what it comes to."""
+    return pd.DataFrame([(other.what, other.why) for other in passed_over(plan)], columns=["instead", "why not"])
 
 
 def rejections(plan: Plan) -> pd.DataFrame:

@@ -1,0 +1,83 @@
+"""Why not another GPU, engine or format: what each that the scenario allows comes to at the price of the plan."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+from planner.planning.candidate import Candidate, judge_all
+from planner.planning.confirmation import stated
+from planner.planning.search import Plan, within
+
+
+@dataclass(frozen=True)
+class PassedOver:
+    """Something that the scenario allows and the plan has not, and why not."""
+
+    what: str  # "B200", "the checkpoint's own weights"
+    candidate: Candidate | None  # the nearest for no more money, replayed; else the least that starts, if any does
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+def passed_over(plan: Plan) -> tuple[PassedOver, ...]:
+    """Every GPU, engine, weight and KV-cache format, and drafting or none, that the plan might have had instead."""
+    if (chosen := plan.chosen) is None:
+        return ()
+    return tuple(_why(plan, chosen, *kind) for kind in _kinds(plan, chosen))
+
+
+def _kinds(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str, list[Candidate]]]:
+    """(what, its GPU if that is what it is, the candidates with it) for each that `chosen` has not."""
+    scenario = plan.scenario
+    for card in scenario.gpus:
+        if card.gpu != chosen.deployment.gpu:
+            name = card.gpu.name
+            yield name, name, [c for c in plan.whole.candidates if c.deployment.gpu == card.gpu]
+    drafted = scenario.speculation.method if scenario.speculation and scenario.speculation.allowed else ""
+    names = (
+        [f"{q} weights" if q else "the checkpoint's own weights" for q in scenario.quantizations],
+        [f"{kv} KV cache" for kv in scenario.kv_cache_dtypes],
+        ["no drafts", f"drafts of {drafted}"] if drafted else ["no drafts"],
+        [one.engine.name for one in scenario.by_engine],
+    )
+    for position, options in enumerate(names):
+        for k, what in enumerate(options):
+            if k != chosen.preference[position]:
+                yield what, "", [c for c in plan.whole.candidates if c.preference[position] == k]
+
+
+def _why(plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candidate]) -> PassedOver:
+    """What the nearest of `others` misses for no more money, or by how much the least of them is dearer."""
+    scenario = plan.scenario
+    if not others:
+        refused = [rejection for rejection in plan.rejected if rejection.gpu == gpu]
+        last = max(refused, key=attrgetter("gpus"), default=None)
+        return PassedOver(what, None, f"{last.what}: {last.reason}" if last else "no deployment with it starts")
+    if near := sorted(within(scenario, chosen.cost, others), key=attrgetter("margin")):
+        found = stated(scenario, near[0])
+        if found.meets:
+            said = f"{found.what} does it too, for {_costs(found)}, but {_after(found, chosen)}"
+            return PassedOver(what, found, said)
+        said = f"of all that costs no more, {found.what} comes nearest, but {'; '.join(found.misses)}"
+        return PassedOver(what, found, said)
+    single = judge_all(scenario, [(one.deployment, 1, one.preference) for one in others])
+    least = min(single, key=attrgetter("cost"))
+    if least.usd_per_hour is None and chosen.usd_per_hour is not None:
+        return PassedOver(what, least, "no price is known, so it comes after all others")
+    return PassedOver(what, least, f"{least.what}, the least that starts, costs {_costs(least)}, not {_costs(chosen)}")
+
+
+def _costs(candidate: Candidate) -> str:
+    unpriced, cost = candidate.cost
+    return f"{cost:,.0f} GPUs" if unpriced else f"${cost:,.2f} per hour"
+
+
+def _after(found: Candidate, chosen: Candidate) -> str:
+    """Which part of the rule puts `found` after `chosen`, both of which do at one price."""
+    if found.at_risk > chosen.at_risk:
+        return f"at risk: {'; '.join(found.risks)}"
+    if found.preference > chosen.preference:
+        return "the scenario's lists have it later, or it is tuned more"
+    return "it has more pipeline stages, or comes nearer to a limit"

@@ -1,0 +1,52 @@
+"""Why not another GPU, engine or format: each is named, and its sentence is what a replay of it says."""
+
+import pytest
+from shipped import plan_of
+
+from planner.operations.answer import answer, told
+from planner.planning.candidate import replayed
+from planner.planning.passed_over import passed_over
+from planner.planning.scenario import Scenario, load_scenario
+from planner.planning.search import search
+from planner.studies import summary
+
+
+@pytest.mark.parametrize("name", ("chatbot-throughput", "edge-8b-24gb"))
+def test_what_is_passed_over_misses_costs_more_or_comes_after(name: str) -> None:
+    plan = plan_of(name)
+    assert plan.chosen is not None
+    found = {other.what: other for other in passed_over(plan)}
+    assert {c.gpu.name for c in plan.scenario.gpus} - {plan.chosen.deployment.gpu.name} <= found.keys()
+    for other in found.values():
+        one = other.candidate
+        assert one is not None
+        if "least that starts" in other.why:
+            assert one.cost > plan.chosen.cost and one.deployment.replicas == 1
+            continue
+        assert one.cost <= plan.chosen.cost
+        again = replayed(plan.scenario, one)  # in full, what misses clearly was looked at for short
+        assert again.meets == one.meets and (one.meets or {*again.constraints} & {*one.constraints})
+        assert all(miss in other.why for miss in one.misses) if one.misses else one.rank > plan.chosen.rank
+
+
+def asked(**changes: object) -> Scenario:
+    traffic = {"prompt_tokens": {"exactly": 800}, "output_tokens": {"exactly": 200}, "rate": 2}
+    usual = {"model": "meta-llama/Llama-3.1-8B-Instruct", "quantization": ["checkpoint", "fp8"], "workload": traffic}
+    return load_scenario("edge-8b-24gb", {**usual, **changes})
+
+
+def test_each_engine_and_format_has_a_line_in_the_answer_and_in_the_summary() -> None:
+    gpus = [{"gpu": "L40S", "at_most": 4}, {"gpu": "RTX-PRO-6000-Max-Q", "at_most": 4}]
+    plan = search(asked(gpus=gpus, engine=["vllm", "sglang"], engine_version=None, kv_cache_dtype=["auto", "fp8_e4m3"]))
+    lines = dict(line.split(": ", 1) for line in (str(other) for other in passed_over(plan)))
+    assert {"fp8_e4m3 KV cache", "sglang"} <= lines.keys() or {"fp8_e4m3 KV cache", "vllm"} <= lines.keys()
+    assert lines["RTX-PRO-6000-Max-Q"] == "no price is known, so it comes after all others"
+    assert answer(plan)["why_not"] == lines
+    assert told(plan).count("Why not") == len(lines) == len(summary.why_not(plan))
+
+
+def test_what_does_not_start_says_so() -> None:
+    gpus = [{"gpu": "H100-SXM", "at_most": 8}, {"gpu": "RTX-3090", "at_most": 1}]
+    plan = search(asked(model="meta-llama/Llama-3.3-70B-Instruct", gpus=gpus))
+    (why,) = (other.why for other in passed_over(plan) if other.what == "RTX-3090")
+    assert "GiB" in why
