@@ -349,7 +349,7 @@ REFUSED = [
     (f"vllm serve {LLAMA} --quantization awq", "packs nothing into awq"),
     (f"vllm serve {LLAMA} -tp 3", "must be divisible"),
     (f"vllm serve {LLAMA} --max-model-len 200000", "was made for"),
-    (f"vllm serve {LLAMA} --enable-auto-tool-choice", "it does not start without"),
+    (f"vllm serve {LLAMA} --enable-auto-tool-choice", "it ends with an error without"),
     (f"CUDA_VISIBLE_DEVICES=0 vllm serve {LLAMA} -tp 2", "takes 2 GPUs, and 1 are visible"),
     (f"vllm serve {LLAMA} --max-num-seqs many", "takes a whole number"),
 ]
@@ -359,7 +359,7 @@ REFUSED = [
 def test_what_does_not_start_has_no_latencies(command: str, why: str) -> None:
     (found,) = lint(command, "0.33.0", gpu="H100").commands
     assert found.refused and found.planned is None
-    assert found.unplanned.startswith("it does not start. ") and why in found.unplanned
+    assert found.unplanned.startswith("the server ends with an error while it starts. ") and why in found.unplanned
 
 
 def test_what_starts_only_once_it_is_mended_is_said_to() -> None:
@@ -368,7 +368,7 @@ def test_what_starts_only_once_it_is_mended_is_said_to() -> None:
     assert old.refused and not new.refused and old.planned and new.planned
     assert old.planned.deployment == new.planned.deployment and old.planned.loads == new.planned.loads
     text = str(lint(f"vllm serve {LLAMA} --swap-space 4", "0.33.0", gpu="H100"))
-    assert "It does not start as it is written. Mended as below:" in text
+    assert "As it is written the server ends with an error while it starts" in text
 
 
 def test_a_number_of_gpus() -> None:
@@ -535,7 +535,7 @@ def test_the_catalogs_speak_of_names_that_were_there() -> None:
             arguments |= {option.argument for option in options(engine, version).by_spelling.values()}
         for rule in rules(engine):
             for name in rule.when:
-                assert name.isupper() or name == "container" or name in arguments, name
+                assert name.isupper() or name in ("container", "role") or name in arguments, name
 
 
 @pytest.mark.parametrize(
@@ -572,3 +572,72 @@ def test_three_ranks_are_mended_by_two_or_four_and_what_still_does_not_start_say
     three = next(one for one in found.commands[0].judged.findings if one.name == "--tensor-parallel-size")
     assert three.instead == "--tensor-parallel-size 2 or --tensor-parallel-size 4"
     assert "Better, but it starts only once" in str(found)
+
+
+def test_workers_of_pools_are_not_told_what_servers_are() -> None:
+    served = "--model-path Qwen/Qwen3-8B --host 0.0.0.0 --disable-cuda-graph"
+    mode = "--disaggregation-mode"
+    for module in ("sglang.launch_server", "dynamo.sglang"):
+        alarmed = [verdicts(f"python -m {module} {served} {mode} {role}", "0.5.10") for role in ("prefill", "decode")]
+        assert alarmed == [{}, {"--disable-cuda-graph": "risky"}]
+    worker = "python -m dynamo.vllm --model Qwen/Qwen3-8B --enforce-eager --namespace a {}"
+    assert verdicts(worker.format("--is-prefill-worker"), "0.20.2") == {}
+    assert verdicts(worker.format("--is-decode-worker"), "0.20.2") == {"--enforce-eager": "risky"}
+    found = lint(worker.format("--is-prefill-worker"), "0.20.2", gpu="H100")
+    assert found.commands[0].planned and not found.commands[0].planned.steps
+    assert any("a prefill worker of pools is planned as a server of its own" in note for note in found.notes)
+
+
+def test_sglangs_router_starts_so_many_replicas() -> None:
+    text = "python3 -m sglang_router.launch_server --model-path Qwen/Qwen3-8B --dp-size 4 --router-policy round_robin"
+    (found,) = lint(text, "0.5.10", gpu="4xH100").commands
+    assert not [one for one in found.judged.findings if one.mend]
+    assert found.planned and found.planned.deployment.layout.replicas == 4
+    assert "python -m sglang_router.launch_server --router-policy round_robin" in found.judged.command.line
+
+
+def test_a_dynamo_worker_of_tensorrt_llm_is_read_and_written_by_its_own_names() -> None:
+    text = ("cat > e.yaml <<EOF\nkv_cache_config: {dtype: fp8}\nEOF\npython3 -m dynamo.trtllm --model-path deepseek-ai/"
+            "DeepSeek-R1 --served-model-name r --tensor-parallel-size 8 --enable-attention-dp --max-batch-size=64 "
+            "--free-gpu-memory-fraction 0.98 --extra-engine-args e.yaml --modality text --namespace n")  # fmt: skip
+    (found,) = lint(text, "1.2.0", gpu="8xH200").commands
+    assert {one.name for one in found.judged.findings if one.mend} == {"--free_gpu_memory_fraction"}
+    assert found.planned
+    served = found.planned.deployment
+    assert (served.layout.tp, served.layout.dp, served.args.max_num_seqs) == (1, 8, 64)
+    assert served.args.kv_cache_dtype == "fp8"
+    line = found.mended.command.line
+    assert line.startswith("python -m dynamo.trtllm --model deepseek-ai/DeepSeek-R1 --served-model-name r")
+    assert "--free-gpu-memory-fraction 0.9 " in line and "--extra-engine-args e.yaml" in line and "_" not in line
+    image = "docker run nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.2.0 python3 -m dynamo.trtllm --model-path m"
+    assert lint(image).commands[0].judged.version == "1.3.0rc14"
+
+
+OLD_SETTINGS = """use_cuda_graph: true
+cuda_graph_batch_sizes: [1, 2, 4]
+moe_backend: TRTLLM
+kv_cache_dtype: fp8
+cuda_graph_config: {padding_enabled: true}
+enable_attention_dp: true
+"""
+
+
+def test_settings_that_tensorrt_llm_no_longer_reads_get_their_answer() -> None:
+    text = f"cat > e.yaml <<EOF\n{OLD_SETTINGS}EOF\ntrtllm-serve m --host 0.0.0.0 --extra_llm_api_options e.yaml"
+    gone = {"use_cuda_graph": "removed", "cuda_graph_batch_sizes": "removed", "moe_backend": "removed",
+            "kv_cache_dtype": "removed", "cuda_graph_config.padding_enabled": "renamed"}  # fmt: skip
+    assert verdicts(text, "1.2.0") == gone
+    assert "kv_cache_dtype" not in verdicts(text, "1.0.0") and verdicts(text, "0.20.0") == {}
+    assert lint(text, "1.2.0").commands[0].refused
+
+
+def test_a_model_that_may_see_nothing_is_loaded_without_eyes() -> None:
+    seeing, blind, alone = (
+        lint(f"vllm serve Qwen/Qwen3-VL-32B-Instruct{more}", version, gpu="H200").commands[0].planned
+        for more, version in (("", "0.20.2"), (" --limit-mm-per-prompt '{\"image\": 0, \"video\": 0}'", "0.20.2"),
+                              (" --language-model-only", "0.20.2"))
+    )  # fmt: skip
+    assert seeing and blind and alone and blind.memory == alone.memory
+    eyes = sum(weight.count for weight in seeing.deployment.model.architecture.towers) * 2
+    assert seeing.memory.weights.mid - blind.memory.weights.mid == pytest.approx(eyes, rel=0.02)
+    assert seeing.memory.activation.mid >= blind.memory.activation.mid

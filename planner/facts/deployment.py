@@ -11,6 +11,7 @@ from planner.facts import engines, gpus
 from planner.facts.engines import Engine, EngineArgs
 from planner.facts.gpus import Gpu
 from planner.models import registry
+from planner.models.architecture import Weight
 from planner.models.registry import Model
 
 
@@ -140,6 +141,16 @@ class Deployment:
     def drafts(self) -> int:
         """Tokens that a sequence drafts in a step; 0 without speculation."""
         return self.speculation.num_speculative_tokens if self.speculation else 0
+
+    @property
+    def towers(self) -> tuple[Weight, ...]:
+        """Encoders of images that are loaded: vLLM's from 0.15 on only where a prompt may hold images or videos.
+
+        vllm pulls 22299 and 32757; docs/configuration/conserving_memory.md.
+        """
+        closed = {"image=0", "video=0"} <= {*(self.args.limit_mm_per_prompt or "").split(",")}
+        skipped = closed and self.engine.name == "vllm" and self.engine.release >= (0, 15, 0)
+        return () if skipped else self.model.architecture.towers
 
     def with_args(self, **args: Any) -> Self:
         """The same with other engine arguments."""

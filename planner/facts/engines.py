@@ -222,6 +222,13 @@ def behind_dynamo(name: str, version: str) -> str:
     return version if meant or not earlier else known.shipped[max(earlier, key=release)]
 
 
+def inside_dynamo(name: str, version: str) -> str:
+    """The version of the engine in the image of Dynamo `version`; empty where it is not known."""
+    known = entries("dynamo.yaml", DynamoEntry).get(name)
+    shipped = known.shipped if known else entries("clouds.yaml", Named)[f"dynamo {name}"].names
+    return shipped.get(version, "")
+
+
 def shipped_by_dynamo(engine: Engine) -> tuple[str, str]:
     """(newest release of Dynamo whose engine is of this minor version, that engine's); `PlannerError` for none."""
     known = entries("clouds.yaml", Named).get(f"dynamo {engine.name}")

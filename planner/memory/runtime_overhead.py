@@ -109,7 +109,7 @@ def _inner(architecture: Architecture, deployment: Deployment) -> tuple[float, f
 def _vision(deployment: Deployment) -> tuple[float, float, float]:
     """Bytes that an encoder's profiling batch leaves behind; elements of its inner layers, and of its patch states."""
     architecture, tokens = deployment.model.architecture, deployment.args.max_num_batched_tokens
-    blocks = [weight for weight in architecture.towers if weight.copies > 1 and weight.cols > 1]
+    blocks = [weight for weight in deployment.towers if weight.copies > 1 and weight.cols > 1]
     if not blocks:
         return 0.0, 0.0, 0.0
     widest = max(blocks, key=lambda weight: weight.rows)

@@ -4,6 +4,7 @@ Sharding follows vLLM 0.33.0's layers: linear.py, vocab_parallel_embedding.py, f
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from math import ceil
@@ -100,6 +101,8 @@ def stage_ends(layers: int, pp: int) -> tuple[int, ...]:
 def rank_bytes(deployment: Deployment) -> tuple[int, ...]:
     """Weight bytes per GPU of every pipeline stage, with draft and adapters; the fullest stage decides what fits."""
     model, layout, args = deployment.model, deployment.layout, deployment.args
+    if model.architecture.towers and not deployment.towers:
+        model = replace(model, architecture=replace(model.architecture, towers=()))
     stages = list(_stages(model, layout, deployment.engine.release >= TABLES_ONCE))
     if deployment.speculation is not None:
         stages[-1] += draft_bytes(model, deployment.speculation, layout)

@@ -70,6 +70,7 @@ class ModelFlags(Sourced):
 
     only: tuple[str, ...] = ()
     remote_code: str | None = None
+    remote_code_until: dict[str, str] = Field(default_factory=dict)
     reasoning: dict[str, tuple[Parser, ...]] = Field(default_factory=dict)
     tools: dict[str, tuple[Parser, ...]] = Field(default_factory=dict)
 
@@ -340,14 +341,18 @@ def _family(deployment: Deployment) -> dict[str, Any]:
     """What this model needs beside the plan: why remote code, and its parsers at this version."""
     name, engine = deployment.model.name, deployment.engine
     known = entries("model_flags.yaml", ModelFlags).get(deployment.model.architecture.model_type)
-    if known is None or (known.only and not any(part.lower() in name.lower() for part in known.only)):
-        return {"remote_code": known.remote_code if known else None, "reasoning": None, "tools": None}
+    if known is None:
+        return {"remote_code": None, "reasoning": None, "tools": None}
+    until = known.remote_code_until.get(engine.name)
+    code = None if until and engine.release >= release(until) else known.remote_code
+    if known.only and not any(part.lower() in name.lower() for part in known.only):
+        return {"remote_code": code, "reasoning": None, "tools": None}
 
     def newest(parsers: Mapping[str, tuple[Parser, ...]]) -> str | None:
         there = [parser.name for parser in parsers.get(engine.name, ()) if release(parser.since) <= engine.release]
         return there[-1] if there else None
 
-    return {"remote_code": known.remote_code, "reasoning": newest(known.reasoning), "tools": newest(known.tools)}
+    return {"remote_code": code, "reasoning": newest(known.reasoning), "tools": newest(known.tools)}
 
 
 def checkpoint(deployment: Deployment) -> str:

@@ -20,6 +20,9 @@ from planner.operations.lint.reading import Command, read
 __all__ = ["Finding", "Lint", "Linted", "lint"]
 
 
+_BROKEN = "As it is written the server ends with an error while it starts, before it looks at memory. Mended as below:"
+
+
 @dataclass(frozen=True)
 class Linted:
     """One command: what is to be said of it, how it should be written, and what it does on a GPU."""
@@ -120,6 +123,8 @@ def lint(
         at = version or command.version or lists(command.engine).versions[-1]
         judged = _judged(command, at)
         notes += filter(None, (judged.options.note, command.note))
+        pool = f"a {command.role} worker of pools is planned as a server of its own, which does both"
+        notes += [pool] if command.role and gpu else []
         notes += [] if version or command.version else [f"no version given: judged for {command.engine} {at}"]
         found.append(_planned(judged, gpu, at, workload))
         drift += later(judged, to) if to else []
@@ -148,7 +153,9 @@ def _planned(judged: Judged, gpu: str | None, version: str, workload: Workload |
     if any(found.refused for found in judged.findings):
         starting = _judged(better.command, version)
         if still := next((found for found in starting.findings if found.refused), None):
-            return Linted(judged, better, None, f"it does not start. {still.written}: {still.why}")
+            return Linted(
+                judged, better, None, f"the server ends with an error while it starts. {still.written}: {still.why}"
+            )
     try:
         done = planned(starting, gpu, version, workload)
     except PlannerError as error:
@@ -207,7 +214,7 @@ def _told(one: Linted, several: bool) -> str:
         names = [one_line(name)[:40] for name in dict.fromkeys(good)]
         lines.append(f"  ok: {', '.join(names[:30])}{f' and {len(names) - 30:,} more' if len(names) > 30 else ''}")
     if one.planned:
-        lines += ["", *(["It does not start as it is written. Mended as below:"] if one.refused else [])]
+        lines += ["", *([_BROKEN] if one.refused else [])]
         lines += _on_gpu(one.planned)
     elif one.unplanned:
         lines += ["", f"Not planned: {one.unplanned}"]
@@ -223,7 +230,8 @@ def _told(one: Linted, several: bool) -> str:
 def _on_gpu(found: Planned) -> list[str]:
     """What the deployment does, for a person."""
     memory, load = found.memory, found.workload
-    starts = {"ok": "starts", "at_risk": "may not start", "does_not_fit": "does not start"}[memory.status]
+    ends = "end with an error while it starts, for want of memory"
+    starts = {"ok": "it starts", "at_risk": f"it may {ends}", "does_not_fit": f"it would {ends}"}[memory.status]
     head = f"{found.deployment}: {starts}"
     if memory.reason:
         head += f". {memory.reason}"

@@ -127,7 +127,8 @@ _MORE = {"max_lora_rank": 16, "max_cpu_loras": 0}
 
 
 def _vllm(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
-    return _slots(values, {"max_loras": 1, **_MORE}) if values.get("enable_lora") else {}
+    made = _slots(values, {"max_loras": 1, **_MORE}) if values.get("enable_lora") else {}
+    return made | ({"limit_mm_per_prompt": "image=0,video=0"} if values.get("language_model_only") else {})
 
 
 def _slots(values: Mapping[str, Any], usual: Mapping[str, int]) -> dict[str, Any]:

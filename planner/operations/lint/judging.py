@@ -39,6 +39,7 @@ class Change(Entry):
     instead: str = ""
     idle_from: str | None = None
     old_from: str | None = None
+    gone_from: str | None = None
     falls_back: tuple[str, str] | None = None
     source: str | None = None
     date: str | None = None
@@ -48,6 +49,7 @@ class Changes(Entry):
     """One engine's."""
 
     flags: dict[str, Change] = Field(default_factory=dict)
+    settings: dict[str, Change] = Field(default_factory=dict)
     environment: dict[str, Change] = Field(default_factory=dict)
     metrics: dict[str, Change] = Field(default_factory=dict)
 
@@ -71,7 +73,7 @@ class Rule(Entry):
 class Finding:
     """What is to be said of one item of a command."""
 
-    kind: Literal["flag", "environment", "metric", "word"]
+    kind: Literal["flag", "setting", "environment", "metric", "word"]
     name: str
     written: str
     verdict: Verdict
@@ -129,6 +131,7 @@ def judge(command: Command, version: str) -> Judged:
     findings = [flag(given, known, version) for given in parsed.given]
     findings += words(command, parsed, version)
     findings += environment(command, version)
+    findings += settings(command, version)
     said = {(found.kind, found.name): at for at, found in enumerate(findings)}
     for extra in (
         *defaults(parsed, command.engine, version),
@@ -156,6 +159,20 @@ def flag(given: Given, known: Options, version: str) -> Finding:
         return Finding("flag", name, written, *_wrong_value(given, known), refused=True)
     verdict, why = _still(change, name, version)
     return Finding("flag", name, written, verdict, why, change.instead or change.becomes or "" if why else "")
+
+
+def settings(command: Command, version: str) -> Iterator[Finding]:
+    """What is said of the keys of TensorRT-LLM's file, of which any that it does not know ends the start."""
+    given = {key: value for key, value in command.config.items()}
+    given |= {f"{key}.{inner}": value for key, held in command.config.items() if isinstance(held, Mapping)
+              for inner, value in held.items()}  # fmt: skip
+    for key, value in given.items():
+        change = changes(command.engine).settings.get(key)
+        if change and change.gone_from and release(change.gone_from) <= release(version):
+            why = f"its file has no {key} since {change.gone_from}, if not before"
+            instead = change.instead or f"{change.becomes}: {value}"
+            verdict: Verdict = "renamed" if change.becomes else "removed"
+            yield Finding("setting", key, f"{key}: {value}"[:300], verdict, why, instead[:300], refused=True)
 
 
 def secret(option: str) -> bool:
@@ -354,7 +371,7 @@ def _since(fact: str, value: Any, version: str) -> str:
 def applied(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]:
     """What the rules say of options and variables together."""
     values: dict[str, Any] = {**command.environment, **_nearby(command, version)}
-    values |= {**parsed.values, "container": command.container}
+    values |= {**parsed.values, "container": command.container, "role": command.role or None}
     at = release(version)
     for rule in rules(command.engine):
         if (rule.from_ and at < release(rule.from_)) or (rule.before and at >= release(rule.before)):
@@ -383,6 +400,8 @@ def _holds(test: str, value: Any) -> bool:
     """Whether a value passes the test of a rule."""
     if test in ("given", "absent"):
         return (value is not None) == (test == "given")
+    if test.startswith("not "):
+        return str(value) != test[4:]
     if test in ("on", "off"):
         return value is (test == "on")
     if test.startswith("any of "):

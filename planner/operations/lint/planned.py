@@ -84,7 +84,7 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
     now = predict(best, most)
     names = {ours: theirs for theirs, ours in ARGUMENTS[deployment.engine.name].items()}
     for name, proposal in _PROPOSALS.items():
-        value = proposal(best, most) if name in names else None
+        value = proposal(best, most) if name in names and not judged.command.role else None
         changed = best if value is None else best.with_args(**{name: value})
         then = predict(changed, most) if value is not None and plan(changed).status == "ok" else None
         if then and then.performance and now.performance and (worth := _worth(now, then, most)):

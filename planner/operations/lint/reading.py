@@ -10,11 +10,12 @@ from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
-from planner.core.catalog import entries, parse_yaml, read_text
+from planner.core.catalog import parse_yaml, read_text
 from planner.core.quantities import MIB, PlannerError
-from planner.facts.engines import Named
+from planner.facts.engines import inside_dynamo
 from planner.operations.flags import left_open, lists, options
 from planner.operations.lint.shell import Statement, documents, expand, statements
+from planner.operations.lint.wrappers import unwrapped, wrappers
 
 LARGEST = MIB
 """Bytes of a file that is read."""
@@ -25,22 +26,17 @@ _IMAGES = (
     ("vllm", False, re.compile(r"(^|/)vllm[\w-]*(?=[:@]|$)")),
     ("sglang", False, re.compile(r"(^|/)sglang[\w-]*(?=[:@]|$)")),
     ("tgi", True, re.compile(r"(^|/)text-generation-inference(?=[:@]|$)")),
-    ("trtllm", False, re.compile(r"(^|/)tensorrt-llm(/release)?(?=[:@]|$)")),
+    ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
 )  # fmt: skip
 """Engine, whether its image starts the server by itself, and what the image is called."""
 _ALONE = {"--rm", "--detach", "--interactive", "--tty", "--privileged", "--init", "--read-only", "--publish-all"}
 """Options of `docker run` that take no value."""
-_DYNAMO = {"dynamo.vllm": "vllm", "dynamo.sglang": "sglang"}
-"""Workers of NVIDIA's Dynamo, which take their engine's options and some of their own (docs.nvidia.com/dynamo)."""
-_OWN = re.compile(
-    r"--(dyn-[\w-]+|is-(prefill|decode)-worker|disaggregation-mode|migration-limit|connector|custom-jinja-template|endpoint"
-    r"|store-kv|discovery-backend|request-plane|event-plane|model-express-url|use-vllm-tokenizer|multimodal-[\w-]+)(=|$)"
-)
 _KSERVE = {"--model_name", "--model_id", "--model_dir", "--backend"}
 _METRIC = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
 _SHELLS = {"sh", "bash", "dash", "zsh"}
 _MENTION = re.compile(
-    r"\bvllm\s+serve\b|vllm\.entrypoints|sglang\.launch_server|\bsglang\s+serve\b|trtllm-serve|text-generation-launcher"
+    r"\bvllm\s+serve\b|vllm\.entrypoints|sglang(_router)?\.launch_server|\bsglang\s+serve\b|trtllm-serve"
+    r"|text-generation-launcher|\bdynamo\.(vllm|sglang|trtllm)\b"
 )
 
 
@@ -59,6 +55,7 @@ class Command:
     note: str = ""
     visible: int | None = None  # GPUs that its container is given
     launched: str = ""  # by another program than the engine's own: this, and its own options
+    renamed: Mapping[str, str] = field(default_factory=dict)  # that program's names of options -> the engine's
 
     @property
     def line(self) -> str:
@@ -67,7 +64,19 @@ class Command:
             "vllm": "vllm serve" if self.subcommand else "python -m vllm.entrypoints.openai.api_server",
             "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve", "tgi": "text-generation-launcher",
         }[self.engine]  # fmt: skip
-        return " ".join([self.launched or program, *(shlex.quote(word) for word in self.argv)])
+        words, theirs = self.argv, {ours: name for name, ours in self.renamed.items()}
+        if theirs:  # it names the model in an option of its own
+            words = tuple(theirs.get(word, word) for word in words if word.startswith("-") or word != words[0])
+        return " ".join([self.launched or program, *map(shlex.quote, words)])
+
+    @property
+    def role(self) -> str:
+        """Of a worker of pools, "prefill" or "decode"; nothing of a server that does both."""
+        said = re.search(
+            r"--(?:is-|disaggregation-mode[ =])(prefill|decode)|kv_(producer|consumer)",
+            f"{self.launched} {' '.join(self.argv)}",
+        )
+        return {"producer": "prefill", "consumer": "decode"}.get(said[2], said[1]) if said else ""
 
 
 @dataclass(frozen=True)
@@ -140,7 +149,7 @@ def _configured(command: Command, beside: _Beside) -> Command:
     note = f"read with {path!r:.80}: {', '.join(map(str, content))[:200]}"
     if command.engine == "trtllm":
         settings = {str(name).replace("-", "_"): value for name, value in content.items()}
-        return replace(command, config=settings, note=note)
+        return replace(command, config={**command.config, **settings}, note=note)
     words = _as_words([(f"--{name}", value) for name, value in content.items() if _scalar(value)])
     at = 1 if command.subcommand and command.argv and not command.argv[0].startswith("-") else 0
     return replace(command, argv=(*command.argv[:at], *words, *command.argv[at:]), note=note)
@@ -210,11 +219,12 @@ def _launched(statement: Statement, where: str, engine: str | None = None, depth
         held = image(_pyxis(words[:at]))
         if held and held[0] == name:
             version = held[2]
-        argv, own = _without_own(words[at:]) if words[at - 1] in _DYNAMO else (tuple(words[at:]), ())
-        launched = shlex.join(["python", "-m", words[at - 1], *own]) if words[at - 1] in _DYNAMO else ""
-        yield Command(
-            where, name, argv, {**environment, **before}, version, subcommand=subcommand, launched=launched
-        )  # fmt: skip
+        command = Command(where, name, tuple(words[at:]), {**environment, **before}, version, subcommand=subcommand)
+        if wrapper := wrappers().get(words[at - 1]):
+            argv, own, settings = unwrapped(words[at - 1], words[at:])
+            launched = shlex.join(["python", "-m", words[at - 1], *own])
+            command = replace(command, argv=argv, launched=launched, renamed=wrapper.renamed, config=settings)
+        yield command
         return
     script = next((at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None)
     if script is not None and any(PurePath(word).name in _SHELLS for word in words[:script]):
@@ -236,16 +246,6 @@ def _pyxis(words: Sequence[str]) -> str:
     return (name if tied else " ".join(words[given[0] + 1 : given[0] + 2])).replace("#", "/")
 
 
-def _without_own(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Options of a Dynamo worker without those that are Dynamo's, and these."""
-    kept, own, theirs = list[str](), list[str](), False
-    for word in words:
-        if word.startswith("--"):
-            theirs = _OWN.match(word) is not None
-        (own if theirs else kept).append(word)
-    return tuple(kept), tuple(own)
-
-
 def launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
     """Which engine's launcher is among the words, where its own begin, and whether it takes the model as a word."""
     for at, word in enumerate(words):
@@ -254,8 +254,8 @@ def launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
             return "vllm", at + 2, True
         if re.search(r"(^|/)vllm[./]entrypoints[./](openai[./])?api_server(\.py)?$", word):
             return "vllm", at + 1, False
-        if word in _DYNAMO:
-            return _DYNAMO[word], at + 1, False
+        if word in wrappers():
+            return wrappers()[word].engine, at + 1, False
         if word in ("sglang.launch_server", "sglang.srt.server"):
             return "sglang", at + 1, False
         if name == "sglang" and after == "serve":
@@ -292,7 +292,7 @@ def image(name: str) -> tuple[str, bool, str] | None:
             found = re.match(r":v?(\d+\.\d+(?:\.\d+)?)", name[match.end() :])
             version = found[1] if found else ""
             if "ai-dynamo/" in name:  # the tag is Dynamo's
-                version = entries("clouds.yaml", Named)[f"dynamo {engine}"].names.get(version, "")
+                version = inside_dynamo(engine, version)
             return engine, starts, version
     return None
 

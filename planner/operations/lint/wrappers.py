@@ -1,0 +1,61 @@
+"""Programs around an engine that take its options and some of their own: NVIDIA's Dynamo, SGLang's router."""
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any, NamedTuple
+
+from pydantic import Field
+
+from planner.core.catalog import Sourced, entries
+
+
+class Wrapper(Sourced):
+    """One entry of `catalogs/flags/wrappers.yaml`, whose head explains every field."""
+
+    engine: str = ""
+    own: str = ""
+    model: str = ""
+    renamed: dict[str, str] = Field(default_factory=dict)
+    settings: dict[str, str] = Field(default_factory=dict)
+
+
+class Unwrapped(NamedTuple):
+    """What the engine's own launcher would be given, and what stays the wrapper's."""
+
+    argv: tuple[str, ...]
+    own: tuple[str, ...]
+    settings: Mapping[str, Any]
+
+
+@cache
+def wrappers() -> Mapping[str, Wrapper]:
+    """All that start an engine, by the module that `python -m` runs."""
+    return {name: found for name, found in _catalog().items() if found.engine}
+
+
+def _catalog() -> dict[str, Wrapper]:
+    return entries("flags/wrappers.yaml", Wrapper)
+
+
+def unwrapped(name: str, words: Sequence[str]) -> Unwrapped:
+    """The options behind the module `name`: the engine's, by the names of its launcher, and the wrapper's own."""
+    wrapper, shared = wrappers()[name], _catalog().get(name.partition(".")[0])
+    patterns = f"{wrapper.own} {shared.own if shared else ''}".split()
+    kept, own, model, settings = list[str](), list[str](), list[str](), dict[str, Any]()
+    into = kept
+    for word in words:
+        option, tied, value = word.partition("=")
+        if not word.startswith("--"):
+            into.append(word)
+        elif option in wrapper.model.split():
+            into = model
+            model += [value] if tied else []
+        elif option in wrapper.settings or any(fnmatchcase(option, pattern) for pattern in patterns):
+            into = own
+            own.append(word)
+            settings |= {wrapper.settings[option]: True} if option in wrapper.settings else {}
+        else:
+            into = kept
+            kept.append(f"{wrapper.renamed.get(option, option)}{tied}{value}")
+    return Unwrapped((*model[:1], *kept), (*(("--model", *model[:1]) if model else ()), *own), settings)
