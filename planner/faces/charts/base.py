@@ -110,10 +110,10 @@ def dashed(limit: float | None) -> list[alt.Chart]:
     return [] if limit is None else [rule.encode(y=alt.Y("limit:Q"))]
 
 
-def stacked(panel: Any, column: str, order: Sequence[str]) -> alt.FacetChart:
-    """`panel` once for each value of `column`, one above the other, its name above it."""
+def stacked(panel: Any, column: str, order: Sequence[str], abreast: int = 1) -> alt.FacetChart:
+    """`panel` once for each value of `column`, its name above it; so many abreast, one row above the other."""
     above = alt.Header(labelOrient="top", labelAnchor="start", labelAngle=0)
-    return panel.facet(row=alt.Row(f"{column}:N", title=None, sort=list(order), header=above))
+    return panel.facet(facet=alt.Facet(f"{column}:N", title=None, sort=list(order), header=above), columns=abreast)
 
 
 def lines(

@@ -25,10 +25,12 @@ def legal(data: pd.DataFrame) -> alt.TopLevelMixin:
     tiles = base.mark_rect(opacity=0.55, stroke="white", strokeWidth=1)
     tiles = tiles.encode(color=colored("Service level", STATES, data["Service level"]))
     text = base.mark_text(fontSize=9, color="currentColor").encode(text="GPUs:Q")
-    wide = max(data["PP"].max(), 4)
     ring = base.mark_rect(filled=False, stroke="currentColor", strokeWidth=2).transform_filter("datum.Chosen")
-    panel = alt.layer(tiles, text, ring).properties(width=min(WIDTH - 40, 46 * int(wide)), height=alt.Step(13))
-    return stacked(panel, "GPU", list(dict.fromkeys(data["GPU"]))).resolve_scale(x="independent", y="independent")
+    gpus = list(dict.fromkeys(data["GPU"]))
+    abreast = min(len(gpus), 3)
+    wide = min((WIDTH - 90) // abreast - 16, 46 * int(max(data["PP"].max(), 4)))
+    panel = alt.layer(tiles, text, ring).properties(width=wide, height=alt.Step(13))
+    return stacked(panel, "GPU", gpus, abreast).resolve_axis(x="independent")
 
 
 def memory(candidates: Mapping[str, Candidate]) -> alt.TopLevelMixin:
