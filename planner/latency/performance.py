@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
@@ -25,6 +25,16 @@ Z99 = 2.3263
 FP8_KV = (
     "latency counts on an FP8 KV cache, as the measured recipes of this GPU had; set kv_cache_dtype to plan another"
 )
+
+
+def unending(found: Interval, metric: str, arriving: float, capacity: Interval | None) -> Interval:
+    """A replayed wait, infinite where more arrives than is served, or may be: it grows for as long as that lasts.
+
+    The replay's own figure says only how long was looked at.
+    """
+    if metric not in WAITS or capacity is None or arriving <= capacity.lo:
+        return found
+    return GROWING if arriving > capacity.mid else replace(found, hi=math.inf)
 
 
 @dataclass(frozen=True)
@@ -50,7 +60,7 @@ class Performance:
     capacity: Interval | None = None  # requests/s that it serves at most; of users who wait, what they are served at
     requests: int = 0  # that were replayed for these figures; 0: the closed form's
     most_running: int = 0  # of those, in one engine at once
-    growing: bool = False  # the traffic goes on, and the queue with it: waits say only how long was looked at
+    arriving: float = 0.0  # requests/s that come for as long as it runs; 0 where the run has an end
 
     def at(self, metric: str, point: str) -> Interval:
         """Seconds of one of `LATENCIES` at one of `POINTS`."""
@@ -58,8 +68,14 @@ class Performance:
         return found
 
     def told(self, metric: str, point: str) -> Interval:
-        """`at`, for people: infinite where it grows for as long as the traffic goes on."""
-        return GROWING if self.growing and metric in WAITS else self.at(metric, point)
+        """`at`, for people: see `unending`."""
+        return unending(self.at(metric, point), metric, self.arriving, self.capacity)
+
+    @property
+    def waits_grow(self) -> str:
+        """Whether TTFT and E2E grow for as long as it runs: "no", "may" (if it is as slow as may be) or "yes"."""
+        told = unending(Interval.exactly(0.0), "ttft", self.arriving, self.capacity)
+        return "yes" if told.mid else "may" if told.hi else "no"
 
     @property
     def source(self) -> str:

@@ -178,7 +178,7 @@ def _loaded(scenario: Scenario, prediction: Prediction, performance: Performance
             }
             for target in scenario.service_level
         ],
-        "refused_share": prediction.refused,
+        "waits_grow": performance.waits_grow, "refused_share": prediction.refused,
         "capacity_rps": performance.capacity and performance.capacity.triple,
         "planned_rps": asked_rps(scenario, prediction),
         "headroom": free_share(scenario, prediction),
@@ -239,7 +239,11 @@ def _promise(target: Target, found: Performance) -> tuple[str, str]:
     if math.isinf(value.mid):
         return target.name, f"grows for as long as it runs, promised {limit}: broken"
     state = held(target, value)
-    shown = f"{value * 1e3:,.0f} ms" if state != "broken" else milliseconds(value.mid, target.seconds)
+    shown = (
+        f"{value * 1e3:,.0f} ms".replace(" inf)", " growing)")
+        if state != "broken"
+        else milliseconds(value.mid, target.seconds)
+    )
     return target.name, f"{shown}, promised {limit}: {state}"
 
 

@@ -20,7 +20,7 @@ from planner.core.quantities import Z80, Interval, PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import BOUNDS, Lengths, Workload
 from planner.latency.host_tier import host_tier
-from planner.latency.performance import GROWING, LATE, LATENCIES, POINTS, WAITS, WIDER, Performance
+from planner.latency.performance import LATE, LATENCIES, POINTS, WIDER, Performance, unending
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
 from planner.memory.kv_cache import KvPool
@@ -137,16 +137,14 @@ class Run:
         ends = [mid, *map(served, self.ends)]
         return Interval(min(ends), mid, max(ends))
 
-    @cached_property
-    def growing(self) -> bool:
-        """More arrives, and goes on arriving, than is served at most: waits say only how long was looked at."""
-        if is_finite(self.workload):
-            return False
-        return _offered(self.deployment, self.workload) > capacity(self.deployment, self.workload).mid
+    @property
+    def arriving(self) -> float:
+        """Requests/s that come for as long as it runs; 0 where the run has an end."""
+        return 0.0 if is_finite(self.workload) else _offered(self.deployment, self.workload)
 
     def told(self, metric: str, point: str) -> Interval:
-        """`at`, for people: infinite where it grows for as long as the traffic goes on."""
-        return GROWING if self.growing and metric in WAITS else self.at(metric, point)
+        """`at`, for people: see `unending`."""
+        return unending(self.at(metric, point), metric, self.arriving, capacity(self.deployment, self.workload))
 
     @property
     def preemptions(self) -> float:
@@ -395,7 +393,7 @@ def _figures(deployment: Deployment, workload: Workload, *, quick: bool) -> dict
         "preemptions": found.preemptions,
         "most_running": mid.most_running,
         "saturated": workload.rate is not None and _offered(deployment, workload) > most.mid,
-        "growing": found.growing,
+        "arriving": found.arriving,
         "capacity": most,
         "requests": found.requests,
     }

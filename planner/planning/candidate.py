@@ -8,7 +8,7 @@ from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment
 from planner.facts.prices import HOURS_PER_MONTH
 from planner.facts.workload import Workload
-from planner.latency.performance import WAITS, Performance
+from planner.latency.performance import Performance
 from planner.latency.start_up import start_up
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction, evaluate_all, predict
@@ -186,17 +186,14 @@ def against(scenario: Scenario, prediction: Prediction, preference: tuple[int, .
     missed, risks, share = _load(scenario, prediction, performance)
     margin = share
     for target in scenario.service_level:
-        value = getattr(performance, target.metric)[target.percentile]
-        if math.isnan(value.mid):  # answers of one token have no pace
+        found, told = (read(target.metric, target.percentile) for read in (performance.at, performance.told))
+        if math.isnan(found.mid):  # answers of one token have no pace
             continue
-        margin = max(margin, value.mid / target.seconds)
-        limit = milliseconds(target.seconds)
-        if performance.growing and target.metric in WAITS:
-            missed.append((target.name, f"{target.name} grows for as long as it runs"))
-        elif value.mid > target.seconds:
-            missed.append((target.name, f"{target.name} is {milliseconds(value.mid, target.seconds)}, above {limit}"))
-        elif value.hi > target.seconds:
-            risks.append(f"{target.name} may reach {milliseconds(value.hi, target.seconds)}, above {limit}")
+        margin = max(margin, found.mid / target.seconds)
+        if told.mid > target.seconds:
+            missed.append((target.name, f"{target.name} {_beyond('is', 'grows', told.mid, target.seconds)}"))
+        elif told.hi > target.seconds:
+            risks.append(f"{target.name} may {_beyond('reach', 'grow', told.hi, target.seconds)}")
     if prediction.refused > scenario.refused_at_most:
         said = f"{prediction.refused:.1%} of the requests are refused, above {scenario.refused_at_most:.1%}"
         missed.append(("max_model_len", said))
@@ -214,6 +211,12 @@ def against(scenario: Scenario, prediction: Prediction, preference: tuple[int, .
         risks.append(prediction.memory.reason)
     constraints, misses = zip(*missed, strict=True) if missed else ((), ())
     return Candidate(deployment, prediction, misses, tuple(risks), constraints, margin, share, preference)
+
+
+def _beyond(is_: str, grows: str, seconds: float, limit: float) -> str:
+    if math.isinf(seconds):
+        return f"{grows} for as long as it runs"
+    return f"{is_} {milliseconds(seconds, limit)}, above {milliseconds(limit)}"
 
 
 @dataclass(frozen=True)

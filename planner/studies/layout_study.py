@@ -129,8 +129,11 @@ def served_within(scenario: Scenario, deployment: Deployment) -> float:
     return (workload.rate or 1.0) * 2**low
 
 
-def frame(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
-    """One row per candidate: its layout, cost, each promised latency, throughput, and whether it is the chosen one."""
+def frame(plan: Plan, candidates: Iterable[Candidate], read: str = "at") -> pd.DataFrame:
+    """One row per candidate: its layout, cost, each promised latency, throughput, and whether it is the chosen one.
+
+    `read`: "at" for charts, "told" for people (`Performance`).
+    """
     rows, promised = [], plan.scenario.service_level
     for candidate in candidates:
         layout, found = candidate.deployment.layout, candidate.prediction.performance
@@ -138,7 +141,7 @@ def frame(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
             "GPU": candidate.deployment.gpu.name, "Layout": str(layout), "GPUs": layout.gpus,
             "TP": f"TP{layout.tp}" + f" EP{layout.ep}" * (layout.ep > 1), "PP": layout.pp,
             "Replicas": layout.replicas, "USD per hour": candidate.usd_per_hour,
-            **{f"{t.name} (ms)": found and found.told(t.metric, t.percentile) * 1e3 for t in promised},
+            **{f"{t.name} (ms)": found and getattr(found, read)(t.metric, t.percentile) * 1e3 for t in promised},
             "Output tokens/s": found and found.output_tps, "Requests/s": found and found.request_tps,
             "Service level": state(candidate) if found else "does not fit", "Figures": found and found.source,
             "Saturated": bool(found and found.saturated), "Chosen": candidate is plan.chosen,
@@ -199,7 +202,7 @@ def shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
     """The best dozen that fit, from best to worst (the nearest first where none meets the service level)."""
     fit = [candidate for candidate in candidates if candidate.prediction.fits]
     fit.sort(key=lambda candidate: candidate.rank if plan.chosen else (candidate.margin,))
-    data = frame(plan, fit[:12])
+    data = frame(plan, fit[:12], "told")
     data["USD per hour"] = [usd if usd is None else f"{usd:,.2f}" for usd in data["USD per hour"]]
     hidden = ["GPUs", "TP", "PP", "Replicas", "Saturated", "Chosen"]
     hidden += ["Requests/s"] * bool(plan.scenario.service_level) + ["GPU"] * (data["GPU"].nunique() == 1)

@@ -313,7 +313,7 @@ def alternatives(plan: Plan) -> pd.DataFrame:
     "figures" says whether a row was replayed or is the closed form's.
     """
     shown, names = plan.candidates[:10], {"Service level": "service level", "Figures": "figures"}
-    data = frame(plan, shown).rename(columns={**names, "Requests/s": "requests/s"})
+    data = frame(plan, shown, "told").rename(columns={**names, "Requests/s": "requests/s"})
     data["deployment"] = [candidate.what for candidate in shown]
     data["USD per hour"] = [_usd(candidate.usd_per_hour) for candidate in shown]
     data["what is missing"] = [distance(plan, candidate) for candidate in shown]

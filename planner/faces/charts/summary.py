@@ -22,10 +22,10 @@ def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
     performance = candidate.prediction.performance
     rows = []
     for target in scenario.service_level:
-        value = performance.told(target.metric, target.percentile) if performance else GROWING
-        if math.isfinite(value.mid):
-            part, verdict = value / target.seconds, STATES[held(target, value)]
-            rows.append((str(target), part.lo, part.mid, part.hi, verdict))
+        told = performance.told(target.metric, target.percentile) if performance else GROWING
+        if performance and math.isfinite(told.mid):
+            part = performance.at(target.metric, target.percentile) / target.seconds
+            rows.append((str(target), part.lo, part.mid, part.hi, STATES[held(target, told)]))
     data = pd.DataFrame(rows, columns=["target", "lo", "mid", "hi", "state"])
     data = data.astype({"lo": float, "mid": float, "hi": float})  # also where nothing is promised
     y = alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
