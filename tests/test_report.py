@@ -3,6 +3,8 @@
 import json
 import threading
 import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import nbformat
@@ -40,47 +42,61 @@ def searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(report_module, "search", kept_plan)
 
 
+def made(folder: Path, source: str) -> Path:
+    """A notebook that shows what `source` does."""
+    parameters = new_code_cell('scenario: str = ""', metadata={"tags": ["parameters"]})
+    nb = new_notebook(cells=[new_markdown_cell("# A title\n\n## A section"), parameters, new_code_cell(source)])
+    nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(nb, path := folder / "1-made.ipynb")
+    return path
+
+
 @pytest.fixture
 def notebook(tmp_path):
-    def write(source: str) -> Path:
-        parameters = new_code_cell('scenario: str = ""', metadata={"tags": ["parameters"]})
-        nb = new_notebook(cells=[new_markdown_cell("# A title\n\n## A section"), parameters, new_code_cell(source)])
-        nb.metadata.kernelspec = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        path = tmp_path / "1-made.ipynb"
-        nbformat.write(nb, path)
-        return path
-
-    return write
+    return partial(made, tmp_path)
 
 
-def test_every_kind_of_content_reaches_the_page(notebook, tmp_path):
-    said: list[str] = []
-    pdf = report(NAME, tmp_path, notebooks=[notebook(CONTENT)], progress=said.append)
-    pages = PdfReader(pdf).pages
-    text = " ".join(" ".join(page.extract_text() for page in pages).split())
+HOSTILE = 'It\'s "5 $x$" `a` $(b) #c {{d}} 100 % \\e *f* _g_ <b>h</b> ![i](none.png) #panic() @j\nnext \u2028 end'
+
+
+class Written:
+    """A report on one notebook, of a scenario whose name and question are hostile."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "it's #1 $x$ *bold* \\ [a](b).yaml"
+        path.write_bytes(scenario_path(NAME).read_bytes())
+        columns = {
+            f"gpu_memory_utilization {i}": ["some words", "meta-llama/Llama-3.1-70B-Instruct"] for i in range(14)
+        }
+        shown = f"text = {HOSTILE!r}\ndisplay(note(text), table(pd.DataFrame({{text: [text]}}), text), code(text))\n"
+        shown += f"display(Markdown(f'**{{text}}**'), table(pd.DataFrame({columns}), 'Wide.'))"
+        self.said: list[str] = []
+        self.again = partial(report, path, overrides={"question": HOSTILE}, notebooks=[made(folder, CONTENT + shown)])
+        self.pdf = self.again(folder / "a", progress=self.said.append)
+        self.pages, self.name = PdfReader(self.pdf).pages, path.stem
+        self.text = " ".join(" ".join(page.extract_text() for page in self.pages).split())
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("SOURCE_DATE_EPOCH", "86400")
+        patched.setattr(report_module, "search", kept_plan)
+        yield Written(tmp_path_factory.mktemp("written"))
+
+
+def test_every_kind_of_content_reaches_the_page(written):
     charts = ["Figure 1", "Scaled by 2.", "Drawn for scale 2", "Concurrency"]
     tables = ["Table 1", "412 (300 to 550)", "Costs $3 or $4."]
-    for expected in [
-        NAME,
-        "A title",
-        "A section",
-        *charts,
-        *tables,
-        "A note.",
-        "--option value",
-        "6 \N{MULTIPLICATION SIGN} 7",
-    ]:
-        assert expected in text
-    assert "import altair" not in text and "VBox" not in text  # neither code nor a widget's name
-    assert len(said) == 2 and said[0].startswith("Question") and "1-made" in said[1]
+    product = "6 \N{MULTIPLICATION SIGN} 7"
+    for expected in ["A title", "A section", *charts, *tables, "A note.", "--option value", product]:
+        assert expected in written.text
+    assert "import altair" not in written.text and "VBox" not in written.text  # neither code nor a widget's name
+    assert len(written.said) == 2 and written.said[0].startswith("Question") and "1-made" in written.said[1]
 
 
-def test_a_table_with_many_columns_stays_on_the_page(notebook, tmp_path):
-    columns = '{f"gpu_memory_utilization {i}": ["some words", "meta-llama/Llama-3.1-70B-Instruct"] for i in range(14)}'
-    made = notebook(
-        f"import pandas as pd\nfrom planner.faces.widgets import table\ntable(pd.DataFrame({columns}), 'Wide.')"
-    )
-    page = PdfReader(report(NAME, tmp_path, notebooks=[made], progress=str)).pages[-1]
+def test_a_table_with_many_columns_stays_on_the_page(written):
+    page = next(page for page in written.pages if "Wide." in page.extract_text())
     starts = _text_starts(page)
     assert min(starts) > 60 and max(starts) < 533 < float(page.mediabox.width)
 
@@ -97,27 +113,15 @@ def _text_starts(page: PageObject) -> list[float]:
     return found
 
 
-def test_the_same_scenario_gives_the_same_pages(notebook, tmp_path):
-    made = notebook("from planner.faces.widgets import note\nnote('Hello.')")
-    first = report(NAME, tmp_path / "a", notebooks=[made], progress=str).read_bytes()
-    assert first == report(NAME, tmp_path / "b", notebooks=[made], progress=str).read_bytes()
+def test_the_same_scenario_gives_the_same_pages(written, tmp_path):
+    assert written.pdf.read_bytes() == written.again(tmp_path, progress=str).read_bytes()
 
 
-HOSTILE = 'It\'s "5 $x$" `a` $(b) #c {{d}} 100 % \\e *f* _g_ <b>h</b> ![i](none.png) #panic() @j\nnext \u2028 end'
-
-
-def test_a_users_text_reaches_the_page_as_it_is(notebook, tmp_path, monkeypatch):
-    monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
-    path = tmp_path / "it's #1 $x$ *bold* \\ [a](b).yaml"
-    path.write_bytes(scenario_path(NAME).read_bytes())
-    shown = f"import pandas as pd\nfrom planner.faces.widgets import *\ntext = {HOSTILE!r}\n"
-    shown += "display(note(text), table(pd.DataFrame({text: [text]}), text), code(text))"
-    made = notebook(f"from IPython.display import Markdown, display\n{shown}\nMarkdown(f'**{{text}}**')")
-    pages = PdfReader(report(path, tmp_path / "out", {"question": HOSTILE}, [made], progress=str)).pages
-    first, rest = ["".join(page.extract_text().split()) for page in pages][:: len(pages) - 1]
-    assert "".join(path.stem.split()) in first and "2January1970" in first
+def test_a_users_text_reaches_the_page_as_it_is(written):
+    first, *rest = ["".join(page.extract_text().split()) for page in written.pages]
+    assert "".join(written.name.split()) in first and "2January1970" in first
     assert "".join(HOSTILE.split()) in first
-    assert rest.count("".join(HOSTILE.split())) >= 4
+    assert "".join(rest).count("".join(HOSTILE.split())) >= 4
 
 
 def test_a_planner_error_in_a_notebook_is_told_as_it_is(notebook, tmp_path):

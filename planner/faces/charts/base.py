@@ -3,22 +3,18 @@
 import hashlib
 import math
 import re
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
 
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
-# What need not be loaded: a grammar that jsonschema builds on import, in over a second, for a check unasked.
+import altair as alt
+import pandas as pd
+import vl_convert
 
-import altair as alt  # noqa: E402
-import pandas as pd  # noqa: E402
-import vl_convert  # noqa: E402
-
-from planner.core.catalog import read_yaml  # noqa: E402
-from planner.core.quantities import GIB  # noqa: E402
-from planner.memory.budget import MemoryPlan  # noqa: E402
+from planner.core.catalog import read_yaml
+from planner.core.quantities import GIB
+from planner.memory.budget import MemoryPlan
 
 THEME = read_yaml(Path(__file__).parents[1] / "templates" / "theme.yaml")
 WIDTH: int = THEME["view"]["continuousWidth"]
