@@ -38,7 +38,7 @@ def _kinds(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str, list[Candi
     drafted = scenario.speculation.method if scenario.speculation and scenario.speculation.allowed else ""
     names = (
         [f"{q} weights" if q else "the checkpoint's own weights" for q in scenario.quantizations],
-        [f"{kv} KV cache" for kv in scenario.kv_cache_dtypes],
+        ["the model's own KV cache" if kv == "auto" else f"{kv} KV cache" for kv in scenario.kv_cache_dtypes],
         ["no drafts", f"drafts of {drafted}"] if drafted else ["no drafts"],
         [one.engine.name for one in scenario.by_engine],
     )

@@ -24,7 +24,7 @@ from planner.facts.prices import price_per_hour
 from planner.memory.budget import memory_of
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
-from planner.planning.candidate import Candidate, asked_rps, describe, judge, judge_all, most_rps
+from planner.planning.candidate import Candidate, asked_rps, describe, judge_all, most_rps
 from planner.planning.confirmation import confirm, near, nearest, stated
 from planner.planning.deployments import deployment_of
 from planner.planning.pools import in_pools, left_out
@@ -351,16 +351,16 @@ def _too_few(scenario: Scenario, found: Candidate) -> int:
 
 def within(scenario: Scenario, most: tuple[bool, float], candidates: Iterable[Candidate]) -> list[Candidate]:
     """Each of `candidates` in as many replicas as cost up to `most` (as `Candidate.cost` has it), but dearer ones."""
-    found = []
+    same, fewer = [], []
     for candidate in candidates:
         replicas, (unpriced, cost) = candidate.deployment.layout.replicas, candidate.cost
         gpus = math.floor(most[1] / cost * candidate.deployment.gpus_rented + 1e-9)
         affordable = bisect_right(range(1, replicas + 1), gpus, key=partial(_rented, candidate.deployment))
-        if unpriced == most[0] and affordable > 0:
-            same = affordable == replicas and not candidate.meets
-            fewer = (candidate.deployment, affordable, candidate.preference)
-            found.append(candidate if same else judge(scenario, *fewer))
-    return found
+        if unpriced == most[0] and affordable == replicas and not candidate.meets:
+            same.append(candidate)
+        elif unpriced == most[0] and affordable:
+            fewer.append((candidate.deployment, affordable, candidate.preference))
+    return [*same, *judge_all(scenario, fewer)]
 
 
 def _binding(
