@@ -251,7 +251,7 @@ _VERSION = r"-v\d+(\.\d+)?(?=-|$)"
 _OTHER = r"v\d|.*\b(vl|vision|omni|audio|asr|embed\w*|rerank\w*|reward|eagle\w*|medusa|dflash|dspark|draft\w*)\b"
 """What follows a known name in the name of something else."""
 _BLOCK_FP8 = ("qwen", "zai-org", "deepseek-ai", "minimaxai", "moonshotai", "stepfun-ai", "xiaomimimo")
-"""Makers whose own FP8 releases scale blocks of 128 x 128."""
+"""Makers whose own FP8 releases scale blocks of 128 x 128; GLM-4's scale channels (vllm-hpu-extension pull 350)."""
 
 
 @cache
@@ -309,7 +309,7 @@ def _variant(name: str) -> Model | None:
     if unknown := re.search(r"[-.](gguf|ggml|exl[23]|mlx)(?=[-.]|$)", _fold(name)):
         raise PlannerError(f"{name}: {unknown[1]} checkpoints are not planned for; {', '.join(q.SCHEMES)} are")
     bare, wanted = _said(name)
-    if wanted == "fp8" and _fold(name).split("/")[0] in _BLOCK_FP8:
+    if wanted == "fp8" and _fold(name).split("/")[0] in _BLOCK_FP8 and not bare.startswith("glm-4"):
         wanted = "fp8_block"
     plain, undressed = re.sub(_DRESS, "", bare), _undressed()
     squashed = {_squash(alias): known for alias, known in undressed.items()}

@@ -371,7 +371,8 @@ def _since(fact: str, value: Any, version: str) -> str:
 def applied(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]:
     """What the rules say of options and variables together."""
     values: dict[str, Any] = {**command.environment, **_nearby(command, version)}
-    values |= {**parsed.values, "container": command.container, "role": command.role or None}
+    own = command.container and not command.launched.startswith("python -m dynamo.")  # where Dynamo's frontend listens
+    values |= {**parsed.values, "container": own, "role": command.role or None}
     at = release(version)
     for rule in rules(command.engine):
         if (rule.from_ and at < release(rule.from_)) or (rule.before and at >= release(rule.before)):
