@@ -49,6 +49,7 @@ from planner.planning.candidate import Candidate, describe, judge, replayed
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, scenario
 from planner.planning.search import Plan, memory_of, search
 from planner.planning.variants import TOKENS
+from planner.planning.what_if import affordable
 from planner.simulator.replay import replay_workload
 from planner.simulator.replay_result import ReplayResult
 from planner.studies import summary
@@ -461,6 +462,7 @@ def check_knobs(asked: Scenario, plan: Plan) -> list[str]:
     """No other value of one engine argument, given in the scenario, makes anything cheaper that holds when replayed."""
     if plan.best is None:
         return []
+    cheaper = affordable(asked, plan.chosen, 0.98) if plan.chosen else asked
     found, below, args = [], bill(plan), plan.best.deployment.args
     usual = resolve({"max_model_len": args.max_model_len}, asked.engine, plan.best.deployment.gpu, model(asked.model))
     tokens, seqs, share = args.max_num_batched_tokens, args.max_num_seqs, args.gpu_memory_utilization
@@ -468,9 +470,9 @@ def check_knobs(asked: Scenario, plan: Plan) -> list[str]:
     others += [("max_num_seqs", size) for size in (seqs // 2, seqs - 8, seqs + 8, 2 * seqs, usual.max_num_seqs)]
     others += [("gpu_memory_utilization", round(share + d, 3)) for d in (-0.02, 0.02)]
     others += [("enable_prefix_caching", not args.enable_prefix_caching), ("enable_chunked_prefill", False)]
-    for name, value in others:
+    for name, value in others if cheaper.gpus else ():
         with contextlib.suppress(PlannerError):
-            other = search(replace(asked, engine_args={**asked.engine_args, name: value}))
+            other = search(replace(cheaper, engine_args={**asked.engine_args, name: value}))
             if other.chosen and other.chosen.cost[0] == below[0] and other.chosen.cost[1] < 0.98 * below[1]:
                 replays = (worst(asked, referee(asked, other.chosen.deployment, seeds=who)) for who in (SEEDS, MORE))
                 if all(used <= 1 - SLACK for used, _ in replays):

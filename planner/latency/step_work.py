@@ -167,7 +167,10 @@ def kv_dtype(deployment: Deployment) -> str:
 
 
 def _contexts(deployment: Deployment) -> tuple[Context, ...]:
-    """What attention reads and multiplies per context token, gathered by window."""
+    """What attention reads and multiplies per context token, gathered by window.
+
+    With decode context parallelism a rank attends to 1 / dcp of the tokens, with the queries of dcp ranks.
+    """
     tp, dcp, width = deployment.layout.tp, deployment.layout.dcp, kv_width(kv_dtype(deployment))
     rows = MMA_ROWS.get(deployment.gpu.architecture, 16)
     found: dict[tuple[str, int | None], np.ndarray] = {}
@@ -179,17 +182,17 @@ def _contexts(deployment: Deployment) -> tuple[Context, ...]:
         for mixer in layer.mixers:
             if isinstance(mixer, Attention):
                 flops = 2.0 * mixer.heads / tp * (mixer.head_dim + mixer.v_head_dim)
-                least = rows * max(mixer.kv_heads / tp, 1.0)
+                least = rows * max(mixer.kv_heads / tp, 1.0) / dcp
                 padded = 2.0 * max(mixer.heads / tp, least) * (mixer.head_dim + mixer.v_head_dim)
                 kept = max(mixer.kv_heads / tp, 1.0) * (mixer.head_dim + mixer.v_head_dim) * width
-                add("grouped", mixer.window, times, kept / dcp, padded / dcp, flops / dcp, flops)
+                add("grouped", mixer.window, times, kept / dcp, padded, flops, flops)
             elif isinstance(mixer, LatentAttention):
                 queries = 2.0 * (mixer.kv_elements + mixer.kv_lora_rank)
-                decode, padded = queries * mixer.heads / tp, queries * max(mixer.heads / tp, rows)
+                decode, padded = queries * mixer.heads / tp, queries * max(mixer.heads / tp, rows / dcp)
                 kind, window = ("sparse", SPARSE_TOKENS) if mixer.index_heads else ("latent", mixer.window)
                 expanded = 2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
                 prefill = padded if kind == "sparse" else expanded  # chosen latents are not expanded
-                add(kind, window, times, mixer.kv_elements * width / dcp, padded / dcp, decode / dcp, prefill)
+                add(kind, window, times, mixer.kv_elements * width / dcp, padded, decode, prefill)
                 if mixer.has_indexer_cache:  # it scores the whole context, in fp8: twice the bf16 rate
                     score = mixer.index_heads * mixer.index_dim / max(mixer.compress, 1)
                     add("index", None, times, mixer.index_bytes, score, score, score)

@@ -10,7 +10,7 @@ from planner.facts.coefficients import Coefficients
 from planner.facts.deployment import Deployment, ParallelLayout
 from planner.facts.engines import Engine
 from planner.facts.gpus import Gpu
-from planner.models.architecture import Attention, Experts, Layer
+from planner.models.architecture import Attention, Experts, LatentAttention, Layer
 from planner.models.registry import Model
 
 FP8_BLOCK = 128
@@ -81,6 +81,8 @@ def legal_layouts(
 
     A pipeline has at most `STAGES` stages, and where it takes several nodes each holds as many of them.
     With attention data parallelism (DP) every rank has its own requests and KV cache, and experts are spread over all.
+    Decode context parallelism (DCP) is not tried: with its messages for free it changed no bill, of the shipped
+    scenarios and of 60 random ones (2026-11).
     """
     node, moe, found = gpus_per_node or gpu.gpus_per_node, model.architecture.is_moe, []
     shared = moe and (engine is None or engine.facts["data_parallel_attention"])
@@ -134,6 +136,8 @@ def collectives(deployment: Deployment, tokens: np.ndarray, c: Coefficients) -> 
         found.append(
             Collective("TP all-reduce", count, size, count * allreduce_seconds(size, layout.tp, link, latency))
         )
+    if layout.dcp > 1:
+        found.append(_merged_attention(deployment, np.minimum(tokens, deployment.args.max_num_seqs), inside))
     if layout.dp > 1 and architecture.is_moe:
         link = inside if layout.tp * layout.dp <= deployment.gpus_per_node else outside
         experts = [layer.mlp for layer in architecture.layers if isinstance(layer.mlp, Experts)]
@@ -151,6 +155,25 @@ def collectives(deployment: Deployment, tokens: np.ndarray, c: Coefficients) -> 
     return tuple(found)
 
 
+def _merged_attention(deployment: Deployment, rows: np.ndarray, link: float) -> Collective:
+    """Decode context parallelism: a layer gathers the queries of `rows` and their log-sum-exps, and adds up outputs.
+
+    Every rank of the group attends with all its queries to its share of the tokens (vLLM's cp_lse_ag_out_rs).
+    """
+    layout, layers, sent = deployment.layout, deployment.model.architecture.attentions, 0.0
+    for mixer in layers:
+        if isinstance(mixer, LatentAttention):
+            wide = mixer.kv_elements + mixer.kv_lora_rank
+        else:
+            wide = mixer.head_dim + mixer.v_head_dim
+        sent += mixer.heads / layout.tp * (2 * wide + 4) * (layout.dcp - 1)  # bf16, and a log-sum-exp in fp32
+    waits, count = 3 * len(layers) * layout.dcp * RING_S, 3 * len(layers)
+    return Collective("DCP gather and merge", count, rows * sent / count, waits + rows * sent / link)
+
+
+RING_S = 3.2e-6
+"""A small all-gather or reduce-scatter of NCCL takes so long per rank: 7 to 25 us from 2 to 8 ranks, and all of them
+5.0 ms a step of Kimi K2 at DCP8 (vLLM on 8 B200, ai-dynamo/aisimulate pull 240, 2026)."""
 EXCHANGE = 15.0
 """Latency of sending tokens to their experts and back, in small all-reduces: permuting, quantizing, signalling every
 peer, waiting for the slowest. Fitted on decode pools of 8 to 32 GB200 (InferenceX; 10 and 20 fit about as well)."""
