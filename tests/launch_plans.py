@@ -21,24 +21,12 @@ from planner.operations.lint.deployment import arguments, drafting, layout_of
 from planner.parallelism.layouts import refuse
 
 VERSIONS = {
-    "vllm": [
-        "0.5.4",
-        "0.6.6",
-        "0.7.3",
-        "0.8.5",
-        "0.9.2",
-        "0.10.0",
-        "0.12.0",
-        "0.14.1",
-        "0.16.0",
-        "0.18.0",
-        "0.20.2",
-        "0.33.0",
-    ],
+    "vllm": ["0.5.4", "0.6.6", "0.7.3", "0.8.5", "0.9.2", "0.10.0", "0.12.0", "0.14.1", "0.16.0", "0.18.0", "0.20.2",
+             "0.33.0"],
     "sglang": ["0.5.10", "0.5.23"],
     "trtllm": ["1.1.0", "1.2.0", "1.3.0"],
     "tgi": ["3.1.0", "3.3.7"],
-}
+}  # fmt: skip
 MODELS = ["meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct", "Qwen/Qwen3-235B-A22B",
           "deepseek-ai/DeepSeek-V3", "openai/gpt-oss-120b", "moonshotai/Kimi-K2-Instruct"]  # fmt: skip
 GPUS = ["H100", "H200", "B200", "L40S", "MI300X", "Gaudi-3"]

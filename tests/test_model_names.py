@@ -7,90 +7,14 @@ from typing import Any
 
 import pytest
 
+from planner.core.catalog import read_yaml
 from planner.core.quantities import GIB, PlannerError
 from planner.facts.deployment import ParallelLayout, deploy_on
 from planner.memory.weights import weight_bytes
 from planner.models.quantization import SCHEMES, agrees
 from planner.models.registry import Model, model, names
 
-# The Hub's totals (November 2026); with the multi-token-prediction layers where the checkpoint has them.
-TOTALS = {
-    "codellama/CodeLlama-7b-Instruct-hf": 6_738_546_688,
-    "codellama/CodeLlama-13b-Instruct-hf": 13_016_028_160,
-    "codellama/CodeLlama-34b-Instruct-hf": 33_743_970_304,
-    "codellama/CodeLlama-70b-Instruct-hf": 68_976_910_336,
-    "NousResearch/Hermes-4-70B": 70_553_706_496,
-    "NousResearch/Hermes-4-405B": 405_853_388_800,
-    "NousResearch/Hermes-4.3-36B": 36_151_104_512,
-    "Qwen/Qwen2.5-VL-32B-Instruct": 33_452_718_336,
-    "Qwen/Qwen2-VL-72B-Instruct": 73_405_560_320,
-    "Qwen/Qwen2.5-72B-Instruct-AWQ": 72_957_861_888,
-    "Qwen/Qwen3-VL-2B-Thinking": 2_127_532_032,
-    "Qwen/Qwen3-VL-8B-Instruct": 8_767_123_696,
-    "Qwen/Qwen3-Coder-Next": 79_674_391_296,
-    "Qwen/Qwen3-Omni-30B-A3B-Thinking": 31_719_205_488,
-    "Qwen/Qwen3.5-0.8B": 873_438_784,
-    "Qwen/Qwen3.5-2B": 2_274_069_824,
-    "Qwen/Qwen3.5-4B": 4_659_865_088,
-    "mistralai/Devstral-Small-2-24B-Instruct-2512": 24_011_361_280,
-    "mistralai/Mistral-Medium-3.5-128B": 127_704_210_176,
-    "mistralai/Mistral-Small-4-119B-2603": 119_401_317_952,
-    "mistralai/Mixtral-8x22B-Instruct-v0.1": 140_630_071_296,
-    "google/gemma-3-270m-it": 268_098_176,
-    "microsoft/Phi-4-multimodal-instruct": 5_574_460_384,
-    "moonshotai/Kimi-VL-A3B-Thinking-2506": 16_407_657_776,
-    "zai-org/GLM-4-32B-0414": 32_566_081_536,
-    "zai-org/GLM-4.1V-9B-Thinking": 10_292_777_472,
-    "zai-org/GLM-4.5V": 107_710_933_120,
-    "nvidia/NVIDIA-Nemotron-Nano-12B-v2": 12_310_001_152,
-    "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16": 560_524_578_816,
-    "CohereLabs/c4ai-command-r-v01": 34_980_831_232,
-    "CohereLabs/c4ai-command-r-08-2024": 32_296_476_672,
-    "CohereLabs/c4ai-command-r-plus-08-2024": 103_810_674_688,
-    "CohereLabs/c4ai-command-r7b-12-2024": 8_028_033_024,
-    "ibm-granite/granite-4.0-h-tiny": 6_939_037_248,
-    "ibm-granite/granite-4.0-h-micro": 3_191_396_096,
-    "ibm-granite/granite-4.0-h-1b": 1_461_538_368,
-    "ibm-granite/granite-4.0-micro": 3_402_836_480,
-    "ibm-granite/granite-4.1-8b": 8_791_592_960,
-    "ibm-granite/granite-4.1-30b": 28_865_728_512,
-    "allenai/Olmo-3.1-32B-Think": 32_233_522_176,
-    "baidu/ERNIE-4.5-0.3B-PT": 360_748_032,
-    "baidu/ERNIE-4.5-300B-A47B-PT": 299_484_163_264,
-    "inclusionAI/Ring-mini-2.0": 16_255_643_392,
-    "inclusionAI/Ling-flash-2.0": 102_889_705_216,
-    "inclusionAI/Ling-1T": 999_705_328_640,
-    "tencent/Hunyuan-A13B-Instruct": 80_393_183_232,
-    "databricks/dbrx-instruct": 131_596_523_520,
-}
-
-# max_position_embeddings of the checkpoint's own config.json, where it differs from the base's.
-CONTEXTS = {
-    "Qwen/Qwen2.5-7B-Instruct": 32_768,
-    "Qwen/Qwen2.5-72B-Instruct": 32_768,
-    "Qwen/Qwen2.5-7B-Instruct-1M": 1_010_000,
-    "Qwen/Qwen2.5-Math-1.5B": 4_096,
-    "Qwen/Qwen2.5-32B": 131_072,
-    "Qwen/QwQ-32B": 40_960,
-    "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B": 131_072,
-    "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B": 131_072,
-    "microsoft/Phi-4-reasoning": 32_768,
-    "allenai/Olmo-3-7B-Instruct": 65_536,
-    "allenai/Olmo-3-32B-Think": 65_536,
-    "mistralai/Devstral-Small-2505": 131_072,
-    "zai-org/GLM-4.6V": 131_072,
-    "inclusionAI/Ring-1T": 65_536,
-}
-
-# GiB of tensors in the published checkpoint.
-CHECKPOINTS = {
-    "nvidia/Gemma-4-31B-IT-NVFP4": 30.4,
-    "nvidia/Gemma-4-26B-A4B-NVFP4": 17.5,
-    "nvidia/Qwen3.6-27B-NVFP4": 19.6,
-    "nvidia/Kimi-K2.5-NVFP4": 550.2,
-    "mistralai/Ministral-3-8B-Instruct-2512": 9.7,
-    "mistralai/Ministral-3-8B-Reasoning-2512": 16.6,
-}
+PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")
 
 
 def stored_gib(served: Model) -> float:
@@ -135,21 +59,21 @@ def test_the_size_in_a_name_is_the_models() -> None:
             assert model(name).architecture.params_total == pytest.approx(told, rel=0.25, abs=1e9), name
 
 
-@pytest.mark.parametrize("name", TOTALS)
-def test_parameters_are_the_published_total(name: str) -> None:
+@pytest.mark.parametrize(("name", "total"), PUBLISHED["totals"].items())
+def test_parameters_are_the_published_total(name: str, total: int) -> None:
     a = model(name).architecture
     counted = a.params_stored + sum(layer.params for layer in a.mtp)
-    assert min(abs(a.params_total - TOTALS[name]), abs(counted - TOTALS[name])) <= 1e-6 * TOTALS[name]
+    assert min(abs(a.params_total - total), abs(counted - total)) <= 1e-6 * total
 
 
-@pytest.mark.parametrize("name", CONTEXTS)
-def test_a_derived_model_has_its_own_context_length(name: str) -> None:
-    assert model(name).architecture.max_position == CONTEXTS[name]
+@pytest.mark.parametrize(("name", "context"), PUBLISHED["contexts"].items())
+def test_a_derived_model_has_its_own_context_length(name: str, context: int) -> None:
+    assert model(name).architecture.max_position == context
 
 
-@pytest.mark.parametrize("name", CHECKPOINTS)
-def test_a_checkpoint_weighs_what_is_published(name: str) -> None:
-    assert stored_gib(model(name)) == pytest.approx(CHECKPOINTS[name], rel=0.01)
+@pytest.mark.parametrize(("name", "gib"), PUBLISHED["checkpoints"].items())
+def test_a_checkpoint_weighs_what_is_published(name: str, gib: float) -> None:
+    assert stored_gib(model(name)) == pytest.approx(gib, rel=0.01)
 
 
 def test_an_alias_is_not_the_entry_that_it_shares_shapes_with() -> None:

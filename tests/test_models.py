@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from planner.core.catalog import check
+from planner.core.catalog import check, read_yaml
 from planner.core.quantities import PlannerError
 from planner.memory.kv_layers import count_caches, kept
 from planner.models import from_config
@@ -18,85 +18,22 @@ from planner.models.architecture import Attention, LatentAttention, Recurrent
 from planner.models.from_config import Family
 from planner.models.registry import _catalog, model, models
 
-# Parameters: the Hub's safetensors totals, tied embeddings and duplicates counted once (November 2026).
-PARAMETERS = {
-    "meta-llama/Llama-3.1-8B": 8_030_261_248,
-    "meta-llama/Llama-3.1-405B": 405_853_388_800,
-    "meta-llama/Llama-3.2-1B": 1_235_814_400,
-    "meta-llama/Llama-4-Scout-17B-16E-Instruct": 108_641_793_536,
-    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 401_583_781_376,
-    "Qwen/Qwen1.5-MoE-A2.7B": 14_315_784_192,
-    "Qwen/Qwen2.5-VL-72B-Instruct": 73_410_777_344,
-    "Qwen/Qwen3-235B-A22B": 235_093_634_560,
-    "Qwen/Qwen3-VL-32B-Instruct": 33_357_390_064,
-    "Qwen/Qwen3.5-27B": 27_356_728_560,
-    "mistralai/Mixtral-8x7B-v0.1": 46_702_792_704,
-    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": 24_011_361_280,
-    "google/gemma-2-27b-it": 27_227_128_320,
-    "google/gemma-3-27b-it": 27_432_406_640,
-    "google/gemma-4-26B-A4B": 25_805_933_872,
-    "microsoft/phi-2": 2_779_683_840,
-    "microsoft/Phi-3.5-MoE-instruct": 41_873_153_344,
-    "deepseek-ai/DeepSeek-V2-Lite": 15_706_484_224,
-    "moonshotai/Kimi-Linear-48B-A3B-Instruct": 49_122_675_072,
-    "zai-org/GLM-4.5-Air": 106_852_245_504,
-    "zai-org/GLM-5.2": 743_377_000_704,
-    "MiniMaxAI/MiniMax-M1-80k": 456_089_655_296,
-    "openai/gpt-oss-120b": 116_829_156_672,
-    "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B": 120_668_687_360,
-    "nvidia/Llama-3_3-Nemotron-Super-49B-v1": 49_867_145_216,
-    "ibm-granite/granite-vision-3.3-2b": 2_975_396_928,
-    "tiiuae/falcon-7b": 6_921_720_704,
-    "tiiuae/falcon-mamba-7b": 7_272_665_088,
-    "ai21labs/AI21-Jamba-Mini-1.7": 51_570_323_328,
-    "LiquidAI/LFM2-1.2B": 1_170_340_608,
-    "bigcode/starcoder2-15b": 15_957_889_024,
-}
-
-# Bytes on one GPU, in bf16 (V4: latents of 584): per token of full context, in full windows per sequence, of state per
-# sequence. KV: vLLM 0.33.0's own cache specs for these configurations; states: the shapes of its Mamba and GDN layers.
-CACHES = {
-    "meta-llama/Llama-3.1-8B": (131_072, 0, 0),
-    "deepseek-ai/DeepSeek-V3": (70_272, 0, 0),
-    "deepseek-ai/DeepSeek-V3.2": (78_324, 0, 0),
-    "deepseek-ai/DeepSeek-V4-Flash": (3_850.25, 43 * 128 * 584, 12_206_080),
-    "zai-org/GLM-5.2": (92_628, 0, 0),
-    "openai/gpt-oss-120b": (36_864, 4_718_592, 0),
-    "XiaomiMiMo/MiMo-V2-Flash": (23_040, 25_559_040, 0),
-    "google/gemma-3-27b-it": (81_920, 436_207_616, 0),
-    "google/gemma-4-31B": (81_920, 838_860_800, 0),
-    "tiiuae/falcon-7b": (8_192, 0, 0),
-    "mistralai/Mistral-7B-v0.1": (0, 536_870_912, 0),
-    "Qwen/Qwen3.5-27B": (65_536, 0, 153_944_064),
-    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B": (6_144, 0, 49_082_368),
-    "moonshotai/Kimi-Linear-48B-A3B-Instruct": (8_064, 0, 43_417_600),
-    "MiniMaxAI/MiniMax-M1-80k": (40_960, 0, 146_800_640),
-}
-
-# Active parameters as their makers say them, in billions, embeddings counted.
-ACTIVE = {
-    "deepseek-ai/DeepSeek-V3": 37.6,
-    "Qwen/Qwen3-30B-A3B": 3.3,
-    "mistralai/Mixtral-8x7B-v0.1": 12.9,
-    "openai/gpt-oss-20b": 4.2,
-    "moonshotai/Kimi-K2-Instruct": 32.9,
-    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": 17.2,
-}
+PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")
 
 
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_are_the_published_ones(name: str) -> None:
-    assert model(name).architecture.params_total == PARAMETERS[name]
+@pytest.mark.parametrize(("name", "total"), PUBLISHED["parameters"].items())
+def test_parameters_are_the_published_ones(name: str, total: int) -> None:
+    assert model(name).architecture.params_total == total
 
 
-@pytest.mark.parametrize("name", CACHES)
-def test_caches_are_the_engines(name: str) -> None:
-    assert kept(count_caches(model(name).architecture.layers, 1, "auto")) == CACHES[name]
+@pytest.mark.parametrize(("name", "held"), PUBLISHED["caches"].items())
+def test_caches_are_the_engines(name: str, held: list[float]) -> None:
+    assert list(kept(count_caches(model(name).architecture.layers, 1, "auto"))) == held
 
 
-@pytest.mark.parametrize("name", ACTIVE)
-def test_active_parameters(name: str) -> None:
-    assert model(name).architecture.params_active / 1e9 == pytest.approx(ACTIVE[name], abs=0.06)
+@pytest.mark.parametrize(("name", "billions"), PUBLISHED["active"].items())
+def test_active_parameters(name: str, billions: float) -> None:
+    assert model(name).architecture.params_active / 1e9 == pytest.approx(billions, abs=0.06)
 
 
 def test_deepseek_v3_with_routing_biases_and_its_mtp_layer() -> None:

@@ -1,59 +1,32 @@
 """Weights per rank against what vLLM's own model classes create, and against public start-up logs."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from planner.core.catalog import read_yaml
 from planner.core.quantities import GIB
 from planner.facts.deployment import ParallelLayout, Speculation, deploy_on
 from planner.memory.weights import lora_bytes, rank_bytes, rank_shape, stage_ends
 from planner.models.quantization import SCHEMES
 from planner.models.registry import model
 
-# Bytes of parameters and buffers on rank 0 that vLLM 0.33.0 creates on meta tensors: (model, tp, dp, ep) -> bytes.
-RANKS = {
-    ("meta-llama/Llama-3.1-8B", 1, 1, 1): 16_094_077_440,
-    ("meta-llama/Llama-3.1-8B", 8, 1, 1): 2_041_586_176,
-    ("Qwen/Qwen3-235B-A22B", 1, 8, 8): 72_779_111_904,
-    ("Qwen/Qwen3-32B-FP8", 8, 1, 1): 4_302_452_224,
-    ("deepseek-ai/DeepSeek-V3", 8, 1, 1): 85_161_103_344,
-    ("google/gemma-3-27b-it", 8, 1, 1): 6_948_230_270,
-    ("google/gemma-4-31B", 8, 1, 1): 9_313_383_210,
-    ("openai/gpt-oss-120b", 1, 1, 1): 70_790_147_264,
-    ("openai/gpt-oss-120b", 8, 1, 1): 9_287_950_592,
-    ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B", 8, 1, 1): 30_914_888_832,
-    ("zai-org/GLM-5.2", 8, 1, 1): 188_732_083_424,
-    ("Qwen/Qwen3.5-27B", 8, 1, 1): 6_924_534_236,
-}
-
-# "Model loading took X GiB" in public vLLM logs: (model, tp, GPU, version) -> GiB.
-LOGS = {
-    ("RedHatAI/Llama-3.3-70B-Instruct-FP8-dynamic", 1, "H100", "0.11.0"): 67.72,
-    ("nvidia/Llama-3.3-70B-Instruct-FP8", 1, "H100", "0.11.0"): 67.70,
-    ("Qwen/Qwen3-0.6B", 1, "H100", "0.11.0"): 1.12,
-    ("Qwen/Qwen3-32B", 1, "H100", "0.11.0"): 61.03,
-    ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", 1, "H100", "0.11.0"): 44.76,
-    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 4, "H100", "0.19.0"): 53.12,
-    ("mistralai/Mixtral-8x7B-Instruct-v0.1", 2, "H100", "0.19.0"): 43.51,
-    ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w8a8", 1, "H100", "0.19.0"): 8.49,
-    ("MiniMaxAI/MiniMax-M2.5", 4, "H200", "0.19.0"): 53.75,
-    ("openai/gpt-oss-20b", 1, "A100-80G", "0.12.0"): 13.7025,
-}
+PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")
 
 
-@pytest.mark.parametrize("key", RANKS, ids=str)
-def test_rank_bytes_are_the_engines(key: tuple[str, int, int, int]) -> None:
-    name, tp, dp, ep = key
+@pytest.mark.parametrize(("name", "tp", "dp", "ep", "size"), PUBLISHED["ranks"])
+def test_rank_bytes_are_the_engines(name: str, tp: int, dp: int, ep: int, size: int) -> None:
     deployment = deploy_on(name, "H100", tp=tp, dp=dp, ep=ep, engine_version="0.33.0")
-    assert rank_bytes(deployment)[0] == pytest.approx(RANKS[key], rel=0.002)
+    assert rank_bytes(deployment)[0] == pytest.approx(size, rel=0.002)
 
 
-@pytest.mark.parametrize("key", LOGS, ids=str)
-def test_rank_bytes_are_the_logged_ones(key: tuple[str, int, str, str]) -> None:
-    name, tp, gpu, version = key
+@pytest.mark.parametrize(("name", "tp", "gpu", "version", "gib"), PUBLISHED["logs"])
+def test_rank_bytes_are_the_logged_ones(name: str, tp: int, gpu: str, version: str, gib: float) -> None:
     planned = rank_bytes(deploy_on(name, gpu, tp=tp, engine_version=version))[0]
-    assert planned / GIB == pytest.approx(LOGS[key], rel=0.003)
+    assert planned / GIB == pytest.approx(gib, rel=0.003)
 
 
 def test_stages_split_as_vllm_does() -> None:
