@@ -43,7 +43,7 @@ def even(monkeypatch: pytest.MonkeyPatch) -> StepModel:
     flat = replace(
         known, parts={"all": np.zeros_like(known.grid)}, rows_s=np.zeros(33), fixed_s=STEP, decode_context_s=0.0,
         decode_windows=(), prefill_pair_s=0.0, prefill_windows=(), state_s=0.0, prefill_step_s=0.0, prompt_s=0.0,
-        request_s=0.0, prompt_token_s=0.0, sigma_tpot=math.log(1.25) / runs.Z80, sigma_ttft=0.0,
+        request_s=0.0, prompt_token_s=0.0, sigma_tpot=math.log(1.25) / runs.Z80, sigma_ttft=0.0, sigma_output_tps=0.0,
     )  # fmt: skip
     monkeypatch.setattr(runs, "step_of", lambda deployment: flat)
     return flat

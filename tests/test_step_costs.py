@@ -1,21 +1,24 @@
 """What a step costs, part by part: graphs, fused experts, the host; and how calibrations are put together."""
 
 import csv
+import math
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from planner.core.quantities import PlannerError
+from planner.core.quantities import Z80, Interval, PlannerError
 from planner.facts.coefficients import Coefficients
-from planner.facts.deployment import deploy_on
+from planner.facts.deployment import Deployment, deploy_on
 from planner.facts.engines import engine
 from planner.facts.gpus import gpu
+from planner.facts.workload import Lengths, Workload
 from planner.latency.calibration import NEW, calibrated, calibration_of, catalog
 from planner.latency.fused_experts import expert_kernel, expert_kernels
 from planner.latency.step_model import _expert_seconds, step_model
 from planner.latency.step_work import FusedExperts, work
-from planner.operations.fits.pooled import LEVELS, RUNS, Pool, measured_runs, pooled_fit
+from planner.operations.fits.pooled import LEVELS, RUNS, MeasuredRun, Pool, measured_runs, pooled_fit
+from planner.planning.prediction import evaluate
 
 ALONE = replace(Coefficients(**catalog("vllm").common.coefficients), expert_gemm=1.0, expert_latency=1.0)
 """Kernels as they are when nothing else runs."""
@@ -212,6 +215,37 @@ def test_no_load_of_a_known_pair_is_less_certain_than_all_that_may_be_new(engine
     common = catalog(engine).common
     for widths in (common.sigma_tpot, common.sigma_ttft):
         assert widths.many <= widths.curve <= max(getattr(widths, what) for what in NEW)
+
+
+def test_throughput_of_what_is_new_is_less_certain_than_tpot() -> None:
+    """Runs at a fixed batch of vLLM 0.11 on B200, whose kernels were young, with the model or the release held back."""
+    known, unknown = (
+        deploy_on(name, "B200", max_model_len=4096) for name in ("openai/gpt-oss-120b", "google/gemma-2-9b")
+    )
+    reach = [[math.log(found.hi / found.mid) for found in rates(deployment)] for deployment in (known, unknown)]
+    assert reach[0] == pytest.approx([calibration_of(known).sigma_tpot * Z80] * 2)
+    assert min(reach[1]) > 1.5 * calibration_of(unknown).sigma_tpot * Z80
+
+
+def rates(deployment: Deployment) -> tuple[Interval, Interval]:
+    """Capacity, and throughput of a closed loop, in closed form."""
+    found = evaluate(deployment, Workload(Lengths.fixed(500), Lengths.fixed(200), concurrency=64)).performance
+    assert found and found.capacity
+    return found.capacity, found.output_tps
+
+
+@pytest.mark.parametrize(
+    ("load", "least", "most", "served"), [({"rate": 20.0}, 1.3, 3.0, 0.0), ({"concurrency": 8}, 0.97, 1.03, -1.0)]
+)
+def test_slower_steps_hold_more_requests_of_an_open_loop_in_flight(load, least, most, served) -> None:
+    """There, TPOT grows by more than the step, and throughput stays; of a closed loop both change as the step does."""
+    deployment = deploy_on("meta-llama/Llama-3.1-8B", "L40S", max_model_len=4096)
+    workload = Workload(Lengths.fixed(300), Lengths.fixed(100), **load)
+    pool = Pool([MeasuredRun(deployment, workload, np.zeros(4), "")])
+    logs = pool.logs(np.zeros(len(pool.parts)))
+    slopes = pool.slopes(logs, pool.predicted(logs))[0, :, pool.names.index("pace")]
+    assert least < slopes[1] <= most
+    assert slopes[2] == pytest.approx(served, abs=0.05)
 
 
 def test_parts_of_a_coefficient_are_pulled_to_nothing() -> None:

@@ -69,6 +69,7 @@ class Effect(Entry):
     kv_cache_dtype: str = "auto"  # what the measured recipes set where a deployment leaves it open
     spread_tpot: PositiveFloat = 1.0  # of a generation's errors, against those of all
     spread_ttft: PositiveFloat = 1.0
+    spread_output_tps: PositiveFloat = 1.0
     points: int = 0  # that were measured of a pair, and
     curves: int = 0  # how many loads, of a layout each, those are at several concurrencies or rates
     versions: tuple[str, ...] = ()
@@ -77,17 +78,23 @@ class Effect(Entry):
 class Widths(Entry):
     """Standard deviations of ln(measured / predicted) on what was held back as a whole."""
 
-    many: PositiveFloat  # a load that was not measured, of a pair of which many were
-    curve: PositiveFloat  # the same of other pairs
+    curve: PositiveFloat  # a load that was not measured, of a pair that was
     pair: PositiveFloat  # a model, in its number format, that was measured on other GPUs only
     model: PositiveFloat  # one of a kind that was not measured
     gpu: PositiveFloat
     version: PositiveFloat  # a release apart from all measured ones
 
 
+class LoadWidths(Widths):
+    """Those that tell loads of pairs apart."""
+
+    many: PositiveFloat  # a load that was not measured, of a pair of which many were; `curve` is of the other pairs
+
+
 class Common(Sourced):
     """What all effects of a calibration catalog start from."""
 
     coefficients: dict[str, PositiveFloat]
-    sigma_tpot: Widths
-    sigma_ttft: Widths
+    sigma_tpot: LoadWidths
+    sigma_ttft: LoadWidths
+    sigma_output_tps: Widths | None = None  # None: not measured, it is as TPOT's

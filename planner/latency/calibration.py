@@ -34,6 +34,7 @@ class Calibrated:
     new: tuple[str, ...]  # of `NEW`
     sigma_tpot: float
     sigma_ttft: float
+    sigma_output_tps: float
     kv_cache_dtype: str
     points: int  # that were measured of this GPU under this engine
     note: str
@@ -124,11 +125,15 @@ def calibrated(gpu: Gpu, engine: Engine, model_type: str, quantization: str, tp:
     basis: Basis = "measured" if measured else "model-transfer" if here else "gpu-transfer" if there else "prior"
     new = tuple(name for name in NEW if not is_known[name])
     many = max((effect.curves for effect in measured), default=0) >= MANY
-    tpot = _width(known.common.sigma_tpot, new, many) * (there.spread_tpot if there else UNSEEN)
-    ttft = _width(known.common.sigma_ttft, new, many) * (there.spread_ttft if there else UNSEEN)
+    loads = known.common.sigma_tpot, known.common.sigma_ttft
+    tpot, ttft = (widths.many if many and not new else _width(widths, new) for widths in loads)
+    tpot *= there.spread_tpot if there else UNSEEN
+    ttft *= there.spread_ttft if there else UNSEEN
+    rate = known.common.sigma_output_tps if new else None
+    tps = max(tpot, _width(rate, new) * (there.spread_output_tps if there else UNSEEN)) if rate else tpot
     dtype = next((e.kv_cache_dtype for e in effects if e.kv_cache_dtype != "auto"), "auto")
     found = Calibrated(
-        Coefficients(**values), basis, new, tpot, ttft, dtype, sum(e.points for e in here), known.common.source
+        Coefficients(**values), basis, new, tpot, ttft, tps, dtype, sum(e.points for e in here), known.common.source
     )
     own = engine.calibration.get(gpu.name)
     return found if own is None else _owned(found, own, model_type)
@@ -141,10 +146,8 @@ UNSEEN = 2.5
 held back: CDNA 3 1.7 times the width of a GPU held back (SGLang), GB10 2.0, A100 2.3 (TensorRT-LLM), Gaudi 3 4.4."""
 
 
-def _width(widths: Widths, new: tuple[str, ...], many: bool) -> float:
+def _width(widths: Widths, new: tuple[str, ...]) -> float:
     """The spread for a load, widened by what else is `new`: what each adds to that of a load alone, in squares."""
-    if many and not new:
-        return widths.many
     extra = {name: max(getattr(widths, name) ** 2 - widths.curve**2, 0.0) for name in new}
     if "model" in extra or "gpu" in extra:  # each of them is a new pair, too
         extra.pop("pair", None)
@@ -161,7 +164,8 @@ def _owned(known: Calibrated, own: Calibration, model_type: str) -> Calibrated:
         tpot, ttft = max(tpot, own.sigma_tpot or 0), max(ttft, own.sigma_ttft or 0)
     basis: Basis = "measured" if model_type in own.models else "model-transfer"
     new = () if basis == "measured" else known.new
-    return Calibrated(coefficients, basis, new, tpot, ttft, own.kv_cache_dtype, own.points, own.source)
+    tps = tpot if basis == "measured" else max(tpot, known.sigma_output_tps)
+    return Calibrated(coefficients, basis, new, tpot, ttft, tps, own.kv_cache_dtype, own.points, own.source)
 
 
 def calibration_of(deployment: Deployment, *, layouts: bool = True) -> Calibrated:

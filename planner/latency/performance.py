@@ -109,6 +109,7 @@ class Performances:
     sigmas: np.ndarray  # [cases, 4 latencies, points] standard deviations of the logarithms
     request_tps: np.ndarray  # [cases] as all others
     capacity: np.ndarray
+    capacity_sigma: np.ndarray
     request_sigma: np.ndarray
     output_tokens: np.ndarray  # of a request, mean
     prompt_tokens: np.ndarray
@@ -139,7 +140,6 @@ class Performances:
             for name, sigma in zip(("ttft", "tpot", "itl", "e2e"), self.sigmas[k].tolist(), strict=True)
         }
         served = Interval.factor(float(self.request_tps[k]), float(self.request_sigma[k]))
-        decoding = float(self.sigmas[k, 1, 0])
         outputs = float(self.output_tokens[k])
         return Performance(
             **times,
@@ -155,5 +155,5 @@ class Performances:
             limit=str(self.limit[k]),
             basis=str(self.basis[k]),
             warnings=(FP8_KV,) if self.fp8_kv[k] else (),
-            capacity=Interval.factor(float(self.capacity[k]), decoding),
+            capacity=Interval.factor(float(self.capacity[k]), float(self.capacity_sigma[k])),
         )

@@ -72,6 +72,7 @@ class StepModel:
     basis: Basis
     sigma_tpot: float
     sigma_ttft: float
+    sigma_output_tps: float  # at least: with drafts it is no less than TPOT's
     sequences_s: np.ndarray = field(default_factory=lambda: np.zeros(1))  # [max_num_seqs + 1] drafting for so many
     drafts: int = 0  # tokens that each decoding sequence verifies beside its own
     tokens_per_step: float = 1.0  # that a decoding sequence yields
@@ -290,6 +291,7 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
         basis=known.basis,
         sigma_tpot=known.sigma_tpot,
         sigma_ttft=known.sigma_ttft,
+        sigma_output_tps=known.sigma_output_tps,
     )
     return step if c.pace == 1 else step.scaled(c.pace)
 

@@ -336,7 +336,13 @@ def capacity(deployment: Deployment, workload: Workload) -> Interval:
         prefix_hit_rate=_hit_rate(deployment, workload),
     )  # fmt: skip
     served = deployment.layout.replicas * _served_at_most(deployment.with_replicas(1), lengths)
-    return Interval.factor(served, step_of(deployment).sigma_tpot)
+    return Interval.factor(served, _rate_sigma(deployment))
+
+
+def _rate_sigma(deployment: Deployment) -> float:
+    """Standard deviation of the logarithm of what it serves while every slot is taken."""
+    step = step_of(deployment)
+    return max(step.sigma_tpot, step.sigma_output_tps)
 
 
 @lru_cache(maxsize=256)
@@ -421,4 +427,4 @@ def _rate(found: Run, most: Interval) -> Interval:
     duration = mid.duration / len(found.seeds) + more / most.mid
     arriving = workload.requests / workload.rate if workload.rate else 0.0
     paced = min(arriving / duration, 1.0)  # of the run, for which its speed is the client's
-    return Interval.factor((served_once + more) / duration, found.sigmas[1] * (1 - paced))
+    return Interval.factor((served_once + more) / duration, _rate_sigma(deployment) * (1 - paced))

@@ -76,6 +76,7 @@ def spread(s: State, workloads: Sequence[Workload], steps: Sequence[StepModel]) 
     gap = extra / carrying * np.maximum(np.log(carrying / (1 - np.array(LATE))), 0.0) ** shape
     whole = s.ttft + later * s.tpot
     first, decoding = step.sigma_ttft, step.sigma_tpot
+    serving = np.maximum(decoding, step.sigma_output_tps)
     mixed = np.sqrt((first * s.ttft) ** 2 + (decoding * (whole - s.ttft)) ** 2) / whole
     strays = s.ttft_varies + s.tpot**2 * variance(t.outputs) + later**2 * (varies / outputs + s.level**2)
     each = np.maximum(t.tokens - 1, 1e-9) / np.maximum(later, 1e-9)  # tokens of a gap
@@ -94,7 +95,8 @@ def spread(s: State, workloads: Sequence[Workload], steps: Sequence[StepModel]) 
         sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * WIDER,
         request_tps=np.ravel(s.rate * s.engines),
         capacity=np.ravel(s.peak * s.engines),
-        request_sigma=np.ravel(np.where(keeps_up, 0.0, decoding)),  # what comes in goes out
+        capacity_sigma=np.ravel(serving),
+        request_sigma=np.ravel(np.where(keeps_up, 0.0, serving)),  # what comes in goes out
         output_tokens=np.ravel(t.tokens),
         prompt_tokens=np.array([workload.prompt.mean for workload in workloads]),
         decode_batch=np.ravel(s.decode / s.groups),

@@ -87,6 +87,9 @@ RELEASES = {
 """Where an engine's releases are parted: changes of its runner, its scheduler or its kernels."""
 FEW = 5.0
 """Curves that say as much of a generation's spread as all other generations do."""
+RATE = 2
+WIDE = {1: "tpot", 0: "ttft", RATE: "output_tps"}
+"""Of `METRICS` those whose intervals have a width of their own."""
 TOLD, PACE_TOLD = 0.02, 0.002
 """Factors nearer to 1 than this are not worth an entry; of the pace, which is the whole step's, than that."""
 
@@ -214,13 +217,10 @@ class Pool:
     def slopes(self, logs: np.ndarray, base: np.ndarray) -> np.ndarray:
         """[runs, metrics, coefficients] derivatives of `predicted`."""
         found = np.zeros((*base.shape, len(self.names)))
-        for k, name in enumerate(self.names):
-            if name == "pace":
-                found[:, :, k] = (1, 1, -1, 1)
-            else:
-                moved = logs.copy()
-                moved[:, k] += 0.05
-                found[:, :, k] = (self.predicted(moved) - base) / 0.05
+        for k in range(len(self.names)):
+            moved = logs.copy()
+            moved[:, k] += 0.05
+            found[:, :, k] = (self.predicted(moved) - base) / 0.05
         return np.asarray(np.nan_to_num(np.clip(found, -3, 3)))
 
     def weights(self, errors: np.ndarray) -> np.ndarray:
@@ -343,8 +343,10 @@ class Pooled:
         generations = np.array([run.deployment.gpu.generation for run in self.pool.runs])
         curves = np.array([run.curve for run in self.pool.runs])
         found = {}
-        for engine, column in product(RELEASES, (0, 1)):
+        for engine, column in product(RELEASES, WIDE):
             errors, mine = self._left(column, "pair"), self._of(engine)
+            if not np.isfinite(errors[mine]).any():
+                continue
             usual = np.nanquantile(errors[mine], 0.8)
             for generation in np.unique(generations[mine]).tolist():
                 here = mine & (generations == generation) & np.isfinite(errors)
@@ -356,11 +358,11 @@ class Pooled:
     def width(self, engine: str, what: str, column: int) -> float:
         """Standard deviation of the errors held back, from their 80th percentile: a few bad runs don't count.
 
-        Of loads ("curve") those of pairs with few of them, and those of pairs with `MANY` ("many"), are told apart;
-        none of them is less certain than all that may be new.
+        Of loads ("curve") those of pairs with few of them, and those of pairs with `MANY` ("many"), are told apart, but
+        for throughput, of which too few were measured; none of them is less certain than all that may be new.
         """
         mine, errors = self._of(engine), self._left(column, "curve" if what == "many" else what)
-        if what in ("many", "curve"):
+        if column != RATE and what in ("many", "curve"):
             mine &= np.array([self.curves[run.groups["pair"]] >= MANY for run in self.pool.runs]) == (what == "many")
         kinds = (run.deployment.gpu.generation for run in self.pool.runs)
         scale = np.array([self.spreads.get((engine, column, generation), 1.0) for generation in kinds])
@@ -368,9 +370,9 @@ class Pooled:
         return min(found, max(self.width(engine, new, column) for new in NEW)) if what == "curve" else found
 
     def _left(self, column: int, what: str) -> np.ndarray:
-        """[runs] sizes of errors held back: of TTFT (0), or of TPOT (1), where not measured of throughput or ITL."""
+        """[runs] sizes of errors held back: of one of `WIDE`; where TPOT was not measured, of throughput or ITL."""
         errors = np.abs(self.held_back[what])
-        places = (0,) if column == 0 else (1, 2, 3)
+        places = (1, 2, 3) if column == 1 else (column,)
         return np.array([next((row[k] for k in places if np.isfinite(row[k])), np.nan) for row in errors])
 
     @cached_property
@@ -398,9 +400,11 @@ class Pooled:
             },
             **{
                 f"sigma_{metric}": {
-                    what: round(self.width(engine, what, column), 3) for what in ("many", "curve", *NEW)
+                    what: round(self.width(engine, what, column), 3)
+                    for what in (("curve", *NEW) if column == RATE else ("many", "curve", *NEW))
                 }
-                for column, metric in ((1, "tpot"), (0, "ttft"))
+                for column, metric in WIDE.items()
+                if any(np.isfinite(run.measured[column]) for run in runs)
             },
             "source": f"{len(runs)} public runs, see validation/measured_runs.csv; make fit",
             "date": date,
@@ -428,7 +432,7 @@ class Pooled:
             for name, factor in GENERATIONS.get(generation, {}).items():
                 own[name] = own.get(name, 0.0) + float(np.log(factor))
             add(generation, own, {"generation": generation}, always=generation in generations)
-            for column, metric in ((1, "tpot"), (0, "ttft")):
+            for column, metric in WIDE.items():
                 if spread := self.spreads.get((engine, column, generation)):
                     found[generation][f"spread_{metric}"] = round(spread, 2)
             for bound in bounds:
