@@ -15,13 +15,15 @@ from planner.facts.traces import BLOCK, Trace
 from planner.facts.workload import Lengths, Workload
 from planner.latency.host_tier import host_tier
 from planner.latency.speculation import step_of
+from planner.latency.step_work import read_together
 from planner.memory.budget import memory_of
 from planner.operations.launch import launch
 from planner.planning.benchmark_run import capacity, taken_on
 from planner.planning.prediction import predict
-from planner.simulator.kernel_types import PREFIX_AFFINITY, ROUND_ROBIN, Router, Traffic
+from planner.simulator.kernel_types import PREFIX_AFFINITY, ROUND_ROBIN, Router, Rules, StepTable, Traffic
 from planner.simulator.prefix_reuse import hit_rate
 from planner.simulator.replay import engine_rules, replay, replay_workload, step_table
+from planner.simulator.step_kernels import L2_TIMES
 
 
 def conversations(requests: int = 2_400, rate: float = 2.0) -> Trace:
@@ -141,6 +143,7 @@ def test_a_measured_tier_of_host_memory() -> None:
         table, rules = step_table(step), engine_rules(one, pool)
         table = table._replace(
             host_block_s=block_s * size / 16,
+            together=read_together(one),
             tokens_s=table.tokens_s + token_s * np.arange(len(table.tokens_s)) * (gib > 0),
         )
         rules = rules._replace(
@@ -182,8 +185,11 @@ def rows_of(name: str) -> list[dict[str, float]]:
 
 
 def test_a_measured_fleet_under_two_routers() -> None:
-    """llm-d's ladder: round robin within 25 % at every rate; affinity within 40 % at every rate and 20 % in the median,
-    in direction and order."""
+    """llm-d's ladder: throughput within 25 % at every rate but 20, in direction and order.
+
+    At 20 requests/s both columns dip, 4,555 and 6,656 tokens/s, below what the same machines did at 15; two other runs
+    of the ladder have 6,205 and 11,688, 6,018 and 11,077 there, and the replay is near those as it is at other rates.
+    """
     deployment = deploy_on("Qwen/Qwen3-32B", "H100", tp=2, replicas=8, engine_version="0.20.2")
     rows, rng, step = rows_of("routing.csv"), np.random.default_rng(0), step_of(deployment)
     stages = [(15.0, 50.0), *((row["rate"], row["seconds"]) for row in rows)]
@@ -199,17 +205,41 @@ def test_a_measured_fleet_under_two_routers() -> None:
         request_s=step.request_s, prompt_token_s=step.prompt_token_s,
     )  # fmt: skip
 
-    def served(policy: int) -> tuple[list[float], list[float]]:
-        outcome = replay(rules, step_table(step), sent, router=Router(8, policy)).outcome
+    def served(policy: int) -> tuple[np.ndarray, np.ndarray]:
+        table = step_table(step)._replace(together=read_together(deployment))
+        outcome = replay(rules, table, sent, router=Router(8, policy)).outcome
         own = [stage == k for k in range(1, len(stages))]
         seconds = [outcome.last_token[j].max() - outcome.sent[j].min() for j in own]
         ttft = outcome.first_token - outcome.sent
-        return [j.sum() * 1000 / s for j, s in zip(own, seconds, strict=True)], [float(np.median(ttft[j])) for j in own]
+        tps = [j.sum() * 1000 / s for j, s in zip(own, seconds, strict=True)]
+        return np.array(tps), np.array([np.median(ttft[j]) for j in own])
 
     (in_turn, late), (affine, soon) = served(ROUND_ROBIN), served(PREFIX_AFFINITY)
-    for row, first, second in zip(rows, in_turn, affine, strict=True):
-        assert first == pytest.approx(row["round_robin_tok_s"], rel=0.25)
-        assert 0.65 < second / row["affinity_tok_s"] < 1.4
-    assert np.median([abs(one / row["affinity_tok_s"] - 1) for row, one in zip(rows, affine, strict=True)]) < 0.2
-    assert min(a / b for a, b in zip(affine[3:], in_turn[3:], strict=True)) > 1.5
-    assert max(soon) < 1 and min(late[3:]) > 30
+    measured = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    sound = measured["rate"] != 20
+    assert in_turn[sound] == pytest.approx(measured["round_robin_tok_s"][sound], rel=0.25)
+    assert affine[sound] == pytest.approx(measured["affinity_tok_s"][sound], rel=0.25)
+    for run, most in (("", 0.12), ("earlier_", 0.25), ("sglang_", 0.15)):
+        for found, policy in ((in_turn, "round_robin"), (affine, "affinity")):
+            assert np.median(np.abs(found / measured[f"{run}{policy}_tok_s"] - 1)) < most
+    assert (affine[3:] > 1.5 * in_turn[3:]).all()
+    assert soon.max() < 1 and late[3:].min() > 30
+
+
+def test_sequences_that_share_a_prefix_decode_faster_up_to_what_l2_gives() -> None:
+    """Eight that share 512 of 544 tokens: read at once, as fast as L2 allows; in eight rounds, each for itself."""
+    table = StepTable(np.zeros(1), np.zeros(1), decode_context_s=1e-6)
+    rules = Rules(8, 8192, 400, 2048, True, True, 0, False, False, False, np.array([[0, 16]]))
+    content, start = asked(np.arange(9), 9, 512, 32, 100, 16)
+    sent = Traffic(np.r_[0.0, np.full(8, 1.0)], np.full(9, 544), np.full(9, 100), content, start)
+
+    def seconds(together: float, log: bool = False) -> float:
+        outcome = replay(rules, table._replace(together=together), sent, log=log).outcome
+        assert (outcome.cached[1:] == 512).all()
+        return float(outcome.last_token.max() - 1)
+
+    alone = seconds(0)
+    assert seconds(1) == pytest.approx(alone), "a round for each"
+    assert seconds(8) == pytest.approx(alone / L2_TIMES)
+    assert alone / L2_TIMES < seconds(3) < 0.95 * alone
+    assert seconds(3, log=True) == pytest.approx(seconds(3)), "many steps at once are the same steps"

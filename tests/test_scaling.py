@@ -72,6 +72,23 @@ def test_the_level_holds_in_every_hour_with_fewer_gpu_hours() -> None:
     assert found.saved == pytest.approx(1 - found.gpu_hours / found.fixed_gpu_hours) and found.saved > 0.2
 
 
+def spiky(seed: int) -> list[float]:
+    """Hours that have nothing to do with each other: the hardest day for replicas by the hour."""
+    return list(np.random.default_rng(seed).gamma(1.0, size=24) + 0.05)
+
+
+@pytest.mark.parametrize("hours", ["campus-rag", [1.0] * 23 + [8.0], spiky(0), spiky(1)], ids="abcd")
+def test_other_days_hold_their_level_too(hours: str | list[float]) -> None:
+    plan, _ = planned()
+    assert plan.chosen is not None
+    found = scaling_of(replace(plan.scenario, day=day_of(hours, Path())), plan.chosen)
+    assert found is not None and found.misses == ()
+    load = taken_on(found.deployment, plan.scenario.workload)
+    again = replay_day(found.deployment, load, found.rates, found.replicas)
+    assert (largest_shares(again, found.rates, plan.scenario.service_level) <= 1).all()
+    assert 0 <= found.saved < 1 and found.gpu_hours <= found.fixed_gpu_hours
+
+
 def test_fewer_replicas_and_late_ones_break_the_level() -> None:
     """What the replay is for: it does not hold by itself."""
     plan, found = planned()

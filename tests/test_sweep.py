@@ -133,16 +133,18 @@ def test_workers_of_another_build_do_not_answer(tmp_path: Path) -> None:
         sweeps.answers(sweep, "of yesterday", [("a", sweep.points[0])])
 
 
-def test_a_killed_sweep_resumes_and_a_repeated_one_answers_from_the_store(tmp_path: Path, capsys) -> None:
-    path = written(tmp_path, grid={"workload.rate": {"low": 0.1, "high": 2, "points": 150}})
-    store, total = tmp_path / "answers.sqlite", 150
-    running = subprocess.Popen(command(path, "out.csv", "--workers", "1"), start_new_session=True)
-    while kept(store) == 0 and running.poll() is None:
-        time.sleep(0.05)
-    os.killpg(running.pid, signal.SIGKILL)
-    running.wait()
-    before = kept(store)
-    assert 0 < before < total
+def test_a_sweep_killed_three_times_resumes_and_a_repeated_one_answers_from_the_store(tmp_path: Path, capsys) -> None:
+    path = written(tmp_path, grid={"workload.rate": {"low": 0.1, "high": 2, "points": 300}})
+    store, total = tmp_path / "answers.sqlite", 300
+    before = 0
+    for _ in range(3):
+        running = subprocess.Popen(command(path, "out.csv", "--workers", "1"), start_new_session=True)
+        while kept(store) == before and running.poll() is None:
+            time.sleep(0.05)
+        os.killpg(running.pid, signal.SIGKILL)
+        running.wait()
+        earlier, before = before, kept(store)
+        assert earlier < before < total
     assert not (tmp_path / "out.csv").exists()
     again = subprocess.run(command(path, "out.csv", "--workers", "1"), capture_output=True, text=True, check=True)
     assert f"{total} of {total} points, {before} from the store" in again.stderr

@@ -19,6 +19,7 @@ class _Chip(Entry):
     architecture: str
     compute_capability: float | None = None
     power_w: PositiveFloat
+    multiprocessors: PositiveInt | None = None
 
 
 class _Memory(Entry):
@@ -78,6 +79,7 @@ class Gpu:
     internode_bandwidth: float  # bytes/s per direction per GPU
     gpus_per_node: int
     power: float  # W
+    multiprocessors: int | None  # None: not known
     supported: Mapping[str, tuple[str, str | None]] = field(hash=False)  # engine -> first version, last or None
     sold_in: tuple[int, ...]  # GPUs of the machines that are let; none: any number
 

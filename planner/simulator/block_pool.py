@@ -22,6 +22,10 @@ inlined: Any = njit(error_model="numpy", _nrt=False, forceinline=True, **_ONLY) 
 """For those that are called at one place, or in every step."""
 
 
+SHARERS = 64
+"""Sequences that have one block: more count as so many."""
+
+
 class Pool(NamedTuple):
     """Free blocks as a ring through the last index, next to be taken first; cached blocks of equal content as rings."""
 
@@ -37,6 +41,7 @@ class Pool(NamedTuple):
         np.ndarray
     )  # [2, contents + 1] contents in host memory as a ring through the last index, oldest first, else -1
     kept: np.ndarray  # [2] how many these are, and may be
+    shared: np.ndarray  # [SHARERS] blocks that so many sequences have, from 2 on; the last counts those with more too
 
 
 class Tables(NamedTuple):
@@ -60,7 +65,7 @@ def new_pool(num_blocks: int, contents: int, host_blocks: int) -> Any:
     pool = Pool(
         np.full(1, num_blocks - 1), np.arange(1, ring + 2), np.arange(-1, ring), np.zeros(ring + 1, np.int32),
         np.full(ring + 1, -1), np.empty(ring + 1, np.int32), np.empty(ring + 1, np.int32),
-        np.full(contents, -1, np.int32), host, kept,
+        np.full(contents, -1, np.int32), host, kept, np.zeros(SHARERS, np.int64),
     )  # fmt: skip
     if ring:
         pool.next[ring], pool.prev[1] = 1, ring
@@ -100,6 +105,13 @@ def take(pool: Any) -> int:
     return block
 
 
+@inlined
+def _count(pool: Any, before: int, after: int) -> None:
+    """A block that `before` sequences had is now had by `after`."""
+    pool.shared[min(before, SHARERS - 1)] -= 1
+    pool.shared[min(after, SHARERS - 1)] += 1
+
+
 @compiled
 def _release(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
     """Give back blocks table[first:end], the last one first; 0.33 puts blocks without content to the front."""
@@ -108,6 +120,7 @@ def _release(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
     for j in range(end - 1, first - 1, -1):
         block = table[j]
         pool.refs[block] -= 1
+        _count(pool, pool.refs[block] + 1, pool.refs[block])
         if pool.refs[block] == 0:
             left = pool.prev[ring]
             if recent and pool.key[block] < 0:
@@ -268,6 +281,7 @@ def adopt(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) ->
                     pool.prev[pool.next[block]] = pool.prev[block]
                     pool.free[0] -= 1
                 pool.refs[block] += 1
+                _count(pool, pool.refs[block] - 1, pool.refs[block])
 
 
 @inlined

@@ -73,6 +73,7 @@ class StepTable(NamedTuple):
     adapter_load_s: float = 0.0  # for each that has to come from host memory, and in addition from disk
     adapter_cold_s: float = 0.0
     host_block_s: float = 0.0  # to load a block from host memory
+    together: float = 0.0  # decoding sequences whose KV is read at the same time, equal blocks once; 0: each its own
 
 
 class Traffic(NamedTuple):

@@ -19,6 +19,7 @@ from planner.facts.workload import Workload, popularity
 from planner.latency.adapters import adapter_costs
 from planner.latency.host_tier import host_tier
 from planner.latency.step_model import StepModel
+from planner.latency.step_work import read_together
 from planner.memory.kv_cache import KvPool
 from planner.simulator.kernel_types import Router, Rules, StepTable, Traffic, as_compiled
 from planner.simulator.replay_result import ReplayResult
@@ -193,17 +194,17 @@ def replay_workload(
         arrival, prompt, output, concurrency=share.concurrency or 0, request_s=model.request_s,
         prompt_token_s=model.prompt_token_s,
     )  # fmt: skip
-    told_apart = rules.enable_prefix_caching and bool(share.prefix_hit_rate)
+    table, told_apart = step_table(model), rules.enable_prefix_caching and bool(share.prefix_hit_rate)
     if told_apart or rules.groups[0, 1] == 1:  # a block a token: as many as there are tokens in the pool
         rules = _coarser(rules, float(prompt.mean()))
     if told_apart:
         size = int(rules.groups[0, 1])
         if trace is not None and workload.reuse_as_traced:
             content, start = traced_blocks(trace, own[served], prompt, output, size)
+            table = table._replace(together=read_together(deployment))
         else:
             content, start = _drawn_prefixes(share, prompt, output, size, rng)
         traffic = traffic._replace(content=content, content_start=start)
-    table = step_table(model)
     if told_apart and deployment.args.kv_offloading_size:
         blocks, block_s, token_s = host_tier(deployment, pool)
         coarse = rules.groups[0, 1] / pool.layout.groups[0].block_size

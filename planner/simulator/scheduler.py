@@ -256,7 +256,8 @@ def _clock(
         if overlap and batch[YIELDS, j]:
             e.placeholders[s] += 1 + batch[DRAFTED, j]
             e.drafts[s] = rules.num_speculative_tokens
-    total, decoding, spent = step_kernels.cost(table, taken, batch[TOKENS], batch[CONTEXT], batch[DRAFTED])
+    tokens, contexts, drafted = batch[TOKENS], batch[CONTEXT], batch[DRAFTED]
+    total, decoding, spent = step_kernels.cost(rules, table, e.pool, taken, tokens, contexts, drafted)
     c.unseen += 1 if decoding == taken else rules.recv_interval
     if traffic.adapter.size:
         spent += queues.adapters_s(rules, table, traffic, e, batch, taken)

@@ -12,6 +12,10 @@ ROWS = REQUEST, SEAT, TOKENS, CONTEXT, DRAFTED, YIELDS, PAST = (0, 1, 2, 3, 4, 5
 """Rows of a step's table: who, in which seat, does so many tokens after so many, of them drafted; whether it yields an
 output, and how often it had been preempted when the step began."""
 
+L2_TIMES = 1.7
+"""What a GPU's L2 cache gives in the time in which memory gives one: about 5.6 TB/s of an H100's 3.35
+(chipsandcheese.com, Nvidia's H100: Funny L2, and Tons of Bandwidth, 2023-07-02, the PCIe card)."""
+
 
 @compiled
 def _pairs(tokens: int, context: int, window: float) -> float:
@@ -22,7 +26,7 @@ def _pairs(tokens: int, context: int, window: float) -> float:
 
 @inlined
 def _price(
-    table: Any, tokens: int, sequences: int, sampled: int, contexts: int, pairs: float, windows_s: float
+    table: Any, tokens: int, sequences: int, sampled: int, contexts: float, pairs: float, windows_s: float
 ) -> float:
     """Seconds of a step, given its sums."""
     seconds = table.fixed_s + table.state_s * sequences + windows_s + (table.prefill_step_s if pairs else 0.0)
@@ -31,8 +35,24 @@ def _price(
     return seconds + table.decode_context_s * contexts + table.prefill_pair_s * pairs
 
 
+@compiled
+def _found_in_l2(rules: Any, table: Any, pool: Any, sequences: int) -> float:
+    """Tokens that decoding `sequences` have in common and do not each read from memory, on average.
+
+    The sequences are read in n / together rounds, in each of which a block comes from memory once: if r of n have it,
+    in as many as one of the r is in. The chance that none is: (n - together) / n x (n - 1 - together) / (n - 1) x ...
+    """
+    found, missed = 0.0, 1.0
+    for r in range(1, min(block_pool.SHARERS, sequences + 1) if table.together > 0 else 0):
+        missed *= max(0.0, 1 - table.together / (sequences - r + 1))
+        found += pool.shared[r] * (r - max(1.0, sequences / table.together) * (1 - missed)) if r > 1 else 0.0
+    return found * rules.groups[0, 1]
+
+
 @inlined
-def cost(table: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: Any) -> tuple[int, int, float]:
+def cost(
+    rules: Any, table: Any, pool: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: Any
+) -> tuple[int, int, float]:
     """Tokens, decoding sequences and seconds of a step with `taken` sequences."""
     total, sampled, decoding, contexts, pairs, windows_s = 0, taken, 0, 0, 0.0, 0.0
     decode_windows, prefill_windows = table.decode_windows, table.prefill_windows
@@ -50,7 +70,8 @@ def cost(table: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: An
             windows_s += table.prompt_s
             for k in range(len(prefill_windows)):
                 windows_s += prefill_windows[k, 1] * _pairs(tokens, context, prefill_windows[k, 0])
-    return total, decoding, _price(table, total, taken, sampled, contexts, pairs, windows_s)
+    read = max(contexts - _found_in_l2(rules, table, pool, decoding), contexts / L2_TIMES)
+    return total, decoding, _price(table, total, taken, sampled, read, pairs, windows_s)
 
 
 @compiled
@@ -133,12 +154,13 @@ def coast(
             grows_s += window_s * (rest > 0)
             most = min(most, rest if rest > 0 else most)
     most -= not overlap  # the step that ends a request is the scheduler's; with async scheduling it is still under way
-    steps, taken, usable, alike = 0, 0, rules.num_blocks - 1, _price(table, count, count, count, 0, 0.0, adapters_s)
+    steps, taken, usable, alike = 0, 0, rules.num_blocks - 1, _price(table, count, count, count, 0.0, 0.0, adapters_s)
+    found = _found_in_l2(rules, table, pool, count)
     free = pool.free
     while steps < most and now < until and turns[steps % size] <= free[0]:
         free[0] += leaving[steps % size] - turns[steps % size]
         taken += turns[steps % size]
-        seconds = alike + table.decode_context_s * contexts + windows_s
+        seconds = alike + table.decode_context_s * max(contexts - found, contexts / L2_TIMES) + windows_s
         start = max(now, entry)
         entry, end = start + seconds, max(start + seconds, end + seconds)
         now, oldest = (oldest, end) if overlap else (end, end)

@@ -2,13 +2,16 @@
 
 import subprocess
 import sys
+import time
 
+import numpy as np
 from pytest_benchmark.fixture import BenchmarkFixture
 
 from planner.faces.charts import base as charts
 from planner.faces.widgets import figure
 from planner.facts.deployment import deploy_on
 from planner.memory.budget import plan
+from planner.planning.fleet import Fleet, Option, allocate, reach, worth
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search
@@ -41,3 +44,24 @@ def test_slider_redraw(benchmark: BenchmarkFixture) -> None:
 
 def test_search(benchmark: BenchmarkFixture) -> None:
     benchmark.pedantic(search, args=(SCENARIO,), rounds=5)
+
+
+def test_thirty_scenarios_on_six_kinds_of_gpu(benchmark: BenchmarkFixture) -> None:
+    """The cheapest replicas, what one more GPU of each kind is worth, how far all may grow: under 30 s is asked."""
+    kinds = {"L4": 0.8, "L40S": 1.9, "A100-80GB": 2.2, "H100": 3.0, "H200": 3.8, "B200": 6.0}
+    rng = np.random.default_rng(0)
+
+    def options() -> list[Option]:
+        made = []
+        for kind, usd in kinds.items():
+            for gpus in (1, 2, 4):
+                share = usd * gpus * float(rng.uniform(0.03, 0.09))
+                made.append(Option(f"{gpus} x {kind}", kind, gpus, usd * gpus, 400.0 * gpus, share))
+        return made
+
+    fleet = Fleet({f"scenario {k}": options() for k in range(30)}, dict.fromkeys(kinds, 48), power=60_000.0)
+    began = time.process_time()
+    found = benchmark.pedantic(allocate, args=(fleet,), rounds=1)
+    assert found and found.watts <= fleet.power
+    assert worth(fleet, found).keys() <= kinds.keys() and reach(fleet) > 1
+    assert time.process_time() - began < 30

@@ -39,3 +39,4 @@ if __name__ == "__main__":
         idle, many = spent(8, workers), spent(points, workers)
         wall, cpu = (after - before for before, after in zip(idle, many, strict=True))
         print(f"{workers} workers, {points:,} points: {wall:.1f} s, {cpu:.1f} s of CPU, starts apart ({idle[0]:.1f} s)")
+    assert many[0] < points * 0.06, "10,000 points in 10 minutes on two cores are asked"
