@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import unescape
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +76,21 @@ def budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
         for order, (part, size) in enumerate(item for item in plan.parts.items() if item[1] > 0)
     ]
     data = pd.DataFrame(rows, columns=["plan", "order", "part", "gib"])
-    bars = alt.Chart(data, height=alt.Step(26)).mark_bar()
-    return bars.encode(
-        x=alt.X("gib:Q", title="GiB on one GPU (the fullest rank)"),
-        y=alt.Y("plan:N", title=None, sort=list(plans)),
-        color=colored("part:N", PARTS, data["part"]),
-        order=alt.Order("order:Q"),
+    return (
+        alt.Chart(data, height=alt.Step(26))
+        .mark_bar()
+        .encode(
+            x=alt.X("gib:Q", title="GiB on one GPU (the fullest rank)"),
+            y=alt.Y("plan:N", title=None, sort=list(plans)),
+            color=colored("part:N", PARTS, data["part"]),
+            order=alt.Order("order:Q"),
+        )
     )
 
 
-def colored(column: str, colors: Mapping[str, str], present: Iterable[str] | None = None) -> alt.Color:
-    """What `column` names in its own colours; the legend has all of them, or those that are `present`."""
+def colored(column: str, colors: Mapping[str, str] | Sequence[str], present: Iterable[str] | None = None) -> alt.Color:
+    """What `column` names in its own colours, names alone in the palette's; the legend has all, or those `present`."""
+    colors = colors if isinstance(colors, Mapping) else dict(zip(colors, cycle(PALETTE), strict=False))
     shown = list(colors) if present is None else [name for name in colors if name in set(present)]
     return alt.Color(column, title=None, scale=alt.Scale(domain=shown, range=[colors[name] for name in shown]))
 
@@ -100,10 +105,10 @@ def band(base: alt.Chart, height: alt.Y) -> list[alt.Chart]:
     return [base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")), base.mark_line().encode(y=height)]
 
 
-def dashed(limit: float | None) -> list[alt.Chart]:
+def dashed(limit: float | None, axis: str = "y") -> list[alt.Chart]:
     """A promise, as a dashed line across; nothing where nothing is promised."""
     rule = alt.Chart(pd.DataFrame({"limit": [limit]})).mark_rule(strokeDash=[5, 4], color=BAD)
-    return [] if limit is None else [rule.encode(y=alt.Y("limit:Q"))]
+    return [] if limit is None else [rule.encode(**{axis: "limit:Q"})]
 
 
 def stacked(panel: Any, column: str, order: Sequence[str], abreast: int = 1) -> alt.FacetChart:

@@ -1,12 +1,11 @@
 """Charts of several plans side by side: their promises, and what their loads cost."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import BAD, PALETTE, WIDTH, ends
+from planner.faces.charts.base import PALETTE, WIDTH, colored, dashed, ends
 from planner.planning.search import Plan
 from planner.studies.at_a_glance import cost_against_load
 from planner.studies.comparison import titles
@@ -19,20 +18,16 @@ def promises(data: pd.DataFrame) -> alt.TopLevelMixin:
     """Each promise as a share of its limit, with its 80 % interval, a row for each scenario; see `promised`."""
     names = list(dict.fromkeys(data["scenario"]))
     flat = data[["scenario", "promise"]].assign(**ends(data["Share of the limit"]))
-    kind: dict[str, Any] = {"sort": names, "title": None}
     base = alt.Chart(flat, height=alt.Step(16)).encode(
         y=alt.Y("promise:N", title=None, sort=None, axis=alt.Axis(labelLimit=230)),
         yOffset=alt.YOffset("scenario:N", sort=names),
-        color=alt.Color("scenario:N", scale=alt.Scale(domain=names, range=PALETTE[: len(names)]), **kind),
+        color=colored("scenario:N", names),
     )
     share = alt.X("mid:Q", title="share of the limit", axis=alt.Axis(format="%"))
-    marks = alt.Shape("scenario:N", scale=alt.Scale(domain=names, range=list(SHAPES[: len(names)])), **kind)
-    limit = alt.Chart(pd.DataFrame({"limit": [1.0]})).mark_rule(strokeDash=[5, 4], color=BAD).encode(x="limit:Q")
-    return (
-        base.mark_rule(strokeWidth=2).encode(x=alt.X("lo:Q", title="share of the limit"), x2="hi:Q")
-        + base.mark_point(size=60).encode(x=share, shape=marks)
-        + limit
-    )
+    scale = alt.Scale(domain=names, range=list(SHAPES[: len(names)]))
+    marks = alt.Shape("scenario:N", title=None, scale=scale)
+    reach = base.mark_rule(strokeWidth=2).encode(x=alt.X("lo:Q", title="share of the limit"), x2="hi:Q")
+    return alt.layer(reach, base.mark_point(size=60).encode(x=share, shape=marks), *dashed(1.0, "x"))
 
 
 def costs(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
@@ -47,7 +42,6 @@ def costs(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
         pd.DataFrame({"load": data[load], "cost": data[unit], "scenario": name})
         for name, data in zip(names, drawn, strict=True)
     ])  # fmt: skip
-    shared = alt.Scale(domain=names, range=PALETTE[: len(names)])
     dash = alt.Scale(domain=names, range=[[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]][: len(names)])
     return (
         alt.Chart(told, width=WIDTH, height=180)
@@ -55,8 +49,8 @@ def costs(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
         .encode(
             x=alt.X("load:Q", title=load, scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format="~g")),
             y=alt.Y("cost:Q", title=unit),
-            color=alt.Color("scenario:N", title=None, sort=names, scale=shared),
-            strokeDash=alt.StrokeDash("scenario:N", title=None, sort=names, scale=dash),
+            color=colored("scenario:N", names),
+            strokeDash=alt.StrokeDash("scenario:N", title=None, scale=dash),
         )
     )
 

@@ -1,11 +1,12 @@
 """Charts of a fleet: who has which GPUs, and what all cost as their loads grow."""
 
 import math
+from itertools import cycle
 
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import BAD, MUTED, PALETTE, WIDTH
+from planner.faces.charts.base import BAD, MUTED, PALETTE, WIDTH, colored
 from planner.planning.fleet import FleetPlan
 from planner.studies.fleet_tables import FREE, growth, used
 
@@ -14,16 +15,15 @@ def stock(plan: FleetPlan) -> alt.TopLevelMixin:
     """The GPUs of each kind as a bar, in the colours of the scenarios that have them; free ones are grey."""
     data = used(plan)
     names = [name for name in plan.fleet.options if name in set(data["who"])]
-    colors = [PALETTE[k % len(PALETTE)] for k in range(len(names))]
-    scale = alt.Scale(domain=[*names, FREE], range=[*colors, MUTED + "55"])
-    order = {name: k for k, name in enumerate([*names, FREE])}
+    colors = {**dict(zip(names, cycle(PALETTE), strict=False)), FREE: MUTED + "55"}
+    order = {name: k for k, name in enumerate(colors)}
     return (
         alt.Chart(data.assign(order=data["who"].map(order)), width=WIDTH, height=alt.Step(26))
         .mark_bar(stroke="white", strokeWidth=0.5)
         .encode(
             x=alt.X("GPUs:Q", axis=alt.Axis(tickMinStep=1, format="d")),
             y=alt.Y("GPU:N", title=None, sort=list(plan.fleet.stock)),
-            color=alt.Color("who:N", title=None, scale=scale),
+            color=colored("who:N", colors),
             order=alt.Order("order:Q"),
         )
     )

@@ -95,7 +95,7 @@ def gaps(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     rows = [data.assign(case=name, **ends(data["Gap (ms)"])) for name, data in cases.items()]
     flat = pd.concat(rows).drop(columns="Gap (ms)")
     flat["kind"] = flat["Prompt in it"].map({True: "step with part of the prompt", False: "decode step"})
-    kind = colored("kind:N", dict(zip(("decode step", "step with part of the prompt"), PALETTE, strict=False)))
+    kind = colored("kind:N", ("decode step", "step with part of the prompt"))
     base = alt.Chart(flat).encode(x=alt.X("ms:Q", title="ms after the long prompt arrived"), color=kind)
     height = alt.Y("mid:Q", title="gap (ms)", axis=alt.Axis(tickCount=4))
     layers = [

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import MUTED, PALETTE, WIDTH, budget, colored, dashed, ends, stacked
+from planner.faces.charts.base import MUTED, WIDTH, budget, colored, dashed, ends, stacked
 from planner.faces.charts.summary import VERDICTS
 from planner.planning.candidate import Candidate
 from planner.studies.layout_study import front
@@ -67,8 +67,7 @@ def pareto(data: pd.DataFrame, y: str, limit: float | None = None, more_is_bette
     flat["front"] = front(held, cost, y, more_is_better)
     x = alt.X("cost:Q", title=cost, scale=alt.Scale(type="log", nice=False, padding=12), axis=alt.Axis(tickCount=6))
     at = alt.Y("mid:Q", title=y, scale=alt.Scale(type="log", nice=False, padding=8), axis=alt.Axis(tickCount=6))
-    gpus = list(dict.fromkeys(flat["gpu"]))
-    color = alt.Color("gpu:N", title=None, sort=gpus, scale=alt.Scale(domain=gpus, range=PALETTE[: len(gpus)]))
+    color = colored("gpu:N", list(dict.fromkeys(flat["gpu"])))
     base, best = alt.Chart(flat).encode(x=x), alt.Chart(flat[flat["front"]]).encode(x=x)
     layers = [
         base.mark_point(opacity=0.35, size=22).encode(y=at, color=color),

@@ -5,7 +5,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import MUTED, PALETTE, WIDTH
+from planner.faces.charts.base import MUTED, PALETTE, WIDTH, colored
 from planner.planning.scaling import Scaling
 
 LOAD, TAKEN, FIXED = "comes", "its replicas may take", "the fixed fleet may take"
@@ -22,8 +22,7 @@ def day(scaling: Scaling) -> alt.TopLevelMixin:
     changes = [row for row in rows if not row["hour"] or row["replicas"] != rows[row["hour"] - 1]["replicas"]]
     fixed = [{"hour": at, "taken": scaling.deployment.layout.replicas * each, "what": FIXED} for at in (0, hours)]
     x = alt.X("hour:Q", title="hour", scale=alt.Scale(domain=[0, hours], nice=False), axis=alt.Axis(tickCount=8))
-    colors = alt.Scale(domain=[LOAD, TAKEN, FIXED], range=[PALETTE[0], PALETTE[1], MUTED])
-    color = alt.Color("what:N", title=None, scale=colors)
+    color = colored("what:N", {LOAD: PALETTE[0], TAKEN: PALETTE[1], FIXED: MUTED})
     bars = alt.Chart(pd.DataFrame(rows)).mark_bar(opacity=0.55)
     height = alt.Y("taken:Q", title="requests/s")
     line = alt.Chart(pd.DataFrame(steps).assign(what=TAKEN)).mark_line(interpolate="step-after")

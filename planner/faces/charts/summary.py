@@ -5,7 +5,7 @@ import math
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import BAD, GOOD, MUTED, PALETTE, WIDTH, colored
+from planner.faces.charts.base import BAD, GOOD, MUTED, PALETTE, WIDTH, colored, dashed
 from planner.latency.performance import GROWING
 from planner.planning.candidate import Candidate, held
 from planner.planning.framework import FrameworkChoice
@@ -31,8 +31,8 @@ def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
     y = alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
     base = alt.Chart(data, height=alt.Step(24)).encode(y=y, color=colored("state:N", VERDICTS))
     share = alt.X("lo:Q", title="share of the limit", axis=alt.Axis(format="%"))
-    limit = alt.Chart(pd.DataFrame({"limit": [1.0]})).mark_rule(strokeDash=[5, 4], color=BAD).encode(x="limit")
-    return base.mark_bar(height=10, opacity=0.35).encode(x=share, x2="hi") + base.mark_point().encode(x="mid:Q") + limit
+    bars = base.mark_bar(height=10, opacity=0.35).encode(x=share, x2="hi")
+    return alt.layer(bars, base.mark_point().encode(x="mid:Q"), *dashed(1.0, "x"))
 
 
 def prices(plan: Plan) -> alt.TopLevelMixin:
