@@ -6,6 +6,8 @@ answers otherwise, an answer that `predict --resume` loses or finds again, over 
 """
 
 import argparse
+import contextlib
+import io
 import json
 import os
 import random
@@ -18,6 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import yaml
@@ -25,6 +28,8 @@ import yaml
 sys.path.insert(0, str(Path(__file__).parent))
 
 from attack_inputs import CASE, MEASURED, QUESTION
+
+from planner.faces.cli import main as planner
 
 ROOT = Path(__file__).parents[1]
 ROW = "{},meta-llama/Llama-3.1-8B-Instruct,H100,{},64,{}\n"
@@ -54,11 +59,18 @@ def contents(folder: Path) -> Mapping[str, bytes]:
     return {str(Path(name).relative_to(folder)): text for name, text in (found | pdf).items()}
 
 
-def started(folder: Path, line: list[str], stderr: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+def undisturbed(folder: Path, line: list[str]) -> tuple[int, str]:
+    """How a command ends, and what it says; in this process, which has imported everything."""
+    quiet = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(said := io.StringIO())
+    with quiet[0], quiet[1], contextlib.chdir(folder), patch.dict(os.environ, {"SOURCE_DATE_EPOCH": "0"}):
+        return planner(line), said.getvalue()
+
+
+def started(folder: Path, line: list[str]) -> subprocess.Popen[bytes]:
     (folder / "tmp").mkdir(exist_ok=True)
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(folder / "tmp"), "SOURCE_DATE_EPOCH": "0"}
     return subprocess.Popen([sys.executable, "-m", "planner", *line], cwd=folder, env=environment, process_group=0,
-                            stdout=subprocess.DEVNULL, stderr=stderr)  # fmt: skip
+                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
 
 
 class Victim:
@@ -68,13 +80,13 @@ class Victim:
         self.line, self.input, texts = COMMANDS[name]
         self.before, self.folder = folder / "before", folder / "now"
         self.before.mkdir()
-        for text in texts:
-            (self.before / self.input).write_text(text)
-            if text is texts[-1]:
-                shutil.copytree(self.before, self.folder)
-            began = time.monotonic()
-            assert started(self.folder if text is texts[-1] else self.before, self.line).wait() == 0
-            self.seconds = time.monotonic() - began
+        (self.before / self.input).write_text(texts[0])
+        assert undisturbed(self.before, self.line)[0] == 0
+        (self.before / self.input).write_text(texts[1])
+        shutil.copytree(self.before, self.folder)
+        began = time.monotonic()
+        assert started(self.folder, self.line).wait() == 0
+        self.seconds = time.monotonic() - began
         self.old, self.new = contents(self.before), contents(self.folder)
         assert self.old.keys() == self.new.keys() and self.old != self.new
 
@@ -108,11 +120,10 @@ class Victim:
             whole = partial.read_bytes()
             kept = whole[: whole.rfind(b"\n") + 1].count(b",ok,")
             partial.write_bytes(whole.replace(b",ok,", b",kept,", kept))
-        with started(self.folder, [*self.line, *["--resume"] * bool(partial)], subprocess.PIPE) as run:
-            said = run.communicate()[1].decode(errors="replace")[-300:]
+        code, said = undisturbed(self.folder, [*self.line, *["--resume"] * bool(partial)])
         found = {name: text.replace(b",kept,", b",ok,", kept) for name, text in contents(self.folder).items()}
-        if run.returncode or found != self.new or (partial and partial.exists()):
-            return f"the next run ends with {run.returncode}, or is not as it would have been: {said}"
+        if code or found != self.new or (partial and partial.exists()):
+            return f"the next run ends with {code}, or is not as it would have been: {said[-300:]}"
         marked = sum(text.count(b",kept,") for text in contents(self.folder).values())
         return f"{kept - marked} of {kept} answers were found again" if marked != kept else ""
 
@@ -120,9 +131,7 @@ class Victim:
 def attacked(name: str, count: int, seed: int = 0) -> tuple[Counter[str], list[str]]:
     """How often a command ended how, of `count` times, and what was wrong."""
     rng, fates, wrongs = random.Random(f"{name} {seed}"), Counter[str](), []
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # which a shell's background jobs ignore, and their children
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it, and their children
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         victim = Victim(name, Path(folder))
         for turn in range(count):
