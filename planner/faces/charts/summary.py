@@ -17,7 +17,7 @@ STATES = {"kept": "meets", "at risk": "at risk", "broken": "misses"}
 VERDICTS = {"meets": GOOD, "at risk": PALETTE[1], "misses": BAD}
 
 
-def promises(scenario: Scenario, candidate: Candidate) -> alt.LayerChart:
+def promises(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
     """Each target's prediction with its 80 % interval, as a share of its limit."""
     performance = candidate.prediction.performance
     rows = []
