@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -85,20 +86,14 @@ class Allocation:
         )
 
 
-def allocate(fleet: Fleet) -> Allocation | None:
-    """The cheapest replicas that serve every scenario in full within stock, budget and power; None where none do.
+def _programme(fleet: Fleet) -> tuple[list[tuple[str, Option]], np.ndarray, dict[str, Any]]:
+    """All options with their scenarios, the price of a replica of each, and what binds their numbers.
 
-    Of those that cost the same, the ones that come first among a scenario's options.
-
-    minimise sum of usd x replicas, with for every scenario: sum of share x replicas >= 1, for every kind of GPU:
-    sum of gpus x replicas <= stock. Raises `PlannerError` where the solver finds neither an answer nor that there is
-    none.
+    For every scenario sum of share x replicas >= 1, for every kind of GPU sum of gpus x replicas <= stock.
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.optimize import Bounds, LinearConstraint
 
     flat = [(name, option) for name, some in fleet.options.items() for option in some]
-    if any(not some for some in fleet.options.values()):
-        return None
     column = {field: np.array([getattr(option, field) for _, option in flat]) for field in ("usd_per_hour", "watts")}
     served = np.array([[option.share * (name == one) for name, option in flat] for one in fleet.options])
     kinds = sorted({option.gpu for _, option in flat})
@@ -111,15 +106,48 @@ def allocate(fleet: Fleet) -> Allocation | None:
         if math.isfinite(most):
             limits.append(LinearConstraint(column[field][None, :], ub=most * (1 + TOLERANCE)))
     copies = [min(fleet.stock.get(option.gpu, 0) // option.gpus, math.ceil(1 / option.share)) for _, option in flat]
-    asked = {"integrality": 1, "bounds": Bounds(0, copies), "options": {"mip_rel_gap": 0, "time_limit": 60}}
-    found = milp(column["usd_per_hour"], constraints=limits, **asked)
+    options = {"mip_rel_gap": 0, "time_limit": 60}
+    return flat, column["usd_per_hour"], {
+        "integrality": 1, "bounds": Bounds(0, copies), "constraints": limits, "options": options,
+    }  # fmt: skip
+
+
+def _least(costs: np.ndarray, asked: dict[str, Any]) -> Any:
+    """The solver's answer with the least costs; None where there is none, `PlannerError` where it does not know."""
+    from scipy.optimize import milp
+
+    found = milp(costs, **asked)
     if found.status == 2:
         return None
     if found.x is None or found.status != 0:
         raise PlannerError(f"the fleet's programme was not solved: {found.message}")
+    return found
+
+
+def serves(fleet: Fleet) -> bool:
+    """Whether some replicas serve every scenario in full within stock, budget and power."""
+    if not all(fleet.options.values()):
+        return False
+    _, usd, asked = _programme(fleet)
+    return _least(np.zeros_like(usd), asked) is not None
+
+
+def allocate(fleet: Fleet) -> Allocation | None:
+    """The cheapest replicas that serve every scenario in full within stock, budget and power; None where none do.
+
+    Of those that cost the same, the ones that come first among a scenario's options. Raises `PlannerError` where the
+    solver finds neither an answer nor that there is none.
+    """
+    from scipy.optimize import LinearConstraint, milp
+
+    if not all(fleet.options.values()):
+        return None
+    flat, usd, asked = _programme(fleet)
+    if (found := _least(usd, asked)) is None:
+        return None
     place = [k for some in fleet.options.values() for k in range(len(some))]
-    as_cheap = LinearConstraint(column["usd_per_hour"][None, :], ub=found.fun * (1 + TOLERANCE))
-    first = milp(np.array(place, float), constraints=[*limits, as_cheap], **asked)
+    as_cheap = LinearConstraint(usd[None, :], ub=found.fun * (1 + TOLERANCE))
+    first = milp(np.array(place, float), **{**asked, "constraints": [*asked["constraints"], as_cheap]})
     counts = np.rint(found.x if first.x is None else first.x).astype(int)
     return Allocation(
         {
@@ -135,9 +163,12 @@ def allocate(fleet: Fleet) -> Allocation | None:
 
 def worth(fleet: Fleet, now: Allocation) -> dict[str, float]:
     """USD per hour that one more GPU of each kind would save, its own price counted where it is used; by kind."""
-    kinds = sorted({option.gpu for some in fleet.options.values() for option in some})
-    after = {kind: allocate(fleet.with_gpus(kind, 1)) for kind in kinds}
-    return {kind: now.usd_per_hour - found.usd_per_hour if found else 0.0 for kind, found in after.items()}
+    saved = {}
+    for kind in sorted({option.gpu for some in fleet.options.values() for option in some}):
+        _, usd, asked = _programme(fleet.with_gpus(kind, 1))
+        found = _least(usd, asked)
+        saved[kind] = max(0.0, now.usd_per_hour - float(found.fun)) if found else 0.0
+    return saved
 
 
 def in_the_way(fleet: Fleet) -> tuple[str, ...]:
@@ -145,7 +176,7 @@ def in_the_way(fleet: Fleet) -> tuple[str, ...]:
     kinds = sorted({option.gpu for some in fleet.options.values() for option in some})
     lifted = {f"stock of {kind}": fleet.with_gpus(kind, 10**6) for kind in kinds}
     lifted |= {"budget": replace(fleet, budget=math.inf), "power": replace(fleet, power=math.inf)}
-    return tuple(name for name, freed in lifted.items() if allocate(freed)) or ("all of them together",)
+    return tuple(name for name, freed in lifted.items() if serves(freed)) or ("all of them together",)
 
 
 def reach(fleet: Fleet, names: Collection[str] | None = None, most: float = MOST_GROWTH) -> float:
@@ -153,14 +184,14 @@ def reach(fleet: Fleet, names: Collection[str] | None = None, most: float = MOST
 
     NaN where not even today's load is served.
     """
-    if allocate(fleet) is None:
+    if not serves(fleet):
         return math.nan
-    if allocate(fleet.grown(most, names)):
+    if serves(fleet.grown(most, names)):
         return math.inf
     low, high = 0, round((most - 1) / FINE)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if allocate(fleet.grown(1 + middle * FINE, names)) else (low, middle)
+        low, high = (middle, high) if serves(fleet.grown(1 + middle * FINE, names)) else (low, middle)
     return 1 + low * FINE
 
 
