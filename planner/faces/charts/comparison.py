@@ -78,7 +78,7 @@ def endpoints(data: pd.DataFrame) -> alt.TopLevelMixin:
         .mark_line(point=True)
         .encode(
             x=alt.X("Adapters:Q", title="adapters", scale=alt.Scale(type="log", nice=False)),
-            y=alt.Y("USD per hour:Q", scale=alt.Scale(type="log")),
+            y=alt.Y("USD per hour:Q", scale=alt.Scale(type="log", nice=False, padding=12)),
             color=alt.Color("Endpoints:N", title=None, sort=None),
         )
     )
