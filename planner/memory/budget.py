@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.facts.deployment import Deployment
+from planner.facts.engines import resolve
 from planner.memory import runtime_overhead
 from planner.memory.kv_cache import KvLayout, KvPool, kv_layout
 from planner.memory.weights import rank_bytes
@@ -216,6 +217,15 @@ def safe_utilization(deployment: Deployment) -> float:
     rest, wanted = _after_pool(found)
     most = min(_free_at_start(found).lo, found.requested + rest - wanted.hi, found.total)
     return max(0.0, math.floor(100 * most / found.total) / 100)
+
+
+def unusual_share(deployment: Deployment) -> str:
+    """What speaks for a gpu_memory_utilization that is not the engine's default; empty where it is."""
+    usual = resolve({}, deployment.engine, deployment.gpu, deployment.model).gpu_memory_utilization
+    if deployment.args.gpu_memory_utilization == usual:
+        return ""
+    most = safe_utilization(deployment)
+    return f"the default is {usual:g}; up to {most:g} starts and leaves what the engine takes later"
 
 
 def _remedy(found: MemoryPlan) -> str:

@@ -14,6 +14,7 @@ from planner.core.quantities import PlannerError, aligned, one_line
 from planner.facts.prices import price_per_hour
 from planner.latency.performance import LATENCIES, POINTS, Performance
 from planner.latency.start_up import start_up
+from planner.memory.budget import unusual_share
 from planner.models.registry import model
 from planner.operations.launch import FILES, IN_POOLS, documents, file_names, launches
 from planner.operations.rendering import render
@@ -217,6 +218,7 @@ def told(plan: Plan) -> str:
         values |= {"spare": free_share(scenario, best.prediction) or 0.0}
         values |= {"planned": asked_rps(scenario, best.prediction)}
         values |= {"start_up": start_up(best.deployment, scenario.storage)}
+        values |= {"share_why": unusual_share(best.deployment)}
     return aligned(parted("plan", **values))
 
 

@@ -198,7 +198,7 @@ def measured(pages: Sequence[Page], version: str | None = None, seconds: float |
     """What happened between two pages of a replica, or since its start by one.
 
     `seconds`: how long that was, where the files' times do not tell. Raises `PlannerError` where nothing was answered,
-    for more than two pages, and for seconds that are no time.
+    for more than two pages or two in the wrong order, and for seconds that are no time.
     """
     if len(pages) > 2:
         raise PlannerError(f"one page, or two of the same replica, the earlier first; got {len(pages)}")
@@ -207,6 +207,11 @@ def measured(pages: Sequence[Page], version: str | None = None, seconds: float |
     after = pages[-1]
     names = known_metrics(after.engine, version, after.samples)
     before = pages[0] if len(pages) == 2 and not _restarted(pages[0], after, names) else None
+    if len(pages) == 2 and before is None and not _started_later(after, pages[0]):
+        raise PlannerError(
+            f"{after.where} was saved before {pages[0].where}: the same server had answered fewer requests by then; "
+            "name the earlier page first"
+        )
 
     def grown(name: str | None) -> float | None:
         now, then = after.total(name), before.total(name) if before else None
@@ -241,6 +246,12 @@ def measured(pages: Sequence[Page], version: str | None = None, seconds: float |
 def _restarted(before: Page, after: Page, names: EngineMetrics) -> bool:
     now, then = (page.total(names.names.get("success")) or 0.0 for page in (after, before))
     return now < then
+
+
+def _started_later(after: Page, before: Page) -> bool:
+    """Whether the server of `after` may have started after `before` was taken."""
+    now, then = (page.total("process_start_time_seconds") for page in (after, before))
+    return after.taken + SOON > before.taken if now is None or then is None else now > then
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

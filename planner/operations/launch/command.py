@@ -19,7 +19,7 @@ from planner.facts.deployment import Deployment, Speculation
 from planner.facts.draft_models import kind, lacking, method, unnamed
 from planner.facts.engines import at_release, release
 from planner.latency.start_up import STORAGE, StartUp, start_up
-from planner.memory.budget import memory_of
+from planner.memory.budget import memory_of, unusual_share
 from planner.models.registry import model, repository
 from planner.operations.flags import Options, options
 from planner.operations.launch.words import Beside, Port, Variable, Word, shell, text
@@ -243,9 +243,11 @@ def launch_of(
         engine.name, known, d=deployment, args=deployment.args, layout=layout, nodes=nodes, family=_family(deployment),
         name=deployment.model.name, speculative=_speculative(deployment, facts), online_quantization=online,
         total_gib=total_gib or deployment.gpu_total / GIB, fit=fit, p99_tokens=p99_tokens, p99_prompt=p99_prompt,
+        share_why=unusual_share(deployment),
         rank=lambda times=1: Variable("NODE_RANK", "this node, counted from 0", times), drain_s=DRAIN_S,
         address=Variable("MASTER_ADDR", "the address of node 0"), master_port=Port(MASTER_PORT), beside=Beside,
-        adapters=adapters, first_adapter=Variable("ADAPTER", "name an adapter as NAME=PATH"),
+        adapters=adapters,
+        first_adapter=Variable("ADAPTER", "name one adapter as NAME=PATH: its name for clients, and where it lies"),
         hosts=Variable("HOSTFILE", "a file with the names of the nodes"), port=Port(port_of(deployment, role)),
         role=role, bootstrap_port=Port(BOOTSTRAP_PORT), handover_port=Port(HANDOVER_PORT.get(role, 0), layout.dp),
         here=Variable("VLLM_NIXL_SIDE_CHANNEL_HOST", "the address of this node, as workers on others reach it"),
