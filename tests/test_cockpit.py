@@ -14,7 +14,17 @@ from planner.core.quantities import PlannerError
 from planner.faces import chapter
 from planner.faces.cockpit import FIGURES, Cockpit
 from planner.faces.glance import figures
-from planner.faces.question import fields_of, named_file, pasted, presets, save, values_of, with_control
+from planner.faces.question import (
+    METRICS,
+    PERCENTILES,
+    fields_of,
+    named_file,
+    pasted,
+    presets,
+    save,
+    values_of,
+    with_control,
+)
 from planner.faces.widgets import Several, changes_told, choice, explore, note, slider
 from planner.planning.candidate import judge
 from planner.planning.scenario import load_scenario, scenario, scenarios
@@ -28,7 +38,14 @@ MOVES = [
     ("kv_cache_dtype", ["fp8"]), ("engine_version", "0.23.0"), ("preset", "RAG"), ("load", "concurrency"),
     ("concurrency", 12.0), ("load", "requests"), ("requests", 40_000), ("within_hours", 6.0), ("load", "rate"),
     ("kv_cache_dtype", ["auto"]), ("day", "campus-rag"), ("day", ", ".join(["1"] * 8 + ["4"] * 16)), ("adapters", 12),
-    ("rank", 64), ("zipf", 1.2), ("adapters", 0), ("day", ""), ("engine", "sglang"),
+    ("rank", 64), ("zipf", 1.2), ("adapters", 0), ("day", ""), ("engine", "sglang"), ("trace", "requests.csv"),
+    ("config", json.dumps({
+        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "num_hidden_layers": 16, "vocab_size": 128256, "torch_dtype": "bfloat16",
+        "max_position_embeddings": 131072, "tie_word_embeddings": True,
+    })),
+    *((f"{metric} {percentile}", str(limit)) for metric, limit in zip(METRICS, (2500, 75, 95, 40_000), strict=True)
+      for percentile in PERCENTILES),
 ]  # fmt: skip
 
 
@@ -51,13 +68,16 @@ def shown(cockpit: Cockpit) -> dict[str, str]:
     return {name: cockpit.places[name].value for name in FIGURES}
 
 
-def test_after_each_control_every_figure_is_a_fresh_computation(cockpit):
+def test_after_each_control_every_figure_is_a_fresh_computation(cockpit, folder):
+    assert {name for name, _ in MOVES} == set(cockpit.controls)
+    rows = "".join(f"{second / 2},{300 + second % 90},{40 + second % 60}\n" for second in range(400))
+    (folder / "requests.csv").write_text(f"timestamp,prompt_tokens,output_tokens\n{rows}")
     seen = [shown(cockpit)]
     for name, value in MOVES:
         cockpit.controls[name].value = value
         assert not cockpit.places["said"].value, (name, cockpit.places["said"].value)
         fresh = scenario(cockpit.fields, cockpit.scenario.name)
-        assert fresh == cockpit.scenario
+        assert repr(fresh) == repr(cockpit.scenario)  # a trace is an array
         wanted = figures(ranked(fresh))
         now = shown(cockpit)
         assert now == {place: wanted.get(place, "") for place in now}, name

@@ -51,14 +51,14 @@ _STYLE = """<style>
 .headroom p {line-height: 1.4; margin: .5em 0}
 .headroom svg {max-width: 100%; height: auto}
 </style>"""
-_BESIDE = {"left": "0 0 300px", "right": "1 1 330px"}
-"""Controls and answer stand side by side from some 650 px of page on; charts shrink to that."""
+_BESIDE = {"left": "0 0 330px", "right": "1 1 330px"}
+"""Controls and answer stand side by side from some 680 px of page on; charts shrink to that."""
 _HARDWARE = ("gpus", "at_most", "engine", "engine_version")
 _TRAFFIC = ("load", "rate", "concurrency", "requests", "within_hours", "trace", "preset", "prompt", "output", "reuse")
 _LORA = ("rank", "zipf")
 PLACES = ("badge", "said", "answer", "day", "compared", "memory", "latency", "cost", "why")
 FIGURES = ("answer", "day", "memory", "latency", "cost", "why")
-PAUSE = 0.4
+PAUSE = 0.25
 """Seconds without another change after which the replay begins."""
 
 
@@ -93,7 +93,7 @@ def _controls() -> dict[str, ui.Widget]:
         "preset": ui.Dropdown(options=kinds, description="kind of work", **_LINE),
         "prompt": _steps(1, 5, "prompt tokens"),
         "output": _steps(1, 5, "output tokens"),
-        "reuse": ui.SelectionSlider(options=_labelled(range(0, 96)), description="found cached, %", **_LINE),
+        "reuse": ui.SelectionSlider(options=_labelled(range(0, 96)), description="cached, %", **_LINE),
         "day": ui.Combobox(
             options=tuple(profiles()), placeholder="a profile, a trace's file, 24 figures", description="a day", **late
         ),
@@ -155,6 +155,7 @@ class Cockpit(ui.VBox):
         self._replays = replays or ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         self._lock, self._searching = threading.RLock(), threading.Lock()
         self._timer: threading.Timer | None = None
+        self._asked: Scenario | None = None
         self._quiet, self._pinned, self._waiting = False, list[Scenario](), Counter[str]()
         self.controls = _controls()
         self.places = {name: ui.HTML() for name in PLACES}
@@ -237,27 +238,28 @@ class Cockpit(ui.VBox):
     def _ask(self, fields: Fields, name: str) -> None:
         """Make `fields` the question, and show its answer in closed form."""
         asked = scenario(fields, name)
-        plan = ranked(asked)
-        shown = figures(plan)
         with self._lock:
+            self._asked = asked
+            if self._timer:
+                self._timer.cancel()
+            self._timer = threading.Timer(PAUSE, self._replay, [asked])  # another core searches meanwhile
+            self._timer.daemon = True
+            self._timer.start()
+            plan = ranked(asked)
+            shown = figures(plan)
             self.fields, self.scenario, self.plan = fields, asked, plan
             self._sync()
             self._show(plan, shown, busy=True)
-        if self._timer:
-            self._timer.cancel()
-        self._timer = threading.Timer(PAUSE, self._replay, [asked])
-        self._timer.daemon = True
-        self._timer.start()
 
     def _replay(self, asked: Scenario) -> None:
         """Search with replays, and show that if it is still asked."""
         with self._searching:
-            if asked is not self.scenario:
+            if asked is not self._asked:
                 return
             try:
                 try:
                     plan, shown = self._replays.submit(replayed, asked).result()
-                except BrokenExecutor:  # no process can be started here, or it was killed
+                except (BrokenExecutor, AttributeError, OSError):  # no process can be started here, or it was killed
                     self._replays = ThreadPoolExecutor(1)
                     plan, shown = self._replays.submit(replayed, asked).result()
             except Exception as error:  # else the screen would wait for ever

@@ -60,12 +60,19 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
         style = f"text-align: {align}; padding: 0.3em 0.6em"
         head += f'<th style="{style}">{escape(str(name))}</th>'
         for row, value in enumerate(column):
-            cell = re.sub(r"(?<!<)/", "/<wbr>", escape(text(value)))  # text may go on in another line after a slash
-            body[row] += f'<td style="{style}">{cell}</td>'
+            body[row] += f'<td style="{style}">{_cell(text(value))}</td>'
     rows = "".join(f"<tr>{cells}</tr>" for cells in body)
     style = "caption-side: bottom; text-align: left; opacity: 0.75"
     top = f'<caption style="{style}">{escape(caption)}</caption>' if caption else ""
-    return Shown(f"<table>{top}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>")
+    return Shown(f'<table style="line-height: 1.4">{top}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
+
+
+def _cell(said: str) -> str:
+    """Text that may go on in another line after a slash, and not within an interval or a date."""
+    kept = re.sub(r"(\([\d.,]+) to ([\d.,]+\))", "\\1\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}\\2", said)
+    if re.fullmatch(r"\d{4}-\d\d-\d\d", kept):
+        kept = kept.replace("-", "\N{NON-BREAKING HYPHEN}")
+    return re.sub(r"(?<!<)/", "/<wbr>", escape(kept))
 
 
 def note(message: object) -> Shown:
@@ -76,7 +83,8 @@ def note(message: object) -> Shown:
 
 def code(script: str, language: str = "bash") -> Shown:
     """A script, to be copied as it is."""
-    return Shown(f'<pre><code class="language-{language}">{escape(script.strip())}</code></pre>')
+    style = "white-space: pre-wrap; word-break: normal; overflow-wrap: anywhere"  # JupyterLab breaks within words
+    return Shown(f'<pre style="{style}"><code class="language-{language}">{escape(script.strip())}</code></pre>')
 
 
 def unfold(*parts: Shown, title: str = "Answer") -> Shown:

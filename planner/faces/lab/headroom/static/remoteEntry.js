@@ -4,6 +4,9 @@
 (() => {
   const OURS = /^(?:.*\/)?(?:start|[0-9]-[a-z]+)\.ipynb$/;
   const started = new WeakSet();
+  const style = document.createElement('style');
+  style.textContent = '.jp-Placeholder-content, .jp-PlaceholderText {min-width: 0; overflow: hidden; text-overflow: ellipsis}';
+  document.head.append(style); // the first line of a folded cell stays within it
 
   async function run(app, panel) {
     if (!panel || !panel.context || !OURS.test(panel.context.path) || started.has(panel)) return;
