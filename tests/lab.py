@@ -18,9 +18,14 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
+from planner.faces.report import walk
+
 ROOT = Path(__file__).resolve().parent.parent
 THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
 TRACKER = "@jupyterlab/notebook-extension/tracker.jupyterlab-settings"
+NEWS = "@jupyterlab/apputils-extension/notification.jupyterlab-settings"
+PANEL = "window.jupyterapp?.shell.currentWidget"
+CODE = f"{PANEL}.content.widgets.filter(cell => cell.model.type === 'code')"
 
 
 def chromium() -> str | None:
@@ -38,6 +43,8 @@ def jupyterlab(folder: Path) -> Iterator[str]:
         settings = Path(home) / "lab" / "user-settings"
         (settings / TRACKER).parent.mkdir(parents=True)
         (settings / TRACKER).write_text(json.dumps({"windowingMode": "none"}))  # cells out of sight are drawn too
+        (settings / NEWS).parent.mkdir(parents=True)
+        (settings / NEWS).write_text(json.dumps({"fetchNews": "false"}))
         environment = {**os.environ, "JUPYTER_CONFIG_DIR": home, "JUPYTERLAB_SETTINGS_DIR": str(settings)}
         options = [f"--port={port}", "--no-browser", "--expose-app-in-browser", "--IdentityProvider.token="]
         options += ["--ServerApp.root_dir=" + str(folder), "--allow-root", "--LabApp.news_url=None"]
@@ -77,13 +84,11 @@ def browser(width: int = 1250, height: int = 1000) -> Iterator[Page]:
 def run_notebook(page: Page, address: str, notebook: str) -> None:
     """Open `notebook` and run all of it; returns when its kernel is idle again and its widgets are drawn."""
     page.goto(f"{address}/tree/{notebook}?reset")
-    page.wait_for_function(
-        "window.jupyterapp?.shell.currentWidget?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000
-    )
-    page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
-    page.wait_for_timeout(1_000)
-    done = "[...document.querySelectorAll('.jp-InputPrompt')].every(prompt => !prompt.innerText.includes('*'))"
-    page.wait_for_function(done, timeout=120_000)
+    idle = f"{PANEL}?.sessionContext?.session?.kernel?.status === 'idle'"
+    page.wait_for_function(idle, timeout=90_000)
+    if notebook not in ("start.ipynb", *(chapter.name for chapter in walk())):  # those run by themselves
+        page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
+    page.wait_for_function(f"{CODE}.every(cell => cell.model.executionCount) && {idle}", timeout=600_000)
     page.wait_for_timeout(1_000)
 
 
@@ -100,6 +105,8 @@ def main(out: Path, names: list[str]) -> None:
             for notebook in notebooks:
                 with browser(height=5000) as page:
                     run_notebook(page, address, notebook.name)
+                    if tall := page.evaluate("document.querySelector('.jp-WindowedPanel-outer')?.scrollHeight"):
+                        page.set_viewport_size({"width": 1250, "height": min(tall + 200, 16_000)})
                     for theme in ("Light", "Dark"):
                         page.evaluate(THEME, f"JupyterLab {theme}")
                         page.wait_for_timeout(2_000)
