@@ -47,7 +47,7 @@ _ROW = ui.Layout(flex_flow="row wrap", grid_gap="0 24px", width="100%")
 _STYLE = """<style>
 .headroom h4 {margin: .7em 0 .2em; border-bottom: 1px solid #8a8f9866; font-size: 1em}
 .headroom table {border-collapse: collapse; font-size: .95em}
-.headroom :focus-visible {outline: 2px solid #3b7dd8; outline-offset: 1px}
+.headroom.headroom.headroom :focus-visible {outline: 2px solid #3b7dd8 !important; outline-offset: 1px}
 .headroom p {line-height: 1.4; margin: .5em 0}
 .headroom svg {max-width: 100%; height: auto}
 </style>"""
@@ -135,7 +135,11 @@ def _set(control: ui.Widget, value: Any) -> None:
 
 def _folded(title: str, *inside: ui.Widget) -> ui.Widget:
     """Controls that are asked for less often."""
-    return ui.Accordion([ui.VBox(inside)], titles=(title,), layout={"width": "98%"})
+    box = ui.VBox(inside, layout={"display": "none"})
+    # an Accordion takes no Tab
+    head = ui.ToggleButton(description=title, tooltip=title, icon="caret-down", layout={"width": "98%"})
+    head.observe(lambda moved: setattr(box.layout, "display", None if moved["new"] else "none"), names="value")
+    return ui.VBox([head, box])
 
 
 def _questions(first: str) -> list[str]:
