@@ -69,7 +69,7 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
 
 def _cell(said: str) -> str:
     """Text that may go on in another line after a slash, and not within an interval or a date."""
-    kept = re.sub(r"(\([\d.,]+) to ([\d.,]+\))", "\\1\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}\\2", said)
+    kept = re.sub(r"(\([\d.,]+) to ((?:[\d.,]+|growing)\))", "\\1\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}\\2", said)
     if re.fullmatch(r"\d{4}-\d\d-\d\d", kept):
         kept = kept.replace("-", "\N{NON-BREAKING HYPHEN}")
     return re.sub(r"(?<!<)/", "/<wbr>", escape(kept))
