@@ -10,6 +10,7 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 
 from planner.core.quantities import PlannerError
@@ -208,7 +209,8 @@ def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = No
             if queues and taken < size and "capacity" not in best.constraints:
                 break
             before, wanted = size, size * MORE if queues else taken * FEWER
-            size = min(max(round(wanted / SEQS_STEP), 1) * SEQS_STEP, limit)
+            step = SEQS_STEP if wanted >= SEQS_STEP else 1
+            size = min(max(round(wanted / step), 1) * step, limit)
             if size in looks:
                 break
             if (found := look(size)).margin > best.margin:  # too far
@@ -216,6 +218,13 @@ def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = No
                 break
             best = found
     return list(looks.values())
+
+
+def _tight(scenario: Scenario, candidate: Candidate) -> tuple[float, float]:
+    """How near its limits it is; where users wait for their answers its capacity always is, and the latencies tell."""
+    found = candidate.prediction.performance
+    shares = [found.at(t.metric, t.percentile).mid / t.seconds for t in scenario.service_level] if found else []
+    return candidate.margin, max(shares, default=0.0)
 
 
 def _roomy(scenario: Scenario, candidate: Candidate) -> bool:
@@ -241,12 +250,13 @@ def retuned(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
     preference, tokens = (*candidate.preference[:-1], 1), one.args.max_num_batched_tokens
     others = variants(scenario, one, light=candidate.light)
     usual, *tried = judge_all(scenario, [(each, replicas, preference) for each in (one, *others)])
-    better = [found for found in tried if found.margin < usual.margin and near(scenario, found)]
+    tight = partial(_tight, scenario)
+    better = [found for found in tried if tight(found) < tight(usual) and near(scenario, found)]
     if _roomy(scenario, candidate):
         memory = {name: getattr(one.args, name) for name in ("gpu_memory_utilization", "max_num_seqs")}
         better = [found for found in better if found.deployment.with_args(**memory) != one]
     best: dict[tuple[bool, bool], Candidate] = {}
-    for found in sorted(better, key=attrgetter("margin")):
+    for found in sorted(better, key=tight):
         size = found.deployment.args.max_num_batched_tokens
         best.setdefault((size > tokens, size < tokens), found)
     return list(best.values())
