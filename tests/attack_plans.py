@@ -470,7 +470,7 @@ def check_knobs(asked: Scenario, plan: Plan) -> list[str]:
     others += [("max_num_seqs", size) for size in (seqs // 2, seqs - 8, seqs + 8, 2 * seqs, usual.max_num_seqs)]
     others += [("gpu_memory_utilization", round(share + d, 3)) for d in (-0.02, 0.02)]
     others += [("enable_prefix_caching", not args.enable_prefix_caching), ("enable_chunked_prefill", False)]
-    for name, value in others if cheaper.gpus else ():
+    for name, value in [other for other in others if cheaper.gpus and other[0] not in asked.engine_args]:
         with contextlib.suppress(PlannerError):
             other = search(replace(cheaper, engine_args={**asked.engine_args, name: value}))
             if other.chosen and other.chosen.cost[0] == below[0] and other.chosen.cost[1] < 0.98 * below[1]:
