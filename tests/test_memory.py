@@ -1,8 +1,11 @@
 """The memory plan against public vLLM start-up logs, and the invariants of its accounting."""
 
+import csv
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -90,6 +93,24 @@ def test_adapter_slots_of_the_first_engine(
     found = plan(deploy_on(name, "H100 64GB", engine_version="0.5.0", **args))
     assert found.pool.num_blocks == pytest.approx(blocks, rel=0.02, abs=60)
     assert found.starts == starts
+
+
+def test_whether_servers_with_adapter_slots_start() -> None:
+    """1,003 runs: right for 97 in 100, as the issue asks; of those that logged blocks, half within 1 %."""
+    lines = (Path(__file__).parent / "data" / "lora_startups.csv").read_text().splitlines()
+    right, runs, failing, errors = 0, 0, 0, []
+    for row in csv.DictReader(line for line in lines if line[0] != "#"):
+        limits = {name: int(row[name]) for name in ("max_loras", "max_lora_rank", "max_num_seqs")}
+        off = {} if row["engine_version"] == "0.5.0" else {"enable_prefix_caching": False}
+        found = plan(deploy_on(row["model"], "H100-SXM-64GB", engine_version=row["engine_version"], **limits, **off))
+        started, failed = int(row["started"]), int(row["failed"])
+        right, runs = right + (started if found.starts else failed), runs + started + failed
+        failing += 0 if found.starts else failed
+        if row["gpu_blocks"] and int(row["gpu_blocks"]) > 1000:
+            errors.append(abs(found.pool.num_blocks / int(row["gpu_blocks"]) - 1))
+    assert (runs, failing > 100) == (1003, True)
+    assert right / runs >= 0.97
+    assert np.median(errors) < 0.01 and np.quantile(errors, 0.9) < 0.03
 
 
 def test_a_70b_in_fp8_leaves_no_room_on_one_h100() -> None:
