@@ -105,7 +105,7 @@ def test_host_memory_finds_what_a_plain_cache_of_its_size_finds(gib: float) -> N
     pool = replace(memory_of(one).pool, num_blocks=4_000)
     kept, block_s, _ = host_tier(one, pool)
     assert kept == int(gib * 2**30 / pool.bytes_per_block)
-    assert block_s == pytest.approx(pool.bytes_per_block / 64e9), "PCIe 5.0 x16"
+    assert block_s == pytest.approx(pool.bytes_per_block / 50e9), "PCIe 5.0 x16"
     run = replay_workload(one, pool, step_of(one), workload)
     expected = plain_lru(TRACE, 1, max(kept * 16, pool.kv_tokens) // BLOCK)
     assert run.outcome.cached.sum() / TRACE.prompt.sum() == pytest.approx(expected, abs=0.03)
@@ -129,11 +129,14 @@ def test_the_command_asks_for_host_memory() -> None:
 
 
 def test_a_measured_tier_of_host_memory() -> None:
-    """llm-d's comparison: throughput and mean E2E within 25 % at all four points, and better with it where prompts
-    overflow the pool, not where they fit. Behind llm-d's router; TTFT, which follows the queue, only in direction."""
-    found = {}
+    """llm-d's comparison within 25 % where prompts overflow the pool, TTFT and its p90 too, and in direction.
+
+    Behind the router that the guide installs: it goes by where it sent a prompt's first 4,096 tokens before, and weighs
+    that like queue and free cache (defaults before 1.2). Where all fits, first prompts apart, TTFT is 0.04 s too long.
+    """
+    router, found = Router(8, PREFIX_AFFINITY, 1.0, 1.0, 1.0, precise=False), {}
     for row in rows_of("kv_offload.csv"):
-        system, gib = int(row["system_prompt_len"]), row["host_gb"] * 1e9 / 2**30
+        system, gib = int(row["system_prompt_len"]), row["host_gib"]
         one = deploy_on(
             "Qwen/Qwen3-32B", "H100", tp=2, replicas=8, engine_version="0.20.2", gpu_memory_utilization=0.65,
             kv_offloading_size=gib,
@@ -155,14 +158,36 @@ def test_a_measured_tier_of_host_memory() -> None:
             np.zeros(n), np.full(n, system + 256), np.full(n, 1024), content, start, concurrency=45,
             request_s=step.request_s, prompt_token_s=step.prompt_token_s,
         )  # fmt: skip
-        outcome = replay(rules, table, sent, router=Router(8, PREFIX_AFFINITY)).outcome
+        outcome = replay(rules, table, sent, router=router).outcome
         tps = n * (system + 1280) / (outcome.last_token.max() - outcome.sent.min())
-        e2e, ttft = (outcome.last_token - outcome.sent).mean(), (outcome.first_token - outcome.sent).mean()
+        e2e, ttft = outcome.last_token - outcome.sent, outcome.first_token - outcome.sent
         assert tps == pytest.approx(row["total_tok_s"], rel=0.25)
-        assert e2e == pytest.approx(row["mean_e2e_s"], rel=0.25)
-        found[system, row["host_gb"]] = tps, ttft
-    assert found[30_000, 100][0] > 1.1 * found[30_000, 0][0] and found[30_000, 100][1] < found[30_000, 0][1]
-    assert found[8_000, 100][0] == pytest.approx(found[8_000, 0][0], rel=0.01)
+        assert e2e.mean() == pytest.approx(row["mean_e2e_s"], rel=0.25)
+        assert np.quantile(e2e, 0.9) == pytest.approx(row["p90_e2e_s"], rel=0.25)
+        if system == 30_000:
+            assert ttft.mean() == pytest.approx(row["mean_ttft_s"], rel=0.25)
+            assert np.quantile(ttft, 0.9) == pytest.approx(row["p90_ttft_s"], rel=0.25)
+        else:
+            assert ttft[450:].mean() == pytest.approx(row["mean_ttft_s"], abs=0.05)
+        found[system, gib] = tps, ttft.mean()
+    assert found[30_000, 100][0] > 1.1 * found[30_000, 0][0] and found[30_000, 100][1] < 0.85 * found[30_000, 0][1]
+    assert found[8_000, 100][0] == pytest.approx(found[8_000, 0][0], rel=0.02)
+
+
+def test_a_router_that_is_told_nothing_sends_prompts_where_their_blocks_have_gone() -> None:
+    """Groups by turns on a pool that has room for few: it finds less than one that hears of what leaves."""
+    table = StepTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300), decode_context_s=1e-8)
+    rules = Rules(32, 2048, 400, 4096, True, True, 0, False, False, False, np.array([[0, 16]]))
+    n = 1200
+    content, start = asked(np.random.default_rng(1).integers(0, 96, n), 4, 1600, 64, 64, 16)
+    arrival = arrivals(n, 15.0, 1.0, np.random.default_rng(2))
+    sent = Traffic(arrival, np.full(n, 1664), np.full(n, 64), content, start)
+    told, guessed = (
+        replay(rules, table, sent, router=Router(4, PREFIX_AFFINITY, precise=precise)).outcome.cached.mean()
+        for precise in (True, False)
+    )
+    in_turn = replay(rules, table, sent, router=Router(4, ROUND_ROBIN)).outcome.cached.mean()
+    assert told > 1.05 * guessed > 1.05 * in_turn
 
 
 def asked(

@@ -8,6 +8,10 @@ from planner.core.quantities import GIB
 from planner.facts.deployment import Deployment
 from planner.memory.kv_cache import KvPool
 
+LINK_SHARE = 50 / 64
+"""Of a link's bandwidth, what a copy gets: 50 GB/s over PCIe 5.0 x16 for blocks of 2 MB, as vLLM has them from 0.12 on
+(vLLM blog, Inside vLLM's New KV Offloading Connector, 2026-01-08, H100)."""
+
 
 def host_tier(deployment: Deployment, pool: KvPool) -> tuple[int, float, float]:
     """Blocks that it keeps, seconds to load one, and seconds that storing adds to a step for each of its tokens.
@@ -22,4 +26,4 @@ def host_tier(deployment: Deployment, pool: KvPool) -> tuple[int, float, float]:
     ranks = deployment.layout.tp * deployment.layout.pp
     kept = int(deployment.args.kv_offloading_size * GIB / ranks / block)
     token = block / (pool.layout.groups[0].block_size * pool.layout.dcp)
-    return kept, block / gpu.host_bandwidth, token / gpu.bandwidth
+    return kept, block / (gpu.host_bandwidth * LINK_SHARE), token / gpu.bandwidth

@@ -108,6 +108,7 @@ class Router(NamedTuple):
     prefix_weight: float = 3.0
     queue_weight: float = 2.0
     kv_weight: float = 2.0
+    precise: bool = True  # it is told what replicas have; else it goes by what it sent where, of each prompt's start
     scale_at: np.ndarray = np.empty(0)  # s, ascending: from then on requests go to the first `scale_to` replicas
     scale_to: np.ndarray = np.empty(0)
 

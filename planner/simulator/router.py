@@ -18,18 +18,24 @@ from planner.simulator.engine_state import new_engine, new_fates
 from planner.simulator.kernel_types import Options, Outcome, Router, Rules, StepTable, Traffic
 from planner.simulator.scheduler import advance, submit
 
+INDEXED_TOKENS = 4096
+"""Of a prompt, those that a router looks at which is not told what replicas have: 256 blocks of 64 characters, kept for
+more prompts than a replica has room for (prefix-cache-scorer's defaults, Gateway API Inference Extension 1.0)."""
 SPECULATIVE_S = 2.0
 """Seconds for which a router counts on blocks of a prompt that it has just sent (llm-d's precise prefix scorer)."""
 
 
 @allocating
-def _matched(rules: Any, traffic: Any, engine: Any, sent_at: Any, i: int, now: float) -> float:
-    """The share of a prompt's blocks that a replica has, or has just been sent: its longest prefix."""
+def _matched(rules: Any, traffic: Any, router: Any, engine: Any, sent_at: Any, i: int, now: float) -> float:
+    """The share of a prompt's blocks that a replica has, or has just been sent, or ever: its longest prefix."""
     full, own, k = traffic.prompt[i] // rules.groups[0, 1], traffic.content_start[i], 0
+    since, groups = now - SPECULATIVE_S, len(rules.groups)
+    if not router.precise:
+        full, since = min(full, INDEXED_TOKENS // rules.groups[0, 1]), -np.inf
     while k < full:
         block = traffic.content[own + k]
-        here = engine.pool.cached[block * len(rules.groups)] >= 0 or sent_at[block] > now - SPECULATIVE_S
-        if not here and not (engine.pool.kept[1] and engine.pool.host[0, block] >= 0):
+        here = sent_at[block] > since or (router.precise and engine.pool.cached[block * groups] >= 0)
+        if not here and not (router.precise and engine.pool.kept[1] and engine.pool.host[0, block] >= 0):
             break
         k += 1
     return k / max(full, 1)
@@ -47,7 +53,7 @@ def _scored(rules: Any, traffic: Any, router: Any, engines: Any, up: int, sent_a
         free = engines[r].pool.free[0] / (rules.num_blocks - 1)
         scores[r] = router.queue_weight * room + router.kv_weight * free
         if sent_at.size:
-            scores[r] += router.prefix_weight * _matched(rules, traffic, engines[r], sent_at[r], i, now)
+            scores[r] += router.prefix_weight * _matched(rules, traffic, router, engines[r], sent_at[r], i, now)
     return scores
 
 
