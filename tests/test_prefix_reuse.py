@@ -14,16 +14,16 @@ from planner.facts.deployment import Deployment, deploy_on
 from planner.facts.traces import BLOCK, Trace
 from planner.facts.workload import Lengths, Workload
 from planner.latency.host_tier import host_tier
+from planner.latency.shared_reads import L2_TIMES, read_together
 from planner.latency.speculation import step_of
-from planner.latency.step_work import read_together
 from planner.memory.budget import memory_of
 from planner.operations.launch import launch
-from planner.planning.benchmark_run import capacity, taken_on
-from planner.planning.prediction import predict
+from planner.planning.benchmark_run import capacity, once, taken_on
+from planner.planning.prediction import evaluate, predict
 from planner.simulator.kernel_types import PREFIX_AFFINITY, ROUND_ROBIN, Router, Rules, StepTable, Traffic
 from planner.simulator.prefix_reuse import hit_rate
 from planner.simulator.replay import engine_rules, replay, replay_workload, step_table
-from planner.simulator.step_kernels import L2_TIMES
+from planner.studies.prefix_sharing import documents
 
 
 def conversations(requests: int = 2_400, rate: float = 2.0) -> Trace:
@@ -268,3 +268,14 @@ def test_sequences_that_share_a_prefix_decode_faster_up_to_what_l2_gives() -> No
     assert seconds(8) == pytest.approx(alone / L2_TIMES)
     assert alone / L2_TIMES < seconds(3) < 0.95 * alone
     assert seconds(3, log=True) == pytest.approx(seconds(3)), "many steps at once are the same steps"
+
+
+@pytest.mark.parametrize(("count", "rate"), [(1, 2.8), (4, 2.8), (16, 2.8), (1000, 1.2)])
+def test_the_closed_form_knows_what_decoding_sequences_read_together(count: int, rate: float) -> None:
+    """Questions about so many documents of 8,192 tokens, 500 tokens out: TPOT as the replay has it."""
+    one, asked_about = on_h100(1).with_args(gpu_memory_utilization=0.9), documents(count, 16, rate, 800, output=500)
+    closed, replayed = evaluate(one, asked_about).performance, once(one, asked_about, 800)
+    assert closed is not None and closed.tpot["mean"].mid == pytest.approx(replayed.tpot.mean(), rel=0.08)
+    apart = evaluate(one, replace(taken_on(one, asked_about), trace=None))
+    assert apart.performance is not None
+    assert (apart.performance.tpot["mean"].mid > 1.4 * closed.tpot["mean"].mid) == (count < 1000)

@@ -199,19 +199,6 @@ def _contexts(deployment: Deployment) -> tuple[Context, ...]:
     return tuple(Context(kind, window, *costs) for (kind, window), costs in found.items())
 
 
-def read_together(deployment: Deployment) -> float:
-    """Sequences whose KV cache decoding attention reads at the same time: a multiprocessor has one KV head of one.
-
-    What several of them have in common then comes from memory once (FlashAttention 3 on Hopper). 0 where that is not
-    known: of other GPUs, latent attention, or layers that differ.
-    """
-    found = {layer.mixer for layer in deployment.model.architecture.layers}
-    mixer = found.pop()
-    if found or not isinstance(mixer, Attention) or mixer.window or not deployment.gpu.multiprocessors:
-        return 0.0
-    return deployment.gpu.multiprocessors / max(mixer.kv_heads / deployment.layout.tp, 1.0)
-
-
 def _kernels(model: Model, layer: Layer, prefix: str) -> int:
     """Kernels of one layer beside its matrix products and all-reduces, as vLLM's compiled graph leaves them."""
     schemes = [model.quantization.scheme(weight, prefix) for weight in layer.weights if weight.linear]

@@ -20,6 +20,7 @@ from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
 from planner.latency.adapters import seats, with_adapters
 from planner.latency.performance import LATE, Performances
+from planner.latency.shared_reads import with_shared_reads
 from planner.latency.speculation import step_of
 from planner.latency.step_model import StepModel
 from planner.memory.budget import MemoryPlan
@@ -103,6 +104,7 @@ def _by_parts(loop: Callable[[Sequence[Case], StepModel, Mix], State], cases: Se
 
 def _step(case: Case) -> StepModel:
     step = case.step or step_of(case.deployment)
+    step = with_shared_reads(step, case.deployment, case.workload)
     return with_adapters(step, case.deployment, case.workload)
 
 

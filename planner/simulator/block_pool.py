@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
+from planner.latency.shared_reads import SHARERS
+
 KEPT = "NUMBA_CACHE_DIR" in os.environ or any(os.access(at, os.W_OK) for at in (Path(__file__).parent, Path.home()))
 """Whether compiled code can be kept on disk: beside its source or at home. Else every process compiles its own."""
 _ONLY = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
@@ -20,10 +22,6 @@ compiled: Any = njit(error_model="numpy", _nrt=False, **_ONLY)  # type: ignore[c
 """For those that make no array and change no list's length: references, whose owner is further up, are not counted."""
 inlined: Any = njit(error_model="numpy", _nrt=False, forceinline=True, **_ONLY)  # type: ignore[call-overload]
 """For those that are called at one place, or in every step."""
-
-
-SHARERS = 64
-"""Sequences that have one block: more count as so many."""
 
 
 class Pool(NamedTuple):

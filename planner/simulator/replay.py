@@ -18,8 +18,8 @@ from planner.facts.engines import engine
 from planner.facts.workload import Workload, popularity
 from planner.latency.adapters import adapter_costs
 from planner.latency.host_tier import host_tier
+from planner.latency.shared_reads import read_together
 from planner.latency.step_model import StepModel
-from planner.latency.step_work import read_together
 from planner.memory.kv_cache import KvPool
 from planner.simulator.kernel_types import Router, Rules, StepTable, Traffic, as_compiled
 from planner.simulator.replay_result import ReplayResult

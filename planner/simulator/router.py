@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from planner.latency import shared_reads
 from planner.simulator import block_pool, engine_state, queues, scheduler, step_kernels
 from planner.simulator import kernel_types as kinds
 from planner.simulator.block_pool import KEPT, allocating
@@ -201,5 +202,6 @@ def _entry(sources: int) -> Any:
     return simulate
 
 
-_FILES = [str(module.__file__) for module in (block_pool, engine_state, kinds, queues, scheduler, step_kernels)]
+_PARTS = (block_pool, engine_state, kinds, queues, scheduler, step_kernels, shared_reads)
+_FILES = [str(module.__file__) for module in _PARTS]
 simulate = _entry(zlib.crc32(b"".join(Path(file).read_bytes() for file in _FILES)))

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from planner.latency.shared_reads import L2_TIMES, SHARERS
 from planner.simulator import block_pool
 from planner.simulator.block_pool import allocating, compiled, inlined
 from planner.simulator.kernel_types import ITL_BINS, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS
@@ -11,10 +12,6 @@ from planner.simulator.kernel_types import ITL_BINS, ITL_FIRST, ITL_PER_DECADE, 
 ROWS = REQUEST, SEAT, TOKENS, CONTEXT, DRAFTED, YIELDS, PAST = (0, 1, 2, 3, 4, 5, 6)
 """Rows of a step's table: who, in which seat, does so many tokens after so many, of them drafted; whether it yields an
 output, and how often it had been preempted when the step began."""
-
-L2_TIMES = 1.7
-"""What a GPU's L2 cache gives in the time in which memory gives one: about 5.6 TB/s of an H100's 3.35
-(chipsandcheese.com, Nvidia's H100: Funny L2, and Tons of Bandwidth, 2023-07-02, the PCIe card)."""
 
 
 @compiled
@@ -43,7 +40,7 @@ def _found_in_l2(rules: Any, table: Any, pool: Any, sequences: int) -> float:
     in as many as one of the r is in. The chance that none is: (n - together) / n x (n - 1 - together) / (n - 1) x ...
     """
     found, missed = 0.0, 1.0
-    for r in range(1, min(block_pool.SHARERS, sequences + 1) if table.together > 0 else 0):
+    for r in range(1, min(SHARERS, sequences + 1) if table.together > 0 else 0):
         missed *= max(0.0, 1 - table.together / (sequences - r + 1))
         found += pool.shared[r] * (r - max(1.0, sequences / table.together) * (1 - missed)) if r > 1 else 0.0
     return found * rules.groups[0, 1]
