@@ -210,6 +210,21 @@ def test_every_measured_run_says_what_was_sent() -> None:
     assert not silent
 
 
+@pytest.mark.parametrize(
+    ("gpu", "dtype"), [("GB10", "bf16"), ("RTX-PRO-6000", "bf16"), ("B200", "fp8"), ("H100-SXM", "bf16")]
+)
+def test_vllm_widens_mxfp4_where_it_has_no_kernels_for_it(gpu, dtype) -> None:
+    """Issues 30135 and 41477: Marlin on compute capability 12, FlashInfer's MXFP4 x MXFP8 on 10."""
+    assert {each.dtype for each in work(deploy_on("openai/gpt-oss-20b", gpu, max_model_len=4096)).experts} == {dtype}
+
+
+def test_small_kernels_take_as_long_as_the_clock_lets_them() -> None:
+    """A matrix product of one row, weights aside: 3.7 us on H100, 5.4 on A100 (AIConfigurator 0.12's tables)."""
+    found = [deploy_on("meta-llama/Llama-3.1-8B-Instruct", name) for name in ("A100-SXM-80GB", "H100-SXM")]
+    slow, fast = (step_model(each, ALONE).parts["kernel latency"][1] for each in found)
+    assert slow / fast == pytest.approx(5.4 / 3.7, rel=0.06)
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_no_load_of_a_known_pair_is_less_certain_than_all_that_may_be_new(engine) -> None:
     common = catalog(engine).common

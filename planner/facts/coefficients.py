@@ -23,7 +23,7 @@ class Coefficients:
     attention: float  # of dense bf16 peak, prefill attention
     link: float  # of link bandwidth, large all-reduces
     allreduce_s: float  # latency of one small all-reduce between two GPUs
-    kernel_s: float  # latency of one kernel in a CUDA graph that no roofline covers
+    kernel_s: float  # latency of one kernel in a CUDA graph that no roofline covers, at H100's clock
     token_passes: float  # activations: time of one token's against what the bandwidth would move them in
     step_s: float  # host time of one step; with asynchronous scheduling only what outlasts the GPU's
     row_s: float  # the same, per scheduled sequence

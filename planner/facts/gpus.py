@@ -20,6 +20,7 @@ class _Chip(Entry):
     compute_capability: float | None = None
     power_w: PositiveFloat
     multiprocessors: PositiveInt | None = None
+    clock_ghz: PositiveFloat | None = None
 
 
 class _Memory(Entry):
@@ -80,6 +81,7 @@ class Gpu:
     gpus_per_node: int
     power: float  # W
     multiprocessors: int | None  # None: not known
+    clock: float | None  # Hz, boosted; None: not known
     supported: Mapping[str, tuple[str, str | None]] = field(hash=False)  # engine -> first version, last or None
     sold_in: tuple[int, ...]  # GPUs of the machines that are let; none: any number
 
@@ -114,7 +116,8 @@ def _gpu(name: str, entry: GpuEntry) -> Gpu:
     return Gpu(
         name=name,
         aliases=entry.aliases,
-        **chip.model_dump(exclude={"power_w"}),
+        **chip.model_dump(exclude={"power_w", "clock_ghz"}),
+        clock=chip.clock_ghz and chip.clock_ghz * 1e9,
         memory=round(memory.gib * GIB),
         memory_basis=memory.basis,
         marketed_gb=memory.marketed_gb,

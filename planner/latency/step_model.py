@@ -153,6 +153,10 @@ def pairs(tokens: np.ndarray | float, context: np.ndarray | float = 0.0, window:
     return growing * c + growing * (growing + 1) / 2 + (n - growing) * window
 
 
+HOPPER_CLOCK = 1.98e9
+"""That of H100 SXM, at which `kernel_s` is told. Kernels that move little take as long as the clock lets them: of
+Hopper's 3.7 us a GEMM takes 5.4 on A100 (by its clock 5.2); small kernels of Gated DeltaNet 0.78-0.85 of Hopper's on
+L40S (0.79), 0.83-0.89 on RTX PRO 6000 (0.76; AIConfigurator 0.12's tables). Others than NVIDIA's were not measured."""
 PRODUCT_LATENCY = 0.4
 """Of `kernel_s`, what a matrix product takes beside its roofline: 3.7 us on H100, 5.4 on A100, 2.4 on RTX PRO 6000
 (AIConfigurator 0.12's bf16 GEMM tables of vLLM 0.24 and 0.14, 2026-09, which latency + roofline fits to 8 %, a norm of
@@ -240,6 +244,7 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
     gpu, args, w = deployment.gpu, deployment.args, work(deployment)
     known = calibration_of(deployment)
     c = coefficients or known.coefficients
+    c = replace(c, kernel_s=c.kernel_s * HOPPER_CLOCK / (gpu.clock or HOPPER_CLOCK))
     captured = max(cudagraph_sizes(deployment.engine, args, gpu, deployment.drafts), default=0)
     tokens = _grid(args.max_num_batched_tokens, captured)
     parts: dict[str, np.ndarray] = {

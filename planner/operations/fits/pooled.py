@@ -57,17 +57,11 @@ COMMON = {
     "pace": (1.0, 0.0),
 }  # fmt: skip
 """What is known of each coefficient before any serving run, and how well: AIConfigurator's kernel tables."""
-GENERATIONS: Mapping[str, Mapping[str, float]] = {
-    "ampere": {"kernel_s": 1.4}, "ada": {"kernel_s": 0.8}, "blackwell-desktop": {"kernel_s": 0.85},
-}  # fmt: skip
-"""Factors of a generation before any serving run. Kernels that move little take as long as the clock lets them: of
-Hopper's 3.7 us a GEMM takes 5.4 on A100; small kernels of Gated DeltaNet 0.78-0.85 of Hopper's on L40S, 0.83-0.89 on
-RTX PRO 6000 (AIConfigurator's kernel tables)."""
 HOST = ("step_s", "row_s", "launch_s", "prompt_s", "request_s", "prompt_token_s")
 LEVELS: Mapping[str, tuple[float, float, Mapping[str, float]]] = {
     "engine": (0.4, 0.8, {}),
-    "generation": (0.5, 0.1, {}),
-    "gpu": (0.3, 0.3, {}),
+    "generation": (0.5, 0.1, {"gemm_fp4": 0.5}),
+    "gpu": (0.3, 0.3, {"gemm_bf16": 0.2, "gemm_fp8": 0.2, "gemm_fp4": 0.2}),
     "gpu engine": (0.25, 0.3, {}),
     "release": (0.0, 0.6, {"kernel_s": 0.1, "expert_latency": 0.1, "pace": 0.06}),
     "release generation": (0.0, 0.0, {"pace": 0.12}),
@@ -78,7 +72,12 @@ LEVELS: Mapping[str, tuple[float, float, Mapping[str, float]]] = {
     "layout": (0.0, 0.0, {"pace": 0.08}),
     "curve": (0.0, 0.0, {"pace": 0.04}),
 }
-"""How much a part adds: of the common spread, for the device's coefficients and the host's; and spreads of its own."""
+"""How much a part adds: of the common spread, for the device's coefficients and the host's; and spreads of its own.
+
+FP4 products go through other instructions, so other kernels, on desktop Blackwell (mma) than in data centres (tcgen05;
+dgx-spark-playbooks issue 22, 2026-08). What a GPU sustains of its matrix peaks, its power limit says too: GB10 92 of
+125 TFLOP/s in bf16 (huggingface/kernels pull 283, 2026-02).
+"""
 RELEASES = {
     "vllm": ("0.11.0", "0.12.0", "0.16.0", "0.18.0", "0.20.0"),
     "sglang": ("0.5.6", "0.5.9", "0.5.12"),
@@ -164,7 +163,7 @@ class Pool:
         self.runs, self.names = list(runs), coefficient_names()
         self.plans = [memory_of(run.deployment) for run in runs]
         self.measured = np.array([run.measured for run in runs])
-        self.start = np.log([[_start(run, name) for name in self.names] for run in runs])
+        self.start = np.log([[COMMON[name][0] for name in self.names] for _ in runs])
         self.noise = NOISE * np.array([[STEADY if run.workload.rate else 1.0] for run in runs])
         self.beside = np.zeros_like(self.measured)  # ln(replayed / closed form)
         places: dict[tuple[str, str, str], int] = {}
@@ -241,10 +240,6 @@ class Pool:
         """Minus twice the logarithm of the posterior, but for a constant."""
         unlikely = FREEDOM * np.log1p((errors / self.noise) ** 2 / FREEDOM)
         return float(np.nansum(unlikely) + ((sums / self.spread) ** 2).sum())
-
-
-def _start(run: MeasuredRun, name: str) -> float:
-    return COMMON[name][0] * GENERATIONS.get(run.groups["generation"], {}).get(name, 1.0)
 
 
 def _spread(level: str, name: str) -> float:
@@ -429,8 +424,6 @@ class Pooled:
         for generation in dict.fromkeys(run.groups["generation"] for run in self.pool.runs):
             latest = sums(("release generation", f"{engine}|{era}|{generation}"))
             own = sums(("generation", generation), ("release generation", f"{engine}|{era}|{generation}"))
-            for name, factor in GENERATIONS.get(generation, {}).items():
-                own[name] = own.get(name, 0.0) + float(np.log(factor))
             add(generation, own, {"generation": generation}, always=generation in generations)
             for column, metric in WIDE.items():
                 if spread := self.spreads.get((engine, column, generation)):
