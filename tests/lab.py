@@ -76,7 +76,9 @@ def browser(width: int = 1250, height: int = 1000) -> Iterator[Page]:
     with sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         try:
-            yield opened.new_page(viewport={"width": width, "height": height})
+            page = opened.new_page(viewport={"width": width, "height": height})
+            page.set_default_timeout(120_000)
+            yield page
         finally:
             opened.close()
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ipywidgets
 import nbformat
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
@@ -18,6 +19,8 @@ from IPython.utils.capture import CapturedIO, capture_output
 
 from planner.faces.chapter import QUESTION
 from planner.faces.report import NOTEBOOKS, POOLS, walk
+from planner.faces.widgets import Explore
+from planner.operations.explain_log import EXAMPLE
 from planner.planning.scenario import SCENARIOS
 
 pytestmark = pytest.mark.slow
@@ -57,6 +60,52 @@ def test_walk(notebook, run, tmp_path):
     """As the cockpit leaves it behind: with a question of one's own."""
     shutil.copy(SCENARIOS / "edge-8b-24gb.yaml", tmp_path / QUESTION)
     assert sum(len(shown.outputs) for _, shown in run(notebook, tmp_path)) > 3
+
+
+def values(control: ipywidgets.Widget) -> list[Any]:
+    """A few that a chapter's control can be moved to, and back."""
+    if isinstance(control, ipywidgets.Text):
+        return ["no-such.log", str(EXAMPLE), control.value]
+    if isinstance(control, ipywidgets.Dropdown):
+        return [*[value for _, value in control._options_full if value != control.value][:3], control.value]
+    return [control.min, control.max, control.value]
+
+
+TOGETHER = {"fixed_shapes", "rebuild_acceptable", "hugging_face_stack"}
+"""Traits that speak for a framework beside others only, or for one that does not serve on the question's GPU."""
+EXPLORED = [path for path in walk() if "explore(" in path.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("notebook", EXPLORED, ids=lambda path: path.stem)
+def test_after_each_control_a_chapter_shows_a_fresh_computation(notebook, run, tmp_path, monkeypatch):
+    """What moved controls show is what the chapter opened anew computes of these values, without any widget."""
+    shutil.copy(SCENARIOS / "edge-8b-24gb.yaml", tmp_path / QUESTION)
+    made: list[Explore] = []
+
+    def explore(*parts: Any, **controls: Any) -> Explore:
+        made.append(Explore(*parts, **controls))
+        return made[-1]
+
+    def opened() -> list[Explore]:
+        made.clear()
+        list(run(notebook, tmp_path))
+        return list(made)
+
+    monkeypatch.setattr("planner.faces.widgets.explore", explore)
+    seen, idle = [], []
+    for place, moved in enumerate(opened()):
+        for name, control in moved._controls.items():
+            screens = set()
+            for value in values(control):
+                control.value = value
+                seen.append((place, {each: one.value for each, one in moved._controls.items()}, moved._screen.value))
+                screens.add(moved._screen.value)
+            idle += [name] * (len(screens) == 1)
+    assert set(idle) <= TOGETHER  # each control changes something
+    fresh = opened()
+    for place, at, screen in reversed(seen):  # in another order: nothing is left over from the value before
+        fresh[place]._controls = {name: ipywidgets.fixed(value) for name, value in at.items()}
+        assert fresh[place]._html() == screen, (place, at)
 
 
 def test_the_chapter_on_pools(run, tmp_path):

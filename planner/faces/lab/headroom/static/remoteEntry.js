@@ -5,8 +5,11 @@
   const OURS = /^(?:.*\/)?(?:start|[0-9]-[a-z]+)\.ipynb$/;
   const started = new WeakSet();
   const style = document.createElement('style');
-  style.textContent = '.jp-Placeholder-content, .jp-PlaceholderText {min-width: 0; overflow: hidden; text-overflow: ellipsis}';
-  document.head.append(style); // the first line of a folded cell stays within it
+  const arrow = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'><path fill='white' d='M5 6l4 4 4-4 1 1-5 5-5-5z'/></svg>";
+  style.textContent = `
+    .jp-Placeholder-content, .jp-PlaceholderText {min-width: 0; overflow: hidden; text-overflow: ellipsis}
+    [data-jp-theme-light="false"] {--jp-widgets-dropdown-arrow: url("data:image/svg+xml,${encodeURIComponent(arrow)}")}`;
+  document.head.append(style); // a folded cell's first line stays within it; dropdown arrows are seen in the dark
 
   async function run(app, panel) {
     if (!panel || !panel.context || !OURS.test(panel.context.path) || started.has(panel)) return;
