@@ -150,9 +150,8 @@ class Interval:
         return self * (1 / scale)
 
     def __format__(self, spec: str) -> str:
-        if self.lo == self.hi:
-            return format(self.mid, spec)
-        return f"{self.mid:{spec}} ({self.lo:{spec}} to {self.hi:{spec}})"
+        lo, mid, hi = ("growing" if math.isinf(each) else format(each, spec) for each in (self.lo, self.mid, self.hi))
+        return mid if self.lo == self.hi else f"{mid} ({lo} to {hi})"
 
     def __str__(self) -> str:
         return format(self, ".4g")

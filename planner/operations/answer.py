@@ -241,18 +241,14 @@ def _promise(target: Target, found: Performance) -> tuple[str, str]:
     if math.isinf(value.mid):
         return target.name, f"grows for as long as it runs, promised {limit}: broken"
     state = held(target, value)
-    shown = (
-        f"{value * 1e3:,.0f} ms".replace(" inf)", " growing)")
-        if state != "broken"
-        else milliseconds(value.mid, target.seconds)
-    )
+    shown = f"{value * 1e3:,.0f} ms" if state != "broken" else milliseconds(value.mid, target.seconds)
     return target.name, f"{shown}, promised {limit}: {state}"
 
 
 def _not_promised(scenario: Scenario, found: Performance) -> list[tuple[str, str]]:
     """The p95 of TTFT and TPOT where users wait and nothing is promised of it."""
     said = {target.metric for target in scenario.service_level}
-    beside = {} if scenario.offline else {name: found.at(name, "p95") for name in ("ttft", "tpot") if name not in said}
+    beside = {name: found.told(name, "p95") for name in ("ttft", "tpot") if name not in said and not scenario.offline}
     return [
         (f"p95 {name.upper()}", f"{value * 1e3:,.0f} ms, not promised")
         for name, value in beside.items()

@@ -261,11 +261,13 @@ def _load(
         return [("rate", f"it serves {most.mid:.3g} of {asked:.3g} requests/s{spare}")], [], share
     if share > 1:
         beyond = f"above the {planned:.0%} that are planned" if used <= 1 else "so that its queue grows"
-        times = f"{used:.3g} times" if used >= 2 else f"{used:.1%} of" if share > 1.005 else f"{used:.3%} of"
+        digits = 3 if share <= 1.005 else 1 if used < 1.1 else 0
+        times = f"{used:.3g} times" if used >= 2 else f"{used:.{digits}%} of"
         said = f"{asked:.3g} requests/s are {times} the {most.mid:.3g} it serves at most, {beyond}"
         return [("capacity", said)], [], share
-    slow = asked > most.lo
-    return [], [f"it may serve only {most.lo:.3g} of {asked:.3g} requests/s"] * slow, share
+    digits = 3 if most.lo < 0.99 * asked else 5
+    risk = f"it may serve only {most.lo:.{digits}g} of {asked:.{digits}g} requests/s"
+    return [], [risk] * (asked > most.lo), share
 
 
 def held(target: Target, value: Interval) -> str:

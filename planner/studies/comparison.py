@@ -1,5 +1,6 @@
 """Answers to several questions side by side: what is asked otherwise, and what comes of it."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -66,9 +67,11 @@ def promised(plans: Sequence[Plan]) -> pd.DataFrame:
     rows = []
     for name, plan in zip(titles(plans), plans, strict=True):
         found = plan.best.prediction.performance if plan.best else None
-        for target in plan.scenario.service_level if found else ():
-            value = found.at(target.metric, target.percentile) if found else None
-            if value and value.mid == value.mid:
+        if found is None:
+            continue
+        for target in plan.scenario.service_level:
+            value = found.told(target.metric, target.percentile)
+            if not math.isnan(value.mid):
                 rows.append({"scenario": name, "promise": str(target), "Share of the limit": value / target.seconds})
     return pd.DataFrame(rows, columns=["scenario", "promise", "Share of the limit"])
 
@@ -128,7 +131,7 @@ def _promise(plan: Plan, name: str) -> object:
     target = next((target for target in plan.scenario.service_level if f"{target.name} (ms)" == name), None)
     if target is None or plan.best is None or plan.best.prediction.performance is None:
         return None
-    value = plan.best.prediction.performance.at(target.metric, target.percentile)
+    value = plan.best.prediction.performance.told(target.metric, target.percentile)
     return f"{value * 1e3:,.0f}: {held(target, value)}"
 
 

@@ -32,7 +32,7 @@ def against(plan: Plan) -> pd.DataFrame:
             "prefill": f"{first.replicas} x {first.with_replicas(1).layout}" if first else "both in",
             "decode": f"{rest.replicas} x {rest.with_replicas(1).layout}",
             "GPUs": f"{found.prediction.gpus_rented} {rest.gpu.name}", "USD per hour": usd and f"{usd:,.2f}",
-            **{f"{t.name} (ms)": performance and performance.at(t.metric, t.percentile) * 1e3
+            **{f"{t.name} (ms)": performance and performance.told(t.metric, t.percentile) * 1e3
                for t in plan.scenario.service_level},
             "serves at most (requests/s)": performance and most_rps(plan.scenario, performance),
             "service level": state(found), "chosen": "chosen" if found is plan.chosen else "",

@@ -56,7 +56,7 @@ def by_engine(plan: Plan) -> pd.DataFrame:
     for candidate in plan.candidates:
         best.setdefault(candidate.deployment.engine.name, candidate)
     rows = [
-        (f"{engine} {found.deployment.engine.version}", found.what, found.usd_per_hour or math.nan,
+        (f"{engine} {found.deployment.engine.version}", found.what, _usd(found.usd_per_hour),
          "; ".join(found.misses or found.risks) or "meets the service level")
         for engine, found in best.items()
     ]  # fmt: skip
@@ -281,9 +281,10 @@ def _risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
     found, workload, deployment = best.prediction.performance, scenario.workload, best.deployment
     if plan.reasons:
         yield 3, "edge" if plan.chosen else "miss", "; ".join(plan.reasons)
-    told = (found.at(target.metric, target.percentile) for target in scenario.service_level)
-    width = max((value.hi / value.mid - 1 for value in told if value.mid > 0), default=0.0)
-    wide = f"up to {width:+.0%} on a promised latency" if width else f"{found.request_tps:.3g} requests/s"
+    told = [found.told(target.metric, target.percentile) for target in scenario.service_level]
+    width = max((value.hi / value.mid - 1 for value in told if 0 < value.mid < math.inf), default=0.0)
+    latency = "growing waits" if math.isinf(width) else f"up to {width:+.0%} on a promised latency"
+    wide = latency if width else f"{found.request_tps:.3g} requests/s"
     yield min(PHRASES["basis"][found.basis]["doubt"] + width / 2, 2.9), "step costs", f"{BASES[found.basis]}; {wide}"
     if drafting := deployment.speculation:
         yield 1.8, "acceptance", f"{drafting.method}, {drafting.acceptance_rate:.0%}"
@@ -345,10 +346,10 @@ def passing(plan: Plan) -> pd.DataFrame:
     if best is None or found is None:
         return pd.DataFrame(columns=["change", "from", "to", "to be safe"])
     for target in plan.scenario.service_level:
-        value = found.at(target.metric, target.percentile)
+        value = found.told(target.metric, target.percentile)
         if target.name in best.constraints and not found.saturated:
-            limits = milliseconds(target.seconds), milliseconds(value.mid), milliseconds(value.hi)
-            rows.append((f"a limit for {target.name} of", *limits))
+            would = ("none would do" if math.isinf(each) else milliseconds(each) for each in (value.mid, value.hi))
+            rows.append((f"a limit for {target.name} of", milliseconds(target.seconds), *would))
     rate, headroom = plan.scenario.workload.rate, 1 - plan.scenario.headroom
     if plan.scenario.offline and rate:
         served = found.request_tps * headroom

@@ -14,7 +14,7 @@ import pandas as pd
 import vl_convert
 
 from planner.core.catalog import read_yaml
-from planner.core.quantities import GIB
+from planner.core.quantities import GIB, Interval
 from planner.memory.budget import MemoryPlan
 
 THEME = read_yaml(Path(__file__).parents[1] / "templates" / "theme.yaml")
@@ -28,6 +28,8 @@ PARTS = {
 """One colour for each part of a memory budget, everywhere."""
 WIDER = 0.8
 """Pixels a character: what a browser's own sans-serif (DejaVu Sans, say) takes more than Liberation Sans at 11 px."""
+FAR = 3.0
+"""A latency is drawn up to so many times its limit."""
 GAUGES = dict(zip(("running", "waiting"), PALETTE, strict=False))
 """How many requests of an engine do what, each in its colour."""
 
@@ -95,9 +97,21 @@ def colored(column: str, colors: Mapping[str, str] | Sequence[str], present: Ite
     return alt.Color(column, title=None, scale=alt.Scale(domain=shown, range=[colors[name] for name in shown]))
 
 
-def ends(intervals: pd.Series) -> dict[str, list[float]]:
+def ends(intervals: Iterable[Any]) -> dict[str, list[float]]:
     """Columns "lo", "mid" and "hi" of a column of intervals, or of numbers."""
-    return {end: [getattr(value, end, value) for value in intervals] for end in ("lo", "mid", "hi")}
+    values = list(intervals)
+    return {end: [getattr(value, end, value) for value in values] for end in ("lo", "mid", "hi")}
+
+
+def shares(parts: Iterable[Interval]) -> pd.DataFrame:
+    """`ends` of shares of a limit, none above `FAR`; "further" says where an interval goes on beyond it."""
+    data = pd.DataFrame(ends(parts), dtype=float)
+    return data.clip(upper=FAR).assign(further=data["hi"] > FAR)
+
+
+def further(base: alt.Chart) -> alt.Chart:
+    """An arrow at the end of each of the `shares` that goes on."""
+    return base.transform_filter("datum.further").mark_point(shape="triangle-right", filled=True).encode(x="hi:Q")
 
 
 def band(base: alt.Chart, height: alt.Y) -> list[alt.Chart]:

@@ -6,12 +6,10 @@ from typing import Any
 import pandas as pd
 
 from planner.core.quantities import Interval
-from planner.faces.charts.base import BAD, MUTED, PALETTE, THEME, ends
+from planner.faces.charts.base import BAD, FAR, MUTED, PALETTE, THEME, ends
 
 WIDTH, HEIGHT, LOW = 430, 150, 105
 """Of a chart; and the height of each panel where there are more than two."""
-FAR = 3
-"""A latency is drawn up to so many times its limit, or what the plan has if that is more."""
 Spec = dict[str, Any]
 
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import PALETTE, WIDTH, colored, dashed, ends
+from planner.faces.charts.base import PALETTE, WIDTH, colored, dashed, further, shares
 from planner.planning.search import Plan
 from planner.studies.at_a_glance import cost_against_load
 from planner.studies.comparison import titles
@@ -17,7 +17,7 @@ SHAPES = ("circle", "square", "triangle-up", "diamond")
 def promises(data: pd.DataFrame) -> alt.TopLevelMixin:
     """Each promise as a share of its limit, with its 80 % interval, a row for each scenario; see `promised`."""
     names = list(dict.fromkeys(data["scenario"]))
-    flat = data[["scenario", "promise"]].assign(**ends(data["Share of the limit"]))
+    flat = data[["scenario", "promise"]].join(shares(data["Share of the limit"]))
     base = alt.Chart(flat, height=alt.Step(16)).encode(
         y=alt.Y("promise:N", title=None, sort=None, axis=alt.Axis(labelLimit=230)),
         yOffset=alt.YOffset("scenario:N", sort=names),
@@ -27,7 +27,7 @@ def promises(data: pd.DataFrame) -> alt.TopLevelMixin:
     scale = alt.Scale(domain=names, range=list(SHAPES[: len(names)]))
     marks = alt.Shape("scenario:N", title=None, scale=scale)
     reach = base.mark_rule(strokeWidth=2).encode(x=alt.X("lo:Q", title="share of the limit"), x2="hi:Q")
-    return alt.layer(reach, base.mark_point(size=60).encode(x=share, shape=marks), *dashed(1.0, "x"))
+    return alt.layer(reach, base.mark_point(size=60).encode(x=share, shape=marks), further(base), *dashed(1.0, "x"))
 
 
 def costs(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:

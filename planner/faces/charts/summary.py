@@ -5,7 +5,7 @@ import math
 import altair as alt
 import pandas as pd
 
-from planner.faces.charts.base import BAD, GOOD, MUTED, PALETTE, WIDTH, colored, dashed
+from planner.faces.charts.base import BAD, GOOD, MUTED, PALETTE, WIDTH, colored, dashed, further, shares
 from planner.latency.performance import GROWING
 from planner.planning.candidate import Candidate, held
 from planner.planning.framework import FrameworkChoice
@@ -19,20 +19,18 @@ VERDICTS = {"meets": GOOD, "at risk": PALETTE[1], "misses": BAD}
 
 def promises(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
     """Each target's prediction with its 80 % interval, as a share of its limit."""
-    performance = candidate.prediction.performance
-    rows = []
+    performance, rows = candidate.prediction.performance, []
     for target in scenario.service_level:
         told = performance.told(target.metric, target.percentile) if performance else GROWING
-        if performance and math.isfinite(told.mid):
-            part = performance.at(target.metric, target.percentile) / target.seconds
-            rows.append((str(target), part.lo, part.mid, part.hi, STATES[held(target, told)]))
-    data = pd.DataFrame(rows, columns=["target", "lo", "mid", "hi", "state"])
-    data = data.astype({"lo": float, "mid": float, "hi": float})  # also where nothing is promised
+        if performance and not math.isnan(told.mid):
+            rows.append((str(target), told / target.seconds, STATES[held(target, told)]))
+    names, parts, states = zip(*rows, strict=True) if rows else ((), (), ())
+    data = shares(parts).assign(target=names, state=states)
     y = alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
     base = alt.Chart(data, height=alt.Step(24)).encode(y=y, color=colored("state:N", VERDICTS))
     share = alt.X("lo:Q", title="share of the limit", axis=alt.Axis(format="%"))
     bars = base.mark_bar(height=10, opacity=0.35).encode(x=share, x2="hi")
-    return alt.layer(bars, base.mark_point().encode(x="mid:Q"), *dashed(1.0, "x"))
+    return alt.layer(bars, base.mark_point().encode(x="mid:Q"), further(base), *dashed(1.0, "x"))
 
 
 def prices(plan: Plan) -> alt.TopLevelMixin:
