@@ -23,7 +23,7 @@ from planner.planning.scenario import Scenario, scenario
 from planner.planning.search import Plan, search
 from planner.studies import pool_tables
 
-CHEAPER = ((6000, 150, 6, 4000, 25), (3000, 200, 10, 3000, 16), (5000, 150, 7, 4000, 22))
+CHEAPER = ((6000, 150, 6, 4000, 25), (3000, 200, 12, 3000, 16), (5000, 150, 7, 4000, 22))
 """Prompt, output, rate, ms of p95 TTFT and p99 ITL: long prompts beside a strict gap between tokens."""
 DEARER = ((500, 200, 10), (1000, 300, 4), (200, 500, 6))
 EASY = {"ttft": {"p95": 1500}, "tpot": {"p95": 50}}

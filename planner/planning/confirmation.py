@@ -19,7 +19,7 @@ from planner.planning.candidate import Candidate, full, judge_all, replayed
 from planner.planning.deployments import MAX_SEQS, SEQS_STEP
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario, Target
-from planner.planning.variants import variants
+from planner.planning.variants import TOKENS, variants, with_knobs
 
 TRIES = 60
 """Candidates that are replayed at most."""
@@ -160,6 +160,8 @@ def settled(scenario: Scenario, candidate: Candidate, *, retune: bool = True) ->
     for other in retuned(scenario, best) if retune and 1 < best.margin <= FULL_PACE else ():
         if min(looks, key=attrgetter("margin")).margin > 1:
             looks += _looks(scenario, other, best)
+    if retune:
+        looks += _climbed(scenario, looks)
     looks.sort(key=attrgetter("margin"))
     best = looks[0]
     for look in looks[:FULLY]:
@@ -170,6 +172,36 @@ def settled(scenario: Scenario, candidate: Candidate, *, retune: bool = True) ->
         if found.meets or found.margin > FULL:  # another size will not make up for so much
             break
     return best
+
+
+def _climbed(scenario: Scenario, looks: list[Candidate]) -> list[Candidate]:
+    """First looks at longer and shorter steps than the best of `looks` has, for as long as they come nearer to holding.
+
+    The closed form errs about one length more than about another, and hides a better one so.
+    """
+    best = min(looks, key=attrgetter("margin"))
+    known = {look.deployment.args.max_num_batched_tokens for look in looks}
+    args, preference, found = best.deployment.args, (*best.preference[:-1], 1), []
+    if "max_num_batched_tokens" in scenario.engine_args:
+        return []
+    longer = [size for size in TOKENS if size > args.max_num_batched_tokens]
+    shorter = [size for size in TOKENS[::-1] if size < args.max_num_batched_tokens]
+    for sizes in (longer, shorter):
+        for size in sizes:
+            if not 1 < best.margin <= NEAR or size in known:
+                break
+            knobs = {"max_num_batched_tokens": size, "gpu_memory_utilization": args.gpu_memory_utilization}
+            try:
+                changed = with_knobs(scenario, best.deployment, **knobs)
+                changed = changed.with_args(max_num_seqs=min(args.max_num_seqs, changed.args.max_num_seqs))
+                look = replayed(scenario, replace(best, deployment=changed, preference=preference), quick=True)
+            except PlannerError:  # the engine has rules of its own, and longer steps take memory
+                break
+            if look.margin >= best.margin:
+                break
+            best = look
+            found.append(look)
+    return found
 
 
 def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = None) -> list[Candidate]:

@@ -13,13 +13,13 @@ from planner.memory.budget import memory_of, safe_utilization
 from planner.planning.deployments import filled
 from planner.planning.scenario import Scenario
 
-TOKENS = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+TOKENS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 """Values of max_num_batched_tokens: short chunks keep steps short, long ones serve more prompts."""
 BATCHES = (0.6, 0.35, 0.2, 0.1)
 """Shares of max_num_seqs: where more wait, those that run are faster."""
 SLOTS = (1, 4, 16, 64, 256, 1024)
 """Values of max_loras where adapters are asked for: more of them in a step, and less memory for the KV cache."""
-FEW = TOKENS[::2]
+FEW = TOKENS[1::2]
 """The same for a first look at very many deployments."""
 WORTH = 0.01
 """Less of a GPU's memory is not worth another gpu_memory_utilization."""
