@@ -107,6 +107,7 @@ def main(out: Path, names: list[str]) -> None:
             for notebook in notebooks:
                 with browser(height=5000) as page:
                     run_notebook(page, address, notebook.name)
+                    page.evaluate("document.querySelectorAll('details').forEach(answer => answer.open = true)")
                     if tall := page.evaluate("document.querySelector('.jp-WindowedPanel-outer')?.scrollHeight"):
                         page.set_viewport_size({"width": 1250, "height": min(tall + 200, 16_000)})
                     for theme in ("Light", "Dark"):

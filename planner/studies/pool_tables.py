@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from planner.core.quantities import GB, GIB
+from planner.memory.budget import memory_of
 from planner.planning.candidate import Candidate, most_rps
 from planner.planning.disaggregated import handover
 from planner.planning.pools import judged
@@ -35,7 +36,7 @@ def against(plan: Plan) -> pd.DataFrame:
             **{f"{t.name} (ms)": performance and performance.told(t.metric, t.percentile) * 1e3
                for t in plan.scenario.service_level},
             "serves at most (requests/s)": performance and most_rps(plan.scenario, performance),
-            "service level": state(found), "chosen": "chosen" if found is plan.chosen else "",
+            "service level": state(found) + ", chosen" * (found is plan.chosen),
         })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -79,6 +80,7 @@ def handed_over(plan: Plan, best: Candidate) -> str:
     own, each = handover(*best.prediction.pools)
     prompt, rate = plan.scenario.workload.prompt.mean, plan.scenario.workload.rate
     size = each * own * prompt
+    most = max(memory_of(pool).layout.kv_bytes_per_token / pool.engines for pool in best.prediction.pools)
     said = f"A prompt of {prompt:,.0f} tokens leaves {size / GIB:.3g} GiB of KV cache on a GPU, which takes "
-    busy = f" At {rate:.3g} requests/s the prefill workers together send {rate * size / GB:.3g} GB/s." if rate else ""
+    busy = f" At {rate:.3g} requests/s the busiest link carries {rate * most * prompt / GB:.3g} GB/s." if rate else ""
     return f"{said}{each * prompt * 1e3:.3g} ms at {own / GB:.3g} GB/s.{busy}"

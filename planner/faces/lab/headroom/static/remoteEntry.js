@@ -8,8 +8,9 @@
   const arrow = "<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 18 18'><path fill='white' d='M5 6l4 4 4-4 1 1-5 5-5-5z'/></svg>";
   style.textContent = `
     .jp-Placeholder-content, .jp-PlaceholderText {min-width: 0; overflow: hidden; text-overflow: ellipsis}
+    .jp-CodeCell .cm-content {white-space: break-spaces; overflow-wrap: anywhere; flex-shrink: 1}
     [data-jp-theme-light="false"] {--jp-widgets-dropdown-arrow: url("data:image/svg+xml,${encodeURIComponent(arrow)}")}`;
-  document.head.append(style); // a folded cell's first line stays within it; dropdown arrows are seen in the dark
+  document.head.append(style); // a folded cell's first line stays within it, a long line goes on in the next; dropdown arrows are seen in the dark
 
   async function run(app, panel) {
     if (!panel || !panel.context || !OURS.test(panel.context.path) || started.has(panel)) return;
