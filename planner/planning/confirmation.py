@@ -188,7 +188,7 @@ def _climbed(scenario: Scenario, looks: list[Candidate]) -> list[Candidate]:
     shorter = [size for size in TOKENS[::-1] if size < args.max_num_batched_tokens]
     for sizes in (longer, shorter):
         for size in sizes:
-            if not 1 < best.margin <= NEAR or size in known:
+            if not 1 < best.margin <= FULL_PACE or size in known:
                 break
             knobs = {"max_num_batched_tokens": size, "gpu_memory_utilization": args.gpu_memory_utilization}
             try:
