@@ -13,6 +13,7 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from pypdf import PageObject, PdfReader
 
 from planner.core.quantities import PlannerError
+from planner.faces import headless
 from planner.faces import report as report_module
 from planner.faces.chapter import kept_plan
 from planner.faces.report import report, walk
@@ -182,9 +183,9 @@ def test_ctrl_c_does_not_wait_for_the_notebooks_that_run(monkeypatch: pytest.Mon
     ended = threading.Event()
     monkeypatch.setattr(papermill, "inspect_notebook", lambda _: {})
     monkeypatch.setattr(papermill, "execute_notebook", lambda *_, **__: ended.wait(20))
-    monkeypatch.setattr(report_module, "as_completed", interrupted)
+    monkeypatch.setattr(headless, "as_completed", interrupted)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        report_module._execute([tmp_path / "a.ipynb"], {}, tmp_path, print)
+        headless.execute([tmp_path / "a.ipynb"], {}, tmp_path, print)
     assert time.monotonic() - began < 10
     ended.set()

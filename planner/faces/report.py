@@ -2,15 +2,12 @@
 
 import json
 import math
-import os
 import pickle
 import re
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +15,7 @@ from typing import Any
 from planner import __version__
 from planner.core.catalog import shipped
 from planner.core.files import folder, replacing, spare, today
-from planner.core.quantities import PlannerError, one_line
+from planner.core.quantities import one_line
 from planner.facts.prices import price_per_hour
 from planner.operations import fleet_file
 from planner.operations.answer import parted, told, write
@@ -160,10 +157,12 @@ def _typeset(
     """A PDF of what `notebooks` show of what is `kept`, below its title; gone when the block ends."""
     import typst
 
+    from planner.faces.headless import execute
+
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
         work = Path(made)
         (work / "plan.pickle").write_bytes(pickle.dumps(kept))
-        executed = _execute(notebooks, {**parameters, "kept": str(work / "plan.pickle")}, work, progress)
+        executed = execute(notebooks, {**parameters, "kept": str(work / "plan.pickle")}, work, progress)
         (work / "title.json").write_text(json.dumps(title))
         body = "\n\n".join(_typst(notebook, work, left_out) for notebook in executed)
         (work / "body.typ").write_text(body, encoding="utf-8")
@@ -171,47 +170,6 @@ def _typeset(
         # with the fonts that Typst brings along, so that the PDF is the same everywhere
         typst.compile(str(work / TEMPLATE.name), output=str(work / "report.pdf"), ignore_system_fonts=True)
         yield work / "report.pdf"
-
-
-def _execute(
-    notebooks: Sequence[Path], parameters: Mapping[str, str], work: Path, progress: Callable[[str], None]
-) -> list[Path]:
-    """Run `notebooks` side by side, each with the `parameters` that it knows; the executed copies, in order."""
-    import papermill
-    from traitlets.config import Config
-
-    def run(notebook: Path) -> Path:
-        known = papermill.inspect_notebook(str(notebook))
-        sockets = {} if os.name == "nt" else {"transport": "ipc", "ip": str(work / notebook.stem)}  # no port race
-        papermill.execute_notebook(
-            str(notebook),
-            str(work / notebook.name),
-            parameters={key: value for key, value in parameters.items() if key in known},
-            cwd=str(Path.cwd()),
-            progress_bar=False,
-            request_save_on_cell_execute=False,
-            extra_arguments=["--log-level=CRITICAL"],
-            config=Config({"KernelManager": sockets}),
-        )
-        return work / notebook.name
-
-    start = time.monotonic()
-    pool = ThreadPoolExecutor(min(len(notebooks), os.cpu_count() or 1, 4))
-    running = {pool.submit(run, notebook): notebook for notebook in notebooks}
-    try:
-        for done, future in enumerate(as_completed(running), 1):
-            notebook = running[future]
-            try:
-                future.result()
-            except papermill.PapermillExecutionError as error:
-                failed = f"notebook {notebook.stem} failed: {error.ename}: {error.evalue}"
-                raise PlannerError(error.evalue if error.ename == "PlannerError" else failed) from None
-            except RuntimeError as error:  # the kernel died or never answered
-                raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
-            progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s)")
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-    return [work / notebook.name for notebook in notebooks]
 
 
 def _title(plan: Plan) -> dict[str, Any]:
