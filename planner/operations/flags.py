@@ -355,11 +355,15 @@ def _versions(engine: str) -> Mapping[str, list[str]]:
 
 
 def options(engine: str, version: str) -> Options:
-    """What `engine` takes at `version`, by the nearest earlier list, or by the first; a nightly build by the last."""
+    """What `engine` takes at `version`, by the nearest earlier list, or by the first; a nightly build by the last.
+
+    "0.20" is any patch of it, so that the list of 0.20.2 counts.
+    """
     known = lists(engine).versions
     if version.startswith("nightly"):
         return replace(options(engine, known[-1]), note=f"{engine} {version} is read by the options of {known[-1]}")
-    earlier = [listed for listed in known if release(listed) <= release(version)]
+    parts = version.count(".") + 1
+    earlier = [listed for listed in known if release(listed)[:parts] <= release(version)[:parts]]
     nearest = max(earlier, key=release) if earlier else known[0]
     note = "" if release(nearest) == release(version) else f"{engine} {version} is read by the options of {nearest}"
     return Options(engine, nearest, note, lists(engine), _by_spelling(engine, nearest))

@@ -71,7 +71,7 @@ def _why(plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candid
 
 def _costs(candidate: Candidate) -> str:
     unpriced, cost = candidate.cost
-    return f"{cost:,.0f} GPUs" if unpriced else f"${cost:,.2f} per hour"
+    return f"{cost:,.0f} GPU{'s' * (cost != 1)}" if unpriced else f"${cost:,.2f} per hour"
 
 
 def _after(found: Candidate, chosen: Candidate) -> str:

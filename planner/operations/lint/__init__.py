@@ -164,10 +164,11 @@ def _planned(judged: Judged, gpu: str | None, version: str, workload: Workload |
 
 
 def _joined(findings: Iterable[Finding], more: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings, those of `more` in place of what was said of the same item and was nothing to mend."""
+    """Findings, those of `more` in place of what was said of the same item and was no more than a risk."""
     made = {(one.kind, one.name): one for one in findings}
     for one in more:
-        if (one.kind, one.name) not in made or not made[one.kind, one.name].mend:
+        said = made.get((one.kind, one.name))
+        if said is None or not said.mend or said.verdict == "risky":
             made[one.kind, one.name] = one
     return tuple(made.values())
 

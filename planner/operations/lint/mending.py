@@ -98,6 +98,8 @@ def _renamed(judged: Judged, given: Given, name: str, found: Finding) -> list[st
         value = ["ray"] if name == "--worker-use-ray" else list(given.words)
         return [change.becomes, *value]
     if found.verdict == "risky":
+        if found.instead == "leave it out":
+            return []
         safer = found.instead.split()
         return safer if len(safer) == 2 and safer[0] == name else [given.written, *given.words]
     refused, idle = (
