@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from metrics_pages import Server
 
@@ -14,14 +15,17 @@ from planner.core.catalog import entries
 from planner.core.quantities import PlannerError
 from planner.faces.cli import main
 from planner.facts.deployment import Deployment, Speculation, deploy_on
+from planner.facts.engine_metrics import engine_metrics
+from planner.facts.engines import engine
 from planner.facts.workload import Lengths, Workload
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
 from planner.operations.diagnose import diagnose
 from planner.operations.diagnose.causes import Case, findings
-from planner.operations.diagnose.pages import Histogram, measured, read_page
+from planner.operations.diagnose.pages import Histogram, Measured, measured, read_page
 from planner.operations.diagnose.plans import Planned, planned_by
 from planner.operations.diagnose.startup_errors import Phrase, startup_errors
+from planner.operations.diagnose.verdict import Diagnosis
 from planner.operations.failure_modes import FailureMode
 from planner.planning.benchmark_run import capacity
 from planner.planning.scenario import Target
@@ -142,6 +146,29 @@ def test_a_page_alone_tells_preemption_and_queues(tmp_path: Path) -> None:
     assert found(Server(deployed("8B on L40S"), rated(deployed("8B on L40S"), CHAT, 0.4)), None, tmp_path) == []
 
 
+def test_a_full_cache_is_no_lack_of_places(tmp_path: Path) -> None:
+    """Requests wait, a few are preempted, and no block is free: more places in the batch would not help."""
+    times = {"ttft": (0.46, 100), "queue": (0.16, 100), "prefill": (0.27, 100)}
+    seen = {
+        role: Histogram(np.array([1.0, np.inf]), np.array([n, 0.0]), mean * n, n) for role, (mean, n) in times.items()
+    }
+    gauges = {"running": 94.0, "waiting": 5.0, "kv_usage": 0.96}
+    page = Measured("vllm", engine_metrics(engine("vllm")), 60.0, 100.0, seen, gauges, {"preemptions": 5.0})
+    modes = [
+        [one.mode for one in findings(Case(replace(page, gauges=gauges | {"kv_usage": full})))] for full in (0.96, 0.5)
+    ]
+    assert [first for first, *_ in modes] == ["kv_preemption", "oversubscribed"]
+
+
+def test_what_the_first_token_waits_for_is_said_beside_a_replay(tmp_path: Path) -> None:
+    base = deployed("8B on L40S")
+    server, planned = Server(base, rated(base, CHAT, 0.5)), Planned.of(base, rated(base, CHAT, 0.5), PROMISES)
+    pages, seconds = server.pages(tmp_path)
+    told = str(Diagnosis(Case(measured([read_page(page) for page in pages], None, seconds), planned), planned))
+    assert re.search(r"^TTFT .* a replay of this traffic [\d.,]+", told, re.MULTILINE)
+    assert re.search(r"^QUEUE ", told, re.MULTILINE) and told.endswith("what the plan promises is kept.")
+
+
 def test_another_engines_page_is_read_by_its_names(tmp_path: Path) -> None:
     served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", engine="sglang", max_model_len=16384, max_num_seqs=8)
     load = rated(served, CHAT, 1.3)
@@ -151,8 +178,6 @@ def test_another_engines_page_is_read_by_its_names(tmp_path: Path) -> None:
 def test_remedies_are_replayed_and_help(tmp_path: Path) -> None:
     server, planned = played("8B on L40S", "kv_preemption")
     pages, seconds = server.pages(tmp_path)
-    from planner.operations.diagnose.verdict import Diagnosis
-
     case = Case(measured([read_page(page) for page in pages], None, seconds), planned)
     told = Diagnosis(case, planned)
     before = case.replayed
@@ -185,8 +210,6 @@ def test_a_log_says_what_would_start(tmp_path: Path) -> None:
 
 
 def test_histograms_keep_their_mean_and_order() -> None:
-    import numpy as np
-
     seen = Histogram(np.array([100.0, 200.0, 500.0, np.inf]), np.array([50.0, 30.0, 15.0, 5.0]), 16_000.0, 100.0)
     lengths = seen.lengths()
     assert lengths.mean == pytest.approx(160, rel=0.01)

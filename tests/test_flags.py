@@ -143,6 +143,7 @@ def test_other_launchers_take_no_beginnings_and_no_other_dashes() -> None:
 
 def test_a_version_without_a_list_is_read_by_the_nearest_and_says_so() -> None:
     assert options("vllm", "0.20.2").note == ""
+    assert [options("vllm", short).version for short in ("0.20", "0.19", "0.20.0")] == ["0.20.2", "0.18.0", "0.18.0"]
     assert options("vllm", "0.19.1").note == "vllm 0.19.1 is read by the options of 0.18.0"
     assert options("vllm", "0.5.0").version == "0.5.4"
     assert options("vllm", "nightly").version == "0.33.0"

@@ -343,6 +343,10 @@ def test_on_a_gpu_it_is_planned_and_a_better_command_proposed() -> None:
     assert after.commands[0].planned.sequences > better.planned.sequences
     assert "gpu_memory_utilization" not in {one.argument for one in after.commands[0].planned.steps}
 
+    full = lint("vllm serve Qwen/Qwen3-8B --gpu-memory-utilization 0.99", "0.33.0", gpu="RTX-4090").commands[0]
+    assert full.planned and not full.planned.memory.starts
+    assert lint(full.mended.command.line, "0.33.0", gpu="RTX-4090").verdict == "ok"
+
     small = lint(f"vllm serve {LLAMA}", "0.20.2", gpu="L4")
     assert small.mend and small.commands[0].planned and not small.commands[0].planned.memory.starts
     assert small.commands[0].mended.command.argv != (LLAMA,)
@@ -649,3 +653,19 @@ def test_a_model_that_may_see_nothing_is_loaded_without_eyes() -> None:
     eyes = sum(weight.count for weight in seeing.deployment.model.architecture.towers) * 2
     assert seeing.memory.weights.mid - blind.memory.weights.mid == pytest.approx(eyes, rel=0.02)
     assert seeing.memory.activation.mid >= blind.memory.activation.mid
+
+
+def test_a_large_share_of_memory_is_judged_by_the_gpu_where_one_is_named() -> None:
+    """An L40S keeps 0.9 GiB outside of 0.98, more than vLLM takes there without NCCL; an RTX 4090 0.5 GiB."""
+    command = f"vllm serve {LLAMA} --max-model-len 8192 --max-num-seqs 32 --gpu-memory-utilization 0.98"
+    assert {gpu: lint(command, "0.33.0", gpu=gpu).verdict for gpu in (None, "L40S", "RTX-4090")} == {
+        None: "at_risk", "L40S": "ok", "RTX-4090": "at_risk",
+    }  # fmt: skip
+
+
+def test_awq_that_is_asked_for_by_name_is_slow_and_of_a_bf16_checkpoint_refused() -> None:
+    """vLLM logs `you specified quantization=awq explicitly, so forcing awq`."""
+    for model, verdict in (("casperhansen/llama-3.3-70b-instruct-awq", "risky"), (LLAMA, "contradicts")):
+        found = lint(f"vllm serve {model} --quantization awq", "0.20.2").commands[0]
+        assert [one.verdict for one in found.judged.findings] == [verdict]
+        assert ("--quantization" in found.mended.command.argv) == (verdict == "contradicts")

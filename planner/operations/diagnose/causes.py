@@ -26,9 +26,9 @@ MORE = 1.2
 SLOWER = 1.1
 """Times the high end of the replay's interval from which on steps take longer than the machine explains."""
 BUSY = 0.9
-"""Seconds a second from which on a process is held up by its one core; of places in the batch, taken."""
+"""Seconds a second from which on a process is held up by its one core; of places in the batch or the pool, taken."""
 STARTS_OVER = 0.1
-"""Preemptions a request from which on the KV cache is too small."""
+"""Preemptions a request from which on the KV cache is too small; any do where it is full and requests wait."""
 WAITS = 0.25
 """Share of the time to the first token that is spent in the queue from which on the queue is what is wrong."""
 HELD_UP = 1.2
@@ -190,7 +190,7 @@ def assumption(case: Case) -> Iterator[Finding]:
         return
     said = []
     if measured.rate and planned.rate and measured.rate > MORE * planned.rate:
-        said.append(f"{measured.rate:.3g} requests/s come, planned {planned.rate:.3g}")
+        said.append(f"{measured.rate:.3g} requests/s come to this replica, planned {planned.rate:.3g}")
     if planned.workload:
         for role, counter, what in (
             ("prompt_lengths", "prompt_tokens", "prompt"), ("output_lengths", "generation_tokens", "output"),
@@ -204,10 +204,10 @@ def assumption(case: Case) -> Iterator[Finding]:
 
 def kv_preemption(case: Case) -> Iterator[Finding]:
     """Requests lose their blocks and start over."""
-    often = case.measured.preemptions
-    if often is None or often <= STARTS_OVER:
+    often, usage = case.measured.preemptions, case.measured.gauges.get("kv_usage")
+    blocks = usage is not None and usage >= BUSY and case.queues
+    if often is None or often <= (0.0 if blocks else STARTS_OVER):
         return
-    usage = case.measured.gauges.get("kv_usage")
     full = f", the KV cache is {usage:.0%} full" if usage is not None else ""
     yield Finding("kv_preemption", (f"{often:.2f} preemptions a request{full}",))
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from planner.core.quantities import GIB, PlannerError, aligned, one_line
 from planner.facts.engines import release
 from planner.facts.workload import Workload
+from planner.memory.budget import safe_utilization
 from planner.operations.flags import lists
 from planner.operations.lint.contradictions import contradictions
 from planner.operations.lint.deployment import counted
@@ -160,7 +161,20 @@ def _planned(judged: Judged, gpu: str | None, version: str, workload: Workload |
         done = planned(starting, gpu, version, workload)
     except PlannerError as error:
         return Linted(judged, better, None, str(error))
+    judged = _roomy(judged, done)
     return Linted(judged, mended(judged, {step.argument: step.value for step in done.steps}), done, "")
+
+
+def _roomy(judged: Judged, done: Planned) -> Judged:
+    """The findings, without the rule on large shares of memory where this GPU's memory plan says that it is safe."""
+    if done.deployment.args.gpu_memory_utilization > safe_utilization(done.deployment):
+        return judged
+    share = ("--gpu-memory-utilization", "risky")
+    findings = (
+        replace(one, verdict="ok", why="", instead="") if (one.name, one.verdict) == share else one
+        for one in judged.findings
+    )
+    return replace(judged, findings=tuple(findings))
 
 
 def _joined(findings: Iterable[Finding], more: Iterable[Finding]) -> tuple[Finding, ...]:

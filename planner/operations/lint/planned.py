@@ -69,17 +69,10 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
         if workload
         else traffic(deployment.args.max_model_len)
     )
-    steps, better, best = list[Step](), None, deployment
     loads = tuple(predict(deployment, at) for at in _loads(found, load)) if found.starts else ()
-    if found.status != "ok":
-        for argument, value, changed in _starting(found):
-            if plan(changed).status == "ok":
-                steps.append(Step(argument, value, f"it starts: {plan(changed).pool.kv_tokens:,} tokens of KV cache"))
-                best = changed
-                break
-        else:
-            if not found.starts:
-                return Planned(deployment, found, load, (), (), None)
+    steps, best = ([], deployment) if found.status == "ok" else _until_it_starts(found)
+    if not steps and not found.starts:
+        return Planned(deployment, found, load, (), (), None)
     most = replace(load, concurrency=_most(plan(best), load))
     now = predict(best, most)
     names = {ours: theirs for theirs, ours in ARGUMENTS[deployment.engine.name].items()}
@@ -90,9 +83,7 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
         if then and then.performance and now.performance and (worth := _worth(now, then, most)):
             steps.append(Step(names[name], value, worth))
             best, now = changed, then
-    if steps:
-        better = now
-    return Planned(deployment, found, load, loads, tuple(steps), better)
+    return Planned(deployment, found, load, loads, tuple(steps), now if steps else None)
 
 
 def _most(found: MemoryPlan, load: Workload) -> int:
@@ -108,13 +99,32 @@ def _loads(found: MemoryPlan, load: Workload) -> list[Workload]:
     return [replace(load, concurrency=size) for size in sizes]
 
 
+def _until_it_starts(found: MemoryPlan) -> tuple[list[Step], Deployment]:
+    """The change after which it surely starts, if need be beside a smaller share of memory; none where none helps."""
+    for argument, value, changed in _starting(found):
+        if (then := plan(changed)).status == "ok":
+            return [Step(argument, value, f"it starts: {then.pool.kv_tokens:,} tokens of KV cache")], changed
+    for argument, share, changed in _safe_share(found.deployment):
+        if share < found.deployment.args.gpu_memory_utilization:
+            steps, best = _until_it_starts(plan(changed))
+            if steps:
+                return [Step(argument, share, "leaves what the engine takes outside of it"), *steps], best
+    return [], found.deployment
+
+
+def _safe_share(deployment: Deployment) -> Iterator[tuple[str, float, Deployment]]:
+    """The share of memory that is safe, where the command has another."""
+    share = min(safe_utilization(deployment), SHARE)
+    if 0 < share != deployment.args.gpu_memory_utilization:
+        name = {ours: theirs for theirs, ours in ARGUMENTS[deployment.engine.name].items()}["gpu_memory_utilization"]
+        yield name, share, deployment.with_args(gpu_memory_utilization=share)
+
+
 def _starting(found: MemoryPlan) -> Iterator[tuple[str, Any, Deployment]]:
     """Changes after which it may start, the smallest first."""
     deployment = found.deployment
     names = {ours: theirs for theirs, ours in ARGUMENTS[deployment.engine.name].items()}
-    share, current = min(safe_utilization(deployment), SHARE), deployment.args.gpu_memory_utilization
-    if 0 < share != current:
-        yield names["gpu_memory_utilization"], share, deployment.with_args(gpu_memory_utilization=share)
+    yield from _safe_share(deployment)
     if deployment.args.max_num_seqs > 256:
         yield names["max_num_seqs"], 256, deployment.with_args(max_num_seqs=256)
     if (length := longest_model_len(found)[0] // 16 * 16) >= 1024:
