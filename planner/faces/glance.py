@@ -69,9 +69,8 @@ def _day(plan: Plan) -> str:
     if (day := plan.scaling) is None or plan.renting is None:
         return ""
     paid = "; ".join(f"{way} USD {usd:,.2f} a day" for way, usd in plan.renting.usd.items()) or "No price is known"
-    missed = f" Missed in the replay: hours {', '.join(map(str, day.misses))}." if day.misses else ""
     drawn = charts_scaling.day(day).properties(width=charts_cockpit.WIDTH)
-    return figure(drawn, f"{day}.{missed} {paid}.").html
+    return figure(drawn, f"{day}; {day.verdict}. {paid}.").html
 
 
 def _why(plan: Plan) -> str:

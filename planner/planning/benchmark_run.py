@@ -242,13 +242,13 @@ def run(deployment: Deployment, workload: Workload, *, quick: bool = False) -> R
     like = min(math.ceil(ENDS / many), first)
     sides = _paces(step.sigma_tpot) if workload.rate is not None else ()
     cases = [(seed, 1.0) for seed in range(first)] + [(seed, factor) for factor in sides for seed in range(like)]
-    found = _side_by_side(one, cases)
+    found = side_by_side(one, cases)
     pooled = (ReplayResult.pooled(found[start : start + like]) for start in range(first, len(found), like))
     result = Run(deployment, workload, tuple(found[:first]), tuple(pooled), sigmas, like)
     goes_on = not is_finite(workload) or workload.trace is not None  # else the run's own luck is part of it
     while goes_on and len(result.seeds) < most and _restless(result):
         more = [(seed, 1.0) for seed in range(len(result.seeds), min(len(result.seeds) + 2, most))]
-        result = replace(result, seeds=(*result.seeds, *_side_by_side(one, more)))
+        result = replace(result, seeds=(*result.seeds, *side_by_side(one, more)))
     return result
 
 
@@ -262,7 +262,7 @@ def sample(
     step = step_of(deployment)
     many = max(requests, WAVES * math.ceil((workload.concurrency or 0) / deployment.engines))
     sides = _paces(step.sigma_tpot) if ends and workload.rate is not None else ()
-    mid, *others = _side_by_side(lambda pace: once(deployment, workload, many, pool=pool, pace=pace), (1.0, *sides))
+    mid, *others = side_by_side(lambda pace: once(deployment, workload, many, pool=pool, pace=pace), (1.0, *sides))
     return Run(deployment, workload, (mid,), tuple(others), (step.sigma_ttft, step.sigma_tpot) if ends else (0.0, 0.0))
 
 
@@ -293,7 +293,7 @@ def _restless(found: Run) -> bool:
     return any(found.moves(partial(stat, metric=metric, point=point)) > MOVES for metric, point in points)
 
 
-def _side_by_side(one: Callable[[C], ReplayResult], cases: Sequence[C]) -> list[ReplayResult]:
+def side_by_side(one: Callable[[C], ReplayResult], cases: Sequence[C]) -> list[ReplayResult]:
     """`one` of every case, on all cores: the compiled replay does not hold the interpreter's lock."""
     return list(_workers(os.getpid()).map(one, cases)) if len(cases) > 1 else [one(case) for case in cases]
 
