@@ -22,7 +22,9 @@ from planner.faces.chapter import CURRENT, change, changes, kept_plan, question
 from planner.faces.charts.base import svg
 from planner.planning.search import Plan
 
-_DIGITS = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+")
+_DIGITS = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+( ?%| \([\d.,]+ to [\d.,]+\))?")
+_WORDS = 12
+"""Characters of a cell that stand in one line; longer text is broken, but not into a column of single words."""
 
 
 def escape(plain: object) -> str:
@@ -60,10 +62,13 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
         style = f"text-align: {align}; padding: 0.3em 0.6em"
         head += f'<th style="{style}">{escape(str(name))}</th>'
         for row, value in enumerate(column):
-            body[row] += f'<td style="{style}">{_cell(text(value))}</td>'
+            said = text(value)
+            width = "white-space: nowrap" if len(said) <= _WORDS else "min-width: 9em"
+            body[row] += f'<td style="{style}; {width}">{_cell(said)}</td>'
     rows = "".join(f"<tr>{cells}</tr>" for cells in body)
     style = "caption-side: bottom; text-align: left; opacity: 0.75"
-    top = f'<caption style="{style}">{escape(caption)}</caption>' if caption else ""
+    wide = "display: inline-block; max-width: 46em; margin-right: -46em"  # beyond a narrow table, without widening it
+    top = f'<caption style="{style}"><span style="{wide}">{escape(caption)}</span></caption>' if caption else ""
     return Shown(f'<table style="line-height: 1.4">{top}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
 
 
@@ -102,9 +107,11 @@ def text(value: object) -> str:
         return "\N{EN DASH}"
     if not _numeric(value):
         return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-    number = float(value)  # type: ignore[arg-type]
+    number = float(value) + 0.0  # type: ignore[arg-type]  # no "-0"
     if math.isinf(number):
         return "growing"
+    if abs(number) >= 1e5 and number != round(number):
+        number = float(f"{number:.4g}")
     return f"{number:,.0f}" if abs(number) >= 1000 or number == round(number) else f"{number:.3g}"
 
 

@@ -45,17 +45,17 @@ class Comparison:
         return self.planned.lo - slack <= self.logged <= self.planned.hi + slack
 
     @property
-    def row(self) -> tuple[str, str, Interval, float, float]:
-        """Name, unit, planned, logged and logged minus planned, all three in that unit."""
+    def row(self) -> tuple[str, str, str, str, str]:
+        """Name, unit, planned, logged and logged minus planned, all three in that unit with the places of a log."""
         unit, size = UNITS.get(self.term, "GiB"), 1 if self.term in COUNTS else GIB
-        places = 0 if unit in ("blocks", "tokens") else 2  # what a log states
-        return self.term, unit, self.planned / size, self.logged / size, round(self.off / size, places) + 0.0
+        places = 0 if unit in ("blocks", "tokens") else 2
+        form, off = f",.{places}f", round(self.off / size, places) + 0.0
+        return self.term, unit, f"{self.planned / size:{form}}", f"{self.logged / size:{form}}", f"{off:+{form}}"
 
     def __str__(self) -> str:
         name, unit, planned, logged, off = self.row
-        form = ",.0f" if unit in ("blocks", "tokens") else ",.2f"
-        verdict = "as planned" if self.inside else f"off by {off:+{form}}"
-        return f"{name:<16}{planned:{form}} {unit:<7}".ljust(58) + f"{logged:>12{form}}   {verdict}"
+        verdict = "as planned" if self.inside else f"off by {off}"
+        return f"{name:<16}{planned} {unit:<7}".ljust(58) + f"{logged:>12}   {verdict}"
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Explanation:
         if self.culprit is None:
             return "Every term lies in its interval: no assumption was off."
         term, unit, _, _, off = self.culprit.row
-        return f"Furthest off is {term}, by {off:+,.10g} {unit}. It rests on {PHRASES['rests_on'][term]}."
+        return f"Furthest off is {term}, by {off} {unit}. It rests on {PHRASES['rests_on'][term]}."
 
     def __str__(self) -> str:
         head = [str(self.plan.deployment), f"{'':<16}{'planned, 80 % interval':<42}{'logged':>12}"]

@@ -47,7 +47,7 @@ def exchanges(cases: Mapping[str, Deployment], batch: int, prompt: int, context:
         layers = len(deployment.model.architecture.layers)
         each = [(link / layers * 1e6, link / cost.seconds * 100) for link, cost in zip(links, costs, strict=True)]
         rows.append((name, *each[0], *each[1]))
-    columns = ["decode (us per layer)", "decode (% of the step)", "prefill (us per layer)", "prefill (% of the step)"]
+    columns = ["decode (µs per layer)", "decode (% of the step)", "prefill (µs per layer)", "prefill (% of the step)"]
     return pd.DataFrame(rows, columns=["GPUs", *columns])
 
 
