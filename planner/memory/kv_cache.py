@@ -7,6 +7,7 @@ Rules read from vLLM 0.20.2 (v1/core/kv_cache_utils.py:1052-1684, platforms/inte
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -78,11 +79,8 @@ class KvLayout:
 
     def longest(self, num_blocks: int) -> int:
         """The largest max_model_len for which `num_blocks` hold one request; 0 when none does."""
-        low, high = 0, 2**26
-        while low < high:
-            middle = (low + high + 1) // 2
-            low, high = (middle, high) if self.blocks_for(middle, self.in_flight) <= num_blocks else (low, middle - 1)
-        return low
+        lengths = range(1, 2**26 + 1)
+        return bisect_right(lengths, num_blocks, key=lambda tokens: self.blocks_for(tokens, self.in_flight))
 
     def pool(self, available: Sequence[float]) -> KvPool:
         """The pool that the `available` bytes of every stage give: the poorest stage decides for all."""

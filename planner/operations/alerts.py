@@ -19,6 +19,7 @@ from markupsafe import Markup
 
 from planner.facts.deployment import Deployment
 from planner.facts.engine_metrics import engine_metrics
+from planner.latency.speculation import expected_tokens
 from planner.operations.failure_modes import failure_modes
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Target
@@ -123,11 +124,8 @@ def planned_hits(prediction: Prediction) -> float:
 
 def planned_acceptance(deployment: Deployment) -> float | None:
     """The share of drafted tokens that is accepted, (a + ... + a^k) / k; None where nothing is drafted."""
-    drafting = deployment.speculation
-    if drafting is None:
-        return None
-    k = drafting.num_speculative_tokens
-    return sum(drafting.acceptance_rate**i for i in range(1, k + 1)) / k
+    drafting, k = deployment.speculation, deployment.drafts
+    return (expected_tokens(drafting.acceptance_rate, k) - 1) / k if drafting else None
 
 
 def alerts(rules: str) -> pd.DataFrame:

@@ -5,6 +5,7 @@ of least cost; what a GPU more is worth, and what is in the way where nothing do
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -188,11 +189,8 @@ def reach(fleet: Fleet, names: Collection[str] | None = None, most: float = MOST
         return math.nan
     if serves(fleet.grown(most, names)):
         return math.inf
-    low, high = 0, round((most - 1) / FINE)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if serves(fleet.grown(1 + middle * FINE, names)) else (low, middle)
-    return 1 + low * FINE
+    steps = range(1, round((most - 1) / FINE))
+    return 1 + FINE * bisect_left(steps, True, key=lambda step: not serves(fleet.grown(1 + step * FINE, names)))
 
 
 @dataclass(frozen=True)

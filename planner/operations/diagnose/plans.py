@@ -10,6 +10,7 @@ from planner.core.catalog import parse_json, read_text
 from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.workload import Workload
+from planner.latency.speculation import acceptance_from_length
 from planner.models.registry import model
 from planner.planning.candidate import traffic
 from planner.planning.scenario import Scenario, Target, load_scenario
@@ -77,8 +78,6 @@ def with_acceptance(deployment: Deployment, share: float) -> Deployment:
     drafting = deployment.speculation
     if drafting is None:
         return deployment
-    k, low, high = drafting.num_speculative_tokens, 0.0, 1.0
-    for _ in range(40):
-        a = (low + high) / 2
-        low, high = (a, high) if sum(a**i for i in range(1, k + 1)) / k < share else (low, a)
-    return replace(deployment, speculation=replace(drafting, acceptance_rate=a))
+    k = drafting.num_speculative_tokens
+    rate = acceptance_from_length(1 + k * min(share, 1.0), k)
+    return replace(deployment, speculation=replace(drafting, acceptance_rate=rate))

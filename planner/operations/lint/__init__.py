@@ -7,7 +7,7 @@ from typing import Any, Literal
 from planner.core.quantities import GIB, PlannerError, aligned, one_line
 from planner.facts.engines import release
 from planner.facts.workload import Workload
-from planner.memory.budget import safe_utilization
+from planner.memory.budget import MemoryPlan, safe_utilization
 from planner.operations.flags import lists
 from planner.operations.lint.contradictions import contradictions
 from planner.operations.lint.deployment import counted
@@ -57,17 +57,20 @@ class Lint:
     @property
     def mend(self) -> bool:
         """Something should be mended: now, or to start at `to`."""
-        broken = any(one.planned is not None and not one.planned.memory.starts for one in self.commands)
-        return broken or any(found.mend for found in (*self.findings, *self.drift))
+        starts = all(memory.starts for memory in self._memories)
+        return not starts or any(found.mend for found in (*self.findings, *self.drift))
 
     @property
     def verdict(self) -> Literal["ok", "at_risk", "mend"]:
         """At risk: it starts, but something in it is risky, or its memory may not suffice."""
-        broken = any(one.planned is not None and not one.planned.memory.starts for one in self.commands)
-        if broken or any(found.mend and found.verdict != "risky" for found in (*self.findings, *self.drift)):
+        wrong = {found.verdict for found in (*self.findings, *self.drift) if found.mend}
+        if wrong - {"risky"} or not all(memory.starts for memory in self._memories):
             return "mend"
-        narrow = any(one.planned is not None and one.planned.memory.status != "ok" for one in self.commands)
-        return "at_risk" if self.mend or narrow else "ok"
+        return "at_risk" if wrong or any(memory.status != "ok" for memory in self._memories) else "ok"
+
+    @property
+    def _memories(self) -> list[MemoryPlan]:
+        return [one.planned.memory for one in self.commands if one.planned]
 
     def frame(self) -> list[dict[str, Any]]:
         """One row for each finding, for tables."""

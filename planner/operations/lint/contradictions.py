@@ -9,7 +9,7 @@ from planner.facts.deployment import ParallelLayout
 from planner.facts.engines import Engine
 from planner.models.registry import Model, model
 from planner.operations.flags import left_open
-from planner.operations.lint.deployment import ARGUMENTS, arguments, layout_of, served_model
+from planner.operations.lint.deployment import arguments, layout_of, names, served_model
 from planner.operations.lint.judging import Finding, Judged
 from planner.parallelism.layouts import refuse
 
@@ -48,7 +48,7 @@ def _lengths(judged: Judged, name: str, longest: int, engine: Engine | None) -> 
     length, tokens, seqs = (args.get(key) for key in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"))
     allowed = any(judged.command.environment.get(variable) in ("1", "true") for variable in _LONGER)
     if isinstance(length, int) and length > longest and not (allowed or _STRETCHES & set(judged.values)):
-        option = next(key for key, ours in ARGUMENTS[which].items() if ours == "max_model_len")
+        option = names(which).theirs["max_model_len"]
         flag = f"--{option}" if which == "trtllm" else f"--{option.replace('_', '-')}"
         yield _contradicts(flag, length, f"{name} was made for {longest:,} tokens", f"{flag} {longest}")
     if which != "vllm" or engine is None or not isinstance(tokens, int):

@@ -3,8 +3,12 @@
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
+from pydantic import Field
+
+from planner.core.catalog import Sourced, entries
 from planner.core.quantities import PlannerError
 from planner.facts import gpus
 from planner.facts.deployment import Deployment, ParallelLayout, Speculation, deploy_on
@@ -17,38 +21,25 @@ from planner.operations.lint.judging import Judged
 from planner.parallelism.layouts import refuse
 from planner.planning.scenario_entries import engine_arguments
 
-ARGUMENTS = {
-    "vllm": {name: name for name in (
-        "gpu_memory_utilization", "max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size",
-        "kv_cache_dtype", "dtype", "enforce_eager", "enable_prefix_caching", "enable_chunked_prefill",
-        "async_scheduling", "long_prefill_token_threshold", "scheduling_policy", "limit_mm_per_prompt",
-        "revision")},
-    "sglang": {
-        "mem_fraction_static": "gpu_memory_utilization", "context_length": "max_model_len",
-        "max_running_requests": "max_num_seqs", "chunked_prefill_size": "max_num_batched_tokens",
-        "page_size": "block_size", "kv_cache_dtype": "kv_cache_dtype", "dtype": "dtype",
-        "disable_cuda_graph": "enforce_eager", "scheduler_recv_interval": "scheduler_recv_interval",
-        "limit_mm_data_per_request": "limit_mm_per_prompt", "revision": "revision"},
-    "trtllm": {
-        "free_gpu_memory_fraction": "gpu_memory_utilization", "max_seq_len": "max_model_len",
-        "max_batch_size": "max_num_seqs", "max_num_tokens": "max_num_batched_tokens", "dtype": "dtype",
-        "revision": "revision", "enable_chunked_prefill": "enable_chunked_prefill"},
-    "tgi": {
-        "cuda_memory_fraction": "gpu_memory_utilization", "max_total_tokens": "max_model_len",
-        "max_batch_size": "max_num_seqs", "max_batch_prefill_tokens": "max_num_batched_tokens",
-        "kv_cache_dtype": "kv_cache_dtype", "dtype": "dtype", "revision": "revision"},
-}  # fmt: skip
-"""The engine's own names of arguments, and the planner's."""
-_CACHE = {
-    "free_gpu_memory_fraction": "gpu_memory_utilization", "dtype": "kv_cache_dtype", "tokens_per_block": "block_size",
-    "enable_block_reuse": "enable_prefix_caching",
-}  # fmt: skip
-"""The same of TensorRT-LLM's `kv_cache_config`."""
-_METHODS = {
-    "sglang": {"nextn": "mtp", "standalone": "draft_model"},
-    "trtllm": {"eagle": "eagle3", "drafttarget": "draft_model"},
-}
-"""Engines' names of methods, in small letters, that are not ours."""
+
+class Names(Sourced):
+    """What an engine calls what we do: `catalogs/flags/arguments.yaml`, whose head explains every field."""
+
+    arguments: dict[str, str]
+    cache: dict[str, str] = Field(default_factory=dict)
+    methods: dict[str, str] = Field(default_factory=dict)
+    drafting: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def theirs(self) -> dict[str, str]:
+        """Our name of an argument -> the engine's."""
+        return {ours: theirs for theirs, ours in self.arguments.items()}
+
+
+@cache
+def names(engine: str) -> Names:
+    """What `engine` calls arguments, and methods of drafting."""
+    return entries("flags/arguments.yaml", Names)[engine]
 
 
 def counted(gpu: str) -> tuple[int | None, Gpu]:
@@ -109,7 +100,7 @@ def attention_copies(values: Mapping[str, Any]) -> int:
 def arguments(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """The command's arguments by the planner's names; those that only its machine can fill in are left out."""
     values = {name: value for name, value in values.items() if not left_open(value)}
-    found = {ours: values[theirs] for theirs, ours in ARGUMENTS[engine].items() if theirs in values}
+    found = {ours: values[theirs] for theirs, ours in names(engine).arguments.items() if theirs in values}
     if found.get("max_model_len") in ("auto", "-1", -1):
         del found["max_model_len"]
     if found.get("dtype") == "auto":
@@ -160,8 +151,8 @@ def _sglang(values: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, An
 
 def _trtllm(values: Mapping[str, Any], _found: Mapping[str, Any]) -> dict[str, Any]:
     made = dict[str, Any]()
-    if isinstance(cache := values.get("kv_cache_config"), Mapping):  # it replaces the options' whole
-        made |= {ours: cache[theirs] for theirs, ours in _CACHE.items() if theirs in cache}
+    if isinstance(kept := values.get("kv_cache_config"), Mapping):  # it replaces the options' whole
+        made |= {ours: kept[theirs] for theirs, ours in names("trtllm").cache.items() if theirs in kept}
     if "disable_overlap_scheduler" in values:
         made["async_scheduling"] = not values["disable_overlap_scheduler"]
     if "cuda_graph_config" in values:
@@ -200,7 +191,7 @@ def drafting(engine: str, values: Mapping[str, Any]) -> tuple[str, int, str | No
 
 
 def _method(engine: str, name: Any) -> str:
-    return _METHODS[engine].get(str(name).lower(), str(name).lower())
+    return names(engine).methods.get(str(name).lower(), str(name).lower())
 
 
 def speculation_of(engine: str, values: Mapping[str, Any]) -> Speculation | None:

@@ -44,6 +44,16 @@ class Change(Entry):
     source: str | None = None
     date: str | None = None
 
+    @property
+    def verdict(self) -> Verdict:
+        """On what is gone."""
+        return "renamed" if self.becomes else "removed"
+
+    @property
+    def advice(self) -> str:
+        """What to write; empty where nobody says."""
+        return self.instead or self.becomes or ""
+
 
 class Changes(Entry):
     """One engine's."""
@@ -158,7 +168,7 @@ def flag(given: Given, known: Options, version: str) -> Finding:
     if given.error:
         return Finding("flag", name, written, *_wrong_value(given, known), refused=True)
     verdict, why = _still(change, name, version)
-    return Finding("flag", name, written, verdict, why, change.instead or change.becomes or "" if why else "")
+    return Finding("flag", name, written, verdict, why, change.advice if why else "")
 
 
 def settings(command: Command, version: str) -> Iterator[Finding]:
@@ -171,8 +181,7 @@ def settings(command: Command, version: str) -> Iterator[Finding]:
         if change and change.gone_from and release(change.gone_from) <= release(version):
             why = f"its file has no {key} since {change.gone_from}, if not before"
             instead = change.instead or f"{change.becomes}: {value}"
-            verdict: Verdict = "renamed" if change.becomes else "removed"
-            yield Finding("setting", key, f"{key}: {value}"[:300], verdict, why, instead[:300], refused=True)
+            yield Finding("setting", key, f"{key}: {value}"[:300], change.verdict, why, instead[:300], refused=True)
 
 
 def secret(option: str) -> bool:
@@ -210,13 +219,9 @@ def _gone(name: str, written: str, known: Options, version: str, change: Change)
     if earlier:
         first = all_versions[all_versions.index(earlier[-1]) + 1]
         why = f"gone since {first}, if not before; {earlier[-1]} had it"
-        verdict: Verdict = "renamed" if change.becomes else "removed"
-        return Finding("flag", name, written, verdict, why, change.instead or change.becomes or "nothing")
-    if change.instead or change.becomes:
-        verdict = "renamed" if change.becomes else "removed"
-        return Finding(
-            "flag", name, written, verdict, "versions before all lists had it", change.instead or change.becomes or ""
-        )
+        return Finding("flag", name, written, change.verdict, why, change.advice or "nothing")
+    if change.advice:
+        return Finding("flag", name, written, change.verdict, "versions before all lists had it", change.advice)
     if later:
         return Finding("flag", name, written, "unknown", f"it comes with {later[0]}, or shortly before", "")
     close = difflib.get_close_matches(name, _alike(name, known), n=1, cutoff=0.75)
@@ -310,15 +315,12 @@ def environment(command: Command, version: str) -> Iterator[Finding]:
             yield Finding("environment", name, written, "ok", f"not read by {nearest}, read by {after[0]}")
         elif nearest in had:
             verdict, why = _still(change, name, version)
-            yield Finding(
-                "environment", name, written, verdict, why, change.instead or change.becomes or "" if why else ""
-            )
+            yield Finding("environment", name, written, verdict, why, change.advice if why else "")
         elif earlier:
             first = all_versions[all_versions.index(earlier[-1]) + 1]
             why = f"not read since {first}, if not before; {earlier[-1]} did, now it only warns"
-            verdict = "renamed" if change.becomes else "removed"
             instead = f"{change.becomes} {current(value)}" if change.becomes else change.instead
-            yield Finding("environment", name, written, verdict, why, instead or "nothing")
+            yield Finding("environment", name, written, change.verdict, why, instead or "nothing")
         elif had:
             yield Finding("environment", name, written, "unknown", f"read since {had[0]}, or shortly before", "")
         else:

@@ -7,16 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.operations.flags import Given
+from planner.operations.lint.deployment import names
 from planner.operations.lint.judging import Change, Finding, Judged, changes, current, secret
 from planner.operations.lint.reading import Command
-
-_DRAFTING = {
-    "--speculative-model": "model", "--num-speculative-tokens": "num_speculative_tokens",
-    "--speculative-draft-tensor-parallel-size": "draft_tensor_parallel_size",
-    "--speculative-model-quantization": "quantization", "--speculative-max-model-len": "max_model_len",
-    "--ngram-prompt-lookup-max": "prompt_lookup_max", "--ngram-prompt-lookup-min": "prompt_lookup_min",
-}  # fmt: skip
-"""vLLM's options for drafts before 0.8.5, and their keys in --speculative-config (0.20.2 config/speculative.py)."""
 
 
 @dataclass(frozen=True)
@@ -32,15 +25,15 @@ def mended(judged: Judged, settings: Mapping[str, Any] | None = None) -> Mended:
     known, old = judged.options, {found.name: found for found in judged.findings}
     words, diff, drafting = list[str](), list[str](), dict[str, Any]()
     wanted = dict(settings or {})
-    drafts = "--speculative-config" in known.spellings
+    drafts = names("vllm").drafting if "--speculative-config" in known.spellings else {}
     for given in judged.parsed.given:
         spelt = given.written.replace("_", "-") if known.lists.underscores else given.written
         name = given.option.name if given.option and spelt not in old else spelt
         argument = given.option.argument if given.option else ""
         was = [given.written, *given.words]
-        if given.option is None and drafts and name in _DRAFTING:
+        if given.option is None and name in drafts:
             word = next(iter(given.words), None)
-            drafting[_DRAFTING[name]] = int(word) if word and word.isdigit() else word
+            drafting[drafts[name]] = int(word) if word and word.isdigit() else word
             now: list[str] = []
         elif argument in wanted:
             value = wanted.pop(argument)

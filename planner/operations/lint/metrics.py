@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 
 from planner.operations.flags import listed, lists, options
-from planner.operations.lint.judging import Change, Finding, Judged, Verdict, changes
+from planner.operations.lint.judging import Change, Finding, Judged, changes
 
 
 def metric(name: str, engine: str, version: str) -> Finding:
@@ -19,12 +19,10 @@ def metric(name: str, engine: str, version: str) -> Finding:
     change = changes(engine).metrics.get(spelt) or Change()
     earlier = [one for one in had if all_versions.index(one) <= all_versions.index(nearest)]
     later = [one for one in had if one not in earlier]
-    verdict: Verdict = "renamed" if change.becomes else "removed"
-    if earlier or ((change.becomes or change.instead) and not later):
+    if earlier or (change.advice and not later):
         last = f"; {earlier[-1]} had it" if earlier else ""
-        return Finding(
-            "metric", name, name, verdict, f"not on /metrics of {nearest}{last}", change.becomes or change.instead
-        )
+        instead = change.becomes or change.instead
+        return Finding("metric", name, name, change.verdict, f"not on /metrics of {nearest}{last}", instead)
     if later:
         return Finding("metric", name, name, "unknown", f"on /metrics since {later[0]}, or shortly before")
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)

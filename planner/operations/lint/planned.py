@@ -10,7 +10,7 @@ from planner.facts.workload import Lengths, Workload
 from planner.latency.performance import Performance
 from planner.memory.budget import MemoryPlan, longest_model_len, plan, safe_utilization
 from planner.memory.limits import preemption_risk, safe_max_num_seqs
-from planner.operations.lint.deployment import ARGUMENTS, deployed
+from planner.operations.lint.deployment import deployed, names
 from planner.operations.lint.judging import Judged
 from planner.parallelism.layouts import refuse
 from planner.planning.prediction import Prediction, predict
@@ -75,13 +75,13 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
         return Planned(deployment, found, load, (), (), None)
     most = replace(load, concurrency=_most(plan(best), load))
     now = predict(best, most)
-    names = {ours: theirs for theirs, ours in ARGUMENTS[deployment.engine.name].items()}
+    called = names(deployment.engine.name).theirs
     for name, proposal in _PROPOSALS.items():
-        value = proposal(best, most) if name in names and not judged.command.role else None
+        value = proposal(best, most) if name in called and not judged.command.role else None
         changed = best if value is None else best.with_args(**{name: value})
         then = predict(changed, most) if value is not None and plan(changed).status == "ok" else None
         if then and then.performance and now.performance and (worth := _worth(now, then, most)):
-            steps.append(Step(names[name], value, worth))
+            steps.append(Step(called[name], value, worth))
             best, now = changed, then
     return Planned(deployment, found, load, loads, tuple(steps), now if steps else None)
 
@@ -116,22 +116,22 @@ def _safe_share(deployment: Deployment) -> Iterator[tuple[str, float, Deployment
     """The share of memory that is safe, where the command has another."""
     share = min(safe_utilization(deployment), SHARE)
     if 0 < share != deployment.args.gpu_memory_utilization:
-        name = {ours: theirs for theirs, ours in ARGUMENTS[deployment.engine.name].items()}["gpu_memory_utilization"]
+        name = names(deployment.engine.name).theirs["gpu_memory_utilization"]
         yield name, share, deployment.with_args(gpu_memory_utilization=share)
 
 
 def _starting(found: MemoryPlan) -> Iterator[tuple[str, Any, Deployment]]:
     """Changes after which it may start, the smallest first."""
     deployment = found.deployment
-    names = {ours: theirs for theirs, ours in ARGUMENTS[deployment.engine.name].items()}
+    called = names(deployment.engine.name).theirs
     yield from _safe_share(deployment)
     if deployment.args.max_num_seqs > 256:
-        yield names["max_num_seqs"], 256, deployment.with_args(max_num_seqs=256)
+        yield called["max_num_seqs"], 256, deployment.with_args(max_num_seqs=256)
     if (length := longest_model_len(found)[0] // 16 * 16) >= 1024:
-        yield names["max_model_len"], length, deployment.with_args(max_model_len=length)
+        yield called["max_model_len"], length, deployment.with_args(max_model_len=length)
     accepted = deployment.engine.facts["kv_cache_dtypes"]
-    if "kv_cache_dtype" in names and (not accepted or "fp8" in accepted):
-        yield names["kv_cache_dtype"], "fp8", deployment.with_args(kv_cache_dtype="fp8")
+    if "kv_cache_dtype" in called and (not accepted or "fp8" in accepted):
+        yield called["kv_cache_dtype"], "fp8", deployment.with_args(kv_cache_dtype="fp8")
     wide = {"tgi": "num_shard"}.get(deployment.engine.name, "tensor_parallel_size")
     for tp in (2, 4, 8):
         layout = replace(deployment.layout, tp=tp, ep=1)

@@ -12,22 +12,9 @@ LONGEST = 2**18
 _PLAIN = re.compile(r"[^\s;&|()<>\\'\"$`]+")
 _NAME = re.compile(r"[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
-_BEFORE = {
-    "exec",
-    "nohup",
-    "sudo",
-    "time",
-    "then",
-    "do",
-    "else",
-    "if",
-    "!",
-    "{",
-    "export",
-    "declare",
-    "local",
-    "readonly",
-}
+_BEFORE = {"exec", "nohup", "sudo", "time", "then", "do", "else", "if", "!", "{", "export", "declare", "local",
+           "readonly"}  # fmt: skip
+"""What may stand before a command, or a variable that is set."""
 
 
 @dataclass(frozen=True)

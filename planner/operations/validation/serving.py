@@ -143,20 +143,14 @@ def nearest(deployment: Deployment, curves: Mapping[str, ServingCurve] | None = 
 
 def held_back() -> pd.DataFrame:
     """How far off the shipped coefficients are on runs that their fit went without, by what was new in them."""
-    rows = [
-        {"engine": engine, "new": what}
-        | {
-            f"{metric} {name}": figure * scale
-            for key, metric in (("tpot", "TPOT"), ("ttft", "TTFT"))
-            for name, figure, scale in (
-                ("runs", metrics[key]["runs"], 1),
-                ("error (%)", metrics[key]["median"], 100),
-                ("inside (%)", metrics[key]["inside"], 100),
-            )
-        }
-        for engine, wholes in read_yaml(CATALOGS / HELD_BACK).items()
-        for what, metrics in wholes.items()
-    ]
+    rows = []
+    for engine, wholes in read_yaml(CATALOGS / HELD_BACK).items():
+        for what, known in wholes.items():
+            row = {"engine": engine, "new": what}
+            for metric, found in ((metric, known[metric.lower()]) for metric in METRICS):
+                row |= {f"{metric} runs": found["runs"], f"{metric} error (%)": found["median"] * 100}
+                row[f"{metric} inside (%)"] = found["inside"] * 100
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
