@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from planner.core.quantities import GIB, PlannerError, aligned, one_line
+from planner.core.quantities import PlannerError, aligned, one_line
 from planner.facts.engines import release
 from planner.facts.workload import Workload
 from planner.memory.budget import MemoryPlan, safe_utilization
@@ -17,11 +17,9 @@ from planner.operations.lint.mending import Mended, mended
 from planner.operations.lint.metrics import metrics
 from planner.operations.lint.planned import Planned, figures, planned
 from planner.operations.lint.reading import Command, read
+from planner.operations.rendering import render
 
 __all__ = ["Finding", "Lint", "Linted", "lint"]
-
-
-_BROKEN = "As it is written the server ends with an error while it starts, before it looks at memory. Mended as below:"
 
 
 @dataclass(frozen=True)
@@ -37,6 +35,22 @@ class Linted:
     def refused(self) -> bool:
         """The server ends at once over how it is written."""
         return any(found.refused for found in self.judged.findings)
+
+    @property
+    def said(self) -> list[Finding]:
+        """What there is to say something of."""
+        return [found for found in self.judged.findings if found.verdict != "ok" or found.why]
+
+    @property
+    def good(self) -> list[str]:
+        """The names of the rest."""
+        names = dict.fromkeys(found.name for found in self.judged.findings if found not in self.said)
+        return [one_line(name)[:40] for name in names]
+
+    @property
+    def stuck(self) -> bool:
+        """Only its author can say how it starts."""
+        return not self.planned and any(found.kind == "flag" and found.verdict == "contradicts" for found in self.said)
 
 
 @dataclass(frozen=True)
@@ -96,14 +110,7 @@ class Lint:
         }  # fmt: skip
 
     def __str__(self) -> str:
-        parts = [_told(one, len(self.commands) > 1) for one in self.commands]
-        if self.metrics:
-            parts.append("Metrics\n" + _table(self.metrics))
-        if self.to:
-            head = f"At {self.to}"
-            parts.append(f"{head}\n{_table(self.drift)}" if self.drift else f"{head}: nothing changes for it")
-        parts += [f"Note: {note}" for note in self.notes]
-        return "\n\n".join(parts)
+        return render("lint", found=self, table=_table, public=_public).strip("\n")
 
 
 def lint(
@@ -208,61 +215,12 @@ def _hidden(command: Command) -> str:
     return replace(command, argv=tuple(words)).line
 
 
-def _table(findings: Iterable[Finding]) -> str:
+def _table(findings: Iterable[Finding]) -> list[str]:
     """A line for each finding: verdict, item, why, and what to write instead."""
-    rows = [
-        (one.verdict, one_line(one.written if one.kind != "metric" else one.name)[:70], _said(one)) for one in findings
-    ]
-    return aligned([("", verdict, item, said) for verdict, item, said in rows])
+    rows = [("", one.verdict, one_line(one.name if one.kind == "metric" else one.written)[:70], _said(one))
+            for one in findings]  # fmt: skip
+    return aligned(rows).splitlines() if rows else []
 
 
 def _said(one: Finding) -> str:
     return one_line("; ".join(filter(None, (one.why, f"instead: {one.instead}" if one.instead else ""))))
-
-
-def _told(one: Linted, several: bool) -> str:
-    """What a person reads of one command."""
-    judged = one.judged
-    place = f"{judged.command.where}: " if several and judged.command.where else ""
-    lines = [f"{one_line(place)}{judged.command.engine} {judged.version}, {len(judged.findings)} items"]
-    good = [found.name for found in judged.findings if found.verdict == "ok" and not found.why]
-    said = [found for found in judged.findings if found.verdict != "ok" or found.why]
-    lines += [_table(said)] if said else []
-    if good:
-        names = [one_line(name)[:40] for name in dict.fromkeys(good)]
-        lines.append(f"  ok: {', '.join(names[:30])}{f' and {len(names) - 30:,} more' if len(names) > 30 else ''}")
-    if one.planned:
-        lines += ["", *([_BROKEN] if one.refused else [])]
-        lines += _on_gpu(one.planned)
-    elif one.unplanned:
-        lines += ["", f"Not planned: {one.unplanned}"]
-    if one.mended.diff:
-        still = not one.planned and any(found.kind == "flag" and found.verdict == "contradicts" for found in said)
-        lines += ["", "Better, but it starts only once what contradicts is settled" if still else "Better"]
-        lines += [*(f"  {line}" for line in map(one_line, one.mended.diff))]
-        lines += [f"  {step.argument}: {step.worth}" for step in (one.planned.steps if one.planned else ())]
-        lines += [f"  = {_public(one.mended.command)}"]
-    return "\n".join(lines)
-
-
-def _on_gpu(found: Planned) -> list[str]:
-    """What the deployment does, for a person."""
-    memory, load = found.memory, found.workload
-    ends = "end with an error while it starts, for want of memory"
-    starts = {"ok": "it starts", "at_risk": f"it may {ends}", "does_not_fit": f"it would {ends}"}[memory.status]
-    head = f"{found.deployment}: {starts}"
-    if memory.reason:
-        head += f". {memory.reason}"
-    fits = f"{found.sequences:,} requests of {load.prompt.mean:,.0f} + {load.output.mean:,.0f} tokens"
-    lines = [
-        head,
-        f"  KV cache {memory.kv_available / GIB:.1f} GiB, {memory.pool.kv_tokens:,} tokens an engine: {fits}",
-    ]
-    for each in found.loads:
-        if each.performance and each.workload:
-            ttft, tpot = each.performance.at("ttft", "p50") * 1e3, each.performance.at("tpot", "mean") * 1e3
-            lines.append(
-                f"  {each.workload.concurrency:>5,} in flight: median TTFT {ttft:,.0f} ms, TPOT {tpot:,.1f} ms, "
-                f"{each.performance.output_tps:,.0f} output tokens/s"
-            )
-    return lines
