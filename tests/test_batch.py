@@ -194,6 +194,10 @@ def test_ragged_rows_and_misspelt_columns(tmp_path: Path) -> None:
     code, rows = predicted(tmp_path, "model,gpu,max_num_seq", "meta-llama/Llama-3.1-8B,H100,8", "x,H100,1,2,3")
     assert code == 1 and rows[0]["status"] == "ok" and "did you mean max_num_seqs?" in rows[0]["warnings"]
     assert "2 more cells" in rows[1]["error"]
+    _, rows = predicted(tmp_path, "model,gpu,rate,prompt_tokens,concurrency", "meta-llama/Llama-3.1-8B,H100,8,900,")
+    assert all(f"did you mean {meant}?" in rows[0]["warnings"] for meant in ("request_rate", "isl"))
+    _, rows = predicted(tmp_path, "model,gpu,request_rate", "meta-llama/Llama-3.1-8B,H100,8")
+    assert "request_rate without isl and osl" in rows[0]["warnings"] and not rows[0]["ttft_ms_mean"]
 
 
 def test_more_concurrency_means_more_throughput_and_slower_tokens() -> None:

@@ -34,7 +34,7 @@ def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     notes = []
     for name, text in row.items():
         if name not in INPUTS and name not in COLUMNS["measured"]:
-            near = difflib.get_close_matches(name, INPUTS, n=1, cutoff=0.85)
+            near = difflib.get_close_matches(COLUMNS["called"].get(name, name), INPUTS, n=1, cutoff=0.85)
             notes += [f"column {name} is ignored, did you mean {near[0]}?"] if near else []
         elif cell := text.strip():
             kind = COLUMNS["kinds"][INPUTS.get(name) or COLUMNS["measured"][name]]
@@ -192,6 +192,10 @@ def read_workload(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> W
     """The traffic of a row; None where it has none, and only memory can be planned."""
     rate, concurrency, prompts = cells.get("request_rate"), cells.get("concurrency"), cells.get("num_prompts")
     if "trace" not in cells and not {"isl", "osl"} & set(cells):
+        if asked := {"request_rate", "concurrency"} & set(cells):
+            notes.append(
+                f"{min(load)} without isl and osl, the mean tokens of prompt and answer: only memory is planned"
+            )
         return None
     if rate == math.inf:  # everything is sent at once
         rate, concurrency, prompts = None, concurrency or prompts or 1000, prompts or 1000
