@@ -194,7 +194,7 @@ def read_workload(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> W
     if "trace" not in cells and not {"isl", "osl"} & set(cells):
         if asked := {"request_rate", "concurrency"} & set(cells):
             notes.append(
-                f"{min(load)} without isl and osl, the mean tokens of prompt and answer: only memory is planned"
+                f"{min(asked)} without isl and osl, the mean tokens of prompt and answer: only memory is planned"
             )
         return None
     if rate == math.inf:  # everything is sent at once
