@@ -1,5 +1,6 @@
 """Scenario files: what they may say, and how a mistake in one is told."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,8 +9,10 @@ import pytest
 import yaml
 
 from planner.core.quantities import GIB, PlannerError
+from planner.facts.deployment import deploy_on
 from planner.facts.workload import Lengths, Workload
 from planner.operations.batch_columns import read_cells, read_workload
+from planner.operations.launch.command import checkpoint
 from planner.planning.scenario import load_scenario, scenario, scenarios
 
 SMALL = {
@@ -85,6 +88,20 @@ def test_a_trace_lies_beside_the_scenario_and_figures_beside_it_win(tmp_path: Pa
     path.write_text(yaml.safe_dump({**SMALL, "workload": {"trace": "day.csv", "output_tokens": {"mean": 50}}}))
     workload = load_scenario(path).workload
     assert (workload.prompt.mean, workload.output.mean, workload.rate) == (200, pytest.approx(50), 1)
+
+
+def test_a_config_json_lies_beside_the_scenario_and_its_folder_is_served(tmp_path: Path) -> None:
+    """`vllm serve` takes a folder, not the config.json in it."""
+    config = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+              "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+              "max_position_embeddings": 8192}  # fmt: skip
+    (tmp_path / "acme").mkdir()
+    (tmp_path / "acme" / "config.json").write_text(json.dumps(config))
+    for written in ("acme", "acme/config.json"):
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**SMALL, "model": written}))
+        found = load_scenario(tmp_path / "mine.yaml")
+        assert found.model == str(tmp_path / written)
+        assert checkpoint(deploy_on(found.model, "L40S")) == str(tmp_path / "acme")
 
 
 def served(**workload: object) -> Workload:

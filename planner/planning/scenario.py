@@ -196,12 +196,14 @@ AS_WRITTEN = (
 def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Scenario:
     """A scenario from the fields of a file called `name`.
 
-    Fields without a value count as left out. Trace and calibration are looked for from `folder`, then from the working
-    directory.
+    Fields without a value count as left out. Trace, calibration and a model's config.json are looked for from `folder`,
+    then from the working directory.
     """
     if not isinstance(data, Mapping):
         raise PlannerError(f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
     entry = check(ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name)
+    if isfile(folder / entry.model) or isfile(folder / entry.model / "config.json"):
+        entry = entry.model_copy(update={"model": str(folder / entry.model)})
     with told_of(name):
         given = {**(entry.adapters.engine_args if entry.adapters else {}), **entry.engine_args}
         engine_args, served_by = engine_arguments(given), _engines(entry, folder)

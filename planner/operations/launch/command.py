@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -358,8 +359,10 @@ def _family(deployment: Deployment) -> dict[str, Any]:
 
 
 def checkpoint(deployment: Deployment) -> str:
-    """What an engine loads: a Hub repository or a path, which no option parser takes for an option."""
+    """What an engine loads: a Hub repository or a folder, which no option parser takes for an option."""
     found = repository(deployment.model.name)
+    if found.endswith(".json"):
+        found = str(Path(found).parent)
     return f"./{found}" if found.startswith("-") else found
 
 
