@@ -63,11 +63,11 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
         head += f'<th style="{style}">{escape(str(name))}</th>'
         for row, value in enumerate(column):
             said = text(value)
-            width = "white-space: nowrap" if len(said) <= _WORDS else "min-width: 9em"
-            body[row] += f'<td style="{style}; {width}">{_cell(said)}</td>'
+            width = "; white-space: nowrap" if len(said) <= _WORDS else "; min-width: 9em" * (align == "left")
+            body[row] += f'<td style="{style}{width}">{_cell(said)}</td>'
     rows = "".join(f"<tr>{cells}</tr>" for cells in body)
     style = "caption-side: bottom; text-align: left; opacity: 0.75"
-    wide = "display: inline-block; max-width: 46em; margin-right: -46em"  # beyond a narrow table, without widening it
+    wide = "display: inline-block; max-width: 52em; margin-right: -52em"  # beyond a narrow table, without widening it
     top = f'<caption style="{style}"><span style="{wide}">{escape(caption)}</span></caption>' if caption else ""
     return Shown(f'<table style="line-height: 1.4">{top}<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>')
 
@@ -75,6 +75,7 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
 def _cell(said: str) -> str:
     """Text that may go on in another line after a slash, and not within an interval or a date."""
     kept = re.sub(r"(\([\d.,]+) to ((?:[\d.,]+|growing)\))", "\\1\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}\\2", said)
+    kept = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", kept)
     if re.fullmatch(r"\d{4}-\d\d-\d\d", kept):
         kept = kept.replace("-", "\N{NON-BREAKING HYPHEN}")
     return re.sub(r"(?<!<)/", "/<wbr>", escape(kept))
