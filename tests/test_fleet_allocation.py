@@ -84,6 +84,13 @@ def test_a_scenario_is_split_over_kinds_where_one_runs_out() -> None:
     assert cost(allocate(fleet.with_gpus("L4", 2))) == 4.0
 
 
+def test_replicas_that_could_do_more_draw_what_their_load_asks_for() -> None:
+    one = Option("1 x L4", "L4", 1, 0.84, 70.0, 0.8, lighter=((0.0, 20.0), (0.5, 60.0)))
+    for factor, watts in ((1.0, 2 * 62.5), (1.6, 2 * 70.0), (0.8, 70.0), (0.4, 60.0), (0.2, 40.0)):
+        found = allocate(Fleet({"some": [one]}, {"L4": 4}).grown(factor))
+        assert found and found.watts == pytest.approx(watts)
+
+
 def test_of_options_at_one_price_the_first_runs() -> None:
     same = [Option(what, "L4", 1, 0.84, 70.0, share) for what, share in (("bfloat16", 1.0), ("awq", 3.0))]
     for options in (same, same[::-1]):
@@ -106,7 +113,11 @@ def test_a_fleet_of_one_scenario_is_its_plan(tmp_path: Path) -> None:
     gpus = [{"gpu": "L4", "at_most": 2}, {"gpu": "RTX-4090", "at_most": 1}]
     plan = search(load_scenario("edge-8b-24gb", {"gpus": gpus}))
     assert plan.chosen
-    assert f"Together ${plan.chosen.usd_per_hour:,.2f} per hour" in told(fleet_plan(path))
+    found = fleet_plan(path)
+    assert f"Together ${plan.chosen.usd_per_hour:,.2f} per hour" in told(found)
+    assert found.now and found.then and plan.chosen.prediction.watts
+    assert found.now.watts == pytest.approx(plan.chosen.prediction.watts.mid, rel=0.01), "today's load, not a grown one"
+    assert found.now.watts < found.then.watts
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 0}\n")
     assert "in the way: stock of L4" in told(fleet_plan(path))
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {H100: 8, H100-SXM: 2}\n")

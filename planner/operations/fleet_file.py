@@ -1,6 +1,7 @@
 """`planner fleet`: scenarios that share a stock of GPUs, from a YAML file to a table for the terminal."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,10 @@ from pydantic import Field
 from planner.core.catalog import Entry, check, read_yaml
 from planner.core.quantities import PlannerError, aligned
 from planner.facts.gpus import gpu
+from planner.latency.power import board_power
 from planner.planning.candidate import Candidate, describe
 from planner.planning.fleet import Fleet, FleetPlan, Option
+from planner.planning.prediction import IDLE
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, scenario_path
 from planner.planning.scenario_entries import MOST_GPUS, Positive
 from planner.planning.search import search
@@ -51,18 +54,21 @@ def fleet_plan(path: Path, progress: Callable[[int, int], None] = lambda _done, 
             raise PlannerError(f"{path.name}, field stock: {kind} is given twice, the second time as {name}")
         stock[kind] = many
     options: dict[str, dict[str, Option]] = {name: {} for name in asked}
+    drawn: dict[tuple[str, str], set[tuple[float, float]]] = defaultdict(set)
     searches = [(name, kind, factor) for name in asked for kind in stock for factor in (1.0, entry.growth)]
     for done, (name, kind, factor) in enumerate(searches):
         progress(done, len(searches))
         loaded = replace(asked[name], workload=asked[name].workload.times(factor))
         for option in options_of(loaded, kind):
             found = replace(option, share=option.share * factor)
+            drawn[name, found.what] |= {(found.share, found.watts)}
             best = options[name].get(found.what)
             if best is None or (best.at_risk, -best.share) > (found.at_risk, -found.share):
                 options[name][found.what] = found
     progress(len(searches), len(searches))
     fleet = Fleet(
-        {name: list(some.values()) for name, some in options.items()}, stock,
+        {name: [_drawing(one, drawn[name, one.what]) for one in some.values()] for name, some in options.items()},
+        stock,
         entry.usd_per_hour_at_most or math.inf, entry.power_at_most or math.inf,
     )  # fmt: skip
     return FleetPlan(path.stem, asked, fleet, entry.growth)
@@ -88,6 +94,13 @@ def _option(found: Candidate) -> Option:
         describe(one.with_replicas(1)), one.gpu.name, math.ceil(one.gpus_rented / replicas),
         found.usd_per_hour / replicas, watts.mid / replicas if watts else 0.0, 1 / replicas, found.at_risk,
     )  # fmt: skip
+
+
+def _drawing(one: Option, drawn: set[tuple[float, float]]) -> Option:
+    """`one` with the W that it has `drawn` with less of the load, and what it draws without any."""
+    idle = board_power(gpu(one.gpu), IDLE).mid * one.gpus
+    parts = ((share / one.share, watts) for share, watts in drawn if share < one.share)
+    return replace(one, lighter=((0.0, idle), *sorted(parts)))
 
 
 def told(plan: FleetPlan) -> str:

@@ -30,9 +30,15 @@ class Option:
     gpu: str
     gpus: int
     usd_per_hour: float
-    watts: float
+    watts: float  # with all of its share
     share: float  # of the scenario's load
     at_risk: bool = False  # it may miss its level at the pessimistic end of an interval
+    lighter: tuple[tuple[float, float], ...] = ()  # parts of its share, ascending, and W with no more than these
+
+    def watts_at(self, part: float) -> float:
+        """W with so large a part of its share."""
+        parts, watts = zip(*sorted({*self.lighter, (1.0, self.watts)}), strict=True)
+        return float(np.interp(part, parts, watts))
 
 
 @dataclass(frozen=True)
@@ -65,12 +71,15 @@ class Allocation:
     @property
     def usd_per_hour(self) -> float:
         """Price of all replicas."""
-        return self._sum("usd_per_hour")
+        return math.fsum(one.usd_per_hour * many for some in self.replicas.values() for one, many in some.items())
 
     @property
     def watts(self) -> float:
-        """Mean power of all replicas under the planned load."""
-        return self._sum("watts")
+        """Mean power of all replicas, among which each scenario's load is divided by what they can serve of it."""
+        return math.fsum(
+            option.watts_at(1 / max(math.fsum(one.share * count for one, count in some.items()), 1.0)) * many
+            for some in self.replicas.values() for option, many in some.items()
+        )  # fmt: skip
 
     @property
     def gpus(self) -> dict[str, int]:
@@ -80,11 +89,6 @@ class Allocation:
             for option, many in some.items():
                 found[option.gpu] = found.get(option.gpu, 0) + option.gpus * many
         return found
-
-    def _sum(self, field: str) -> float:
-        return math.fsum(
-            getattr(option, field) * many for some in self.replicas.values() for option, many in some.items()
-        )
 
 
 def _programme(fleet: Fleet) -> tuple[list[tuple[str, Option]], np.ndarray, dict[str, Any]]:

@@ -27,7 +27,7 @@ from planner.simulator.kernel_types import Router
 from planner.simulator.replay import replay_workload
 from planner.simulator.replay_result import ReplayResult
 
-MOST = 150_000
+MOST = 100_000
 """Requests of a day that are replayed; a busier day is replayed with as many seconds of each hour as come to that."""
 DAYS = 5
 """Days that are replayed, each with other arrivals and lengths."""
@@ -153,19 +153,17 @@ def scaling_of(scenario: Scenario, candidate: Candidate) -> Scaling | None:
     def one_day(seed: int) -> ReplayResult:
         return replay_day(deployment, load, rates, counts.tolist(), seed=seed)
 
-    many, left = 1, ROUNDS  # one day tells most of what is missing
-    while True:
+    days: list[ReplayResult] = []
+    left = ROUNDS
+    while len(days) < DAYS:  # one day tells most of what is missing
         counts = without_lulls(counts, (lead_s + drain_s) / 3600)
-        days = side_by_side(one_day, range(many))
+        days += side_by_side(one_day, range(len(days), DAYS if days else 1))
         shares = [largest_shares(day, rates, scenario.service_level) for day in days]
         largest = on_another_day(shares, rates, counts)
         short = (largest > 1) & (counts < most)
         if short.any():
-            left -= 1
+            days, left = [], left - 1
             counts = np.where(short, counts + 1 if left > 0 else most, counts)
-        elif many == DAYS:
-            break
-        many = many if short.any() else DAYS
     return Scaling(
         deployment, rates, tuple(counts.tolist()), tuple(largest.tolist()),
         sum(len(day.output) for day in days), one, lead_s, drain_s,
