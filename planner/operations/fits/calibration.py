@@ -33,8 +33,9 @@ from planner.simulator.replay import replay_workload
 
 NOISE_TPOT, NOISE_TTFT = 0.05, 0.15
 """Spread of ln(measured) that no model explains: repeats of a public point differ by 1-9 % (TPOT) and 4-16 % (TTFT)."""
-PRIORS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).parents[1] / "templates" / "coefficients.yaml")
-"""Of each coefficient the `spread` of its logarithm between GPUs, and what it `says` of a machine."""
+TEMPLATES = Path(__file__).parents[1] / "templates"
+PRIORS: Mapping[str, Mapping[str, Any]] = read_yaml(TEMPLATES / "coefficients.yaml")
+"""What fits know of each coefficient beforehand, and how they tell what they found; the file explains it."""
 FREEDOM = 4.0
 REPEATS = (0.08, 0.03)
 """Spread of ln(measured) between repeats on one machine, of TTFT and TPOT: no prediction is more certain than this."""

@@ -22,9 +22,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from planner.core.catalog import CATALOGS, read_text
+from planner.core.catalog import CATALOGS, read_text, read_yaml
 from planner.core.files import replacing, today
-from planner.core.quantities import MIB, Z80, PlannerError
+from planner.core.quantities import MIB, Z80, PlannerError, told_of
 from planner.facts.coefficients import Coefficients, coefficient_names
 from planner.facts.deployment import Deployment
 from planner.facts.engines import release
@@ -34,6 +34,7 @@ from planner.latency.step_model import StepModel, step_model
 from planner.memory.budget import memory_of
 from planner.operations.batch import read_run
 from planner.operations.batch_columns import read_cells
+from planner.operations.fits.calibration import PRIORS, TEMPLATES
 from planner.operations.validation.timed import timed_runs
 from planner.planning.benchmark_run import taken_on
 from planner.planning.prediction import perform
@@ -48,36 +49,10 @@ NOISE = np.array([0.14, 0.05, 0.08, 0.06])
 STEADY = 0.5
 """Of that, what is left of a run at a rate, whose mean holds no first burst."""
 FREEDOM = 4.0
-COMMON = {
-    "memory": (0.80, 0.1), "memory_fp4": (0.67, 0.2), "kv": (0.95, 0.15), "gemm_bf16": (0.715, 0.15),
-    "gemm_fp8": (0.566, 0.2), "gemm_fp4": (0.436, 0.3), "gemm_widened": (0.7, 0.2), "expert_gemm": (0.85, 0.3),
-    "expert_latency": (0.5, 0.3), "attention": (0.744, 0.2), "link": (0.322, 0.3), "allreduce_s": (6.77e-6, 0.3),
-    "kernel_s": (5.31e-6, 0.3), "token_passes": (1.2, 0.3), "step_s": (0.00182, 0.5), "row_s": (24.5e-6, 0.5),
-    "launch_s": (14e-6, 0.4), "prompt_s": (0.001, 0.7), "request_s": (0.0078, 0.5), "prompt_token_s": (2.61e-6, 0.5),
-    "pace": (1.0, 0.0),
-}  # fmt: skip
-"""What is known of each coefficient before any serving run, and how well: AIConfigurator's kernel tables."""
-HOST = ("step_s", "row_s", "launch_s", "prompt_s", "request_s", "prompt_token_s")
-LEVELS: Mapping[str, tuple[float, float, Mapping[str, float]]] = {
-    "engine": (0.4, 0.8, {}),
-    "generation": (0.5, 0.1, {"gemm_fp4": 0.5}),
-    "gpu": (0.3, 0.3, {"gemm_bf16": 0.2, "gemm_fp8": 0.2, "gemm_fp4": 0.2}),
-    "gpu engine": (0.25, 0.3, {}),
-    "release": (0.0, 0.6, {"kernel_s": 0.1, "expert_latency": 0.1, "pace": 0.06}),
-    "release generation": (0.0, 0.0, {"pace": 0.12}),
-    "model": (0.0, 0.0, {"pace": 0.10}),
-    "model engine": (0.0, 0.0, {"pace": 0.07, "prompt_s": 0.15, "request_s": 0.1}),
-    "model format": (0.0, 0.0, {"pace": 0.05}),
-    "pair": (0.0, 0.0, {"pace": 0.05, "token_passes": 0.1, "prompt_s": 0.25, "request_s": 0.25}),
-    "layout": (0.0, 0.0, {"pace": 0.08}),
-    "curve": (0.0, 0.0, {"pace": 0.04}),
-}
-"""How much a part adds: of the common spread, for the device's coefficients and the host's; and spreads of its own.
-
-FP4 products go through other instructions, so other kernels, on desktop Blackwell (mma) than in data centres (tcgen05;
-dgx-spark-playbooks issue 22, 2026-08). What a GPU sustains of its matrix peaks, its power limit says too: GB10 92 of
-125 TFLOP/s in bf16 (huggingface/kernels pull 283, 2026-02).
-"""
+COMMON: Mapping[str, tuple[float, float]] = {name: tuple(told["kernels"]) for name, told in PRIORS.items()}
+"""What is known of each coefficient before any serving run, and how well."""
+LEVELS: Mapping[str, Mapping[str, Any]] = read_yaml(TEMPLATES / "levels.yaml")
+"""How much the parts of a coefficient add."""
 RELEASES = {
     "vllm": ("0.11.0", "0.12.0", "0.16.0", "0.18.0", "0.20.0"),
     "sglang": ("0.5.6", "0.5.9", "0.5.12"),
@@ -139,13 +114,10 @@ def measured_runs(path: Path = RUNS) -> list[MeasuredRun]:
     """
     found = []
     for number, row in enumerate(csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")), start=2):
-        try:
-            cells, _ = read_cells(row)
-            deployment, workload = read_run(cells, path.parent, [])
+        with told_of(f"{path.name}, line {number}"):
+            deployment, workload = read_run(read_cells(row)[0], path.parent, [])
             if not (memory := memory_of(deployment)).starts:
                 raise PlannerError(memory.reason)
-        except PlannerError as error:
-            raise PlannerError(f"{path.name}, line {number}: {error}") from None
         values = [float(row.get(name) or "nan") / (1e3 if name.endswith("_ms") else 1) for name in COLUMNS]
         found.append(MeasuredRun(deployment, taken_on(deployment, workload), np.log(values), row["curve"]))
     for name, timed in timed_runs().items():
@@ -243,10 +215,9 @@ class Pool:
 
 
 def _spread(level: str, name: str) -> float:
-    if level == "common":
-        return COMMON[name][1]
-    device, host, own = LEVELS[level]
-    return own.get(name, COMMON[name][1] * (host if name in HOST else device))
+    parts = LEVELS[level]
+    share = parts.get("host" if PRIORS[name].get("host") else "device", 0.0)
+    return float(parts.get("own", {}).get(name, COMMON[name][1] * share))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from planner.core.quantities import PlannerError
 from planner.facts import engines
 from planner.facts.engines import Engine, release
 from planner.operations.flags import FLAGS, Given, Options, Parsed, left_open, listed, lists, options, versions_with
-from planner.operations.lint.reading import Command
+from planner.operations.lint.launching import Command
 
 Verdict = Literal["ok", "removed", "renamed", "unknown", "default changed", "contradicts", "useless", "risky"]
 MEND = ("removed", "renamed", "unknown", "contradicts", "risky")

@@ -9,7 +9,7 @@ from typing import Any
 from planner.operations.flags import Given
 from planner.operations.lint.deployment import names
 from planner.operations.lint.judging import Change, Finding, Judged, changes, current, secret
-from planner.operations.lint.reading import Command
+from planner.operations.lint.launching import Command
 
 
 @dataclass(frozen=True)

@@ -3,80 +3,25 @@
 import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path, PurePath
 from typing import Any, NamedTuple
 
 from planner.core.catalog import parse_yaml, read_text
 from planner.core.quantities import MIB, PlannerError
-from planner.facts.engines import inside_dynamo
 from planner.operations.flags import left_open, lists, options
-from planner.operations.lint.shell import Statement, documents, expand, statements
-from planner.operations.lint.wrappers import unwrapped, wrappers
+from planner.operations.lint.launching import MENTION, Command, commands_of, contained, image
+from planner.operations.lint.shell import documents, expand, statements
 
 LARGEST = MIB
 """Bytes of a file that is read."""
 MOST = 20
 """Commands of one file that are looked at."""
-_IMAGES = (
-    ("vllm", True, re.compile(r"(^|/)(vllm-openai[\w-]*|vllm-tpu)(?=[:@]|$)")),
-    ("vllm", False, re.compile(r"(^|/)vllm[\w-]*(?=[:@]|$)")),
-    ("sglang", False, re.compile(r"(^|/)sglang[\w-]*(?=[:@]|$)")),
-    ("tgi", True, re.compile(r"(^|/)text-generation-inference(?=[:@]|$)")),
-    ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
-)  # fmt: skip
-"""Engine, whether its image starts the server by itself, and what the image is called."""
-_ALONE = {"--rm", "--detach", "--interactive", "--tty", "--privileged", "--init", "--read-only", "--publish-all"}
-"""Options of `docker run` that take no value."""
 _KSERVE = {"--model_name", "--model_id", "--model_dir", "--backend"}
 _METRIC = re.compile(r"(?<![\w/.@:-])(?:vllm|sglang):[a-zA-Z]\w*(?![\w./-])")
-_SHELLS = {"sh", "bash", "dash", "zsh"}
-_MENTION = re.compile(
-    r"\bvllm\s+serve\b|vllm\.entrypoints|sglang(_router)?\.launch_server|\bsglang\s+serve\b|trtllm-serve"
-    r"|text-generation-launcher|\bdynamo\.(vllm|sglang|trtllm)\b"
-)
-
-
-@dataclass(frozen=True)
-class Command:
-    """One server as it is started: what its launcher is given, and in which environment."""
-
-    where: str
-    engine: str
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    version: str = ""  # of its image, where the tag says it
-    container: bool = False
-    subcommand: bool = False  # `vllm serve MODEL`, not `python -m ... --model MODEL`
-    config: Mapping[str, Any] = field(default_factory=dict)  # what TensorRT-LLM's own file sets
-    note: str = ""
-    visible: int | None = None  # GPUs that its container is given
-    launched: str = ""  # by another program than the engine's own: this, and its own options
-    renamed: Mapping[str, str] = field(default_factory=dict)  # that program's names of options -> the engine's
-
-    @property
-    def line(self) -> str:
-        """The command in one line, as a shell would take it."""
-        program = {
-            "vllm": "vllm serve" if self.subcommand else "python -m vllm.entrypoints.openai.api_server",
-            "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve", "tgi": "text-generation-launcher",
-        }[self.engine]  # fmt: skip
-        words, theirs = self.argv, {ours: name for name, ours in self.renamed.items()}
-        if theirs:  # it names the model in an option of its own
-            words = tuple(theirs.get(word, word) for word in words if word.startswith("-") or word != words[0])
-        return " ".join([self.launched or program, *map(shlex.quote, words)])
-
-    @property
-    def role(self) -> str:
-        """Of a worker of pools, "prefill" or "decode"; nothing of a server that does both."""
-        said = re.search(
-            r"--(?:is-|disaggregation-mode[ =])(prefill|decode)|kv_(producer|consumer)",
-            f"{self.launched} {' '.join(self.argv)}",
-        )
-        return {"producer": "prefill", "consumer": "decode"}.get(said[2], said[1]) if said else ""
 
 
 @dataclass(frozen=True)
@@ -169,7 +114,7 @@ def _commands(text: str, name: str, engine: str | None) -> Iterator[Command]:
     """The commands of a text of any of the formats."""
     if re.search(r"^\[program:", text, re.MULTILINE):  # supervisord
         for line in re.findall(r"^command\s*=\s*(.+)$", text, re.MULTILINE):
-            yield from _shell(line, "command", engine)
+            yield from commands_of(line, "command", engine)
     elif re.search(r"^\[Service\]\s*$", text, re.MULTILINE):
         yield from _unit(text, engine)
     elif re.search(r'^\s*task\s+"[^"\n]*"\s*\{', text, re.MULTILINE):
@@ -184,133 +129,9 @@ def _commands(text: str, name: str, engine: str | None) -> Iterator[Command]:
             for document in documents:
                 yield from _nodes(document, "", engine)
         else:
-            yield from _shell(re.sub(r"^(\s*)- (?=[\"'-])", r"\1\\\n", text, flags=re.MULTILINE), "", engine)
+            yield from commands_of(re.sub(r"^(\s*)- (?=[\"'-])", r"\1\\\n", text, flags=re.MULTILINE), "", engine)
     else:
-        yield from _shell(text, "", engine)
-
-
-def _shell(
-    text: str, where: str, engine: str | None, environment: Mapping[str, str] | None = None
-) -> Iterator[Command]:
-    """Commands of shell text; with an `engine` also a list of nothing but its options."""
-    found = statements(text, environment)
-    for number, statement in enumerate(found, start=1):
-        place = where or (f"command {number}" if len(found) > 1 else "")
-        yield from _launched(statement, place, engine if len(found) == 1 else None)
-
-
-def _launched(statement: Statement, where: str, engine: str | None = None, depth: int = 0) -> Iterator[Command]:
-    """The server that a statement starts: by its launcher, in a container of its image, or in another shell."""
-    words, environment = statement.words, statement.environment
-    if depth > 3 or not words:
-        return
-    program = PurePath(words[0]).name
-    if program in ("docker", "podman", "nerdctl") and "run" in words[:4]:
-        yield from _docker(words, environment, where, depth)
-        return
-    found = launcher(words)
-    if found:
-        name, at, subcommand = found
-        before = {
-            key: value for key, _, value in (word.partition("=") for word in words[:at]) if value and key.isidentifier()
-        }
-        pinned = next(filter(None, (re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)$", word) for word in words[:at])), None)
-        version = pinned[1] if pinned else ""
-        held = image(_pyxis(words[:at]))
-        if held and held[0] == name:
-            version = held[2]
-        command = Command(where, name, tuple(words[at:]), {**environment, **before}, version, subcommand=subcommand)
-        if wrapper := wrappers().get(words[at - 1]):
-            argv, own, settings = unwrapped(words[at - 1], words[at:])
-            launched = shlex.join(["python", "-m", words[at - 1], *own])
-            command = replace(command, argv=argv, launched=launched, renamed=wrapper.renamed, config=settings)
-        yield command
-        return
-    script = next((at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None)
-    if script is not None and any(PurePath(word).name in _SHELLS for word in words[:script]):
-        for inner in statements(words[script + 1], environment):
-            yield from _launched(inner, where, None, depth + 1)
-    elif told := [word for word in words if " " in word and _MENTION.search(word)]:  # ssh HOST '...', tmux new '...'
-        for inner in statements(told[-1], environment):
-            yield from _launched(inner, where, None, depth + 1)
-    elif engine and words[0].startswith("-"):
-        yield Command(where, engine, words, environment)
-
-
-def _pyxis(words: Sequence[str]) -> str:
-    """The image that Slurm's `srun` is told to start in, "nvcr.io#nvidia/..." or not; empty where it is told none."""
-    given = [at for at, word in enumerate(words) if word.partition("=")[0] == "--container-image"]
-    if not given:
-        return ""
-    _, tied, name = words[given[0]].partition("=")
-    return (name if tied else " ".join(words[given[0] + 1 : given[0] + 2])).replace("#", "/")
-
-
-def launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
-    """Which engine's launcher is among the words, where its own begin, and whether it takes the model as a word."""
-    for at, word in enumerate(words):
-        name, after = PurePath(word).name, words[at + 1] if at + 1 < len(words) else ""
-        if name == "vllm" and after == "serve":
-            return "vllm", at + 2, True
-        if re.search(r"(^|/)vllm[./]entrypoints[./](openai[./])?api_server(\.py)?$", word):
-            return "vllm", at + 1, False
-        if word in wrappers():
-            return wrappers()[word].engine, at + 1, False
-        if word in ("sglang.launch_server", "sglang.srt.server"):
-            return "sglang", at + 1, False
-        if name == "sglang" and after == "serve":
-            return "sglang", at + 2, False
-        if name == "trtllm-serve":
-            return "trtllm", at + 1 + (after == "serve"), True
-        if name == "text-generation-launcher":
-            return "tgi", at + 1, False
-    return None
-
-
-def _docker(words: Sequence[str], environment: Mapping[str, str], where: str, depth: int) -> Iterator[Command]:
-    """What `docker run` starts in an engine's image."""
-    inside, entrypoint, at = dict[str, str](), "", words.index("run") + 1
-    while at < len(words) and words[at].startswith("-"):
-        key, tied, value = words[at].partition("=")
-        alone = bool(tied) or key in _ALONE or re.fullmatch(r"-[ditP]+", key) is not None
-        said = value if tied else words[at + 1] if at + 1 < len(words) else ""
-        at += 1 if alone else 2
-        if key == "--entrypoint":
-            entrypoint = said
-        elif key in ("-e", "--env"):
-            name, equals, content = said.partition("=")
-            inside[name] = content if equals else environment.get(name, f"${{{name}}}")
-    if at < len(words):
-        rest = ((entrypoint,) if entrypoint else ()) + tuple(words[at + 1 :])
-        yield from _contained(words[at], rest, inside, where, bool(entrypoint), depth)
-
-
-def image(name: str) -> tuple[str, bool, str] | None:
-    """The engine of an image, whether it starts by itself, and its version; None for any other image."""
-    for engine, starts, pattern in _IMAGES:
-        if match := pattern.search(name):
-            found = re.match(r":v?(\d+\.\d+(?:\.\d+)?)", name[match.end() :])
-            version = found[1] if found else ""
-            if "ai-dynamo/" in name:  # the tag is Dynamo's
-                version = inside_dynamo(engine, version)
-            return engine, starts, version
-    return None
-
-
-def _contained(
-    name: str, words: Sequence[str], environment: Mapping[str, str], where: str, replaced: bool = False, depth: int = 0
-) -> Iterator[Command]:
-    """What a container of the image `name` starts with these words, unless its entry point is `replaced`."""
-    known = image(name)
-    begun = list(_launched(Statement(tuple(words), environment), where, None, depth + 1))
-    if begun:
-        for command in begun:
-            version = known[2] if known and known[0] == command.engine else ""
-            yield replace(command, container=True, version=version or command.version)
-    elif known and known[1] and not replaced and (words or environment):
-        yield Command(
-            where, known[0], tuple(words), environment, known[2], container=True, subcommand=known[0] == "vllm"
-        )
+        yield from commands_of(text, "", engine)
 
 
 def _nomad(text: str) -> Iterator[Command]:
@@ -323,7 +144,7 @@ def _nomad(text: str) -> Iterator[Command]:
             words.get("entrypoint", []) + ([pairs["command"]] if "command" in pairs else []) + words.get("args", [])
         )
         environment = {name: value for name, value in pairs.items() if name.isupper()}
-        yield from _contained(pairs.get("image", ""), started, environment, "task", "entrypoint" in lists)
+        yield from contained(pairs.get("image", ""), started, environment, "task", "entrypoint" in lists)
 
 
 def _unit(text: str, engine: str | None) -> Iterator[Command]:
@@ -336,7 +157,7 @@ def _unit(text: str, engine: str | None) -> Iterator[Command]:
                 key: value for key, equals, value in (word.partition("=") for word in shlex.split(line)) if equals
             }
     for number, line in enumerate(re.findall(r"^ExecStart=[@\-:+!]*(.+)$", text, re.MULTILINE), start=1):
-        yield from _shell(line, f"ExecStart {number}" if number > 1 else "ExecStart", engine, environment)
+        yield from commands_of(line, f"ExecStart {number}" if number > 1 else "ExecStart", engine, environment)
 
 
 def _dockerfile(text: str, engine: str | None) -> Iterator[Command]:
@@ -354,7 +175,7 @@ def _dockerfile(text: str, engine: str | None) -> Iterator[Command]:
             environment |= dict(pairs)
         elif key in parts:
             parts[key] = _listed(rest) or ["sh", "-c", rest]
-    yield from _contained(base, [*parts["ENTRYPOINT"], *parts["CMD"]], environment, "CMD", bool(parts["ENTRYPOINT"]))
+    yield from contained(base, [*parts["ENTRYPOINT"], *parts["CMD"]], environment, "CMD", bool(parts["ENTRYPOINT"]))
 
 
 def _split(text: str) -> list[str]:
@@ -393,9 +214,9 @@ def _nodes(node: Any, where: str, engine: str | None, depth: int = 0) -> Iterato
             yield from _nodes(each, f"{where}[{index}]", engine, depth + 1)
         return
     if not isinstance(node, Mapping):
-        if isinstance(node, str) and _MENTION.search(node):
+        if isinstance(node, str) and MENTION.search(node):
             with suppress(PlannerError):
-                yield from _shell(node, where, None)
+                yield from commands_of(node, where, None)
         return
     if "modelURL" in node:
         yield _production_stack(node, where)
@@ -426,7 +247,7 @@ def _container(node: Mapping[str, Any], where: str) -> Iterator[Command]:
         word = re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word)
         filled.append(expand(word.replace("$$", "\0"), {}).replace("\0", "$"))
     replaced = "entrypoint" in node or ("command" in node and "args" in node)
-    for command in _contained(name, filled, environment, where, replaced):
+    for command in contained(name, filled, environment, where, replaced):
         yield replace(command, visible=_given(node))
 
 
@@ -458,7 +279,7 @@ def _production_stack(node: Mapping[str, Any], where: str) -> Command:
     words = (_plain(node["modelURL"]), *_as_words(pairs), *_words(extra))
     asked = str(node.get("requestGPU", ""))
     gpus = int(asked) if asked.isdecimal() and len(asked) < 10 else None
-    version = known[2] if known else ""
+    version = known.version if known else ""
     return Command(where, "vllm", words, _environment(node.get("env")), version, True, True, visible=gpus)
 
 

@@ -1,0 +1,197 @@
+"""Who starts a server: an engine's launcher, `docker run`, another shell, or a program around an engine."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from planner.facts.engines import inside_dynamo
+from planner.operations.lint.shell import Statement, statements
+from planner.operations.lint.wrappers import unwrapped, wrappers
+
+_IMAGES = (
+    ("vllm", True, re.compile(r"(^|/)(vllm-openai[\w-]*|vllm-tpu)(?=[:@]|$)")),
+    ("vllm", False, re.compile(r"(^|/)vllm[\w-]*(?=[:@]|$)")),
+    ("sglang", False, re.compile(r"(^|/)sglang[\w-]*(?=[:@]|$)")),
+    ("tgi", True, re.compile(r"(^|/)text-generation-inference(?=[:@]|$)")),
+    ("trtllm", False, re.compile(r"(^|/)(tensorrt-llm(/release)?|tensorrtllm-runtime)(?=[:@]|$)")),
+)  # fmt: skip
+"""Engine, whether its image starts the server by itself, and what the image is called."""
+_ALONE = {"--rm", "--detach", "--interactive", "--tty", "--privileged", "--init", "--read-only", "--publish-all"}
+"""Options of `docker run` that take no value."""
+_SHELLS = {"sh", "bash", "dash", "zsh"}
+MENTION = re.compile(
+    r"\bvllm\s+serve\b|vllm\.entrypoints|sglang(_router)?\.launch_server|\bsglang\s+serve\b|trtllm-serve"
+    r"|text-generation-launcher|\bdynamo\.(vllm|sglang|trtllm)\b"
+)
+
+
+@dataclass(frozen=True)
+class Command:
+    """One server as it is started: what its launcher is given, and in which environment."""
+
+    where: str
+    engine: str
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    version: str = ""  # of its image, where the tag says it
+    container: bool = False
+    subcommand: bool = False  # `vllm serve MODEL`, not `python -m ... --model MODEL`
+    config: Mapping[str, Any] = field(default_factory=dict)  # what TensorRT-LLM's own file sets
+    note: str = ""
+    visible: int | None = None  # GPUs that its container is given
+    launched: str = ""  # by another program than the engine's own: this, and its own options
+    renamed: Mapping[str, str] = field(default_factory=dict)  # that program's names of options -> the engine's
+
+    @property
+    def line(self) -> str:
+        """The command in one line, as a shell would take it."""
+        program = {
+            "vllm": "vllm serve" if self.subcommand else "python -m vllm.entrypoints.openai.api_server",
+            "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve", "tgi": "text-generation-launcher",
+        }[self.engine]  # fmt: skip
+        words, theirs = self.argv, {ours: name for name, ours in self.renamed.items()}
+        if theirs:  # it names the model in an option of its own
+            words = tuple(theirs.get(word, word) for word in words if word.startswith("-") or word != words[0])
+        return " ".join([self.launched or program, *map(shlex.quote, words)])
+
+    @property
+    def role(self) -> str:
+        """Of a worker of pools, "prefill" or "decode"; nothing of a server that does both."""
+        said = re.search(
+            r"--(?:is-|disaggregation-mode[ =])(prefill|decode)|kv_(producer|consumer)",
+            f"{self.launched} {' '.join(self.argv)}",
+        )
+        return {"producer": "prefill", "consumer": "decode"}.get(said[2], said[1]) if said else ""
+
+
+def commands_of(
+    text: str, where: str, engine: str | None, environment: Mapping[str, str] | None = None
+) -> Iterator[Command]:
+    """Commands of shell text; with an `engine` also a list of nothing but its options."""
+    found = statements(text, environment)
+    for number, statement in enumerate(found, start=1):
+        place = where or (f"command {number}" if len(found) > 1 else "")
+        yield from _launched(statement, place, engine if len(found) == 1 else None)
+
+
+def _launched(statement: Statement, where: str, engine: str | None = None, depth: int = 0) -> Iterator[Command]:
+    """The server that a statement starts: by its launcher, in a container of its image, or in another shell."""
+    words, environment = statement.words, statement.environment
+    if depth > 3 or not words:
+        return
+    program = PurePath(words[0]).name
+    if program in ("docker", "podman", "nerdctl") and "run" in words[:4]:
+        yield from _docker(words, environment, where, depth)
+        return
+    found = launcher(words)
+    if found:
+        name, at, subcommand = found
+        before = {
+            key: value for key, _, value in (word.partition("=") for word in words[:at]) if value and key.isidentifier()
+        }
+        pinned = next(filter(None, (re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)$", word) for word in words[:at])), None)
+        version = pinned[1] if pinned else ""
+        held = image(_pyxis(words[:at]))
+        if held and held.engine == name:
+            version = held.version
+        command = Command(where, name, tuple(words[at:]), {**environment, **before}, version, subcommand=subcommand)
+        if wrapper := wrappers().get(words[at - 1]):
+            argv, own, settings = unwrapped(words[at - 1], words[at:])
+            launched = shlex.join(["python", "-m", words[at - 1], *own])
+            command = replace(command, argv=argv, launched=launched, renamed=wrapper.renamed, config=settings)
+        yield command
+        return
+    script = next((at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None)
+    if script is not None and any(PurePath(word).name in _SHELLS for word in words[:script]):
+        for inner in statements(words[script + 1], environment):
+            yield from _launched(inner, where, None, depth + 1)
+    elif told := [word for word in words if " " in word and MENTION.search(word)]:  # ssh HOST '...', tmux new '...'
+        for inner in statements(told[-1], environment):
+            yield from _launched(inner, where, None, depth + 1)
+    elif engine and words[0].startswith("-"):
+        yield Command(where, engine, words, environment)
+
+
+def _pyxis(words: Sequence[str]) -> str:
+    """The image that Slurm's `srun` is told to start in, "nvcr.io#nvidia/..." or not; empty where it is told none."""
+    given = [at for at, word in enumerate(words) if word.partition("=")[0] == "--container-image"]
+    if not given:
+        return ""
+    _, tied, name = words[given[0]].partition("=")
+    return (name if tied else " ".join(words[given[0] + 1 : given[0] + 2])).replace("#", "/")
+
+
+def launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
+    """Which engine's launcher is among the words, where its own begin, and whether it takes the model as a word."""
+    for at, word in enumerate(words):
+        name, after = PurePath(word).name, words[at + 1] if at + 1 < len(words) else ""
+        if name == "vllm" and after == "serve":
+            return "vllm", at + 2, True
+        if re.search(r"(^|/)vllm[./]entrypoints[./](openai[./])?api_server(\.py)?$", word):
+            return "vllm", at + 1, False
+        if word in wrappers():
+            return wrappers()[word].engine, at + 1, False
+        if word in ("sglang.launch_server", "sglang.srt.server"):
+            return "sglang", at + 1, False
+        if name == "sglang" and after == "serve":
+            return "sglang", at + 2, False
+        if name == "trtllm-serve":
+            return "trtllm", at + 1 + (after == "serve"), True
+        if name == "text-generation-launcher":
+            return "tgi", at + 1, False
+    return None
+
+
+def _docker(words: Sequence[str], environment: Mapping[str, str], where: str, depth: int) -> Iterator[Command]:
+    """What `docker run` starts in an engine's image."""
+    inside, entrypoint, at = dict[str, str](), "", words.index("run") + 1
+    while at < len(words) and words[at].startswith("-"):
+        key, tied, value = words[at].partition("=")
+        alone = bool(tied) or key in _ALONE or re.fullmatch(r"-[ditP]+", key) is not None
+        said = value if tied else words[at + 1] if at + 1 < len(words) else ""
+        at += 1 if alone else 2
+        if key == "--entrypoint":
+            entrypoint = said
+        elif key in ("-e", "--env"):
+            name, equals, content = said.partition("=")
+            inside[name] = content if equals else environment.get(name, f"${{{name}}}")
+    if at < len(words):
+        rest = ((entrypoint,) if entrypoint else ()) + tuple(words[at + 1 :])
+        yield from contained(words[at], rest, inside, where, bool(entrypoint), depth)
+
+
+class Image(NamedTuple):
+    """An engine's image."""
+
+    engine: str
+    starts: bool  # the server, by itself
+    version: str  # of the engine, as far as the tag says it
+
+
+def image(name: str) -> Image | None:
+    """What an image is by its name; None for any that is no engine's."""
+    for engine, starts, pattern in _IMAGES:
+        if match := pattern.search(name):
+            found = re.match(r":v?(\d+\.\d+(?:\.\d+)?)", name[match.end() :])
+            version = found[1] if found else ""
+            if "ai-dynamo/" in name:  # the tag is Dynamo's
+                version = inside_dynamo(engine, version)
+            return Image(engine, starts, version)
+    return None
+
+
+def contained(
+    name: str, words: Sequence[str], environment: Mapping[str, str], where: str, replaced: bool = False, depth: int = 0
+) -> Iterator[Command]:
+    """What a container of the image `name` starts with these words, unless its entry point is `replaced`."""
+    known = image(name)
+    begun = list(_launched(Statement(tuple(words), environment), where, None, depth + 1))
+    for command in begun:
+        version = known.version if known and known.engine == command.engine else ""
+        yield replace(command, container=True, version=version or command.version)
+    if not begun and known and known.starts and not replaced and (words or environment):
+        serves = known.engine == "vllm"
+        yield Command(where, known.engine, tuple(words), environment, known.version, container=True, subcommand=serves)
