@@ -13,7 +13,7 @@ import numpy as np
 from planner.core.quantities import GIB
 from planner.facts.workload import Lengths, Workload
 from planner.memory.budget import MemoryPlan, plan
-from planner.memory.kv_cache import kv_format
+from planner.memory.kv_cache import KvLayout, kv_format
 from planner.memory.kv_layers import kv_width
 from planner.models.quantization import named
 
@@ -32,7 +32,7 @@ def preemption_risk(found: MemoryPlan, workload: Workload, sequences: int) -> fl
     Each has a prompt of the workload and is somewhere in its answer; long answers are met more often than short ones.
     The blocks of all of them together are taken as normal. Sharing of cached prefixes is left out.
     """
-    mean, spread = _blocks_held(found, workload)
+    mean, spread = _blocks_held(found.layout, workload.prompt, workload.output)
     free = found.pool.num_blocks - 1 - sequences * mean
     return 0.5 * math.erfc(free / max(spread * math.sqrt(sequences), 1e-9) / math.sqrt(2))
 
@@ -42,16 +42,17 @@ def safe_max_num_seqs(found: MemoryPlan, workload: Workload, risk: float = 0.05)
 
     n requests hold n x mean + z x spread x sqrt(n) blocks in all but `risk` of moments: solved for sqrt(n).
     """
-    mean, spread = _blocks_held(found, workload)
+    mean, spread = _blocks_held(found.layout, workload.prompt, workload.output)
     free, reach = max(0, found.pool.num_blocks - 1), NormalDist().inv_cdf(1 - risk) * spread
     root = (math.sqrt(reach**2 + 4 * mean * free) - reach) / (2 * mean)
     return math.floor(root**2 + 1e-9)
 
 
-def _blocks_held(found: MemoryPlan, workload: Workload) -> tuple[float, float]:
+@lru_cache(maxsize=256)
+def _blocks_held(layout: KvLayout, prompt: Lengths, output: Lengths) -> tuple[float, float]:
     """Mean and standard deviation of the blocks that a request holds at a random moment of its decoding."""
-    contexts, knots = _contexts(workload.prompt, workload.output, found.layout.max_model_len)
-    blocks = np.interp(contexts, knots, [found.pool.layout.blocks_for(int(context)) for context in knots])
+    contexts, knots = _contexts(prompt, output, layout.max_model_len)
+    blocks = np.interp(contexts, knots, [layout.blocks_for(int(context)) for context in knots])
     return float(blocks.mean()), float(blocks.std())
 
 

@@ -207,7 +207,7 @@ def _climbed(scenario: Scenario, looks: list[Candidate]) -> list[Candidate]:
 def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = None) -> list[Candidate]:
     """First looks at values of max_num_seqs, up to one that holds: more where requests queue, else fewer.
 
-    One look is enough at what is clearly worse `than` the same with other arguments.
+    One look is enough at what is worse `than` the same with other arguments.
     """
     looks: dict[int, Candidate] = {}
     most = candidate.deployment.args.max_num_seqs
@@ -235,7 +235,7 @@ def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = No
         size = _pacing(scenario, candidate)
         best = look(size)
         queues = not {name.split()[-1].lower() for name in best.constraints} <= {*PACES, "memory"}
-        promising = than is None or best.margin < CLEARLY * than.margin
+        promising = than is None or best.margin < than.margin
         while promising and not best.meets and len(looks) < LOOKS:
             taken = min(_most_running(best), size)
             if queues and taken < size and "capacity" not in best.constraints:
