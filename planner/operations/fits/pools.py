@@ -81,16 +81,16 @@ class PoolRun:
         return found.ttft["mean"].mid, found.tpot["mean"].mid
 
 
-def pool_runs(path: Path = RUNS) -> list[PoolRun]:
-    """The runs of a CSV: columns of `planner predict`, `measured_ttft_ms`, `measured_tpot_ms`, `curve` and `source`."""
-    found = []
-    for number, row in enumerate(csv.DictReader(StringIO(read_text(path), newline="")), start=2):
-        with told_of(f"{path.name}, line {number}"):
+def pool_runs() -> list[PoolRun]:
+    """The public runs: columns of `planner predict`, `measured_ttft_ms`, `measured_tpot_ms`, `curve` and `source`."""
+    found, folder = [], RUNS.parent
+    for number, row in enumerate(csv.DictReader(StringIO(read_text(RUNS), newline="")), start=2):
+        with told_of(f"{RUNS.name}, line {number}"):
             cells, _ = read_cells(row)
-            workload, model = read_workload(cells, path.parent, []), read_model(cells, path.parent)
+            workload, model = read_workload(cells, folder, []), read_model(cells, folder)
             if workload is None:
                 raise PlannerError("isl and osl are missing")
-            pools = [read_deployment(model, cells, path.parent, [], pool) for pool in ("prefill", "decode")]
+            pools = [read_deployment(model, cells, folder, [], pool) for pool in ("prefill", "decode")]
             prefill, decode = (that_starts(pool, workload, []) for pool in pools)
         ttft, tpot = (float(row[name]) / 1e3 for name in ("measured_ttft_ms", "measured_tpot_ms"))
         found.append(PoolRun(prefill, decode, memory_of(decode), workload, ttft, tpot, row["curve"]))
@@ -169,10 +169,11 @@ def _decoding(runs: Sequence[PoolRun], x: np.ndarray) -> np.ndarray:
     return np.log([run.tpot_at(costs) / run.tpot for run in runs])
 
 
-def fit_engine(
-    engine: str, runs: Sequence[PoolRun], tell: Callable[[str], None] = print
-) -> dict[str, dict[str, object]]:
-    """The catalog's entries of `engine`: decoding of each fitted to its own runs, what is before it to all of them."""
+def fit_engine(engine: str, runs: Sequence[PoolRun]) -> dict[str, dict[str, object]]:
+    """The catalog's entries of `engine`: decoding of each fitted to its own runs, what is before it to all of them.
+
+    How far off the fit is, also on what it goes without, is printed.
+    """
     runs = [run for run in runs if run.decode.engine.name == engine]
     bases = [pool_costs(run.decode.engine) for run in runs]
     entries = np.array([entry_of(run.decode.engine) for run in runs])
@@ -206,7 +207,7 @@ def fit_engine(
                     logs = decode.x, prefill.x
                 measured = np.array((runs[k].ttft, runs[k].tpot))
                 seen[k] = np.log(np.array(runs[k].replayed(costs_of(bases[k], *logs))) / measured)
-        tell(_told(engine, what, seen, wholes))
+        print(_told(engine, what, seen, wholes))
         widths[what] = np.abs(seen)
     sigma_ttft, sigma_tpot = np.quantile(widths["curve"], 0.8, axis=0) / Z80
     found = {}

@@ -1,6 +1,8 @@
 """What a command's model and its own arguments contradict, whatever the GPU; the engine ends at once over each."""
 
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +25,7 @@ _STRETCHES = {"hf_overrides", "rope_scaling", "json_model_override_args", "model
 
 def contradictions(judged: Judged, engine: Engine | None) -> Iterator[Finding]:
     """What the command's model and its own arguments contradict, whatever the GPU."""
+    yield from _devices(judged)
     try:
         name, served = served_model(judged)
         layout = layout_of(judged.command.engine, judged.values)
@@ -35,6 +38,23 @@ def contradictions(judged: Judged, engine: Engine | None) -> Iterator[Finding]:
         yield _contradicts(widest, layout.tp, f"{name}: {reason}"[:300], _divisor(served, layout, widest))
     yield from _format(judged, name, served)
     yield from _lengths(judged, name, served.architecture.max_position, engine)
+
+
+def _devices(judged: Judged) -> Iterator[Finding]:
+    """More GPUs asked for than are visible, or than the container is given, where the command has one process."""
+    command, values = judged.command, judged.parsed.values
+    several = any(values.get(key) for key in ("nnodes", "data_parallel_size_local", "gpus_per_node"))
+    if several or values.get("distributed_executor_backend") == "ray":
+        return
+    with suppress(PlannerError):  # a layout that nothing has
+        asked, name = layout_of(command.engine, values).gpus, "CUDA_VISIBLE_DEVICES"
+        visible = command.environment.get(name, "")
+        if re.fullmatch(r"\d+(,\d+)*", visible) and asked > (count := len(visible.split(","))):
+            why = f"the command takes {asked} GPUs, and {count} are visible"
+            yield Finding("environment", name, f"{name}={visible}", "contradicts", why, refused=True)
+        if command.visible is not None and asked > command.visible:
+            why = f"the command takes {asked} GPUs, and the container is given {command.visible}"
+            yield Finding("environment", "GPUs", f"{command.visible} GPUs", "contradicts", why, refused=True)
 
 
 def _contradicts(option: str, value: Any, why: str, instead: str) -> Finding:

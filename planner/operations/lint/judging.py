@@ -143,11 +143,7 @@ def judge(command: Command, version: str) -> Judged:
     findings += environment(command, version)
     findings += settings(command, version)
     said = {(found.kind, found.name): at for at, found in enumerate(findings)}
-    for extra in (
-        *defaults(parsed, command.engine, version),
-        *applied(command, parsed, version),
-        *devices(command, parsed),
-    ):
+    for extra in (*defaults(parsed, command.engine, version), *applied(command, parsed, version)):
         at = said.get((extra.kind, extra.name))
         if at is None:
             findings.append(extra)
@@ -416,36 +412,3 @@ def _holds(test: str, value: Any) -> bool:
         return False
     limit = float(match[2])
     return value < limit if match[1] == "<" else value >= limit if match[1] == ">=" else value > limit
-
-
-def devices(command: Command, parsed: Parsed) -> Iterator[Finding]:
-    """More GPUs asked for than are visible."""
-    name, asked = "CUDA_VISIBLE_DEVICES", gpus(command.engine, parsed.values)
-    visible = command.environment.get(name, "")
-    several = any(parsed.values.get(key) for key in ("nnodes", "data_parallel_size_local", "gpus_per_node"))
-    if several or parsed.values.get("distributed_executor_backend") == "ray":
-        return
-    if re.fullmatch(r"\d+(,\d+)*", visible) and asked > (count := len(visible.split(","))):
-        why = f"the command takes {asked} GPUs, and {count} are visible"
-        yield Finding("environment", name, f"{name}={visible}", "contradicts", why, refused=True)
-    if command.visible is not None and asked > command.visible:
-        why = f"the command takes {asked} GPUs, and the container is given {command.visible}"
-        yield Finding("environment", "GPUs", f"{command.visible} GPUs", "contradicts", why, refused=True)
-
-
-def gpus(engine: str, values: Mapping[str, Any]) -> int:
-    """How many GPUs a command takes."""
-    size = {
-        "vllm": ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"),
-        "sglang": ("tensor_parallel_size", "pipeline_parallel_size"),
-        "trtllm": ("tensor_parallel_size", "pipeline_parallel_size"),
-        "tgi": ("num_shard",),
-    }[engine]
-    product = 1
-    for name in size:
-        value = values.get(name, 1)
-        product *= value if isinstance(value, int) and 0 < value < 2**16 else 1
-    if engine == "sglang" and not values.get("enable_dp_attention"):
-        copies = values.get("data_parallel_size", 1)
-        product *= copies if isinstance(copies, int) and 0 < copies < 2**16 else 1
-    return product
