@@ -40,7 +40,7 @@ def test_figures_are_those_of_each_plan(plans):
 
 def test_the_cheapest_that_keeps_its_promises_is_named(plans):
     less, more = sorted(plan.chosen.usd_per_hour for plan in plans)
-    assert f"USD {less:,.2f} an hour, {1 - less / more:.0%} less" in cheapest(plans)
+    assert f"${less:,.2f} an hour, {1 - less / more:.0%} less" in cheapest(plans)
     nothing = search(load_scenario(SMALL, {"service_level": {"ttft": {"p95": 1}}}))
     assert "Nothing meets the service level of" in cheapest([plans[0], nothing])
 

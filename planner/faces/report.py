@@ -110,7 +110,9 @@ def compare(
     folder(out)
     for plan in plans:
         progress(told(plan))
+    first, *others = map(_facts, plans)
     facts = [[name, verdict(plan)] for name, plan in zip(titles(plans), plans, strict=True)]
+    facts += [fact for fact in first if all(fact in other for other in others)]
     title = {"name": " against ".join(titles(plans)), "question": "Several questions, answered side by side."}
     title |= {"verdict": cheapest(plans), "spare": ""}
     shown = {**{part: one_line(text) for part, text in title.items()}, "facts": facts}
@@ -135,7 +137,7 @@ def fleet(path: Path, out: Path | None = None, progress: Callable[[str], None] =
     limits = {"USD per hour, at most": plan.fleet.budget, "W, at most": plan.fleet.power}
     facts = [("Scenarios", ", ".join(plan.scenarios)), ("Stock", stock)]
     facts += [(name, f"{most:,.10g}") for name, most in limits.items() if math.isfinite(most)]
-    facts += [("Date", f"{today():%-d %B %Y}"), ("Planner", __version__)]
+    facts += [("Date", f"{today():%-d %B %Y}"), ("Planned with", f"Headroom {__version__}")]
     title = {"name": plan.name, "question": "Several services on one stock of GPUs, at least cost."}
     title |= {"verdict": fleet_tables.verdict(plan), "spare": fleet_tables.growing(plan)}
     shown = {**{part: one_line(text) for part, text in title.items()}, "facts": facts}
@@ -174,10 +176,16 @@ def _typeset(
 
 def _title(plan: Plan) -> dict[str, Any]:
     """What stands on the title page."""
-    scenario, best = plan.scenario, plan.best
+    scenario = plan.scenario
     answer = {"name": scenario.name, "question": " ".join(scenario.question.split()), "verdict": verdict(plan)}
     answer["spare"] = " ".join([room(plan), lost(plan)[1]]) if plan.chosen else ""
-    facts = parted(
+    return {**{part: one_line(text) for part, text in answer.items()}, "facts": _facts(plan)}
+
+
+def _facts(plan: Plan) -> list[Any]:
+    """(what, value) of what is asked, and of what the answer rests on."""
+    scenario, best = plan.scenario, plan.best
+    return parted(
         "title",
         asked=scenario,
         traffic=asked(scenario).partition("; ")[2],
@@ -188,7 +196,6 @@ def _title(plan: Plan) -> dict[str, Any]:
         basis=BASES,
         price=best and price_per_hour(best.deployment.gpu, scenario.prices),
     )
-    return {**{part: one_line(text) for part, text in answer.items()}, "facts": facts}
 
 
 def _typst(notebook: Path, work: Path, left_out: Sequence[str]) -> str:

@@ -58,7 +58,7 @@ def cheapest(plans: Sequence[Plan]) -> str:
         (usd, risk, name), (more, _, other) = known[:2]
         alike = [f"{each} (at risk)" if unsafe else each for same, unsafe, each in known[1:] if same == usd]
         less = f"as much as {' and '.join(alike)}" if alike else f"{1 - usd / more:.0%} less than {other}"
-        said.insert(0, f"{name} costs least{', but is at risk' * risk}: USD {usd:,.2f} an hour, {less}.")
+        said.insert(0, f"{name} costs least{', but is at risk' * risk}: ${usd:,.2f} an hour, {less}.")
     return " ".join(said) or "Without prices they are told apart by their GPUs."
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from planner.core.quantities import GIB, PlannerError
+from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.engines import resolve
 from planner.models.registry import model
@@ -27,7 +27,7 @@ MEASURES = {
     "TTFT": "p95 TTFT (ms)",
     "ITL": "p99 ITL (ms)",
     "throughput": "output tokens/s at most",
-    "KV cache": "KV cache of an engine (GiB)",
+    "KV cache": "KV cache of an engine (tokens)",
     "cost": "USD per million output tokens, when full",
 }
 PLAN = "the plan"
@@ -49,14 +49,12 @@ def knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
 
 def measured(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
     """`MEASURES` of a candidate, middles of their intervals, and a note where it does not start or is overloaded."""
-    prediction = candidate.prediction
-    found, memory, layout = prediction.performance, prediction.memory, candidate.deployment.layout
+    found, memory = candidate.prediction.performance, candidate.prediction.memory
     if found is None or found.capacity is None:
         return {**dict.fromkeys(MEASURES.values()), "note": memory.reason}
     most, usd = found.capacity.mid * scenario.workload.output.mean, candidate.usd_per_hour
-    per_engine = memory.kv_available.mid / GIB * layout.gpus_per_replica
     per_mtok = usd / 3600 / most * 1e6 if usd else None
-    values = found.ttft["p95"].mid * 1e3, found.itl["p99"].mid * 1e3, most, per_engine, per_mtok
+    values = found.ttft["p95"].mid * 1e3, found.itl["p99"].mid * 1e3, most, memory.pool.kv_tokens, per_mtok
     return {**dict(zip(MEASURES.values(), values, strict=True)), "note": "overloaded" if found.saturated else ""}
 
 
