@@ -132,7 +132,8 @@ def test_a_measured_tier_of_host_memory() -> None:
     """llm-d's comparison within 26 % where prompts overflow the pool, TTFT and its p90 too, and in direction.
 
     Behind the router that the guide installs: it goes by where it sent a prompt's first 4,096 tokens before, and weighs
-    that like queue and free cache (defaults before 1.2). Where all fits, first prompts apart, TTFT is 0.04 s too long.
+    that like queue and free cache (defaults before 1.2). Where all fits, the p90 of all but first prompts is within
+    12 %; these take a second, so that the mean hangs on how many requests there were, which is not told.
     """
     router, found = Router(8, PREFIX_AFFINITY, 1.0, 1.0, 1.0, precise=False), {}
     for row in rows_of("kv_offload.csv"):
@@ -168,7 +169,8 @@ def test_a_measured_tier_of_host_memory() -> None:
             assert ttft.mean() == pytest.approx(row["mean_ttft_s"], rel=0.26)
             assert np.quantile(ttft, 0.9) == pytest.approx(row["p90_ttft_s"], rel=0.26)
         else:
-            assert ttft[450:].mean() == pytest.approx(row["mean_ttft_s"], abs=0.05)
+            assert np.quantile(ttft[450:], 0.9) == pytest.approx(row["p90_ttft_s"], rel=0.12)
+            assert ttft[450:].mean() < row["mean_ttft_s"] < ttft.mean()
         found[system, gib] = tps, ttft.mean()
     assert found[30_000, 100][0] > 1.1 * found[30_000, 0][0] and found[30_000, 100][1] < 0.85 * found[30_000, 0][1]
     assert found[8_000, 100][0] == pytest.approx(found[8_000, 0][0], rel=0.02)
@@ -268,6 +270,15 @@ def test_sequences_that_share_a_prefix_decode_faster_up_to_what_l2_gives() -> No
     assert seconds(8) == pytest.approx(alone / L2_TIMES)
     assert alone / L2_TIMES < seconds(3) < 0.95 * alone
     assert seconds(3, log=True) == pytest.approx(seconds(3)), "many steps at once are the same steps"
+
+
+@pytest.mark.parametrize(("count", "blocks"), [(4, 32), (1, 32), (8, 8)])
+def test_the_closed_form_begins_answers_about_long_documents_when_the_replay_does(count: int, blocks: int) -> None:
+    one, asked_about = on_h100(1).with_args(gpu_memory_utilization=0.9), documents(count, blocks, 2.0, 1_000)
+    closed, replayed = evaluate(one, asked_about).performance, once(one, asked_about, 1_000)
+    assert closed is not None
+    assert closed.ttft["p50"].mid == pytest.approx(replayed.quantile("ttft", 0.5), rel=0.12)
+    assert closed.ttft["p95"].mid == pytest.approx(replayed.quantile("ttft", 0.95), rel=0.12)
 
 
 @pytest.mark.parametrize(("count", "rate"), [(1, 2.8), (4, 2.8), (16, 2.8), (1000, 1.2)])

@@ -152,6 +152,18 @@ def test_latency_adds_up() -> None:
     assert result.stats("itl")["p50"] == pytest.approx(np.mean(steps[1:]), rel=0.01)
 
 
+def test_the_front_end_takes_by_the_tokens_that_are_not_cached() -> None:
+    """Two prompts of 100 tokens, the first 64 of them the same, one long after the other."""
+    prompt, output = np.array([100, 100]), np.array([4, 4])
+    content, start = shared_prefix(prompt, output, np.array([64, 64]), 16)
+    sent = Traffic(np.array([0.0, 9.0]), prompt, output, content, start)
+    free, slow = (
+        replay(rules(enable_prefix_caching=True), LINEAR, sent._replace(prompt_token_s=each)) for each in (0.0, 1e-3)
+    )
+    assert slow.outcome.cached.tolist() == [0, 64]
+    assert slow.ttft - free.ttft == pytest.approx([0.1, 0.036])
+
+
 def test_windows_cap_what_attention_reads() -> None:
     window = StepTable(
         np.zeros(1), np.zeros(1), decode_windows=np.array([[64, 1.0]]), prefill_windows=np.array([[64, 1.0]])

@@ -30,7 +30,7 @@ class Coefficients:
     launch_s: float  # issuing one kernel outside a CUDA graph: what steps with prompt tokens, and eager ones, wait for
     prompt_s: float  # in a step of each prompt chunk, whatever its length
     request_s: float  # front end per request before its first token: HTTP, scheduling, detokenizing
-    prompt_token_s: float  # the same per prompt token: tokenizing, moving
+    prompt_token_s: float  # the same per prompt token that is not cached: tokenizing, moving
     pace: float  # of the whole step, against what the others give: young kernels and a model's own lie above 1
 
 

@@ -130,7 +130,8 @@ class Pools:
         n = len(sent)
         computed = np.maximum(prompt - workload.cached_tokens, 1.0)
         attention = self.prefill.prefill_attention(computed, workload.cached_tokens) / self.prefill.stages
-        travel = prompt * (self.transfer_s + self.prefill.prompt_token_s) + self.prefill.request_s
+        front = self.prefill.request_s + computed * self.prefill.prompt_token_s
+        travel = prompt * self.transfer_s + front
         steps = np.maximum(output - 1.0, 0.0) / self.decode.tokens_per_step
         run = Passage(*tandem(self.first, self.rest, sent, many, computed, attention, travel, steps))
         ttft, decoding, steps = run.joined - run.sent, run.ended - run.joined, self.rest.step_s

@@ -86,7 +86,7 @@ class Traffic(NamedTuple):
     content_start: np.ndarray = np.empty(0)  # [n] int64
     rank: np.ndarray = np.empty(0)  # [n] int64, place in the order of (priority, arrival); empty: of arrival
     concurrency: int = 0  # requests in flight at most: the next is sent when one ends; 0 = no limit
-    request_s: float = 0.0  # from sending until the scheduler sees the request, and per prompt token
+    request_s: float = 0.0  # from sending until the scheduler sees the request, and per prompt token not cached then
     prompt_token_s: float = 0.0
     adapter: np.ndarray = np.empty(0)  # [n] int32, number of its adapter from 0, -1 without; empty: nobody has one
 

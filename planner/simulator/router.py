@@ -139,7 +139,7 @@ def _serve(
         r = _pick(rules, traffic, router, engines, up, sent_at, i, at, i)
         replica[i] = r
         engines[r].state[0].due += 1
-        submit(traffic, fates, engines[r], i, at)
+        submit(rules, traffic, fates, engines[r], i, at)
         own = traffic.content_start[i] if sent_at.size else 0
         for k in range(own, own + (traffic.prompt[i] // size if sent_at.size else 0)):
             sent_at[r, traffic.content[k]] = at

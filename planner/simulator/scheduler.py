@@ -19,10 +19,19 @@ REQUEST, SEAT, TOKENS, CONTEXT, DRAFTED, YIELDS, PAST = step_kernels.ROWS
 
 
 @compiled
-def submit(traffic: Traffic, fates: Any, e: Any, i: int, at: float) -> None:
-    """Request `i` is sent to the engine, whose scheduler sees it when the front end is through with it."""
-    fates.sent[i] = at
-    e.state[0].soonest = queues.push(e.coming, at + traffic.request_s + traffic.prompt_token_s * traffic.prompt[i], i)
+def submit(rules: Any, traffic: Traffic, fates: Any, e: Any, i: int, at: float) -> None:
+    """Request `i` is sent to the engine, whose scheduler sees it when the front end is through with it.
+
+    That takes by the tokens of its prompt that are not cached by then, as `prompt_token_s` was fitted to.
+    """
+    fates.sent[i], fresh, size = at, int(traffic.prompt[i]), rules.groups[0, 1]
+    if traffic.prompt_token_s and tells_apart(rules, traffic):
+        content, most = traffic.content[traffic.content_start[i] :], (fresh - 1) // size
+        hit = block_pool.longest_hit(e.pool, content, most, rules.groups)
+        while hit < most and e.pool.kept[1] and e.pool.host[0, content[hit]] >= 0:
+            hit += 1
+        fresh -= hit * size
+    e.state[0].soonest = queues.push(e.coming, at + traffic.request_s + traffic.prompt_token_s * fresh, i)
 
 
 @inlined
@@ -38,7 +47,7 @@ def _receive(rules: Any, traffic: Any, fates: Any, e: Any, until: float) -> floa
                 at = max(at, fates.released[ended]) if ended < c.done else np.inf
             if at > c.now:
                 break
-            submit(traffic, fates, e, c.arrived, at)
+            submit(rules, traffic, fates, e, c.arrived, at)
             c.arrived += 1
             at = until
         looks = rules.recv_interval == 1 or c.unseen >= rules.recv_interval or not (c.num_running or c.flying)
