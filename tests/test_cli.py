@@ -179,6 +179,9 @@ def test_check_says_what_was_understood(tmp_path, capsys):
     assert "9 users in a closed loop" in capsys.readouterr().out
     assert main(["check", "offline-batch"]) == 0
     assert "500,000 requests at once, 17.36 requests/s" in capsys.readouterr().out
+    adapters = "adapters={count: 100, ranks: [8, 16], zipf: 1}"
+    assert main(["check", "edge-8b-24gb", "--set", adapters]) == 0
+    assert "100 (LoRA), the k-th asked for k^-1 as often" in capsys.readouterr().out
 
 
 def test_catalogs_are_listed_and_searched(capsys):
