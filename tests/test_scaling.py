@@ -177,6 +177,18 @@ def test_a_day_is_named_counted_or_given(tmp_path: Path) -> None:
     assert search(found).chosen is not None
 
 
+@pytest.mark.parametrize("shape", [0.2, 1.0])
+def test_a_days_trace_says_how_its_requests_bunch(tmp_path: Path, shape: float) -> None:
+    """Within the hours: that they rise and fall is no burst."""
+    turns, sums = np.cumsum(np.random.default_rng(0).gamma(shape, 1 / shape, 200 * sum(HOURS))), np.cumsum((0, *HOURS))
+    seconds = np.interp(turns, sums * 200, np.arange(25) * 3600)[turns < sums[-1] * 200]
+    path = tmp_path / "day.csv"
+    path.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *(f"{at:.6f},400,60" for at in seconds)]))
+    assert day_of("day.csv", path).burstiness == pytest.approx(shape, rel=0.1)
+    assert asked(day=str(path)).workload.burstiness == pytest.approx(shape, rel=0.1)
+    assert asked(day=str(path), burstiness=0.5).workload.burstiness == 0.5
+
+
 @pytest.mark.parametrize(
     "workload, told",
     [

@@ -1,7 +1,7 @@
 """How traffic rises and falls over the hours of a day or a week: figures, a profile of the catalog, or a trace."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os.path import isfile
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +12,7 @@ from pydantic import Field
 from planner.core.catalog import Sourced, entries
 from planner.core.quantities import PlannerError, did_you_mean
 from planner.facts.traces import read_trace
+from planner.facts.workload import BOUNDS
 
 CATALOG = "days.yaml"
 DAY, WEEK = 24, 168
@@ -33,6 +34,7 @@ class Day:
     shares: tuple[float, ...]
     name: str  # where they are from
     busiest: float | None = None  # requests/s of a trace's busiest hour; its hours begin with its first request
+    burstiness: float = 1.0  # of a trace's arrivals in their hours, as `facts.traces.Trace` has it
 
     @property
     def hours(self) -> int:
@@ -61,12 +63,17 @@ def day_of(given: str | Sequence[float], path: Path) -> Day:
         return _shares(np.array(known.hours), given)
     if not isfile(path):  # Path.is_file raises for a name that is too long
         raise PlannerError(f"{did_you_mean(given, profiles(), 'profile')}; or the file of a trace of a day")
-    seconds = read_trace(path).arrival
+    trace = read_trace(path)
+    seconds = trace.arrival
     if seconds[-1] >= (WEEK + 1) * 3600:
         raise PlannerError(f"{path.name} lasts {seconds[-1] / 3600:,.0f} hours; expected a day ({DAY}) up to a week")
     counts = np.bincount((seconds // 3600).astype(int))
+    turns = np.interp(
+        seconds / 3600, np.arange(len(counts) + 1), np.append(0, counts.cumsum())
+    )  # as if one came a second
+    bursts = float(np.clip(replace(trace, arrival=turns).burstiness, *BOUNDS["burstiness"]))
     counts = counts[: -1 if len(counts) > DAY and seconds[-1] % 3600 < HALF * 3600 else None]
-    return _shares(counts, path.name, int(counts.max(initial=0)) / 3600)
+    return replace(_shares(counts, path.name, int(counts.max(initial=0)) / 3600), burstiness=bursts)
 
 
 def _shares(hours: np.ndarray, name: str, busiest: float | None = None) -> Day:

@@ -311,13 +311,14 @@ def _workload(
         (given and (given.exactly or given.mean)) or (own.mean if own else 0.0)  # mean tokens, as far as they are known
         for given, own in zip((entry.prompt_tokens, entry.output_tokens), measured, strict=True)
     )
+    bursts = day.burstiness if day and day.busiest else base.burstiness if base else 1.0
     prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
     return Workload(
         prompt=_lengths(entry.prompt_tokens, "prompt", longest - output, measured[0]),
         output=_lengths(entry.output_tokens, "output", longest - prompt, measured[1]),
         rate=base.rate if base else rate,
         concurrency=entry.concurrency,
-        burstiness=entry.burstiness or (base.burstiness if base else 1.0),
+        burstiness=entry.burstiness or bursts,
         prefix_tokens=prefix.tokens,
         prefix_hit_rate=prefix.hit_rate,
         num_prompts=entry.requests,
