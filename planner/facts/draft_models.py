@@ -39,9 +39,7 @@ def host_costs() -> dict[str, HostCost]:
     return entries("drafting.yaml", HostCost)
 
 
-_SPELLINGS = {
-    "nextn": "mtp", "eagle_3": "eagle3", "prompt_lookup": "ngram", "draft": "draft_model",
-}  # fmt: skip
+_SPELLINGS = {"nextn": "mtp", "eagle_3": "eagle3", "prompt_lookup": "ngram", "draft": "draft_model"}
 """Other beginnings of a method's name, and the catalog's name of its kind."""
 
 
@@ -108,9 +106,7 @@ def draft_of(target: Model, speculation: Speculation) -> Model | None:
     if how.draft == "mtp":
         mtp, place = architecture.mtp, f"mtp.layers.{len(architecture.layers)}."
         again = next((i for i in range(1, len(mtp)) if mtp[i] == mtp[0]), len(mtp))
-        layers = (
-            mtp[:again] or architecture.layers[-1:]
-        )  # of equal modules the first, with which all tokens are drafted
+        layers = mtp[:again] or architecture.layers[-1:]  # of equal modules the first, which drafts all tokens
         narrow = any(target.quantization.scheme(weight, place) for weight in layers[0].weights)
         stored = target.quantization if narrow else NONE  # 4-bit checkpoints keep their MTP layers in 16 bit
         one = replace(architecture, layers=layers, mtp=(), towers=())

@@ -266,9 +266,8 @@ def _trace(
     ):
         if bad.any():
             row = int(np.argmax(bad))
-            raise PlannerError(
-                f"{path.name}, line {lines[row]}, field {field}: {cells[field].iloc[kept[row]]} {problem}"
-            )
+            where = f"{path.name}, line {lines[row]}, field {field}"
+            raise PlannerError(f"{where}: {cells[field].iloc[kept[row]]} {problem}")
     if time[-1] <= time[0]:
         raise PlannerError(f"{path.name}: all requests arrive at the same time, so it has no rate")
     hashes = None if hash_ids is None else tuple(hash_ids[row] for row in kept)

@@ -62,12 +62,9 @@ class MemoryPlan:
         """Bytes by name, summing to `total`; a negative KV cache is what the budget lacks."""
         inside = {LABELS[term]: round(getattr(self, term).mid) for term in self.in_budget}
         others = {LABELS[term]: round(getattr(self, term).mid) for term in TERMS if term not in self.in_budget}
+        beside = {"driver context": round(self.context.mid), "other tenants": self.deployment.other_tenants}
         rest, outside = self.headroom, {}
-        for name, size in {
-            "driver context": round(self.context.mid),
-            "other tenants": self.deployment.other_tenants,
-            **others,
-        }.items():
+        for name, size in (beside | others).items():
             outside[name] = min(rest, size)
             rest -= outside[name]
         return {**inside, "KV cache": self.requested - sum(inside.values()), **outside, "headroom": rest}
@@ -155,9 +152,8 @@ def _shifted(term: Interval, shift: float | None) -> Interval:
     if shift is None:
         return Interval(min(term.lo, mid), mid, max(term.hi, mid))
     moved = max(0, round(term.mid + shift))
-    return Interval(
-        moved - min(mid - term.lo, BOOT_SPREAD * moved), moved, moved + min(term.hi - mid, BOOT_SPREAD * moved)
-    )
+    most = BOOT_SPREAD * moved
+    return Interval(moved - min(mid - term.lo, most), moved, moved + min(term.hi - mid, most))
 
 
 def _judge(found: MemoryPlan, pools: list[KvPool]) -> tuple[Status, str]:

@@ -117,9 +117,8 @@ def _kinds(c: Fields) -> list[Kind]:
         ffn = more[0] if more and name != "compressed" else ffns[index]
         changes = _changes(c, index, count, mixer)
         if nested := next((key for key, value in changes.items() if isinstance(value, dict | list)), None):
-            raise PlannerError(
-                f"{c.where}, field {nested} of layer {index}: expected one value, got {changes[nested]!r:.50}"
-            )
+            got = f"{changes[nested]!r:.50}"
+            raise PlannerError(f"{c.where}, field {nested} of layer {index}: expected one value, got {got}")
         kinds.append((changes.pop("mixer", name), changes.pop("ffn", ffn), tuple(changes.items())))
     return kinds
 

@@ -99,9 +99,8 @@ def model(
     elif isfile(path := Path(named(source, "model"))) or isfile(path / "config.json"):
         found = _build(_read(path), str(source))
     elif not str(source).isprintable() or len(str(source)) > 200:
-        raise PlannerError(
-            f"model {str(source)!r:.80} is longer than 200 letters, or has one that cannot be printed; no name is so"
-        )
+        long = f"model {str(source)!r:.80} is longer than 200 letters"
+        raise PlannerError(f"{long}, or has one that cannot be printed; no name is so")
     else:
         found = _named(str(source))
     if quantization is not None:

@@ -331,9 +331,8 @@ def listed(what: Literal["environment", "metrics"], engine: str) -> Mapping[str,
         if cells == ["engine", "name", "first", "last"] or cells[0] != engine:
             continue
         if len(cells) != 4 or not {*cells[2:]} <= {*known}:
-            raise PlannerError(
-                f"{path.name}, line {number}: expected engine, name, first and last of {', '.join(known)}"
-            )
+            accepted = f"engine, name, first and last of {', '.join(known)}"
+            raise PlannerError(f"{path.name}, line {number}: expected {accepted}")
         first, last = map(known.index, cells[2:])
         found[cells[1]] = found.get(cells[1], ()) + known[first : last + 1]
     return found

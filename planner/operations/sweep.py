@@ -179,9 +179,8 @@ def _values(name: str, given: list[Value] | RangeEntry) -> list[Any]:
 
 def _check_range(name: str, given: RangeEntry) -> None:
     if given.high < given.low or (given.scale == "log" and given.low < LEAST):
-        raise PlannerError(
-            f"{name}: a range goes up, and by factors from {LEAST:g} on, got {given.low:g} to {given.high:g}"
-        )
+        ends = f"{given.low:g} to {given.high:g}"
+        raise PlannerError(f"{name}: a range goes up, and by factors from {LEAST:g} on, got {ends}")
 
 
 def _sampled(sample: SampleEntry) -> list[dict[str, Any]]:
@@ -217,10 +216,9 @@ def key(sweep: Sweep, asked: Mapping[str, Any]) -> str:
     """What the answer to a question is kept under; its title and the files that it wants written do not count."""
     said = {name: value for name, value in asked.items() if name not in ("question", "files")}
     named = [said.get("model"), said.get("calibration")]
-    named += [
-        given.get(name) for given in [said.get("workload")] if isinstance(given, dict) for name in ("trace", "day")
-    ]
-    named += [given.get("draft_model") for given in [said.get("speculation")] if isinstance(given, dict)]
+    for part, files in (("workload", ("trace", "day")), ("speculation", ("draft_model",))):
+        if isinstance(given := said.get(part), dict):
+            named += map(given.get, files)
     places = [place for name in named if isinstance(name, str) for place in (sweep.folder / name, Path(name))]
     whole = [build(), sweep.answer, sweep.replay, said, [_content(place) for place in places]]
     return hashlib.sha256(json.dumps(whole, sort_keys=True, default=str).encode()).hexdigest()
@@ -380,10 +378,8 @@ def _worked_out(
             for _, some in as_completed(tasks, loop=client.loop, with_results=True):
                 yield some
     except (OSError, KilledWorker, FutureCancelledError) as error:
-        where = scheduler or "this machine"
-        raise PlannerError(
-            f"Dask on {where} gave up, what was answered is kept: {error or type(error).__name__}"
-        ) from None
+        where, why = scheduler or "this machine", error or type(error).__name__
+        raise PlannerError(f"Dask on {where} gave up, what was answered is kept: {why}") from None
 
 
 def sweep_file(

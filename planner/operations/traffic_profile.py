@@ -31,9 +31,7 @@ def traffic_profile(sources: Sequence[str | Path], seconds: float | None = None)
         found = measured([read_page(source) for source in sources], seconds=seconds)
         told = found.workload()
         if told is None:
-            missing = (
-                "the time between the pages: add --seconds" if not found.seconds else "lengths of prompts or answers"
-            )
+            missing = "lengths of prompts or answers" if found.seconds else "the time between the pages: add --seconds"
             raise PlannerError(f"{sources[-1]} does not say {missing}")
         load, known = told, {}
         how = "two pages" if len(sources) == 2 else "one page, since the server's start"

@@ -133,9 +133,8 @@ def collectives(deployment: Deployment, tokens: np.ndarray, c: Coefficients) -> 
             small = np.asarray(tokens, float) * 8
             seconds = norms * allreduce_seconds(small, layout.tp, link, latency)
             found.append(Collective("query-key norm all-reduce", norms, small, seconds))
-        found.append(
-            Collective("TP all-reduce", count, size, count * allreduce_seconds(size, layout.tp, link, latency))
-        )
+        seconds = count * allreduce_seconds(size, layout.tp, link, latency)
+        found.append(Collective("TP all-reduce", count, size, seconds))
     if layout.dcp > 1:
         found.append(_merged_attention(deployment, np.minimum(tokens, deployment.args.max_num_seqs), inside))
     if layout.dp > 1 and architecture.is_moe:

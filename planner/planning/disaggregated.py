@@ -116,9 +116,7 @@ class Pools:
     def scaled(self, factor: float) -> Self:
         """The same with steps of both pools that take `factor` times as long."""
         first, rest = self.first, self.rest
-        slower = first._replace(
-            own_s=first.own_s * factor, joint_s=first.joint_s * factor, step_s=first.step_s * factor
-        )
+        slower = first._replace(**{name: getattr(first, name) * factor for name in ("own_s", "joint_s", "step_s")})
         return replace(self, first=slower, rest=rest._replace(step_s=rest.step_s * factor))
 
     def run(self, workload: Workload) -> Performance:
@@ -140,12 +138,9 @@ class Pools:
         # while the last is not yet sent the loop is full, or the rate as asked
         rate = float((run.ended <= last).sum()) / last if last > 0 else len(ttft) / float(run.ended.max())
         prefills = self.first.workers * len(ttft) / max(float(run.busy[0]), 1e-9)
-        decodes = (
-            self.rest.workers * seats / max(steps[seats] * (output.mean() - 1) / self.decode.tokens_per_step, 1e-9)
-        )
-        peak, limit = min(
-            (float(prefills), "compute"), (float(decodes), "max_num_seqs" if seats < int(self.held) else "kv")
-        )
+        answer_s = steps[seats] * (output.mean() - 1) / self.decode.tokens_per_step
+        decodes, full = self.rest.workers * seats / max(answer_s, 1e-9), seats >= int(self.held)
+        peak, limit = min((float(prefills), "compute"), (float(decodes), "kv" if full else "max_num_seqs"))
         saturated = workload.rate is not None and workload.rate >= peak
         shares = run.tokens / max(run.tokens.sum(), 1e-9)
         batch, reached = float(shares @ np.arange(seats + 1)), np.cumsum(shares)

@@ -25,9 +25,8 @@ class Endpoints:
     @property
     def break_even(self) -> int | None:
         """The fewest adapters that were looked at for which one endpoint costs less; None where none do."""
-        costs = self.frame.pivot(index="Adapters", columns="Endpoints", values="USD per hour").reindex(
-            columns=[SHARED, OWN]
-        )
+        costs = self.frame.pivot(index="Adapters", columns="Endpoints", values="USD per hour")
+        costs = costs.reindex(columns=[SHARED, OWN])
         cheaper = costs.index[costs[SHARED] < costs[OWN]]
         return int(cheaper[0]) if len(cheaper) else None
 

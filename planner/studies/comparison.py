@@ -30,9 +30,8 @@ def comparison(plans: Sequence[Plan]) -> pd.DataFrame:
     rows |= {what: [answer.get(what) for answer in answers] for what in dict.fromkeys(w for a in answers for w in a)}
     for target in dict.fromkeys(f"{t.name} (ms)" for plan in plans for t in plan.scenario.service_level):
         rows[target] = [_promise(plan, target) for plan in plans]
-    costs = {
-        name: [_cost(plan).get(name) for plan in plans] for name in dict.fromkeys(n for p in plans for n in _cost(p))
-    }
+    paid = [_cost(plan) for plan in plans]
+    costs = {name: [usd.get(name) for usd in paid] for name in dict.fromkeys(name for usd in paid for name in usd)}
     rows |= {name: [_beside(usd, values[0]) for usd in values] for name, values in costs.items()}
     data = pd.DataFrame(rows.values(), columns=titles(plans))
     data.insert(0, "", list(rows))

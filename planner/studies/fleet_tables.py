@@ -56,10 +56,9 @@ def worth(plan: FleetPlan) -> pd.DataFrame:
 
 def breaking(plan: FleetPlan) -> pd.DataFrame:
     """A row for each scenario, the first to break on top: how far its load may grow while the others stay."""
-    rows = sorted(plan.reach_alone.items(), key=lambda row: row[1])
-    return pd.DataFrame(
-        [(name, _times(plan, most)) for name, most in rows], columns=["scenario", "its load may grow to"]
-    )
+    found = sorted(plan.reach_alone.items(), key=lambda row: row[1])
+    rows = [(name, _times(plan, most)) for name, most in found]
+    return pd.DataFrame(rows, columns=["scenario", "its load may grow to"])
 
 
 def growth(plan: FleetPlan) -> pd.DataFrame:
@@ -86,13 +85,9 @@ def verdict(plan: FleetPlan) -> str:
 def more(plan: FleetPlan) -> str:
     """What one GPU more of each kind would save."""
     saving = [f"{kind} ${usd:,.2f}" for kind, usd in plan.worth.items() if usd > 0.005]
-    if not plan.worth:
-        return ""
-    return (
-        f"One more GPU would save per hour: {', '.join(saving)}."
-        if saving
-        else "One more GPU of any kind saves nothing."
-    )
+    if saving:
+        return f"One more GPU would save per hour: {', '.join(saving)}."
+    return "One more GPU of any kind saves nothing." if plan.worth else ""
 
 
 def growing(plan: FleetPlan) -> str:

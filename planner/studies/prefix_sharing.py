@@ -41,9 +41,8 @@ def documents(
         own = range(fresh, fresh + blocks + 1)
         prompts.append(tuple(own) if question_first else (*shared, own[0]))
     prompt, answer = np.full(requests, (blocks + 1) * BLOCK), np.full(requests, output)
-    return Workload.from_trace(
-        Trace(Path("documents"), arrivals(requests, rate, 1.0, rng), prompt, answer, tuple(prompts))
-    )
+    sent = arrivals(requests, rate, 1.0, rng)
+    return Workload.from_trace(Trace(Path("documents"), sent, prompt, answer, tuple(prompts)))
 
 
 def found(run: ReplayResult) -> float:

@@ -160,9 +160,8 @@ def cold_prefix_cache(case: Case) -> Iterator[Finding]:
         return
     planned = workload.cached_tokens / workload.prompt.mean
     if planned >= 0.05 and case.measured.hits < planned / 2:
-        yield Finding(
-            "cold_prefix_cache", (f"{case.measured.hits:.0%} of the prompt tokens are cached, planned {planned:.0%}",)
-        )
+        said = f"{case.measured.hits:.0%} of the prompt tokens are cached, planned {planned:.0%}"
+        yield Finding("cold_prefix_cache", (said,))
 
 
 def slow_machine(case: Case) -> Iterator[Finding]:

@@ -40,9 +40,7 @@ class Page:
 
     def total(self, name: str | None, **labels: str) -> float | None:
         """The sum of a metric over its series with these labels; None where there is none."""
-        values = [
-            value for found, value in self.samples.get(name or "", ()) if labels.items() <= found.items()
-        ]  # fmt: skip
+        values = [value for found, value in self.samples.get(name or "", ()) if labels.items() <= found.items()]
         return sum(values) if values else None
 
     def buckets(self, name: str | None) -> dict[float, float]:

@@ -161,13 +161,9 @@ class Launch:
     @property
     def line(self) -> str:
         """The command in one line, as a shell reads it."""
-        return " ".join(
-            [
-                *(f"{name}={shlex.quote(value)}" for name, value in self.environment.items()),
-                *(f"{name}={shell(word)}" for name, word in self.filled.items()),
-                *map(shell, self.words),
-            ]
-        )
+        before = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        before += [f"{name}={shell(word)}" for name, word in self.filled.items()]
+        return " ".join([*before, *map(shell, self.words)])
 
     def __str__(self) -> str:
         return " \\\n  ".join([" ".join(map(shell, self.program)), *map(str, self.flags)])
@@ -190,9 +186,8 @@ def nodes_of(deployment: Deployment) -> int:
     layout = deployment.layout
     groups, held = layout.pp * layout.dp, deployment.gpus_per_node // layout.tp
     if not held:
-        raise PlannerError(
-            f"tensor parallel size {layout.tp} is more than the {deployment.gpus_per_node} GPUs of a node"
-        )
+        node = deployment.gpus_per_node
+        raise PlannerError(f"tensor parallel size {layout.tp} is more than the {node} GPUs of a node")
     return next(nodes for nodes in range(math.ceil(groups / held), groups + 1) if groups % nodes == 0)
 
 
@@ -235,10 +230,8 @@ def launch_of(
     weights: str | Variable = checkpoint(deployment)
     if converted and converted not in facts.online:
         weights = Variable("MODEL", f"name its checkpoint quantised with {converted}")
-        if deployment.args.revision:
-            raise PlannerError(
-                f"revision {deployment.args.revision} is not one of a checkpoint quantised with {converted}"
-            )
+        if revision := deployment.args.revision:
+            raise PlannerError(f"revision {revision} is not one of a checkpoint quantised with {converted}")
     online = converted if converted in facts.online else ""
     found = _render(
         engine.name, known, d=deployment, args=deployment.args, layout=layout, nodes=nodes, family=_family(deployment),

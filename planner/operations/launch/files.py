@@ -119,11 +119,8 @@ def _of_pools(prediction: Prediction, targets: Sequence[Target], storage: str, n
     values |= {"ramp": ramp(prediction)} if "bench.sh" in names else {}
     found = {}
     for name in names:
-        start = workers.get(name, first)
-        found[name] = render(
-            "serve.sh" if name in workers else name, **values, launch=start, d=start.deployment,
-            layout=start.deployment.layout,
-        )  # fmt: skip
+        start, template = workers.get(name, first), "serve.sh" if name in workers else name
+        found[name] = render(template, **values, launch=start, d=start.deployment, layout=start.deployment.layout)
     return found
 
 

@@ -109,9 +109,8 @@ def _possible(kind: str, launch: Launch) -> None:
         raise PlannerError(f"files: {kind} runs on NVIDIA's GPUs, and the plan is for {deployment.gpu.name}")
     asked = [variable for name, variable in launch.variables.items() if name in ("MODEL", "DRAFT")]
     if asked and (kind == "runpod" or (kind == "kserve" and "MODEL" in launch.variables)):
-        raise PlannerError(
-            f"files: {kind} cannot ask for what the plan leaves open: {asked[0].missing}, in the scenario"
-        )
+        missing = asked[0].missing
+        raise PlannerError(f"files: {kind} cannot ask for what the plan leaves open: {missing}, in the scenario")
     if launch.nodes > 1 and kind in ("kubernetes", "kserve") and "MASTER_ADDR" not in launch.variables:
         raise PlannerError(f"files: {named} spans nodes by a launcher of its own, not by {kind}")
 

@@ -78,9 +78,8 @@ def _lengths(judged: Judged, name: str, longest: int, engine: Engine | None) -> 
         why = f"without chunked prefill a prompt is one step, and max_model_len is {needed:,}"
         yield _contradicts(steps, tokens, why, "--enable-chunked-prefill")
     if isinstance(seqs, int) and tokens < seqs:
-        yield _contradicts(
-            steps, tokens, f"each of {seqs} sequences takes a token of a step", f"{steps} {seqs} or more"
-        )
+        why = f"each of {seqs} sequences takes a token of a step"
+        yield _contradicts(steps, tokens, why, f"{steps} {seqs} or more")
 
 
 def _format(judged: Judged, name: str, served: Model) -> Iterator[Finding]:
@@ -97,9 +96,8 @@ def _format(judged: Judged, name: str, served: Model) -> Iterator[Finding]:
             yield _contradicts(option, asked, str(error), "leave it out: the checkpoint says it")
         return
     if stored == "none" and asked.partition("_")[0] in PACKED:
-        why = (
-            f"{name} is stored in {served.dtype}, and {judged.command.engine} packs nothing into {asked} while it loads"
-        )
+        packs = f"{judged.command.engine} packs nothing into {asked} while it loads"
+        why = f"{name} is stored in {served.dtype}, and {packs}"
         yield _contradicts(option, asked, why, f"a checkpoint in that format, or no {option}")
 
 

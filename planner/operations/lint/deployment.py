@@ -107,9 +107,8 @@ def arguments(engine: str, values: Mapping[str, Any]) -> dict[str, Any]:
         del found["dtype"]
     if isinstance(limits := found.get("limit_mm_per_prompt"), Mapping):
         plain = {kind: most.get("count") if isinstance(most, Mapping) else most for kind, most in limits.items()}
-        found["limit_mm_per_prompt"] = ",".join(
-            f"{kind}={most}" for kind, most in plain.items() if isinstance(most, int)
-        )
+        media = (f"{kind}={most}" for kind, most in plain.items() if isinstance(most, int))
+        found["limit_mm_per_prompt"] = ",".join(media)
     found |= {"sglang": _sglang, "trtllm": _trtllm, "tgi": _tgi, "vllm": _vllm}[engine](values, found)
     return {name: value for name, value in found.items() if name in EngineArgs.__dataclass_fields__}
 

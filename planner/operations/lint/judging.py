@@ -221,10 +221,8 @@ def _gone(name: str, written: str, known: Options, version: str, change: Change)
     if later:
         return Finding("flag", name, written, "unknown", f"it comes with {later[0]}, or shortly before", "")
     close = difflib.get_close_matches(name, _alike(name, known), n=1, cutoff=0.75)
-    several = known.find(name)
-    why = (
-        f"it may be {' or '.join(several[:3])}" if len(several) > 1 else f"no option of {known.engine} {known.version}"
-    )
+    several, none = known.find(name), f"no option of {known.engine} {known.version}"
+    why = f"it may be {' or '.join(several[:3])}" if len(several) > 1 else none
     return Finding("flag", name, written, "unknown", why, close[0] if close else "")
 
 
@@ -246,12 +244,8 @@ def _wrong_value(given: Given, known: Options) -> tuple[Verdict, str, str]:
     if value and given.option.choices:
         had = [v for v in versions_with(known.engine, name) if value in options(known.engine, v)[name].choices]
         if had:
-            last = had[-1]
-            return (
-                "removed",
-                f"{value} was there up to {last}; {why}" if release(last) < release(known.version) else why,
-                "",
-            )
+            gone = release(had[-1]) < release(known.version)
+            return "removed", f"{value} was there up to {had[-1]}; {why}" if gone else why, ""
         close = difflib.get_close_matches(value, given.option.choices, n=1, cutoff=0.6)
         return "unknown", why, f"{name} {close[0]}" if close else ""
     return "unknown", why, ""
@@ -297,10 +291,8 @@ def environment(command: Command, version: str) -> Iterator[Finding]:
             _SECRETS.search(name) and len(value) > 7 and not re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
         )
         if secret:
-            why = "a secret in plain text"
-            yield Finding(
-                "environment", name, f"{name}=...", "risky", why, "a secret, or a file that only the server reads"
-            )
+            why, instead = "a secret in plain text", "a secret, or a file that only the server reads"
+            yield Finding("environment", name, f"{name}=...", "risky", why, instead)
             continue
         if not name.startswith("VLLM_") or engine != "vllm":
             continue
@@ -320,10 +312,8 @@ def environment(command: Command, version: str) -> Iterator[Finding]:
         elif had:
             yield Finding("environment", name, written, "unknown", f"read since {had[0]}, or shortly before", "")
         else:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-            yield Finding(
-                "environment", name, written, "unknown", f"vllm {nearest} does not read it", close[0] if close else ""
-            )
+            close = [*difflib.get_close_matches(name, known, n=1, cutoff=0.8), ""]
+            yield Finding("environment", name, written, "unknown", f"vllm {nearest} does not read it", close[0])
 
 
 def current(value: str) -> str:

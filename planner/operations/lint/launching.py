@@ -89,9 +89,8 @@ def _launched(statement: Statement, where: str, engine: str | None = None, depth
     found = launcher(words)
     if found:
         name, at, subcommand = found
-        before = {
-            key: value for key, _, value in (word.partition("=") for word in words[:at]) if value and key.isidentifier()
-        }
+        set_before = (word.partition("=")[::2] for word in words[:at])
+        before = {key: value for key, value in set_before if value and key.isidentifier()}
         pinned = next(filter(None, (re.search(rf"\b{name}(?:\[\w+\])?==([\d.]+)$", word) for word in words[:at])), None)
         version = pinned[1] if pinned else ""
         held = image(_pyxis(words[:at]))

@@ -95,10 +95,8 @@ def _renamed(judged: Judged, given: Given, name: str, found: Finding) -> list[st
             return []
         safer = found.instead.split()
         return safer if len(safer) == 2 and safer[0] == name else [given.written, *given.words]
-    refused, idle = (
-        found.verdict == "removed" and given.option is None,
-        found.verdict == "useless" and change is not None,
-    )
+    refused = found.verdict == "removed" and given.option is None
+    idle = found.verdict == "useless" and change is not None
     return [] if refused or idle else [given.written, *given.words]
 
 

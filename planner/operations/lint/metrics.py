@@ -53,8 +53,5 @@ def _unwatched(judged: Judged) -> str:
     values = judged.parsed.values
     if judged.command.engine == "vllm" and values.get("disable_log_stats"):
         return "--disable-log-stats"
-    return (
-        "it starts without --enable-metrics"
-        if judged.command.engine == "sglang" and not values.get("enable_metrics")
-        else ""
-    )
+    silent = judged.command.engine == "sglang" and not values.get("enable_metrics")
+    return "it starts without --enable-metrics" if silent else ""

@@ -64,11 +64,10 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
     """
     deployment = deployed(judged, gpu, version)
     found = plan(deployment)
-    load = (
-        replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)
-        if workload
-        else traffic(deployment.args.max_model_len)
-    )
+    if workload:
+        load = replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)
+    else:
+        load = traffic(deployment.args.max_model_len)
     loads = tuple(predict(deployment, at) for at in _loads(found, load)) if found.starts else ()
     steps, best = ([], deployment) if found.status == "ok" else _until_it_starts(found)
     if not steps and not found.starts:
@@ -193,9 +192,8 @@ def _worth(now: Prediction, then: Prediction, load: Workload) -> str:
         return ""
     said = [f"TPOT {_ms(before, 'tpot', 'mean')} -> {_ms(after, 'tpot', 'mean')}"] if abs(pace) > GAIN / 2 else []
     said += [f"median TTFT {_ms(before, 'ttft', 'p50')} -> {_ms(after, 'ttft', 'p50')}"] if abs(first) > 0.05 else []
-    said += (
-        [f"{before.output_tps.mid:,.0f} -> {after.output_tps.mid:,.0f} output tokens/s"] if abs(rate) > GAIN / 2 else []
-    )
+    served = f"{before.output_tps.mid:,.0f} -> {after.output_tps.mid:,.0f} output tokens/s"
+    said += [served] if abs(rate) > GAIN / 2 else []
     said += [f"{before.preemptions:.2f} -> {after.preemptions:.2f} preemptions a request"] if calmer else []
     said += [f"{fits[0]:,} -> {fits[1]:,} requests fit"] if fits[1] != fits[0] else []
     return ", ".join(said) + f" at {load.concurrency} in flight"

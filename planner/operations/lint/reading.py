@@ -119,9 +119,7 @@ def _commands(text: str, name: str, engine: str | None) -> Iterator[Command]:
         yield from _unit(text, engine)
     elif re.search(r'^\s*task\s+"[^"\n]*"\s*\{', text, re.MULTILINE):
         yield from _nomad(text)
-    elif re.search(r"^\s*FROM\s+\S+", text, re.MULTILINE) and re.search(
-        r"^\s*(CMD|ENTRYPOINT|RUN)\b", text, re.MULTILINE
-    ):
+    elif all(re.search(rf"^\s*{line}", text, re.MULTILINE) for line in (r"FROM\s+\S+", r"(CMD|ENTRYPOINT|RUN)\b")):
         yield from _dockerfile(text, engine)
     elif re.search(r"^\s*(- )?[\w./\"-]+\s*:(\s|$)", text, re.MULTILINE) or text.lstrip().startswith("{"):
         documents = list(_documents(text, name))
@@ -140,9 +138,8 @@ def _nomad(text: str) -> Iterator[Command]:
         pairs = dict(re.findall(r'^\s*"?(\w+)"?\s*=\s*"((?:[^"\\\n]|\\.)*)"\s*$', task, re.MULTILINE))
         lists = dict(re.findall(r"^\s*(args|entrypoint)\s*=\s*(\[[^\]]*\])", task, re.MULTILINE))
         words = {key: _listed(re.sub(r",\s*\]", "]", found)) for key, found in lists.items()}
-        started = (
-            words.get("entrypoint", []) + ([pairs["command"]] if "command" in pairs else []) + words.get("args", [])
-        )
+        command = [pairs["command"]] if "command" in pairs else []
+        started = [*words.get("entrypoint", []), *command, *words.get("args", [])]
         environment = {name: value for name, value in pairs.items() if name.isupper()}
         yield from contained(pairs.get("image", ""), started, environment, "task", "entrypoint" in lists)
 
@@ -153,9 +150,7 @@ def _unit(text: str, engine: str | None) -> Iterator[Command]:
     environment: dict[str, str] = {}
     for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE):
         with suppress(ValueError):
-            environment |= {
-                key: value for key, equals, value in (word.partition("=") for word in shlex.split(line)) if equals
-            }
+            environment |= dict(word.partition("=")[::2] for word in shlex.split(line) if "=" in word)
     for number, line in enumerate(re.findall(r"^ExecStart=[@\-:+!]*(.+)$", text, re.MULTILINE), start=1):
         yield from commands_of(line, f"ExecStart {number}" if number > 1 else "ExecStart", engine, environment)
 
@@ -169,10 +164,8 @@ def _dockerfile(text: str, engine: str | None) -> Iterator[Command]:
             base, parts = rest.split()[0], {"ENTRYPOINT": [], "CMD": []}
         elif key == "ENV":
             words = rest.split() if "=" not in rest.split()[0] else _split(rest)
-            pairs = (
-                [word.partition("=")[::2] for word in words] if "=" in words[0] else [(words[0], " ".join(words[1:]))]
-            )
-            environment |= dict(pairs)
+            tied = words if "=" in words[0] else [f"{words[0]}={' '.join(words[1:])}"]
+            environment |= dict(word.partition("=")[::2] for word in tied)
         elif key in parts:
             parts[key] = _listed(rest) or ["sh", "-c", rest]
     yield from contained(base, [*parts["ENTRYPOINT"], *parts["CMD"]], environment, "CMD", bool(parts["ENTRYPOINT"]))
