@@ -105,7 +105,7 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
         yield "it is recommended without a performance"
         return
     for path, ends in numbers(vars(performance), "performance"):
-        if outputs.largest <= 1 and re.search("tpot|itl", path) and any(map(math.isnan, ends)):
+        if outputs.largest < 1.5 and re.search("tpot|itl", path) and any(map(math.isnan, ends)):
             continue
         if not all(math.isfinite(end) and end >= 0 for end in ends) or list(ends) != sorted(ends):
             yield f"{path} is {ends}"
