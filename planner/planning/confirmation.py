@@ -101,7 +101,8 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
             looked_at |= {_sized(asked), _sized(tried)}
         if tried.meets:
             insort(found.holding, tried, key=attrgetter("rank"))
-            for fewer in with_more([asked], -1):
+            alike = [other for other in some if other.cost == asked.cost and other.identity != asked.identity]
+            for fewer in with_more([asked, *alike], -1):  # which may take other steps than as many as are enough
                 for one in [fewer] if near(scenario, fewer) else retuned(scenario, fewer):
                     add(one)
         else:
