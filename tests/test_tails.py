@@ -184,7 +184,7 @@ def test_the_table_of_a_tail_says_what_holds_and_what_the_closed_form_says(plan,
     at = tail.at("ttft", "p99")
     limits = [replace(CHAT.service_level[0], metric="ttft", percentile="p99", seconds=s) for s in (at.hi, at.mid, 1e-3)]
     row = tail_latency.latencies(tail, limits, steady).iloc[0]
-    assert [said.rpartition(": ")[2] for said in row["Limit"].split(", ")[-3:]] == ["kept", "at risk", "broken"]
+    assert [said.rpartition(": ")[2] for said in row["Limit (ms)"].split(", ")[-3:]] == ["kept", "at risk", "broken"]
     assert row["p99 in closed form (ms)"].mid == pytest.approx(row["p99 (ms)"].mid, rel=0.3)
 
 

@@ -63,7 +63,7 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
         head += f'<th style="{style}">{escape(str(name))}</th>'
         for row, value in enumerate(column):
             said = text(value)
-            width = "; white-space: nowrap" if len(said) <= _WORDS else "; min-width: 9em" * (align == "left")
+            width = "; white-space: nowrap" if len(said) <= _WORDS else "; min-width: 7em" * (align == "left")
             body[row] += f'<td style="{style}{width}">{_cell(said)}</td>'
     rows = "".join(f"<tr>{cells}</tr>" for cells in body)
     style = "caption-side: bottom; text-align: left; opacity: 0.75"

@@ -71,7 +71,7 @@ class Explanation:
         """The assumption that is furthest off: a term of the budget, else the cache's layout; None when none is."""
         wrong = [line for line in self.lines if line.term in (*TERMS, "requested", "unexplained") and not line.inside]
         if not wrong and (layout := _layout(self.log.figures, self.plan)) and abs(layout.off) > 0.015 * layout.logged:
-            return layout
+            return next(line for line in self.lines if line.term == layout.term)
         return max(wrong, key=lambda line: abs(line.off), default=None)
 
     @property
@@ -91,8 +91,9 @@ class Explanation:
 
     @property
     def fragment(self) -> str:
-        """The calibration as a line of a scenario file; empty where the log states no term."""
-        shifts = ", ".join(f"{term}: {round(size / GIB, 2) + 0.0:g}" for term, size in self.calibration.items())
+        """The calibration as a line of a scenario file; empty where the log states no term, or the plan's own."""
+        rounded = {term: round(size / GIB, 2) for term, size in self.calibration.items()}
+        shifts = ", ".join(f"{term}: {size:g}" for term, size in rounded.items() if size)
         return f"memory_calibration: {{{shifts}}}" if shifts else ""
 
     def frame(self) -> pd.DataFrame:

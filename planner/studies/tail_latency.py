@@ -42,7 +42,7 @@ def latencies(
         row |= {f"{name} (ms)": found.told(metric, name) * 1e3 for name in POINTS}
         if service_level:
             limits = [(t, held(t, found.told(metric, t.percentile))) for t in service_level if t.metric == metric]
-            row["Limit"] = ", ".join(f"{t.percentile} {t.seconds * 1e3:,.0f} ms: {how}" for t, how in limits) or None
+            row["Limit (ms)"] = ", ".join(f"{t.percentile} {t.seconds * 1e3:,.0f}: {how}" for t, how in limits) or None
         if steady:
             row["p99 in closed form (ms)"] = steady.at(metric, "p99") * 1e3 if metric in LATENCIES else None
         rows.append(row)
