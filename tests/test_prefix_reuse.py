@@ -99,6 +99,17 @@ def test_a_plan_rests_on_the_hit_rate_of_its_own_replicas() -> None:
     assert affine.cached.sum() / TRACE.prompt.sum() > hit_rate(TRACE, 4, memory_of(four).pool.kv_tokens) + 0.05
 
 
+@pytest.mark.parametrize("count", [2, 40])
+def test_capacity_is_what_a_crowd_with_the_traces_questions_is_served(count: int) -> None:
+    """Two replicas: a queue does not grow at 0.93 of it and grows at 1.1, whether few documents are read or many."""
+    two, most = on_h100(2).with_args(gpu_memory_utilization=0.9, max_num_seqs=64), {}
+    for share in (0.93, 1.1):
+        rate = share * capacity(two, documents(count, 12, 1.0, 4_000)).mid
+        run = once(two, documents(count, 12, rate, 4_000), 2_000)
+        most[share] = run.queue[-500:].mean() / run.e2e.mean()
+    assert most[0.93] < 0.1 < most[1.1]
+
+
 @pytest.mark.parametrize("gib", [1.0, 20.0, 400.0])
 def test_host_memory_finds_what_a_plain_cache_of_its_size_finds(gib: float) -> None:
     one, workload = on_h100(1).with_args(kv_offloading_size=gib), Workload.from_trace(TRACE)

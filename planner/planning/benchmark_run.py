@@ -18,6 +18,7 @@ import numpy as np
 
 from planner.core.quantities import Z80, Interval, PlannerError
 from planner.facts.deployment import Deployment
+from planner.facts.traces import Trace
 from planner.facts.workload import BOUNDS, Lengths, Workload
 from planner.latency.host_tier import host_tier
 from planner.latency.performance import LATE, LATENCIES, POINTS, WIDER, Performance, unending
@@ -52,6 +53,8 @@ QUICK = 1_000
 CROWD, MIXED = (5, 600), 0.4
 """To learn what an engine serves at most: times that every slot is taken, requests at least, and the share of the time
 until those of all lengths have mixed."""
+LONG_CROWD = 2 * CROWD[1]
+"""Requests that a replica has of a trace at least, to learn from it what it serves at most; else from its lengths."""
 WAVES = 4
 """Times that every place of a closed loop is taken at least."""
 ENDS = 1_500
@@ -329,14 +332,25 @@ def _in_flight(deployment: Deployment, workload: Workload) -> float:
 def capacity(deployment: Deployment, workload: Workload) -> Interval:
     """Requests/s that all engines serve at most: every slot is taken, and others wait. All times grow with the step's.
 
-    It depends on lengths and shared prefixes, not on when requests come.
+    It depends on lengths and shared prefixes, not on when requests come: of a trace that tells which blocks are equal a
+    replica has its own requests, in their order.
     """
+    trace, replicas = workload.trace if workload.reuse_as_traced else None, deployment.layout.replicas
+    crowd = _crowd(trace, replicas) if trace and len(trace.arrival) >= LONG_CROWD * replicas else None
     lengths = replace(
-        workload, rate=None, concurrency=1, burstiness=1.0, num_prompts=None, trace=None,
-        prefix_hit_rate=_hit_rate(deployment, workload),
+        workload, rate=None, concurrency=1, burstiness=1.0, num_prompts=None, trace=crowd,
+        prefix_hit_rate=crowd.prefix_hit_rate if crowd else _hit_rate(deployment, workload),
     )  # fmt: skip
-    served = deployment.layout.replicas * _served_at_most(deployment.with_replicas(1), lengths)
+    served = replicas * _served_at_most(deployment.with_replicas(1), lengths)
     return Interval.factor(served, _rate_sigma(deployment))
+
+
+@lru_cache(maxsize=64)
+def _crowd(trace: Trace, replicas: int) -> Trace:
+    """What one of so many replicas has of a trace, all of it there at once."""
+    own = slice(None, None, replicas)
+    prompt, hashes = trace.prompt[own], trace.hash_ids and trace.hash_ids[own]
+    return Trace(trace.path, np.zeros(len(prompt)), prompt, trace.output[own], hashes)
 
 
 def _rate_sigma(deployment: Deployment) -> float:
@@ -356,6 +370,8 @@ def _served_at_most(one: Deployment, lengths: Workload) -> float:
     slots = min(one.args.max_num_seqs, max(pool.sequences(max(int(lengths.context), 1)), 1))
     waves = max(CROWD[0], math.ceil(CROWD[1] / slots))
     n = slots * max(min(waves, round(TOKENS / lengths.output.mean / slots)), 2)
+    if lengths.trace:  # which prompts find what they share differs from wave to wave
+        n = min(4 * n, len(lengths.trace.arrival))
     waiting = replace(lengths, concurrency=min(2 * slots * one.engines, int(BOUNDS["concurrency"][1])))
     found = replay_workload(one, pool, step_of(one), waiting, requests=n, even=True)
     begun, tokens = found.outcome.first_token * found.second, found.prompt + found.output
