@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaln
 
 from planner.facts.deployment import Deployment
 from planner.facts.traces import BLOCK, Trace
@@ -60,7 +59,8 @@ def _found(trace: Trace, together: float, sequences: int) -> float:
     times, blocks = np.unique(np.bincount(trace.blocks[0]), return_counts=True)
     share = np.minimum(times[times > 1] / len(trace.arrival), 1 - 1e-9)[:, None]
     r = np.arange(n + 1)
-    log = gammaln(n + 1) - gammaln(r + 1) - gammaln(n - r + 1) + r * np.log(share) + (n - r) * np.log1p(-share)
+    factorials = np.append(0.0, np.cumsum(np.log(r[1:])))  # their logarithms
+    log = factorials[n] - factorials - factorials[::-1] + r * np.log(share) + (n - r) * np.log1p(-share)
     alone = np.cumprod(np.maximum(0.0, 1 - together / (n - np.arange(most))))
     saves = np.append(0.0, np.arange(1, most + 1) - max(1.0, n / together) * (1 - alone))
     saves = np.maximum(saves[np.minimum(r, most)], 0.0) * (r > 1)
