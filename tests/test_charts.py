@@ -90,7 +90,7 @@ def test_a_ramp_in_a_table_is_in_ms(plan: Plan) -> None:
 def test_every_promise_is_told_with_its_share(plan: Plan) -> None:
     *targets, capacity = layout_study.promises(plan.scenario, plan.chosen).to_dict("records")
     assert capacity["Limit"] == plan.scenario.workload.rate
-    assert capacity["Predicted"].mid == pytest.approx(0.8 * plan.chosen.prediction.performance.capacity.mid)
+    assert capacity["Predicted"].mid == pytest.approx(plan.chosen.prediction.performance.capacity.mid)
     for target, row in zip(plan.scenario.service_level, targets, strict=True):
         value = getattr(plan.chosen.prediction.performance, target.metric)[target.percentile]
         assert row["Predicted"].mid == pytest.approx(1e3 * value.mid)

@@ -193,8 +193,9 @@ def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     if found and (most := most_rps(scenario, found)) and scenario.workload.rate:
         asked, free = asked_rps(scenario, candidate.prediction), 1 - scenario.headroom
         state = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"
-        share = most.map(lambda rate: asked / rate / free * 100)
-        rows.append((f"Requests/s with {scenario.headroom:.0%} free", most * free, asked, share, state))
+        share = most.map(lambda rate: asked / rate * 100)
+        kept = f", {scenario.headroom:.0%} to stay free" if scenario.headroom else ""
+        rows.append((f"Requests/s at most{kept}", most, asked, share, state))
     return pd.DataFrame(rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"])
 
 
