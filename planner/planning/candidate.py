@@ -100,9 +100,8 @@ class Candidate:
 
     def __str__(self) -> str:
         price = "no price known" if self.usd_per_hour is None else f"${self.usd_per_hour:,.2f} per hour"
-        verdict = (
-            "; ".join(self.misses) or "; ".join(f"at risk: {risk}" for risk in self.risks) or "meets the service level"
-        )
+        risks = "; ".join(f"at risk: {risk}" for risk in self.risks)
+        verdict = "; ".join(self.misses) or risks or "meets the service level"
         return f"{self.what}: {price}; {verdict}"
 
     @property
@@ -147,10 +146,8 @@ def judge_all(scenario: Scenario, cases: Sequence[tuple[Deployment, int, tuple[i
     """`judge` of every (deployment, replicas, preference); together they take little longer than one."""
     if not cases:
         return []
-    loads = [
-        (copies := deployment.with_replicas(replicas), traffic(scenario, copies)) for deployment, replicas, _ in cases
-    ]
-    found = evaluate_all(loads, scenario.prices)
+    copies = [deployment.with_replicas(replicas) for deployment, replicas, _ in cases]
+    found = evaluate_all([(one, traffic(scenario, one)) for one in copies], scenario.prices)
     return [against(scenario, one, preference) for one, (_, _, preference) in zip(found, cases, strict=True)]
 
 
@@ -180,9 +177,8 @@ def against(scenario: Scenario, prediction: Prediction, preference: tuple[int, .
     """A prediction held against the service level."""
     deployment, performance = prediction.deployment, prediction.performance
     if performance is None:
-        return Candidate(
-            deployment, prediction, (prediction.memory.reason,), (), ("memory",), math.inf, math.inf, preference
-        )
+        reason = prediction.memory.reason
+        return Candidate(deployment, prediction, (reason,), (), ("memory",), math.inf, math.inf, preference)
     missed, risks, share = _load(scenario, prediction, performance)
     margin = share
     for target in scenario.service_level:

@@ -132,9 +132,8 @@ def _rivals(plan: Plan, chosen: Candidate) -> _Rivals:
     if chosen.place not in kept or kept[chosen.place][0] is not chosen:
         kept[chosen.place] = chosen, _limits(plan.scenario, chosen) or []
     first = [(candidate.cost, candidate.rank, candidate is not chosen) for candidate, _ in kept.values()]
-    found = [
-        candidate for _, (candidate, _) in sorted(zip(first, kept.values(), strict=True), key=lambda item: item[0])
-    ]
+    ordered = sorted(zip(first, kept.values(), strict=True), key=lambda item: item[0])
+    found = [candidate for _, (candidate, _) in ordered]
     keys = [((c.cost[0], round(c.cost[1], 6)), c.rank[:-1]) for c in found]
     order = np.array([[sorted(set(keys)).index(key)] for key in keys])
     return _Rivals(found, np.array([kept[candidate.place][1] for candidate in found]), order)

@@ -105,9 +105,8 @@ class Pools:
         held = (memory.pool.num_blocks - 1) / memory.layout.blocks_for(max(int(context), 1)) * rest.kv_stretch * ranks
         seats = int(min(decode.args.max_num_seqs * ranks, held, workload.concurrency or MOST))
         if seats < 1:
-            raise PlannerError(
-                f"the KV pool of {memory.pool.kv_tokens:,} tokens holds no sequence of {context:,.0f} tokens"
-            )
+            pool = f"the KV pool of {memory.pool.kv_tokens:,} tokens"
+            raise PlannerError(f"{pool} holds no sequence of {context:,.0f} tokens")
         step_s = rest.decode_step(np.maximum(np.arange(seats + 1) / ranks / rest.stages, 1.0), context)
         after = DecodePool(decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)), costs.handover)
         sigmas = pool_spreads(decode, rest.sigma_tpot, first.sigma_ttft)

@@ -32,9 +32,8 @@ class Renting:
         found = [f"a day of {self.requests:,.0f} requests costs: {costs}"]
         for (first, second), most in self.up_to.items():
             if not 0 < most < math.inf:
-                found.append(
-                    f"{first} is {'never' if not most else 'always'} cheaper than {second}, up to ten times the traffic"
-                )
+                ever = "always" if most else "never"
+                found.append(f"{first} is {ever} cheaper than {second}, up to ten times the traffic")
             else:
                 found.append(f"{first} is cheaper than {second} up to {float(f'{most:.2g}'):,.0f} requests a day")
         if self.cold is not None and self.cold >= 1e-4:

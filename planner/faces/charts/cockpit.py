@@ -54,9 +54,8 @@ def cost(data: pd.DataFrame, load: str, here: float, paid: float | None) -> Spec
         {**spot, "mark": _DASHED | {"color": MUTED}, "encoding": {"x": _across(load)}},
         *([] if paid is None else [{**spot, "mark": _SPOT, "encoding": both}]),
     ]
-    return {
-        "config": THEME, "width": WIDTH, "height": HEIGHT, **_values(flat.to_dict("records")), "layer": layers
-    }  # fmt: skip
+    values = _values(flat.to_dict("records"))
+    return {"config": THEME, "width": WIDTH, "height": HEIGHT, **values, "layer": layers}
 
 
 _DASHED: Spec = {"type": "rule", "strokeDash": [5, 4]}

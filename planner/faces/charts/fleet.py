@@ -35,9 +35,8 @@ def costs(plan: FleetPlan) -> alt.TopLevelMixin:
     x = alt.X("every load, times:Q", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(format=".2f"))
     line = alt.Chart(data, width=WIDTH, height=180).mark_line(interpolate="step-after")
     marks = [(plan.growth, MUTED)] * (plan.then is not None)
-    marks += [(plan.reach, BAD)] * (
-        math.isfinite(plan.reach) and bool(plan.reach <= data["every load, times"].max() + 1e-9)
-    )
+    if math.isfinite(plan.reach) and plan.reach <= data["every load, times"].max() + 1e-9:
+        marks.append((plan.reach, BAD))
     rules = [
         alt.Chart(pd.DataFrame({"every load, times": [at]})).mark_rule(color=color, strokeDash=[5, 4]).encode(x=x)
         for at, color in marks

@@ -64,9 +64,8 @@ def _saved(path: Path) -> Planned:
             quantization=stored if stored not in (own, "none") else None, speculation=speculation,
             **{name: size for name, size in layout.items() if name != "replicas"}, **args,
         )  # fmt: skip
-        targets = [
-            Target(each["metric"], each["percentile"], each["limit_ms"] / 1e3) for each in said.get("service_level", ())
-        ]
+        level = said.get("service_level", ())
+        targets = [Target(each["metric"], each["percentile"], each["limit_ms"] / 1e3) for each in level]
         rate = said.get("planned_rps")
         return Planned(deployment, None, rate / layout["replicas"] if rate else None, tuple(targets))
     except (KeyError, TypeError, AttributeError) as error:

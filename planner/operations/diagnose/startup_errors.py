@@ -40,9 +40,8 @@ class StartupError:
 
 def startup_errors(text: str) -> list[StartupError]:
     """Every kind of error that a log names, in the order of the log, each once."""
-    phrases = {
-        key: (phrase, re.compile(phrase.pattern)) for key, phrase in entries("startup_errors.yaml", Phrase).items()
-    }
+    known = entries("startup_errors.yaml", Phrase)
+    phrases = {key: (phrase, re.compile(phrase.pattern)) for key, phrase in known.items()}
     found: dict[str, StartupError] = {}
     for line in text.splitlines():
         for key, (phrase, pattern) in phrases.items():

@@ -143,9 +143,8 @@ def lint(
     watched = metrics(text.metrics, [one.judged for one in found], version) if text.metrics else []
     if to and text.metrics:
         now = {one.name: one for one in watched}
-        drift += [
-            one for one in metrics(text.metrics, [one.judged for one in found], to) if one != now[one.name] and one.mend
-        ]
+        then = metrics(text.metrics, [one.judged for one in found], to)
+        drift += [one for one in then if one != now[one.name] and one.mend]
     return Lint(tuple(found), tuple(watched), tuple(dict.fromkeys(notes)), to, tuple(dict.fromkeys(drift)))
 
 
@@ -165,9 +164,8 @@ def _planned(judged: Judged, gpu: str | None, version: str, workload: Workload |
     if any(found.refused for found in judged.findings):
         starting = _judged(better.command, version)
         if still := next((found for found in starting.findings if found.refused), None):
-            return Linted(
-                judged, better, None, f"the server ends with an error while it starts. {still.written}: {still.why}"
-            )
+            why = f"the server ends with an error while it starts. {still.written}: {still.why}"
+            return Linted(judged, better, None, why)
     try:
         done = planned(starting, gpu, version, workload)
     except PlannerError as error:

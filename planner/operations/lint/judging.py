@@ -287,10 +287,8 @@ def environment(command: Command, version: str) -> Iterator[Finding]:
     for name, value in command.environment.items():
         written = f"{name}={value}"[:300]
         change = changes(engine).environment.get(name) or Change()
-        secret = (
-            _SECRETS.search(name) and len(value) > 7 and not re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
-        )
-        if secret:
+        stands_in = re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
+        if _SECRETS.search(name) and len(value) > 7 and not stands_in:
             why, instead = "a secret in plain text", "a secret, or a file that only the server reads"
             yield Finding("environment", name, f"{name}=...", "risky", why, instead)
             continue

@@ -52,9 +52,8 @@ class Planned:
 def traffic(most: int) -> Workload:
     """Requests whose lengths nobody has told: spread as public traces of these means are, within a context."""
     prompt, output = (min(float(mean), most * share) for mean, share in ((PROMPT, 0.6), (OUTPUT, 0.2)))
-    return Workload(
-        Lengths.typical(prompt, "prompt", 0.75 * most), Lengths.typical(output, "output", 0.25 * most), concurrency=1
-    )
+    prompts, outputs = Lengths.typical(prompt, "prompt", 0.75 * most), Lengths.typical(output, "output", 0.25 * most)
+    return Workload(prompts, outputs, concurrency=1)
 
 
 def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = None) -> Planned:
