@@ -392,10 +392,8 @@ def check_nothing_cheaper(asked: Scenario, plan: Plan) -> list[str]:
     below, until = bill(plan), time.perf_counter() + PATIENCE
     legal = _cheaper(asked, below)
     instead = f"{describe(plan.chosen.deployment) if plan.chosen else 'nothing'}, {below[1]:.2f}"
-    sizes: list[dict[str, int]] = [{}] if "max_num_seqs" in asked.engine_args else [
-        {}, {"max_num_seqs": 64}, {"max_num_seqs": 16},
-        {"max_num_batched_tokens": 512}, {"max_num_batched_tokens": 16384},
-    ]  # fmt: skip
+    tried = {"max_num_seqs": (64, 16), "max_num_batched_tokens": (512, 16384)}
+    sizes = [{}, *({name: size} for name in tried if name not in asked.engine_args for size in tried[name])]
     for usd, deploy in sorted(legal, key=lambda item: -item[0]) if len(legal) <= BRUTE else ():
         for seqs in sizes:
             if time.perf_counter() > until or len(found) == 3:
