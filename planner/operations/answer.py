@@ -29,6 +29,7 @@ from planner.planning.scaling import Scaling
 from planner.planning.scenario import Scenario, Target
 from planner.planning.scenario_entries import FileKind
 from planner.planning.search import Plan
+from planner.studies.phrases import BASES
 
 EXIT = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 """What `planner plan` ends with."""
@@ -214,7 +215,7 @@ def told(plan: Plan) -> str:
         values |= {"pools_left_out": left_out(scenario), "not_written": not_written(plan), "handover": handover}
         values["promises"] += _not_promised(scenario, found)
         values |= {"sure": confidence(plan), "scripts": [name for name in to_measure(plan) if name.endswith(".sh")]}
-        values |= {"passed_over": passed_over(plan)}
+        values |= {"passed_over": passed_over(plan), "bases": BASES}
         values |= {"spare": free_share(scenario, best.prediction) or 0.0}
         values |= {"planned": asked_rps(scenario, best.prediction)}
         values |= {"start_up": start_up(best.deployment, scenario.storage)}

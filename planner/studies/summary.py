@@ -4,12 +4,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
-from planner.core.catalog import read_yaml
 from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment, ParallelLayout, machines
 from planner.facts.prices import HOURS_PER_MONTH, price_per_hour
@@ -33,11 +30,8 @@ from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 from planner.planning.what_if import WhatIf
 from planner.studies.layout_study import frame, state
+from planner.studies.phrases import BASES, PHRASES
 from planner.studies.ramp_test import ramp_test
-
-PHRASES: Mapping[str, Any] = read_yaml(Path(__file__).with_name("phrases.yaml"))
-BASES: Mapping[str, str] = {name: basis["says"] for name, basis in PHRASES["basis"].items()}
-"""What a step cost rests on, by `Performance.basis`."""
 
 
 def subject(plan: Plan) -> Deployment:
