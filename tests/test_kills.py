@@ -1,5 +1,8 @@
 """Commands that are killed, ended or interrupted leave whole files, and their next run is as if nothing had been."""
 
+import subprocess
+import sys
+
 import pytest
 from attack_kills import QUICK, attacked
 
@@ -8,3 +11,32 @@ from attack_kills import QUICK, attacked
 @pytest.mark.parametrize("command", QUICK)
 def test_commands_stopped_at_random_moments(command: str) -> None:
     assert attacked(command, 3)[1] == []
+
+
+INTERRUPTED = """
+import random, signal
+from planner import deploy_on, load_scenario
+from planner.planning.benchmark_run import once
+
+class Stop(Exception): pass
+
+def stop(*_): raise Stop
+
+deployment = deploy_on("meta-llama/Llama-3.1-8B", "H100", max_model_len=8192, max_num_seqs=64)
+once(deployment, load := load_scenario("chat-70b").workload, 300)
+signal.signal(signal.SIGALRM, stop)
+for _ in range(60):
+    signal.setitimer(signal.ITIMER_REAL, 0.004 + 0.02 * random.random())
+    try:
+        while True:
+            once(deployment, load, 300)
+    except Stop:
+        pass
+print("well")
+"""
+
+
+def test_a_replay_is_interrupted_at_any_moment() -> None:
+    """Numba 0.68 hands results over in Python code that an exception leaves with a segmentation fault."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "well\n"), done.stderr[-300:]

@@ -14,6 +14,7 @@ import numpy as np
 from numba import njit
 
 from planner.simulator.block_pool import KEPT, allocating
+from planner.simulator.undisturbed import undisturbed
 
 ARRIVES, PREFILLED, JOINS, ENDS = 0, 1, 2, 3
 
@@ -91,7 +92,8 @@ def _announce(decode: Any, worker: int, now: float, running: Any, passed: Any, v
         heapq.heappush(events, (now + max(gap, 0.0), ENDS, worker, version[worker]))
 
 
-@njit(cache=KEPT, error_model="numpy")
+@undisturbed
+@njit(cache=KEPT, nogil=True, error_model="numpy")
 def tandem(
     prefill: Any, decode: Any, arrival: Any, concurrency: int, prompt: Any, attention_s: Any, travel_s: Any, steps: Any
 ) -> Any:

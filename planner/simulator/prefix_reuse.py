@@ -12,8 +12,10 @@ from numba import njit
 
 from planner.facts.traces import BLOCK, Trace
 from planner.simulator.block_pool import KEPT
+from planner.simulator.undisturbed import undisturbed
 
 
+@undisturbed
 @njit(cache=KEPT, nogil=True, error_model="numpy")
 def _found(ids: Any, begin: Any, tokens: Any, output: Any, engines: int, room: int) -> Any:
     """[n] prompt tokens that each request finds, dealt in turn to `engines` LRU caches of `room` blocks.

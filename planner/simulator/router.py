@@ -18,6 +18,7 @@ from planner.simulator.block_pool import KEPT, allocating
 from planner.simulator.engine_state import new_engine, new_fates
 from planner.simulator.kernel_types import Options, Outcome, Router, Rules, StepTable, Traffic
 from planner.simulator.scheduler import advance, submit
+from planner.simulator.undisturbed import undisturbed
 
 INDEXED_TOKENS = 4096
 """Of a prompt, those that a router looks at which is not told what replicas have: 256 blocks of 64 characters, kept for
@@ -199,7 +200,7 @@ def _entry(sources: int) -> Any:
         _ = sources
         return _replay(rules, table, traffic, router, Options(timed, log, gauge_s, halt))
 
-    return simulate
+    return undisturbed(simulate)
 
 
 _PARTS = (block_pool, engine_state, kinds, queues, scheduler, step_kernels, shared_reads)
