@@ -161,15 +161,22 @@ def keep(pool: Any, content: int) -> None:
 
 
 @compiled
-def kept_beyond(pool: Any, content: Any, hit: int, most: int) -> int:
-    """Blocks that host memory has of a request, up to `most`, beyond the `hit` that the pool has; all are used now."""
+def in_host(pool: Any, content: Any, hit: int, most: int) -> int:
+    """Blocks that host memory has of a request, up to `most`, beyond the `hit` that the pool has."""
     end = hit
     while end < most and pool.host[0, content[end]] >= 0:
         end += 1
-    for k in range(end):
+    return end - hit
+
+
+@compiled
+def kept_beyond(pool: Any, content: Any, hit: int, most: int) -> int:
+    """`in_host`; all that it has of the request up to there is used now."""
+    more = in_host(pool, content, hit, most)
+    for k in range(hit + more):
         if pool.host[0, content[k]] >= 0:
             keep(pool, content[k])
-    return end - hit
+    return more
 
 
 @compiled

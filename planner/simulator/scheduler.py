@@ -28,9 +28,8 @@ def submit(rules: Any, traffic: Traffic, fates: Any, e: Any, i: int, at: float) 
     if traffic.prompt_token_s and tells_apart(rules, traffic):
         content, most = traffic.content[traffic.content_start[i] :], (fresh - 1) // size
         hit = block_pool.longest_hit(e.pool, content, most, rules.groups)
-        while hit < most and e.pool.kept[1] and e.pool.host[0, content[hit]] >= 0:
-            hit += 1
-        fresh -= hit * size
+        more = block_pool.in_host(e.pool, content, hit, most) if rules.host_blocks else 0
+        fresh -= (hit + more) * size
     e.state[0].soonest = queues.push(e.coming, at + traffic.request_s + traffic.prompt_token_s * fresh, i)
 
 
