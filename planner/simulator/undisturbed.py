@@ -51,3 +51,4 @@ def _work(jobs: SimpleQueue[Any]) -> None:
             answers.put((compiled(*args), None))
         except BaseException as error:
             answers.put((None, error))
+        del job, compiled, args, answers  # traffic takes memory, and the next may be far off
