@@ -71,6 +71,7 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
     pending: list[Candidate] = []
     seen: set[object] = set()
     looked_at: set[object] = set()
+    smaller: set[object] = set()
 
     def add(candidate: Candidate) -> None:
         if candidate.identity not in seen and near(scenario, candidate):
@@ -103,6 +104,9 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
             insort(found.holding, tried, key=attrgetter("rank"))
             alike = [other for other in some if other.cost == asked.cost and other.identity != asked.identity]
             for fewer in with_more([asked, *alike], -1):  # which may take other steps than as many as are enough
+                if fewer.identity in smaller:
+                    continue
+                smaller.add(fewer.identity)
                 for one in [fewer] if near(scenario, fewer) else retuned(scenario, fewer):
                     add(one)
         else:
