@@ -68,9 +68,8 @@ def day_of(given: str | Sequence[float], path: Path) -> Day:
     if seconds[-1] >= (WEEK + 1) * 3600:
         raise PlannerError(f"{path.name} lasts {seconds[-1] / 3600:,.0f} hours; expected a day ({DAY}) up to a week")
     counts = np.bincount((seconds // 3600).astype(int))
-    turns = np.interp(
-        seconds / 3600, np.arange(len(counts) + 1), np.append(0, counts.cumsum())
-    )  # as if one came a second
+    before = np.append(0, counts.cumsum())  # each hour
+    turns = np.interp(seconds / 3600, np.arange(len(before)), before)  # as if one came a second
     bursts = float(np.clip(replace(trace, arrival=turns).burstiness, *BOUNDS["burstiness"]))
     counts = counts[: -1 if len(counts) > DAY and seconds[-1] % 3600 < HALF * 3600 else None]
     return replace(_shares(counts, path.name, int(counts.max(initial=0)) / 3600), burstiness=bursts)
