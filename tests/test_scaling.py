@@ -72,6 +72,22 @@ def test_the_level_holds_in_every_hour_with_fewer_gpu_hours() -> None:
     assert found.saved == pytest.approx(1 - found.gpu_hours / found.fixed_gpu_hours) and found.saved > 0.2
 
 
+def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() -> None:
+    """Two replicas of one L4 become one at night; two L4 that share each step (TP2) cannot, and are better by day."""
+    level = {"ttft": {"p95": 800}, "tpot": {"p95": 50}}
+    office = {**SMALL, "service_level": level, "workload": {**SMALL["workload"], "rate": 8}}
+    moment = search(replace(scenario(office, "office"), day=None))
+    plan = search(scenario(office, "office"))
+    assert moment.chosen is not None and moment.chosen.what.startswith("2 x L4, TP2,")
+    assert plan.chosen is not None and plan.chosen.what.startswith("2 x L4, TP1 x 2 replicas,")
+    assert plan.chosen.usd_per_hour == moment.chosen.usd_per_hour
+    assert plan.scaling is not None and plan.scaling.misses == () and plan.scaling.saved > 0.25
+    assert plan.chosen.cost[1] == pytest.approx(plan.renting.usd["scaled by the hour"] / 24)
+    whole = scaling_of(plan.scenario, moment.chosen)
+    assert whole is not None and whole.saved == 0
+    assert "for its day: scaled by the hour it takes 67% of its price, the runner-up 100%" in told(plan)
+
+
 def spiky(seed: int) -> list[float]:
     """Hours that have nothing to do with each other: the hardest day for replicas by the hour."""
     return list(np.random.default_rng(seed).gamma(1.0, size=24) + 0.05)

@@ -30,6 +30,7 @@ class Candidate:
     margin: float  # largest share of any limit that it uses, 1 = at the limit
     share: float  # of the capacity that is planned to be used, 1 = all of it
     preference: tuple[int, ...]  # positions of formats, speculation and engine in the scenario's lists, and 1 if tuned
+    paid: float = 1.0  # share of its price that the scenario's day takes, scaled by the hour, where plans differ in it
 
     @property
     def stated(self) -> bool:
@@ -58,10 +59,16 @@ class Candidate:
         return self.prediction.usd_per_hour
 
     @property
-    def cost(self) -> tuple[bool, float]:
-        """What candidates are compared by: USD per hour, or GPUs where no price is known (ranked after all others)."""
+    def price(self) -> tuple[bool, float]:
+        """USD per hour, or GPUs where no price is known (ranked after all others)."""
         usd = self.usd_per_hour
         return usd is None, self.prediction.gpus_rented if usd is None else usd
+
+    @property
+    def cost(self) -> tuple[bool, float]:
+        """What candidates are compared by: their price, and of it what is paid."""
+        unpriced, price = self.price
+        return unpriced, self.paid * price
 
     @property
     def pooled(self) -> bool:
@@ -100,6 +107,7 @@ class Candidate:
 
     def __str__(self) -> str:
         price = "no price known" if self.usd_per_hour is None else f"${self.usd_per_hour:,.2f} per hour"
+        price += f", {self.paid:.0%} of it over the day" if self.paid < 1 else ""
         risks = "; ".join(f"at risk: {risk}" for risk in self.risks)
         verdict = "; ".join(self.misses) or risks or "meets the service level"
         return f"{self.what}: {price}; {verdict}"

@@ -55,7 +55,7 @@ def _why(plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candid
         refused = [rejection for rejection in plan.rejected if rejection.gpu == gpu]
         last = max(refused, key=attrgetter("gpus"), default=None)
         return PassedOver(what, None, f"{last.what}: {last.reason}" if last else "no deployment with it starts")
-    if near := sorted(within(scenario, chosen.cost, others), key=attrgetter("margin")):
+    if near := sorted(within(scenario, chosen.price, others), key=attrgetter("margin")):
         found = stated(scenario, near[0])
         if found.meets:
             said = f"{found.what} does it too, for {_costs(found)}, but {_after(found, chosen)}"
@@ -70,12 +70,14 @@ def _why(plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candid
 
 
 def _costs(candidate: Candidate) -> str:
-    unpriced, cost = candidate.cost
+    unpriced, cost = candidate.price
     return f"{cost:,.0f} GPU{'s' * (cost != 1)}" if unpriced else f"${cost:,.2f} per hour"
 
 
 def _after(found: Candidate, chosen: Candidate) -> str:
     """Which part of the rule puts `found` after `chosen`, both of which do at one price."""
+    if found.cost > chosen.cost:
+        return "over the day the plan costs less"
     if found.at_risk > chosen.at_risk:
         return f"at risk: {'; '.join(found.risks)}"
     if found.preference > chosen.preference:

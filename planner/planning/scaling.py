@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 
@@ -38,6 +39,8 @@ ALMOST = 0.85
 """Hours with so much of an hour's traffic a replica, up to all of it, tell what may become of it."""
 ROUNDS = 6
 """Times that replicas are added until every hour holds; at the last an hour that does not gets the whole fleet."""
+COMPARED, CLEARLY = 3, 0.98
+"""Plans whose day is compared with that of the first, and the share of its bill below which one is preferred."""
 HALVINGS = 5
 """Of the rate that a replica may take, between that of the plan and what it serves at most."""
 STABLE_S = (300.0, 3600.0)
@@ -169,6 +172,34 @@ def scaling_of(scenario: Scenario, candidate: Candidate) -> Scaling | None:
         sum(len(day.output) for day in days), one, lead_s, drain_s,
         price.usd if price else None, scenario.day.busiest is None,
     )  # fmt: skip
+
+
+def by_the_day(scenario: Scenario, holding: list[Candidate]) -> tuple[list[Candidate], Scaling | None]:
+    """`holding` by the rule, the day's bill being what counts, and the day of the first where it was worked out.
+
+    That of the first is held against the best of every other layout or GPU that may undercut it. One that may miss
+    hours is paid in full, and where none costs clearly less the order stays.
+    """
+    first = holding[0]
+    kinds = {found.kind: found for found in reversed(holding) if found.kind != first.kind}
+    rivals = sorted(kinds.values(), key=lambda found: _least(scenario, found))
+    rivals = [found for found in rivals if _least(scenario, found) < first.cost][:COMPARED]
+    days = {found.identity: scaling_of(scenario, found) for found in [first, *rivals] if rivals}
+    saved = {whose: day.saved for whose, day in days.items() if day and not day.misses}
+    paid = [replace(found, paid=1 - saved.get(found.identity, 0)) for found in holding]
+    best, today = min(paid, key=attrgetter("rank")), paid[0]
+    if best.cost[1] < CLEARLY * today.cost[1] and best.cost[0] == today.cost[0]:
+        holding = sorted(paid, key=attrgetter("rank"))
+    return holding, days.get(holding[0].identity)
+
+
+def _least(scenario: Scenario, candidate: Candidate) -> tuple[bool, float]:
+    """The least that `candidate` may cost over the day, replicas starting and ending at once."""
+    assert scenario.day is not None
+    replicas, (unpriced, price) = candidate.deployment.layout.replicas, candidate.price
+    hours = [math.ceil(replicas * candidate.share * share - 1e-9) for share in scenario.day.shares]
+    least = np.maximum(hours, min(scenario.replicas_at_least, replicas)).mean()
+    return unpriced, price * float(least) / replicas
 
 
 def _most(scenario: Scenario, candidate: Candidate, rate: float) -> Prediction:

@@ -3,9 +3,10 @@
 Candidates are ranked in closed form; those at the top are replayed (`planning.confirmation`), and one that fails there
 counts as missing its target. The rule, in this order: it meets every target at the middle of its interval; it costs
 least per hour (GPUs, where no price is known); it meets them at the pessimistic end too; it changes the model least
-(formats in the scenario's order, no speculation); it has the fewest pipeline stages, then the largest margin. Pools of
-prefill and decode workers (`planning.pools`) come before replicas that do both only where they cost less and meet every
-target at the pessimistic end.
+(formats in the scenario's order, no speculation); it has the fewest pipeline stages, then the largest margin. Where the
+traffic has a day, another layout or GPU comes first if that day, scaled by the hour, is clearly cheaper with it. Pools
+of prefill and decode workers (`planning.pools`) come before replicas that do both only where they cost less and meet
+every target at the pessimistic end.
 """
 
 import math
@@ -29,7 +30,7 @@ from planner.planning.confirmation import confirm, near, nearest, stated
 from planner.planning.deployments import deployment_of
 from planner.planning.pools import in_pools, left_out
 from planner.planning.renting import Renting, renting_of
-from planner.planning.scaling import Scaling, scaling_of
+from planner.planning.scaling import Scaling, by_the_day, scaling_of
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.variants import FEW, variants
 
@@ -176,6 +177,9 @@ def _without_pools(scenario: Scenario) -> Plan:
     found.holding += sorted((c for c in ordered if c.meets and c.stated), key=attrgetter("rank"))
     if not found.holding:
         return Plan(scenario, None, None, None, _nothing(ordered, rejected), _places(ordered), tuple(rejected), ())
+    day = None
+    if scenario.day:
+        found.holding, day = by_the_day(scenario, found.holding)
     chosen = found.holding[0]
     runner_up, safer = found.other(chosen), found.safe if chosen.at_risk else None
     ordered = [*found.holding, *sorted((*found.failing, *rest), key=attrgetter("rank"))]
@@ -183,7 +187,10 @@ def _without_pools(scenario: Scenario) -> Plan:
     unpriced = sorted({c.deployment.gpu.name for c in ordered if c.usd_per_hour is None})
     notes = [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"] if unpriced else []
     notes += chosen.prediction.warnings
-    return Plan(scenario, chosen, runner_up, safer, binding, _places(ordered), tuple(rejected), tuple(notes))
+    plan = Plan(scenario, chosen, runner_up, safer, binding, _places(ordered), tuple(rejected), tuple(notes))
+    if day:
+        vars(plan)["scaling"] = day
+    return plan
 
 
 def _places(ordered: Iterable[Candidate]) -> tuple[Candidate, ...]:
@@ -350,10 +357,10 @@ def _too_few(scenario: Scenario, found: Candidate) -> int:
 
 
 def within(scenario: Scenario, most: tuple[bool, float], candidates: Iterable[Candidate]) -> list[Candidate]:
-    """Each of `candidates` in as many replicas as cost up to `most` (as `Candidate.cost` has it), but dearer ones."""
+    """Each of `candidates` in as many replicas as cost up to `most` (as `Candidate.price` has it), but dearer ones."""
     same, fewer = [], []
     for candidate in candidates:
-        replicas, (unpriced, cost) = candidate.deployment.layout.replicas, candidate.cost
+        replicas, (unpriced, cost) = candidate.deployment.layout.replicas, candidate.price
         gpus = math.floor(most[1] / cost * candidate.deployment.gpus_rented + 1e-9)
         affordable = bisect_right(range(1, replicas + 1), gpus, key=partial(_rented, candidate.deployment))
         if unpriced == most[0] and affordable == replicas and not candidate.meets:
@@ -368,7 +375,7 @@ def _binding(
     settle: Callable[[Scenario, Candidate], Candidate] = stated,
 ) -> Binding:  # fmt: skip
     """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
-    margin, (unpriced, cost) = attrgetter("margin"), chosen.cost
+    margin, (unpriced, cost) = attrgetter("margin"), chosen.price
     cheaper = [c for c in within(scenario, (unpriced, cost * (1 - 1e-6)), candidates) if not c.meets]
     if cheaper:
         looked_at = [settle(scenario, candidate) for candidate in sorted(cheaper, key=margin)[:2]]
