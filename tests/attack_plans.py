@@ -64,7 +64,7 @@ SLACK, LUCK = 0.02, 0.10
 SEQS = (8, 16, 32, 64, 128, 256, 512)
 """Values of max_num_seqs that brute force tries."""
 WAVES = 12
-"""Times that every slot is taken, to learn what is served at most: with three it is 17 % too little, of long tails."""
+"""Times that every slot is taken, to learn what is served at most: with three it is 17% too little, of long tails."""
 BRUTE, PATIENCE = 200, 20.0
 """Legal deployments up to which all are replayed, and seconds after which a check ends."""
 Bill = tuple[bool, float]
@@ -479,7 +479,7 @@ def check_knobs(asked: Scenario, plan: Plan) -> list[str]:
 
 
 def check_brute(asked: Scenario, plan: Plan) -> list[str]:
-    """Every layout that costs less by 2 %, with every combination of the knobs of `planning.knobs`, replayed.
+    """Every layout that costs less by 2%, with every combination of the knobs of `planning.knobs`, replayed.
 
     Of each as many replicas as cost less: with fewer, each of them has more to do.
     """

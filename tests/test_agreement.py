@@ -242,7 +242,7 @@ def test_files_say_what_the_plan_says(plan: Plan, chosen: Candidate, performance
         assert f"p99 {metric} within {value:.0f} ms" in checklist or math.isnan(value.mid)
     assert f"about {memory.pool.kv_tokens:,} tokens, maximum concurrency" in checklist
     assert f"available KV cache memory is {memory.kv_available / GIB:.1f} GiB" in checklist
-    assert f"stays near {100 * performance.kv_usage:.0f} %" in checklist
+    assert f"stays near {100 * performance.kv_usage:.0f}%" in checklist
     if chosen.usd_per_hour:
         assert f": ${chosen.usd_per_hour:,.2f} an hour" in checklist
     for target in plan.scenario.service_level:

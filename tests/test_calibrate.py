@@ -29,14 +29,14 @@ BENCH = {
 
 
 def machine(seed: int) -> Coefficients:
-    """A made-up L40S, each of whose coefficients lies 25 % above or below what the catalog says."""
+    """A made-up L40S, each of whose coefficients lies 25% above or below what the catalog says."""
     sides = np.random.default_rng(seed).choice([-1, 1], len(coefficient_names()))
     changed = {name: getattr(KNOWN, name) * 1.25**side for name, side in zip(coefficient_names(), sides, strict=True)}
     return replace(KNOWN, **changed)
 
 
 def measure(c: Coefficients, concurrency: int, rate: float = np.inf, isl: int = 800, osl: int = 150) -> dict:
-    """What `vllm bench serve --save-result --save-detailed` would write of such a machine; 2 % of noise."""
+    """What `vllm bench serve --save-result --save-detailed` would write of such a machine; 2% of noise."""
     rng = np.random.default_rng(int(concurrency + 10 * min(rate, 10)))
     n = 10 * concurrency
     prompt, output = rng.integers(isl // 2, isl * 3 // 2, n), rng.integers(osl // 2, osl * 3 // 2, n)
@@ -136,7 +136,7 @@ def test_what_changed_is_told_in_words():
     )
     assert re.search(slower, told), "while it decodes the two are one"
     assert f"ms per request, before {KNOWN.request_s * 1e3:.3g} ms" in told
-    assert "80 % interval of mean TPOT: -" in told and "after (measured)" in told
+    assert "80% interval of mean TPOT: -" in told and "after (measured)" in told
 
 
 def test_an_owners_calibration_is_planned_with(tmp_path):

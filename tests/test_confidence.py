@@ -79,7 +79,7 @@ def test_at_the_edge_of_its_capacity_it_holds_in_half_of_the_draws() -> None:
 
 
 def test_a_cheaper_one_just_short_is_worth_a_benchmark() -> None:
-    """It lacks one standard deviation: 16 % of the draws; the chosen one is far from any limit."""
+    """It lacks one standard deviation: 16% of the draws; the chosen one is far from any limit."""
     found = sure(planted(like(), 9 * ENOUGH, 2.0, tp=2), planted(like(), ENOUGH / 1.105, 1.0, tp=1))
     assert found.cheaper == pytest.approx(0.16, abs=0.03) and found.first and found.first[0].deployment.layout.tp == 1
     assert found.first[1] == pytest.approx(found.cheaper, abs=0.02)
@@ -93,7 +93,7 @@ def test_narrower_intervals_make_it_surer() -> None:
 
 
 def test_errors_that_two_layouts_share_do_not_part_them() -> None:
-    """On one GPU a rival that serves 5 % less fails with the plan; most of what is unknown moves both."""
+    """On one GPU a rival that serves 5% less fails with the plan; most of what is unknown moves both."""
     found = sure(planted(like(), ENOUGH, 1.0, 0.3), planted(like(), 0.95 * ENOUGH, 1.0, 0.3, tp=2))
     assert 0.35 < found.stays < 0.6 and found.dearer > 0.3
 

@@ -80,7 +80,7 @@ def test_a_memory_calibration_reaches_the_plan() -> None:
     tenants=st.floats(0, 8),
 )  # fmt: skip
 def test_so_many_sequences_seldom_outgrow_the_pool(mean: float, output: float, gpu: str, tenants: float) -> None:
-    """In at most 5 % of moments, where the pool and not the engine's own limit decides."""
+    """In at most 5% of moments, where the pool and not the engine's own limit decides."""
     lengths = {"prompt_tokens": {"mean": mean}, "output_tokens": {"mean": output}, "rate": 1}
     found = asked("meta-llama/Llama-3.1-8B-Instruct", gpu, workload=lengths, other_tenants_gib=tenants)
     made = deployed(found)

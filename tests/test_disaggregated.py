@@ -204,7 +204,7 @@ def test_decoding_in_pools_carries_over_to_a_gpu_that_was_left_out(
 
 
 def test_most_measurements_lie_in_the_intervals(measured: list[PoolRun]) -> None:
-    """80 % intervals, on runs of the fit."""
+    """80% intervals, on runs of the fit."""
     inside = []
     for run in (run for run in measured if (run.workload.concurrency or 0) <= 600):
         found = evaluate_disaggregated(run.prefill, run.decode, run.workload).performance

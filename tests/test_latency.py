@@ -110,7 +110,7 @@ MEASURED = (
 
 @pytest.mark.parametrize("model, gpu, version, how, isl, osl, concurrency, ttft_ms, tpot_ms", MEASURED)
 def test_public_points_lie_near_the_prediction(model, gpu, version, how, isl, osl, concurrency, ttft_ms, tpot_ms):
-    """Within twice the stated 80 % interval (in logarithms), which one point in a hundred may miss."""
+    """Within twice the stated 80% interval (in logarithms), which one point in a hundred may miss."""
     deployment, memory = deployed(
         model, gpu, engine_version=version, enable_prefix_caching=False, gpu_memory_utilization=0.9, **how
     )

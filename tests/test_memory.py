@@ -96,7 +96,7 @@ def test_adapter_slots_of_the_first_engine(
 
 
 def test_whether_servers_with_adapter_slots_start() -> None:
-    """1,003 runs: right for 97 in 100, as the issue asks; of those that logged blocks, half within 1 %."""
+    """1,003 runs: right for 97 in 100, as the issue asks; of those that logged blocks, half within 1%."""
     lines = (Path(__file__).parent / "data" / "lora_startups.csv").read_text().splitlines()
     right, runs, failing, errors = 0, 0, 0, []
     for row in csv.DictReader(line for line in lines if line[0] != "#"):
@@ -125,7 +125,7 @@ def test_a_70b_in_fp8_leaves_no_room_on_one_h100() -> None:
     ("gpu", "total", "kv"), [("L40S", 44.4, 25.3), ("A100 40GB", 39.4, 20.9), ("A100", 79.15, 56.6)]
 )
 def test_mistral_7b_on_three_cards(gpu: str, total: float, kv: float) -> None:
-    """Mistral-7B-v0.3 in BF16 is 13.5 GiB; what 90 % of the card leaves after the engine's overheads is the pool."""
+    """Mistral-7B-v0.3 in BF16 is 13.5 GiB; what 90% of the card leaves after the engine's overheads is the pool."""
     found = plan(deploy_on("mistralai/Mistral-7B-v0.3", gpu, engine_version="0.20.2", gpu_memory_utilization=0.9))
     assert found.weights.mid / GIB == pytest.approx(13.5, abs=0.02)
     assert found.total / GIB == pytest.approx(total, abs=0.02)

@@ -58,7 +58,7 @@ def test_bubble_of_gpipe():
 
 
 def test_allreduce_near_nccl_measurements():
-    """NCCL 2.27 on 8 H100s, 16 MiB bf16: 204 us (AIConfigurator comm tables); within a third with 70 % of the link."""
+    """NCCL 2.27 on 8 H100s, 16 MiB bf16: 204 us (AIConfigurator comm tables); within a third with 70% of the link."""
     seconds = float(allreduce_seconds(np.array(2.0 * 2**24), 8, 450e9 * 0.7, 5e-6))
     assert seconds == pytest.approx(204e-6, rel=0.33)
 

@@ -74,10 +74,10 @@ def test_fp8_saves_joules_not_watts():
 
 @pytest.mark.slow
 def test_left_out_groups():
-    """Whole pairs, models and GPUs that the fit did not see: 10 % at most, and an interval that holds."""
+    """Whole pairs, models and GPUs that the fit did not see: 10% at most, and an interval that holds."""
     found = held_back(runs()).set_index("left out")
     assert (found["median error"] <= 0.10).all()
-    assert found["inside 80 %"].between(0.70, 0.90).all()
+    assert found["inside 80%"].between(0.70, 0.90).all()
 
 
 @given(DONE, DONE, GPUS)
@@ -168,7 +168,7 @@ def test_a_wrong_catalog_is_refused(monkeypatch, change, said):
 
 
 def test_every_gpu_reaches_its_limit():
-    """At 70 % of its matrix units and bandwidth any board is near its limit: that is what limits are for."""
+    """At 70% of its matrix units and bandwidth any board is near its limit: that is what limits are for."""
     for gpu in gpus():
         flops = 0.7 * max(gpu.flops.get(dtype, 0.0) for dtype in ("bf16", "fp16"))
         done = Activity(0.7 * gpu.bandwidth, (flops, 0.0), 1.0, 0.5)

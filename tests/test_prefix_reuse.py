@@ -140,11 +140,11 @@ def test_the_command_asks_for_host_memory() -> None:
 
 
 def test_a_measured_tier_of_host_memory() -> None:
-    """llm-d's comparison within 26 % where prompts overflow the pool, TTFT and its p90 too, and in direction.
+    """llm-d's comparison within 26% where prompts overflow the pool, TTFT and its p90 too, and in direction.
 
     Behind the router that the guide installs: it goes by where it sent a prompt's first 4,096 tokens before, and weighs
     that like queue and free cache (defaults before 1.2). Where all fits, the p90 of all but first prompts is within
-    12 %; these take a second, so that the mean hangs on how many requests there were, which is not told.
+    12%; these take a second, so that the mean hangs on how many requests there were, which is not told.
     """
     router, found = Router(8, PREFIX_AFFINITY, 1.0, 1.0, 1.0, precise=False), {}
     for row in rows_of("kv_offload.csv"):
@@ -223,7 +223,7 @@ def rows_of(name: str) -> list[dict[str, float]]:
 
 
 def test_a_measured_fleet_under_two_routers() -> None:
-    """llm-d's ladder: throughput within 26 % at every rate but 20, in direction and order.
+    """llm-d's ladder: throughput within 26% at every rate but 20, in direction and order.
 
     At 20 requests/s both columns dip, 4,555 and 6,656 tokens/s, below what the same machines did at 15; two other runs
     of the ladder have 6,205 and 11,688, 6,018 and 11,077 there, and the replay is near those as it is at other rates.

@@ -107,7 +107,7 @@ def test_capacity_does_not_depend_on_what_arrives(most: float) -> None:
 
 
 def test_queues_grow_beyond_the_capacity_and_not_below_it(most: float) -> None:
-    """Which is what the word means: 10 % below, the last quarter waits like the second; 10 % above, far longer."""
+    """Which is what the word means: 10% below, the last quarter waits like the second; 10% above, far longer."""
     waits = []
     for share in (0.9, 1.1):
         queue = once(CARD, CHAT.at(share * most), 6000, seed=3).queue
@@ -142,7 +142,7 @@ def test_an_interval_holds_what_both_ends_of_the_step_cost_make_of_it(most: floa
 
 
 def test_other_arrivals_hardly_move_what_is_stated(most: float) -> None:
-    """Thrice as many requests with other seeds: within 3 %, or within what the interval says that luck moves."""
+    """Thrice as many requests with other seeds: within 3%, or within what the interval says that luck moves."""
     found = run(CARD, CHAT.at(0.75 * most))
     others = [once(CARD, found.workload, 4000, seed=seed).without(100, 50) for seed in range(70, 73)]
     other = ReplayResult.pooled(others)

@@ -52,7 +52,7 @@ def points():
 
 
 def test_vllm_is_predicted_within_a_few_percent(points) -> None:
-    """The best peer's median errors on such points are 7 % (TPOT) and 29 % (TTFT)."""
+    """The best peer's median errors on such points are 7% (TPOT) and 29% (TTFT)."""
     (vllm,) = accuracy(points[points["engine"] == "vllm"]).to_dict("records")
     assert vllm["points"] >= 40
     assert vllm["TPOT median (%)"] < 6 and vllm["TPOT mean (%)"] < 8
@@ -66,7 +66,7 @@ def test_other_engines_are_predicted_from_the_same_physics(points, engine) -> No
 
 
 def test_intervals_hold_most_of_what_was_measured(points) -> None:
-    """80 % intervals, on points of the fit: they may hold more, and must not hold much less."""
+    """80% intervals, on points of the fit: they may hold more, and must not hold much less."""
     for metric in ("TPOT", "TTFT"):
         assert 0.6 <= points[f"{metric} inside"].mean() <= 1.0
         for row in points.to_dict("records"):
@@ -97,7 +97,7 @@ def test_the_points_are_broad_and_name_their_source() -> None:
 
 @pytest.mark.parametrize("name", timed_runs())
 def test_single_requests_and_gauges_of_a_real_run_come_out_of_the_replay(name) -> None:
-    """With step costs that were fitted to other GPUs: requests within 9 % (median), gauges within 8 requests (mean)."""
+    """With step costs that were fitted to other GPUs: requests within 9% (median), gauges within 8 requests (mean)."""
     run = timed_runs()[name]
     assert all(0 < ttft < e2e for *_, ttft, e2e in run.requests)
     found = replayed(run)

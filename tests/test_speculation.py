@@ -278,7 +278,7 @@ def test_nor_does_it_in_the_replay(batch: int, k: int, rate: float) -> None:
 
 @pytest.mark.parametrize("batch", [1, 16, 64])
 def test_the_closed_form_is_the_replays(batch: int) -> None:
-    """Over 144 closed loops of four models TPOT differs by 1.6 % in the median (0.8 % without speculation)."""
+    """Over 144 closed loops of four models TPOT differs by 1.6% in the median (0.8% without speculation)."""
     served = llama()
     workload = Workload(Lengths.uniform(400, 0.8), Lengths.uniform(400, 0.8), concurrency=batch)
     closed, found = evaluate(served, workload).performance, replayed(served, batch)

@@ -119,7 +119,7 @@ def test_every_generation_has_a_kernel_for_every_format() -> None:
 
 
 def test_the_fullest_rank_of_expert_parallelism_is_waited_for() -> None:
-    """Measured with skewed routing, EP8 and EP32 are 7-37 % above balanced experts (AIConfigurator)."""
+    """Measured with skewed routing, EP8 and EP32 are 7-37% above balanced experts (AIConfigurator)."""
     found = deploy_on("Qwen/Qwen3-30B-A3B", "H100", max_model_len=4096)
     whole = FusedExperts("bf16", "bf16", 1, 256, 256, 8, 1, 2.0, 2.0 * 3 * 2048 * 768, 0.0)
     tokens, busy = np.array([32768.0]), replace(ALONE, expert_latency=1e-9)
@@ -180,7 +180,7 @@ def test_a_calibration_with_an_unknown_coefficient_is_refused(tmp_path, monkeypa
 
 @pytest.mark.slow
 def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
-    """Runs of one L40S as the catalog predicts them, of another card 20 % slower: the pool tells them apart."""
+    """Runs of one L40S as the catalog predicts them, of another card 20% slower: the pool tells them apart."""
     measured = measured_runs()
     runs = [
         run

@@ -5,7 +5,7 @@ from planner.operations.validation.memory import accuracy, logged_runs, residual
 
 
 def test_the_plan_agrees_with_public_logs() -> None:
-    """Weights within 1 %, the KV cache within 1 % of the budget on average, and 80 % intervals that hold 70 to 90 %."""
+    """Weights within 1%, the KV cache within 1% of the budget on average, and 80% intervals that hold 70 to 90%."""
     found = residuals()
     assert len(found) == len(logged_runs()) >= 20
     weights = (

@@ -15,7 +15,7 @@ MIB, GIB = 2**20, 2**30
 GB = 10**9
 """Bytes in a GB: vendors' bandwidths and capacities."""
 Z80 = 1.2815515655446004
-"""Standard normal quantile at 0.90: an 80 % interval reaches this many sigmas to each side."""
+"""Standard normal quantile at 0.90: an 80% interval reaches this many sigmas to each side."""
 T = TypeVar("T")
 
 
@@ -87,7 +87,7 @@ def bytes_of(gib: float, most: int, field: str) -> int:
 
 @dataclass(frozen=True)
 class Interval:
-    """A predicted figure: `mid`, and the 80 % interval [`lo`, `hi`] around it, all in the same unit."""
+    """A predicted figure: `mid`, and the 80% interval [`lo`, `hi`] around it, all in the same unit."""
 
     lo: float
     mid: float
@@ -105,7 +105,7 @@ class Interval:
 
     @classmethod
     def factor(cls, mid: float, sigma: float) -> Interval:
-        """Lognormal around `mid`: `sigma` is the standard deviation of its logarithm (0.1 = about 10 %)."""
+        """Lognormal around `mid`: `sigma` is the standard deviation of its logarithm (0.1 = about 10%)."""
         reach = math.exp(Z80 * sigma)
         return cls(mid / reach, mid, mid * reach)
 

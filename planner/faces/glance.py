@@ -34,7 +34,7 @@ def figures(plan: Plan) -> dict[str, str]:
     how = "let through request by request" if best.pooled else "in closed form"
     if told and len(curves) > 1:
         drawn = charts_cockpit.latency(curves, load, here, {name: limits[name] for name in told}, told)
-        latency = figure(drawn, f"This deployment by its load, {how}; band: 80 %, dashed: promised, {dot}.").html
+        latency = figure(drawn, f"This deployment by its load, {how}; band: 80%, dashed: promised, {dot}.").html
     cost = ""
     if len(costs) > 1:
         paid = best.usd_per_hour if "USD per hour" in costs else float(best.deployment.layout.gpus)

@@ -22,7 +22,7 @@ from planner.faces.chapter import CURRENT, change, changes, kept_plan, question
 from planner.faces.charts.base import svg
 from planner.planning.search import Plan
 
-_DIGITS = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+( ?%| \([\d.,]+ to [\d.,]+\))?")
+_DIGITS = re.compile(r"[-+\N{MINUS SIGN}]?[\d.,]+(%| \([\d.,]+ to [\d.,]+\))?")
 _WORDS = 12
 """Characters of a cell that stand in one line; longer text is broken, but not into a column of single words."""
 
@@ -75,7 +75,6 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
 def _cell(said: str) -> str:
     """Text that may go on in another line after a slash, and not within an interval or a date."""
     kept = re.sub(r"(\([\d.,]+) to ((?:[\d.,]+|growing)\))", "\\1\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}\\2", said)
-    kept = re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", kept)
     if re.fullmatch(r"\d{4}-\d\d-\d\d", kept):
         kept = kept.replace("-", "\N{NON-BREAKING HYPHEN}")
     return re.sub(r"(?<!<)/", "/<wbr>", escape(kept))

@@ -39,7 +39,7 @@ def unending(found: Interval, metric: str, arriving: float, capacity: Interval |
 
 @dataclass(frozen=True)
 class Performance:
-    """Latencies in seconds and rates per second of a whole deployment, as 80 % intervals."""
+    """Latencies in seconds and rates per second of a whole deployment, as 80% intervals."""
 
     ttft: Mapping[str, Interval]  # by `POINTS`
     tpot: Mapping[str, Interval]

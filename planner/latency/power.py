@@ -46,7 +46,7 @@ class Energy(Sourced):
     idle: PositiveFloat  # share of the board limit that is drawn with a model loaded and nothing to do
     byte_pj: PositiveFloat  # pJ per byte read from memory
     flop_pj: PositiveFloat  # pJ per FLOP
-    spread: tuple[NonNegativeFloat, NonNegativeFloat]  # 80 % of measured / predicted: 1 / (1 + first) to 1 + second
+    spread: tuple[NonNegativeFloat, NonNegativeFloat]  # 80% of measured / predicted: 1 / (1 + first) to 1 + second
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def watts(done: Activity, limit: float, energy: Energy) -> float:
 
 
 def board_power(gpu: Gpu, done: Activity) -> Interval:
-    """Mean W of one `gpu` with its 80 % interval, within the board's limit."""
+    """Mean W of one `gpu` with its 80% interval, within the board's limit."""
     energy = energy_of(gpu)
     mid = watts(done, gpu.power, energy)
     lo, hi = (math.hypot(side, PROMPTS * done.prompts**4) for side in energy.spread)

@@ -159,8 +159,8 @@ Hopper's 3.7 us a GEMM takes 5.4 on A100 (by its clock 5.2); small kernels of Ga
 L40S (0.79), 0.83-0.89 on RTX PRO 6000 (0.76; AIConfigurator 0.12's tables). Others than NVIDIA's were not measured."""
 PRODUCT_LATENCY = 0.4
 """Of `kernel_s`, what a matrix product takes beside its roofline: 3.7 us on H100, 5.4 on A100, 2.4 on RTX PRO 6000
-(AIConfigurator 0.12's bf16 GEMM tables of vLLM 0.24 and 0.14, 2026-09, which latency + roofline fits to 8 %, a norm of
-both to 9-15 %)."""
+(AIConfigurator 0.12's bf16 GEMM tables of vLLM 0.24 and 0.14, 2026-09, which latency + roofline fits to 8%, a norm of
+both to 9-15%)."""
 TRITON = {"grouped": (0.44, 1.0), "latent": (0.05, 1.0), "sparse": (0.5, 0.9), "index": (0.3, 0.5)}
 ATTENTION_KERNELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "hopper": {"grouped": (0.44, 1.0), "latent": (0.78, 1.4), "sparse": (0.71, 1.1), "index": (0.38, 0.6)},
@@ -231,7 +231,7 @@ SKEW = 0.4
 
 
 def _norm(*times: np.ndarray) -> np.ndarray:
-    """Their 4-norm: GEMMs at the ridge take 15-20 % more than either bound (AIConfigurator's GEMM tables)."""
+    """Their 4-norm: GEMMs at the ridge take 15-20% more than either bound (AIConfigurator's GEMM tables)."""
     squares = np.square(np.stack(times))
     return np.sqrt(np.sqrt((squares * squares).sum(axis=0)))
 

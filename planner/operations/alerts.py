@@ -2,7 +2,7 @@
 
 A promise is held against the lowest edge of the engine's histogram at or above its limit: what lies above that edge
 surely took longer, where a quantile interpolated between two edges may be off by the whole bucket. Burn rates and
-their windows are those of Google's SRE workbook, "Alerting on SLOs" (2018): 2 % of a month's budget in an hour, 5 % in
+their windows are those of Google's SRE workbook, "Alerting on SLOs" (2018): 2% of a month's budget in an hour, 5% in
 six hours.
 """
 

@@ -42,7 +42,7 @@ TO_RUN: tuple[FileKind, ...] = ("script", "benchmark")
 
 
 def answer(plan: Plan) -> dict[str, Any]:
-    """`plan.json`: times in ms, null where there is none; a figure is [middle, low, high] with its 80 % interval.
+    """`plan.json`: times in ms, null where there is none; a figure is [middle, low, high] with its 80% interval.
 
     Where nothing meets the service level the figures are those of the plan that comes nearest.
     """

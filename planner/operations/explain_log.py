@@ -112,7 +112,7 @@ class Explanation:
         return f"Furthest off is {term}, by {off} {unit}. It rests on {PHRASES['rests_on'][term]}."
 
     def __str__(self) -> str:
-        head = [str(self.plan.deployment), f"{'':<16}{'planned, 80 % interval':<42}{'logged':>12}"]
+        head = [str(self.plan.deployment), f"{'':<16}{'planned, 80% interval':<42}{'logged':>12}"]
         failed = [f"The log ends with: {self.log.failure}", f"The plan says: {self.plan.reason or self.plan.status}"]
         return "\n".join([*head, *map(str, self.lines), *(failed if self.log.failure else []), self.verdict])
 

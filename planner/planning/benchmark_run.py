@@ -41,7 +41,7 @@ MOST = 10_000
 SEEDS = (2, 16)
 """Fewest and most runs with other random lengths and arrivals."""
 MOVES = 0.03
-"""More runs are added while another set of seeds would move a percentile by more than this (80 %)."""
+"""More runs are added while another set of seeds would move a percentile by more than this (80%)."""
 PLENTY = 12_000
 """But no more than that many requests; the interval is widened by what others would still move."""
 TOKENS, FEWEST, SEEDED = 20_000_000, 200, 2
@@ -64,7 +64,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """The same requests at the calibrated step cost (`mid`) and at both ends of its 80 % interval; all seeds pooled."""
+    """The same requests at the calibrated step cost (`mid`) and at both ends of its 80% interval; all seeds pooled."""
 
     deployment: Deployment
     workload: Workload
@@ -364,7 +364,7 @@ def _served_at_most(one: Deployment, lengths: Workload) -> float:
     """Requests/s of one replica: what is begun once they have mixed, in whole waves, while others wait.
 
     Counted by their tokens, of which a few hundred requests may have more than usual. What ends would mislead: short
-    answers come first. Of random candidates of the shipped scenarios it is 1.3 % off 24 waves, nine of ten 4 %.
+    answers come first. Of random candidates of the shipped scenarios it is 1.3% off 24 waves, nine of ten 4%.
     """
     pool = memory_of(one).pool
     slots = min(one.args.max_num_seqs, max(pool.sequences(max(int(lengths.context), 1)), 1))

@@ -64,7 +64,7 @@ def _beside_others(scenario: Scenario, deployment: Deployment) -> Deployment:
 
 
 def filled(scenario: Scenario, deployment: Deployment) -> Deployment:
-    """With the max_num_seqs that its KV pool holds in 95 % of moments; memory is judged with that, not the default."""
+    """With the max_num_seqs that its KV pool holds in 95% of moments; memory is judged with that, not the default."""
     tried = _beside_others(scenario, deployment)
     if "max_num_seqs" in scenario.engine_args:
         return tried

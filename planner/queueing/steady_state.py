@@ -2,9 +2,9 @@
 
 Little's law ties the sequences in flight to the time each stays; a step's cost ties that time to their number.
 The replay does the same exactly and slower. Against it, with the same step costs, the median errors of cases drawn at
-random are: closed loops TTFT 3 %, TPOT 1 %; open loops up to 85 % load TTFT 3 %, TPOT 3 %, p95 12 %; pipelines up to
-85 % load TTFT 5 %, TPOT 5 %, p95 13-17 %; full pipelines with 2 to 64 output tokens serve 4 % less or more, at most
-1.55 x in 600 cases; from 87 % load to saturation TTFT 23 %, TPOT 9 %.
+random are: closed loops TTFT 3%, TPOT 1%; open loops up to 85% load TTFT 3%, TPOT 3%, p95 12%; pipelines up to
+85% load TTFT 5%, TPOT 5%, p95 13-17%; full pipelines with 2 to 64 output tokens serve 4% less or more, at most
+1.55 x in 600 cases; from 87% load to saturation TTFT 23%, TPOT 9%.
 
 All formulas are for many cases at once: their arrays have three axes, [cases, what is varied, slices of lengths].
 """

@@ -23,7 +23,7 @@ from planner.studies.layout_study import served_within
 from planner.studies.tail_latency import points
 
 PREFIX_CACHE_COST = 0.01
-"""Throughput that prefix caching costs where nothing is ever reused: under 1 % (vLLM blog, V1 alpha, January 2025)."""
+"""Throughput that prefix caching costs where nothing is ever reused: under 1% (vLLM blog, V1 alpha, January 2025)."""
 
 
 def one_replica(scenario: Scenario, candidate: Candidate) -> tuple[Deployment, Workload]:

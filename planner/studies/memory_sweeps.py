@@ -37,7 +37,7 @@ def budget_terms(found: MemoryPlan) -> pd.DataFrame:
 
 
 def utilization_sweep(deployment: Deployment) -> pd.DataFrame:
-    """KV cache (GiB, 80 % interval) and status over `gpu_memory_utilization`."""
+    """KV cache (GiB, 80% interval) and status over `gpu_memory_utilization`."""
     shares = [percent / 100 for percent in range(50, 100, 2)]
     plans = [(share, plan(deployment.with_args(gpu_memory_utilization=share))) for share in shares]
     rows = [(share, _floored(found.kv_available), found.status, found.reason) for share, found in plans]
@@ -45,7 +45,7 @@ def utilization_sweep(deployment: Deployment) -> pd.DataFrame:
 
 
 def length_sweep(deployment: Deployment) -> pd.DataFrame:
-    """Full-length sequences that fit (80 % interval) over `max_model_len`."""
+    """Full-length sequences that fit (80% interval) over `max_model_len`."""
     lengths = [2**power for power in range(10, 31) if 2**power <= deployment.model.architecture.max_position]
     plans = [(length, plan(deployment.with_args(max_model_len=length))) for length in lengths]
     rows = [(length, found.max_concurrency, found.status) for length, found in plans]
@@ -101,7 +101,7 @@ def recommended(found: MemoryPlan, workload: Workload, buffer: float) -> str:
     fewer = "; a smaller full batch takes shorter steps" if seqs <= held - 8 else ""
     return (
         f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is {p99:,.0f} tokens, plus "
-        f"{buffer:.0%}. max_num_seqs {seqs:,}, as the pool holds {held:,} with a preemption risk of at most 5 %{fewer}."
+        f"{buffer:.0%}. max_num_seqs {seqs:,}, as the pool holds {held:,} with a preemption risk of at most 5%{fewer}."
     )
 
 

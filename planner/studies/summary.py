@@ -140,7 +140,7 @@ def rent(plan: Plan) -> pd.DataFrame:
     rows += [(f"drawn by the GPUs ({what})", value) for what, value in energy(plan.scenario, best)]
     if found:
         rows += [("output (tokens/s)", found.output_tps), ("requests served (requests/s)", found.request_tps)]
-        rows += [("figures", f"80 % intervals, {found.how}")]
+        rows += [("figures", f"80% intervals, {found.how}")]
     told = [f"{v:,.{2 if v.mid < 100 else 0}f}" if isinstance(v, Interval) else v for _, v in rows]
     return pd.DataFrame({"what": [name for name, _ in rows], "value": told})
 

@@ -1,6 +1,6 @@
 """The tail of a deployment's latencies: one engine's share of the traffic, replayed request by request.
 
-Every run is replayed at the calibrated step cost and at both ends of its 80 % interval, so that an interval grows where
+Every run is replayed at the calibrated step cost and at both ends of its 80% interval, so that an interval grows where
 a slower engine would queue. Frames have columns as people read them, units included.
 """
 
@@ -32,7 +32,7 @@ KEEPS_UP = 0.95
 def latencies(
     found: Performance | Run, service_level: Sequence[Target] = (), steady: Performance | None = None
 ) -> pd.DataFrame:
-    """The four latencies (replayed: and the wait in the queue) in ms with 80 % intervals.
+    """The four latencies (replayed: and the wait in the queue) in ms with 80% intervals.
 
     Beside them what the service level says of each, and the p99 of the closed form, where they are given.
     """
@@ -55,7 +55,7 @@ def points(found: Performance | Run) -> dict[str, Interval | float]:
 
 
 def distribution(found: Run, metric: str, steady: Performance | None = None) -> pd.DataFrame:
-    """Latency (ms, 80 % interval) by the share of values that are slower, down to 0.1 %: the distribution's tail.
+    """Latency (ms, 80% interval) by the share of values that are slower, down to 0.1%: the distribution's tail.
 
     Columns: slower, lo, mid, hi, name ("p50", "p95", "p99" or nothing) and, where there is a name, "closed form".
     """

@@ -61,7 +61,7 @@ def test_a_week_behind_a_router(benchmark: BenchmarkFixture, policy: int) -> Non
 
 @pytest.mark.skipif("TEN_MILLION" not in os.environ, reason="takes minutes")
 def test_ten_million_poisson_requests(benchmark: BenchmarkFixture) -> None:
-    """256 / 128 tokens each at 63 requests/s, 80 % of the 79 that it can serve: under 3 minutes and 2 GB is asked."""
+    """256 / 128 tokens each at 63 requests/s, 80% of the 79 that it can serve: under 3 minutes and 2 GB is asked."""
     n = 10_000_000
     arrival = arrivals(n, 63.0, 1.0, np.random.default_rng(0))
     lengths = np.full(n, 256, np.int32), np.full(n, 128, np.int32)

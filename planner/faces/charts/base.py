@@ -115,7 +115,7 @@ def further(base: alt.Chart) -> alt.Chart:
 
 
 def band(base: alt.Chart, height: alt.Y) -> list[alt.Chart]:
-    """The line of `mid`, drawn as `height` says, in its 80 % band from `lo` to `hi`."""
+    """The line of `mid`, drawn as `height` says, in its 80% band from `lo` to `hi`."""
     return [base.mark_area(opacity=0.15).encode(y=alt.Y("lo:Q"), y2=alt.Y2("hi")), base.mark_line().encode(y=height)]
 
 
@@ -134,7 +134,7 @@ def stacked(panel: Any, column: str, order: Sequence[str], abreast: int = 1) -> 
 def lines(
     data: pd.DataFrame, x: str, y: str, series: str | None = None, limit: float | None = None, log: bool = False
 ) -> alt.LayerChart | alt.FacetChart:
-    """`y` against `x` by `series`; a column of intervals gets its 80 % band, `limit` a dashed line across.
+    """`y` against `x` by `series`; a column of intervals gets its 80% band, `limit` a dashed line across.
 
     Column names are the axis titles, units included.
     """

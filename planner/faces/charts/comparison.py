@@ -15,7 +15,7 @@ SHAPES = ("circle", "square", "triangle-up", "diamond")
 
 
 def promises(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """Each promise as a share of its limit, with its 80 % interval, a row for each scenario; see `promised`."""
+    """Each promise as a share of its limit, with its 80% interval, a row for each scenario; see `promised`."""
     names = list(dict.fromkeys(data["scenario"]))
     flat = data[["scenario", "promise"]].join(shares(data["Share of the limit"]))
     base = alt.Chart(flat, height=alt.Step(16)).encode(

@@ -50,7 +50,7 @@ def sent(data: pd.DataFrame) -> alt.TopLevelMixin:
     bars = base.mark_bar().encode(color=alt.Color("Link", title=None, sort=order, scale=alt.Scale(domain=order)))
     label = base.mark_text(align="left", dx=3, fontSize=9, color="currentColor").encode(text="label")
     panel = alt.layer(bars, label).properties(width=(WIDTH - 90) // 2, height=alt.Step(13))
-    labelled = data.assign(label=data["Share of the step (%)"].map("{:.0f} %".format))
+    labelled = data.assign(label=data["Share of the step (%)"].map("{:.0f}%".format))
     columns = alt.Column("Step", title=None, sort=None)
     return panel.properties(data=labelled).facet(column=columns).resolve_scale(x="independent")
 

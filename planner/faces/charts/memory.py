@@ -10,7 +10,7 @@ LOGGED = {"logged, inside": GOOD, "logged, outside": BAD}
 
 
 def sweep(data: pd.DataFrame, chosen: float | None = None, log: bool = False) -> alt.TopLevelMixin:
-    """The second column against the first, with its 80 % band, dots coloured by `status`, and a rule at `chosen`."""
+    """The second column against the first, with its 80% band, dots coloured by `status`, and a rule at `chosen`."""
     x, y = data.columns[:2]
     dots = data.drop(columns=y).assign(mid=ends(data[y])["mid"])
     points = alt.Chart(dots).mark_point()
@@ -31,7 +31,7 @@ def _from_zero(values: pd.Series) -> alt.Scale:
 
 
 def residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
-    """Per public log (`validation.residuals`): the planned 80 % interval as a bar, what was logged as a dot."""
+    """Per public log (`validation.residuals`): the planned 80% interval as a bar, what was logged as a dot."""
     drawn = data[["log"]].assign(
         **ends(data["interval (%)"]),
         error=data["error (%)"],
@@ -39,7 +39,7 @@ def residuals(data: pd.DataFrame) -> alt.TopLevelMixin:
     )
     y = alt.Y("log", title=None, sort=None, axis=alt.Axis(labelLimit=300))
     base = alt.Chart(drawn, height=alt.Step(11)).encode(y=y)
-    x = alt.X("lo", title="logged minus planned KV cache (% of the budget); bar: planned 80 % interval")
+    x = alt.X("lo", title="logged minus planned KV cache (% of the budget); bar: planned 80% interval")
     bars = base.mark_bar(color=MUTED, opacity=0.45, height=7).encode(x=x, x2="hi")
     return bars + base.mark_point().encode(x="error", color=colored("logged", LOGGED))
 

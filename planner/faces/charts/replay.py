@@ -15,7 +15,7 @@ _LABELS = " : ".join(f"abs(datum.value - {share}) < 1e-6 ? '{name}'" for name, s
 
 
 def tails(curves: Mapping[str, pd.DataFrame], limits: Mapping[str, Sequence[tuple[str, float]]]) -> alt.TopLevelMixin:
-    """One panel per latency, each a `tail_latency.distribution`: ms against percentile, with its 80 % band.
+    """One panel per latency, each a `tail_latency.distribution`: ms against percentile, with its 80% band.
 
     `limits`: (percentile, ms) of the service level by latency; hollow points are the closed form's.
     """

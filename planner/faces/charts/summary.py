@@ -18,7 +18,7 @@ VERDICTS = {"meets": GOOD, "at risk": PALETTE[1], "misses": BAD}
 
 
 def promises(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
-    """Each target's prediction with its 80 % interval, as a share of its limit."""
+    """Each target's prediction with its 80% interval, as a share of its limit."""
     performance, rows = candidate.prediction.performance, []
     for target in scenario.service_level:
         told = performance.told(target.metric, target.percentile) if performance else GROWING

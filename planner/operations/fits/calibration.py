@@ -32,7 +32,7 @@ from planner.queueing.steady_state import Case
 from planner.simulator.replay import replay_workload
 
 NOISE_TPOT, NOISE_TTFT = 0.05, 0.15
-"""Spread of ln(measured) that no model explains: repeats of a public point differ by 1-9 % (TPOT) and 4-16 % (TTFT)."""
+"""Spread of ln(measured) that no model explains: repeats of a public point differ by 1-9% (TPOT) and 4-16% (TTFT)."""
 TEMPLATES = Path(__file__).parents[1] / "templates"
 PRIORS: Mapping[str, Mapping[str, Any]] = read_yaml(TEMPLATES / "coefficients.yaml")
 """What fits know of each coefficient beforehand, and how they tell what they found; the file explains it."""
@@ -155,7 +155,7 @@ class Fitted:
         for column, name, was in ((1, "TPOT", self.known.sigma_tpot), (0, "TTFT", self.known.sigma_ttft)):
             before, after = (Interval.factor(1.0, sigma).reach for sigma in (was, self.sigma(column)))
             told = f"{before} before ({self.known.basis}), {after} after (measured)"
-            lines.append(f"80 % interval of mean {name}: {told}")
+            lines.append(f"80% interval of mean {name}: {told}")
         far = np.abs(self.errors[:, 1]) / (self.sigma(0), self.sigma(1))
         if np.nanmax(far) > FAR:
             run, which = divmod(int(np.nanargmax(far)), 2)

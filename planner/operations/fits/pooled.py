@@ -276,7 +276,7 @@ class Pooled:
         return slopes[:, shared] * weight[:, None], errors[use] * weight
 
     def summary(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
-        """By engine, what was left out and metric: runs, median and mean error, share inside the 80 % interval.
+        """By engine, what was left out and metric: runs, median and mean error, share inside the 80% interval.
 
         The interval of a run is put around by the errors of all other wholes than its own.
         """
@@ -475,7 +475,7 @@ def save(found: Pooled, folder: Path = CATALOGS / "calibration") -> None:
 HELD_BACK = """\
 # How far off the step costs are on runs of measured_runs.csv that their fit went without: all of a curve, a pair of
 # model and GPU, a model, a GPU or a release at once. Errors are of ln(measured / predicted); inside: the share within
-# the 80 % interval, which is put around by the other wholes. Written by `make fit`.
+# the 80% interval, which is put around by the other wholes. Written by `make fit`.
 
 """
 

@@ -97,7 +97,7 @@ def held_back(some: Sequence[PowerRun]) -> pd.DataFrame:
             ratio[out] = share[out] / settled(x[out] @ c)
             inside[out] = (lo <= ratio[out]) & (ratio[out] <= hi)
         found.append((name, len(np.unique(groups)), float(np.median(np.abs(1 / ratio - 1))), float(inside.mean())))
-    return pd.DataFrame(found, columns=["left out", "groups", "median error", "inside 80 %"])
+    return pd.DataFrame(found, columns=["left out", "groups", "median error", "inside 80%"])
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def held_back() -> pd.DataFrame:
 
 
 def summary(frame: pd.DataFrame, by: str) -> pd.DataFrame:
-    """Median and 90th percentile of the absolute errors, and the share within the 80 % interval."""
+    """Median and 90th percentile of the absolute errors, and the share within the 80% interval."""
     errors = ["error", "error, model left out", "beside, model left out"]
     sizes = frame[errors].abs().groupby(frame[by])
     high = sizes.quantile(0.9).rename(columns=lambda name: f"{name}, p90")

@@ -50,10 +50,10 @@ def logged_runs() -> dict[str, LoggedRun]:
 
 
 def residuals() -> pd.DataFrame:
-    """One row per public log: planned (GiB, 80 % interval) and logged weights and KV cache, and sequences.
+    """One row per public log: planned (GiB, 80% interval) and logged weights and KV cache, and sequences.
 
     `error (%)` and `interval (%)` are the logged KV cache and the planned interval, both less the plan's middle, in
-    percent of the budget: requested memory, of which 1 % is what an operator could give or take.
+    percent of the budget: requested memory, of which 1% is what an operator could give or take.
     """
     rows = []
     for name, run in logged_runs().items():
@@ -82,5 +82,5 @@ def accuracy(found: pd.DataFrame) -> str:
         f"Over these {len(found)} logs the mean absolute error is {off('weights (GiB)'):.1%} for the weights, "
         f"{found['error (%)'].abs().mean():.1f}% of the budget for the KV cache ({off('KV (GiB)'):.1%} of its own "
         f"size) and {off('sequences'):.1%} for the number of full-length sequences; {found['inside'].sum()} of the "
-        f"{len(found)} logged KV caches lie in their 80 % interval."
+        f"{len(found)} logged KV caches lie in their 80% interval."
     )

@@ -56,7 +56,7 @@ def serving_curves() -> dict[str, ServingCurve]:
 def serving_points(curves: Mapping[str, ServingCurve] | None = None) -> pd.DataFrame:
     """One row per point of `curves` (None: the catalog's), each benchmark replayed as it was run.
 
-    For TPOT and TTFT: "measured", "predicted" (80 % interval, ms), "error" (predicted / measured - 1), "inside".
+    For TPOT and TTFT: "measured", "predicted" (80% interval, ms), "error" (predicted / measured - 1), "inside".
     `PlannerError` naming the entry for a deployment that cannot have run.
     """
     rows = []
@@ -106,7 +106,7 @@ def verdict(points: pd.DataFrame) -> str:
     said = (
         f"Over these {len(points)} points of {points['curve'].nunique()} curves the median error is "
         f"{every['TPOT median (%)']:.1f}% for the mean TPOT and {every['TTFT median (%)']:.0f}% for the mean TTFT; "
-        f"{every['TPOT inside (%)']:.0f}% and {every['TTFT inside (%)']:.0f}% of the 80 % intervals hold what was "
+        f"{every['TPOT inside (%)']:.0f}% and {every['TTFT inside (%)']:.0f}% of the 80% intervals hold what was "
         f"measured."
     )
     if len(full):
@@ -168,7 +168,7 @@ def rests_on(deployment: Deployment) -> str:
     new = f" New here: {', '.join(WORDS[what] for what in known.new)}." if known.new else ""
     tpot, ttft = (Interval.factor(1.0, sigma).reach for sigma in (known.sigma_tpot, known.sigma_ttft))
     return (
-        f"The step costs of {deployment} rest {basis}.{new} Its 80 % intervals reach {tpot} for the mean TPOT and "
+        f"The step costs of {deployment} rest {basis}.{new} Its 80% intervals reach {tpot} for the mean TPOT and "
         f"{ttft} for the mean TTFT."
     )
 
