@@ -23,7 +23,8 @@ from planner.faces.charts.base import FAR
 from planner.latency.performance import POINTS, Performance
 from planner.operations.answer import answer, told
 from planner.operations.batch import predict_row
-from planner.operations.launch import benchmark_prompts, documents, launch, ramp
+from planner.operations.launch import documents, launch, ramp
+from planner.operations.launch.files import benchmark_prompts
 from planner.planning.benchmark_run import capacity, run
 from planner.planning.candidate import Candidate, describe
 from planner.planning.scenario import scenario, scenarios

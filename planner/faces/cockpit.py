@@ -15,23 +15,10 @@ from typing import Any
 import ipywidgets as ui
 
 from planner.core.quantities import PlannerError
+from planner.faces import question
 from planner.faces.chapter import DEFAULT, QUESTION, change, kept_plan
 from planner.faces.glance import badge, figures
-from planner.faces.question import (
-    CACHES,
-    FORMATS,
-    LOADS,
-    METRICS,
-    PERCENTILES,
-    Fields,
-    fields_of,
-    named_file,
-    pasted,
-    presets,
-    save,
-    values_of,
-    with_control,
-)
+from planner.faces.question import METRICS, PERCENTILES
 from planner.faces.report import report, walk
 from planner.faces.widgets import Several, escape, note, table, text
 from planner.facts.days import profiles
@@ -71,7 +58,7 @@ def replayed(asked: Scenario) -> tuple[Plan, dict[str, str]]:
 def _controls() -> dict[str, ui.Widget]:
     """A control for each part of a question, by its name."""
     late: dict[str, Any] = {**_LINE, "continuous_update": False}
-    kinds = [("lengths of your own", ""), *((f"{name}: {told.about}", name) for name, told in presets().items())]
+    kinds = [("lengths of your own", ""), *((f"{name}: {p.about}", name) for name, p in question.presets().items())]
     small: dict[str, Any] = {"continuous_update": False, "layout": {"width": "4.4em"}}
     return {
         "model": ui.Combobox(
@@ -82,9 +69,9 @@ def _controls() -> dict[str, ui.Widget]:
         "at_most": ui.BoundedIntText(min=1, max=16384, description="at most", **late),
         "engine": ui.Dropdown(options=list(engines()), description="engine", **_LINE),
         "engine_version": ui.Combobox(description="version", **late),
-        "quantization": Several(FORMATS, "weights", "add a format that you accept"),
-        "kv_cache_dtype": Several(CACHES, "KV cache", "add a format that you accept"),
-        "load": ui.Dropdown(options=list(LOADS.items()), description="load", **_LINE),
+        "quantization": Several(question.FORMATS, "weights", "add a format that you accept"),
+        "kv_cache_dtype": Several(question.CACHES, "KV cache", "add a format that you accept"),
+        "load": ui.Dropdown(options=list(question.LOADS.items()), description="load", **_LINE),
         "rate": _steps(-2, 3, "requests/s"),
         "concurrency": _steps(0, 4, "users"),
         "requests": ui.BoundedIntText(min=1, max=10**9, description="requests", **late),
@@ -171,7 +158,9 @@ class Cockpit(ui.VBox):
         self._from.observe(lambda moved: self.start_from(moved["new"]), names="value")
         self._name = ui.Text("my-question", description="name", **_LINE)
         self.start_from(first)
-        self.children = (ui.HTML(_STYLE), ui.Box([self._left(), self._right()], layout=_ROW))
+        badge, said, *rest = self.places.values()
+        shown = ui.VBox([badge, said, self._progress, *rest], layout=ui.Layout(flex=_BESIDE["right"], min_width="0"))
+        self.children = (ui.HTML(_STYLE), ui.Box([self._left(), shown], layout=_ROW))
         self.add_class("headroom")
 
     def _left(self) -> ui.Widget:
@@ -200,11 +189,6 @@ class Cockpit(ui.VBox):
         parts = [each for title, widgets in groups for each in (ui.HTML(f"<h4>{escape(title)}</h4>"), *widgets)]
         return ui.VBox(parts, layout=ui.Layout(flex=_BESIDE["left"]))
 
-    def _right(self) -> ui.Widget:
-        shown = [*self.places.values()]
-        shown.insert(2, self._progress)
-        return ui.VBox(shown, layout=ui.Layout(flex=_BESIDE["right"], min_width="0"))
-
     def _buttons(self) -> list[ui.Widget]:
         told = {
             "Save as scenario": self.save,
@@ -222,7 +206,7 @@ class Cockpit(ui.VBox):
 
     def start_from(self, name: str) -> None:
         """Go on with a shipped scenario, or a file."""
-        self._try(lambda: self._ask(fields_of(name), Path(name).stem), asking=True)
+        self._try(lambda: self._ask(question.fields_of(name), Path(name).stem), asking=True)
 
     def _moved(self, name: str, moved: dict[str, Any]) -> None:
         """A control has another value."""
@@ -233,13 +217,13 @@ class Cockpit(ui.VBox):
                 return
 
             def ask() -> None:
-                what, value = ("model", pasted(moved["new"])) if name == "config" else (name, moved["new"])
-                now = values_of(self.fields, self.scenario)
-                self._ask(with_control(self.fields, what, value, now), self.scenario.name)
+                what, value = ("model", question.pasted(moved["new"])) if name == "config" else (name, moved["new"])
+                now = question.values_of(self.fields, self.scenario)
+                self._ask(question.with_control(self.fields, what, value, now), self.scenario.name)
 
             self._try(ask, asking=True)
 
-    def _ask(self, fields: Fields, name: str) -> None:
+    def _ask(self, fields: question.Fields, name: str) -> None:
         """Make `fields` the question, and show its answer in closed form."""
         asked = scenario(fields, name)
         with self._lock:
@@ -295,7 +279,7 @@ class Cockpit(ui.VBox):
 
     def _sync(self) -> None:
         """Every control shows what is asked; those that say nothing of such traffic are hidden."""
-        values = values_of(self.fields, self.scenario)
+        values = question.values_of(self.fields, self.scenario)
         self._quiet = True
         try:
             for name, control in self.controls.items():
@@ -326,20 +310,20 @@ class Cockpit(ui.VBox):
 
     def save(self) -> None:
         """Write the question to a file of its name, and to the one that the walk opens."""
-        path = save(self.fields, named_file(self._name.value))
+        path = question.save(self.fields, question.named_file(self._name.value))
         self.open_walk()
         self.places["said"].value = f"<p>Saved as {escape(path)}.</p>{self.places['said'].value}"
 
     def open_walk(self) -> None:
         """Write the question where every chapter finds it."""
-        save(self.fields, QUESTION)
+        question.save(self.fields, QUESTION)
         change({})
         links = " ".join(f'<a href="{path.name}">{path.stem}</a>' for path in walk())
         self.places["said"].value = f"<p>Every chapter opens with this question now: {links}</p>"
 
     def make_report(self) -> None:
         """The PDF, in the background; what is done of it is shown."""
-        path = save(self.fields, named_file(self._name.value))
+        path = question.save(self.fields, question.named_file(self._name.value))
         threading.Thread(target=self._report, args=[path], daemon=True).start()
 
     def _report(self, path: Path) -> None:

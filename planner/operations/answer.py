@@ -59,15 +59,8 @@ def answer(plan: Plan) -> dict[str, Any]:
     started = launches(plan.chosen.prediction) if plan.chosen else ()
     found |= {"command": started[0].command if len(started) == 1 else None}
     found |= {"commands": {one.role: one.command for one in started} if len(started) > 1 else None}
-    return found | {"files": _files(plan)}
-
-
-def _files(plan: Plan) -> list[str]:
-    """All that is written beside `plan.json`."""
-    if plan.chosen is None:
-        return []
-    measured = [name for name in to_measure(plan) if name.startswith(MEASURE)]
-    return [*file_names(plan.chosen.prediction, plan.scenario.wanted), *measured]
+    beside = file_names(plan.chosen.prediction, scenario.wanted) if plan.chosen else []
+    return found | {"files": [*beside, *(name for name in to_measure(plan) if name.startswith(MEASURE))]}
 
 
 def not_written(plan: Plan) -> list[str]:
@@ -115,12 +108,13 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
     deployment, prediction = candidate.deployment, candidate.prediction
     layout, args, price = deployment.layout, deployment.args, price_per_hour(deployment.gpu, scenario.prices)
     drafting, performance = deployment.speculation, prediction.performance
+    machines = Counter(size for pool in prediction.pools for size in pool.machines)
     shown: dict[str, Any] = {
         "model": scenario.model, "checkpoint": deployment.model.name,
         "quantization": deployment.model.quantization.method, "kv_cache_dtype": args.kv_cache_dtype or "auto",
         "engine": deployment.engine.name, "engine_version": deployment.engine.version,
         "gpu": deployment.gpu.name, "gpus": sum(pool.gpus for pool in prediction.pools),
-        "gpus_rented": prediction.gpus_rented, "machines": _machines(prediction),
+        "gpus_rented": prediction.gpus_rented, "machines": {f"{size} GPUs": many for size, many in machines.items()},
         "spare_replicas": deployment.spare_replicas,
         "layout": dict(vars(layout)), "pools": _pools(prediction),
         "engine_args": {name: value for name, value in vars(args).items() if value is not None},
@@ -137,12 +131,6 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
         "start_up_s": begins.total.triple if (begins := start_up(deployment, scenario.storage)) else None,
     }  # fmt: skip
     return shown | (_loaded(scenario, prediction, performance) if performance else {"predicted": None})
-
-
-def _machines(prediction: Prediction) -> dict[str, int]:
-    """How many machines of which size are rented."""
-    sizes = Counter(size for pool in prediction.pools for size in pool.machines)
-    return {f"{size} GPUs": many for size, many in sizes.items()}
 
 
 def _pools(prediction: Prediction) -> dict[str, Any] | None:

@@ -64,10 +64,7 @@ def _less(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     assert chosen is not None
     replicas, first = chosen.deployment.layout.replicas, scenario.quantizations
     cheaper = affordable(scenario, chosen, 1.0)
-    yield (
-        "twice the traffic",
-        affordable(_busier(scenario, 2.0), chosen, 2 + 1 / replicas),
-    )
+    yield "twice the traffic", affordable(_busier(scenario, 2.0), chosen, 2 + 1 / replicas)
     if chosen.deployment.layout.gpus > 1:
         if replicas == 1:  # else it takes about half of them
             yield "half the traffic", _busier(cheaper, 0.5)

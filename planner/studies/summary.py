@@ -13,15 +13,7 @@ from planner.facts.prices import HOURS_PER_MONTH, price_per_hour
 from planner.latency.performance import Performance
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
-from planner.planning.candidate import (
-    Candidate,
-    asked_rps,
-    energy,
-    free_share,
-    milliseconds,
-    replayed,
-    run_hours,
-)
+from planner.planning.candidate import Candidate, asked_rps, energy, free_share, milliseconds, replayed, run_hours
 from planner.planning.confidence import DRAWS, confidence
 from planner.planning.deployments import deployment_of
 from planner.planning.passed_over import passed_over

@@ -56,7 +56,10 @@ def read_page(where: str | Path) -> Page:
     """The page in a file, or at an address that begins with http; `PlannerError` for what is none."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    text, taken = _fetched(str(where)) if str(where).startswith(("http://", "https://")) else _saved(Path(where))
+    if str(where).startswith(("http://", "https://")):
+        text, taken = _fetched(str(where))
+    else:
+        text, taken = read_text(Path(where), MOST, errors="replace"), Path(where).stat().st_mtime
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -66,10 +69,6 @@ def read_page(where: str | Path) -> Page:
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise PlannerError(f"{where} is not a /metrics page: {str(error)[:120] or type(error).__name__}") from None
     return Page(samples, taken, str(where))
-
-
-def _saved(path: Path) -> tuple[str, float]:
-    return read_text(path, MOST, errors="replace"), path.stat().st_mtime
 
 
 def _fetched(address: str) -> tuple[str, float]:
@@ -204,7 +203,8 @@ def measured(pages: Sequence[Page], version: str | None = None, seconds: float |
         raise PlannerError(f"the seconds between two pages must be from 0.001 to 1e9, got {seconds:g}")
     after = pages[-1]
     names = known_metrics(after.engine, version, after.samples)
-    before = pages[0] if len(pages) == 2 and not _restarted(pages[0], after, names) else None
+    answered = [page.total(names.names.get("success")) or 0.0 for page in pages]
+    before = pages[0] if len(pages) == 2 and answered[0] <= answered[1] else None  # else it was started anew
     if len(pages) == 2 and before is None and not _started_later(after, pages[0]):
         raise PlannerError(
             f"{after.where} was saved before {pages[0].where}: the same server had answered fewer requests by then; "
@@ -239,11 +239,6 @@ def measured(pages: Sequence[Page], version: str | None = None, seconds: float |
         _mean(page.total(names.names["waiting_by_reason"], reason="deferred") for page in seen),
         cpu / seconds if cpu is not None and seconds else None,
     )  # fmt: skip
-
-
-def _restarted(before: Page, after: Page, names: EngineMetrics) -> bool:
-    now, then = (page.total(names.names.get("success")) or 0.0 for page in (after, before))
-    return now < then
 
 
 def _started_later(after: Page, before: Page) -> bool:

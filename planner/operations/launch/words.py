@@ -1,7 +1,7 @@
 """Arguments with what is filled in where they run, spelled for a terminal, a script, a pod and a compose file."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from planner.core.quantities import PlannerError
@@ -41,7 +41,8 @@ class Beside:
         return self.name
 
 
-Word = tuple[str | Variable | Port | Beside, ...]
+Part = str | Variable | Port | Beside
+Word = tuple[Part, ...]
 """One argument: text, and what is filled in where it runs."""
 MOUNTED = "/headroom"
 """Where containers find the files that lie beside the launch script."""
@@ -65,7 +66,7 @@ def _quoted(part: str) -> str:
 def script(word: Word) -> str:
     """The same within `serve.sh`, which counts ports by `replica` and knows `here`, its own folder."""
 
-    def spelled(part: str | Variable | Port | Beside) -> str:
+    def spelled(part: Part) -> str:
         if isinstance(part, Port):
             return f'"$(({part} + replica{f" * {part.each}" * (part.each > 1)}))"'
         return f'"$here"/{part}' if isinstance(part, Beside) else shell((part,))
@@ -79,22 +80,23 @@ def pod(word: Word, renamed: Mapping[str, str] | None = None) -> str:
     Variables that a pod has under another name are `renamed`.
     """
 
-    def spelled(part: str | Variable | Port | Beside) -> str:
-        if isinstance(part, Variable):
-            if part.times != 1:
-                raise PlannerError(f"a pod cannot count in {part.name}: this version needs serve.sh on each node")
-            return f"$({(renamed or {}).get(part.name, part.name)})"
-        return f"{MOUNTED}/{part}" if isinstance(part, Beside) else str(part).replace("$", "$$")
+    def named(variable: Variable) -> str:
+        if variable.times != 1:
+            raise PlannerError(f"a pod cannot count in {variable.name}: this version needs serve.sh on each node")
+        return f"$({(renamed or {}).get(variable.name, variable.name)})"
 
-    return "".join(map(spelled, word))
+    return _contained(word, named)
 
 
 def compose(word: Word) -> str:
     """The same as a compose file reads it: ${NAME:?...}, and $$ where the text itself has a dollar."""
+    return _contained(word, str)
 
-    def spelled(part: str | Variable | Port | Beside) -> str:
+
+def _contained(word: Word, named: Callable[[Variable], str]) -> str:
+    def spelled(part: Part) -> str:
         if isinstance(part, Beside):
             return f"{MOUNTED}/{part}"
-        return str(part) if isinstance(part, Variable) else str(part).replace("$", "$$")
+        return named(part) if isinstance(part, Variable) else str(part).replace("$", "$$")
 
     return "".join(map(spelled, word))

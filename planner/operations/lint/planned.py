@@ -67,7 +67,7 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
         load = replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)
     else:
         load = traffic(deployment.args.max_model_len)
-    loads = tuple(predict(deployment, at) for at in _loads(found, load)) if found.starts else ()
+    loads = tuple(predict(deployment, replace(load, concurrency=size)) for size in _sizes(found, load))
     steps, best = ([], deployment) if found.status == "ok" else _until_it_starts(found)
     if not steps and not found.starts:
         return Planned(deployment, found, load, (), (), None)
@@ -90,11 +90,10 @@ def _most(found: MemoryPlan, load: Workload) -> int:
     return max(1, min(fit, found.deployment.args.max_num_seqs, 256)) * found.deployment.engines
 
 
-def _loads(found: MemoryPlan, load: Workload) -> list[Workload]:
-    """One request in flight in every engine, some, and as many as fit."""
+def _sizes(found: MemoryPlan, load: Workload) -> list[int]:
+    """One request in flight in every engine, some, and as many as fit; none where it does not start."""
     most, engines = _most(found, load), found.deployment.engines
-    sizes = sorted({engines, max(1, most // engines // 4) * engines, most})
-    return [replace(load, concurrency=size) for size in sizes]
+    return sorted({engines, max(1, most // engines // 4) * engines, most}) if found.starts else []
 
 
 def _until_it_starts(found: MemoryPlan) -> tuple[list[Step], Deployment]:
@@ -138,11 +137,6 @@ def _starting(found: MemoryPlan) -> Iterator[tuple[str, Any, Deployment]]:
             yield wide, tp, replace(deployment, layout=layout)
 
 
-def _graphs(deployment: Deployment, load: Workload) -> bool | None:
-    """CUDA graphs, where there are none."""
-    return False if deployment.args.enforce_eager else None
-
-
 def _share(deployment: Deployment, load: Workload) -> float | None:
     """More memory for vLLM's pool, where it holds fewer requests than may run: what is safe, and not risky."""
     share = min(safe_utilization(deployment), SHARE)
@@ -170,8 +164,8 @@ def _seqs(deployment: Deployment, load: Workload) -> int | None:
 
 
 _PROPOSALS: dict[str, Callable[[Deployment, Workload], Any]] = {
-    "enforce_eager": _graphs, "gpu_memory_utilization": _share,
-    "max_num_batched_tokens": _tokens, "max_num_seqs": _seqs,
+    "enforce_eager": lambda deployment, _: False if deployment.args.enforce_eager else None,
+    "gpu_memory_utilization": _share, "max_num_batched_tokens": _tokens, "max_num_seqs": _seqs,
 }  # fmt: skip
 """By the argument, the value that may serve the same traffic better; None where there is none to try."""
 
