@@ -33,27 +33,26 @@ KEPT = 50
 
 def open_chapter(scenario: str | Path, kept: str | Path = "") -> Plan:
     """The plan of `scenario` ("current", a shipped one, or a YAML file), or the pickled one in the file `kept`."""
-    if not kept:
-        return kept_plan(question(scenario))
-    plan = pickle.loads(Path(kept).read_bytes())
-    assert isinstance(plan, Plan)
-    return plan
+    return _read(Path(kept), Plan) if kept else kept_plan(question(scenario))
 
 
 def open_comparison(scenarios: str, kept: str | Path = "") -> tuple[Plan, ...]:
     """The plans of several questions, their names or files parted by commas, or the pickled ones in the file `kept`."""
     if kept:
-        return tuple(pickle.loads(Path(kept).read_bytes()))
+        return tuple(_read(Path(kept), list))
     return tuple(kept_plan(question(name.strip())) for name in scenarios.split(","))
 
 
 def open_fleet(fleet: str | Path, kept: str | Path = "") -> FleetPlan:
     """The answer to the file `fleet` (empty: that of `planner init --kind fleet`), or the one in the file `kept`."""
-    if not kept:
-        return fleet_plan(Path(fleet) if fleet else Path(__file__).with_name("templates") / "fleet.yaml")
-    plan = pickle.loads(Path(kept).read_bytes())
-    assert isinstance(plan, FleetPlan)
-    return plan
+    asked = Path(fleet) if fleet else Path(__file__).with_name("templates") / "fleet.yaml"
+    return _read(Path(kept), FleetPlan) if kept else fleet_plan(asked)
+
+
+def _read(kept: Path, kind: type[C]) -> C:
+    found = pickle.loads(kept.read_bytes())
+    assert isinstance(found, kind)
+    return found
 
 
 def question(scenario: str | Path = CURRENT, *, changed: bool = True) -> Scenario:
@@ -85,9 +84,8 @@ def kept_plan(scenario: Scenario) -> Plan:
     """`search`, or its answer of an earlier time: to the same question, by the same program with the same catalogs."""
     place = user_cache_path("headroom") / f"{_key(scenario)}.pickle"
     with suppress(Exception):  # whatever is wrong with what was kept, it can be worked out again
-        plan = pickle.loads(place.read_bytes())
+        plan = _read(place, Plan)
         os.utime(place)
-        assert isinstance(plan, Plan)
         vars(plan)["scenario"] = scenario  # not `replace`, which would forget the day that is kept with it
         return plan
     plan = search(scenario)

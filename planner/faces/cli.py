@@ -128,10 +128,7 @@ def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
 
 
 def compiles(command: Callable[[argparse.Namespace], Any]) -> Callable[[argparse.Namespace], Any]:
-    """A command that replays: when that is compiled first, a line on stderr says so, for it takes most of a minute.
-
-    What was compiled before is kept on disk, and loaded without a word.
-    """
+    """A command that replays: when that is compiled first, a line on stderr says so, for it takes most of a minute."""
 
     @wraps(command)
     def run(options: argparse.Namespace) -> Any:

@@ -29,10 +29,7 @@ class _Kernel(AsyncKernelManager):
 def execute(
     notebooks: Sequence[Path], parameters: Mapping[str, str], work: Path, progress: Callable[[str], None]
 ) -> list[Path]:
-    """Run `notebooks`, each with the `parameters` that it knows; the executed copies in the folder `work`, in order.
-
-    Raises `PlannerError` for the first that fails.
-    """
+    """The copies in `work` of `notebooks` run with the `parameters` that each knows; `PlannerError` if one fails."""
     start, idle = time.monotonic(), SimpleQueue[_Kernel]()
     kernels = [_kernel(work / str(k)) for k in range(min(len(notebooks), os.cpu_count() or 1, 4))]
     pool = ThreadPoolExecutor(len(kernels))

@@ -98,7 +98,8 @@ def with_control(fields: Fields, name: str, value: Any, values: Mapping[str, Any
     workload = found["workload"]
     if name in ("prompt", "output"):
         side = f"{name}_tokens"
-        workload[side] = _scaled(workload.get(side) or {"mean": values[name]}, value / values[name])
+        told, factor = workload.get(side) or {"mean": values[name]}, value / values[name]  # which keeps their spread
+        workload[side] = {point: float(f"{tokens * factor:.6g}") for point, tokens in told.items()}
     elif name == "preset" and value:
         told = presets()[value].model_dump(exclude_none=True)
         workload |= {side: told[side] for side in ("prompt_tokens", "output_tokens")}
@@ -171,11 +172,6 @@ def _hours(told: str) -> str | list[float]:
         return [float(hour) for hour in told.split(",")]
     except ValueError:
         return told
-
-
-def _scaled(lengths: Mapping[str, float], factor: float) -> Fields:
-    """Lengths that are all so many times longer, so that their spread stays what it is."""
-    return {point: float(f"{tokens * factor:.6g}") for point, tokens in lengths.items()}
 
 
 def _promise(fields: Fields, metric: str, percentile: str, limit: str) -> None:

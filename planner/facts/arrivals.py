@@ -62,10 +62,7 @@ def traced_blocks(trace: Trace, own: np.ndarray, prompt: np.ndarray, output: np.
 
 
 def blocks_of(texts: Sequence[Sequence[tuple[str, int]]], block_size: int) -> Content:
-    """One text per request, prompt and output, as segments (name, tokens); a name is the same text from its start.
-
-    Blocks are equal where everything up to their end is.
-    """
+    """One text per request, prompt and output, as segments (name, tokens); a name is the same text from its start."""
     uses = Counter(name for text in texts for name in {name for name, _ in text})
     known: dict[tuple[int, tuple[tuple[str, int, int], ...]], int] = {}
     numbers: list[np.ndarray] = []

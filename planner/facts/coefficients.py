@@ -54,10 +54,7 @@ class Calibration(Sourced):
 
 
 class Effect(Entry):
-    """One entry of a calibration catalog: what its conditions change, as factors of the coefficients before it.
-
-    It holds for every deployment that meets all of its conditions.
-    """
+    """One entry of a calibration catalog: where all its conditions hold, factors of the coefficients before it."""
 
     generation: str | None = None  # of the GPU, see `Gpu.generation`
     gpu: str | None = None

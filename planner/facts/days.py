@@ -52,11 +52,7 @@ def profiles() -> dict[str, DayEntry]:
 
 
 def day_of(given: str | Sequence[float], path: Path) -> Day:
-    """The day of hourly figures, of a profile's name, or of the trace in the file `path`.
-
-    Raises `PlannerError` for fewer than 24 hours or more than 168, for hours without traffic only, and for a name that
-    is neither a profile nor a file.
-    """
+    """The day of hourly figures, of a profile's name, or of the trace in the file `path`."""
     if not isinstance(given, str):
         return _shares(np.array(given, float), "given by the scenario")
     if known := profiles().get(given):

@@ -175,10 +175,7 @@ def deploy_on(
     memory_calibration: Mapping[str, float] | None = None, quantization: str | None = None,
     dtype: str | None = None, spare_replicas: int = 0, sold_in: tuple[int, ...] = (), **engine_args: Any,
 ) -> Deployment:  # fmt: skip
-    """A deployment from names or objects; `engine_args` are `EngineArgs` fields, None or absent: the engine's default.
-
-    Raises `PlannerError` for unknown names and for what the engine itself would refuse at start.
-    """
+    """A deployment from names or objects; `engine_args` are `EngineArgs` fields, None or absent: the engine's own."""
     card = gpus.gpu(gpu) if isinstance(gpu, str) else gpu
     served = registry.model(model, quantization=quantization, dtype=dtype) if isinstance(model, str) else model
     started = engine if isinstance(engine, Engine) else engines.engine(engine, engine_version)

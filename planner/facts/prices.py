@@ -105,10 +105,7 @@ def _catalog() -> Mapping[str, PriceEntry]:
 
 
 def price_per_hour(card: Gpu, prices: Prices | None = None) -> Price | None:
-    """The price of one `card`-hour among `prices` (None: the catalog's on demand); None if unknown.
-
-    Raises `PlannerError` for a given price that is not positive or names no GPU.
-    """
+    """The price of one `card`-hour among `prices` (None: the catalog's on demand); None if unknown."""
     prices = prices or Prices()
     for name, usd in prices.given.items():
         if usd <= 0:

@@ -155,10 +155,7 @@ def _normal(deployment: Deployment) -> Deployment:
 
 
 def step_of(deployment: Deployment, coefficients: Coefficients | None = None) -> StepModel:
-    """The step cost of `deployment`, its speculation included: what the replay and the steady state count with.
-
-    `coefficients` replaces the catalog's.
-    """
+    """The step cost of `deployment`, its speculation included; `coefficients` replaces the catalog's."""
     return _step_once(deployment.with_replicas(1), coefficients)
 
 

@@ -71,7 +71,6 @@ def start_up(deployment: Deployment, storage: str = STORAGE) -> StartUp | None:
     """How long one replica takes to start, its checkpoint read from `storage`; None for engines other than vLLM.
 
     Every rank copies its own share at the loader's rate; the storage, which delivers each tensor once, may be slower.
-    Raises `PlannerError` for a storage that the catalog lacks.
     """
     check_storage(storage)
     if deployment.engine.name != "vllm":

@@ -86,19 +86,14 @@ def _matmul(model: Model, weight: Weight, deployment: Deployment, prefix: str = 
     wide = "bf16" if "bf16" in peaks else "fp16"
     rows, cols, copies = rank_shape(weight, deployment.layout)
     wanted = "" if scheme is None else scheme.activation
-    if scheme is not None and scheme.method == "mxfp4" and "fp4" in peaks and not _widens_mxfp4(deployment):
+    # vLLM has MXFP4 kernels for compute capability 10 alone, and widens on newer ones (Marlin; issues 30135, 2025-12:
+    # RTX PRO 6000; 41477, 2026-05: GB10)
+    widened = deployment.engine.name == "vllm" and (deployment.gpu.compute_capability or 0) >= 12
+    if scheme is not None and scheme.method == "mxfp4" and "fp4" in peaks and not widened:
         wanted = "fp8"  # FlashInfer's MXFP4 x MXFP8 kernels
     dtype = wanted if wanted in peaks else wide
     bits = 16.0 if scheme is None else scheme.bits
     return dtype, weight_bytes(model, weight, deployment.layout, prefix), 2.0 * rows * cols * copies, bits
-
-
-def _widens_mxfp4(deployment: Deployment) -> bool:
-    """Whether 4-bit weights are widened to 16 bit (Marlin), though the matrix units have FP4.
-
-    vLLM has MXFP4 kernels for compute capability 10 alone (issues 30135, 2025-12: RTX PRO 6000; 41477, 2026-05: GB10).
-    """
-    return deployment.engine.name == "vllm" and (deployment.gpu.compute_capability or 0) >= 12
 
 
 def _matmuls(deployment: Deployment) -> tuple[Matmul, ...]:

@@ -8,7 +8,6 @@ six hours.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from planner.facts.deployment import Deployment
 from planner.facts.engine_metrics import engine_metrics
 from planner.latency.speculation import expected_tokens
 from planner.operations.failure_modes import failure_modes
+from planner.operations.rendering import quoted
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Target
 
@@ -146,11 +146,6 @@ def selector(deployment: Deployment) -> Callable[..., Markup]:
         return Markup(f"{metric}{{{','.join(f'{key}={quoted(value)}' for key, value in pairs.items())}}}")
 
     return of
-
-
-def quoted(text: str) -> Markup:
-    """`text` as a string of PromQL."""
-    return Markup(json.dumps(text, ensure_ascii=False))
 
 
 def job(deployment: Deployment) -> str:

@@ -35,13 +35,18 @@ def _templates() -> jinja2.Environment:
     made.filters |= {"f": format, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}", "yaml": as_yaml}
     made.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
     made.filters["go"] = lambda text: text.replace("{{", '{{"{{"}}')  # what Prometheus expands in labels
-    made.filters["promql"] = lambda text: Markup(json.dumps(text, ensure_ascii=False))
+    made.filters["promql"] = quoted
     made.filters["scalar"] = lambda text: Markup(
         yaml.safe_dump(str(text), default_style='"', width=math.inf).removesuffix("\n")
     )
     made.filters["json"] = json.dumps
     made.filters["quote"] = lambda text: Markup(shlex.quote(text))
     return made
+
+
+def quoted(text: str) -> Markup:
+    """`text` as a string of PromQL."""
+    return Markup(json.dumps(text, ensure_ascii=False))
 
 
 def render(template: str, **values: Any) -> str:

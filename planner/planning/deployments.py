@@ -32,10 +32,7 @@ def deployment_of(
     scenario: Scenario, card: CandidateGpu, served: Model, layout: ParallelLayout, kv_cache_dtype: str = "auto",
     speculation: Speculation | None = None,
 ) -> Deployment:  # fmt: skip
-    """`served` on one kind of GPU as the scenario sets it up, with the limits that its traffic and memory allow.
-
-    Raises `PlannerError` for what the engine refuses.
-    """
+    """`served` on one kind of GPU as the scenario sets it up, with the limits that its traffic and memory allow."""
     length = context_length(scenario.workload, scenario.context_buffer, served.architecture.max_position)
     args: dict[str, Any] = {"max_model_len": length, "kv_cache_dtype": kv_cache_dtype}
     if adapters := scenario.workload.adapters:

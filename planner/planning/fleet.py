@@ -185,10 +185,7 @@ def in_the_way(fleet: Fleet) -> tuple[str, ...]:
 
 
 def reach(fleet: Fleet, names: Collection[str] | None = None, most: float = MOST_GROWTH) -> float:
-    """How many times as large the load of `names` (None: of all) may grow, to `FINE`; infinite where it is `most`.
-
-    NaN where not even today's load is served.
-    """
+    """How many times the load of `names` (None: of all) is served, to `FINE`; infinite from `most` on, NaN if not once."""
     if not serves(fleet):
         return math.nan
     if serves(fleet.grown(most, names)):

@@ -150,7 +150,6 @@ def predict(
 
     With a rate the loop is open; with a concurrency closed; with both, arrivals wait while so many are in flight.
     `prices` are the catalog's on demand unless given. `quick` is a first look without intervals of its own.
-    Raises `PlannerError` for what the engine would refuse.
     """
     found = evaluate(deployment, workload, prices)
     if found.performance is None:

@@ -72,7 +72,6 @@ def closed_loops(cases: Sequence[Case]) -> Performances:
 
     The run starts with all of them arriving together and lasts `num_prompts` requests (default: 10 per unit of
     concurrency), so the mean TTFT holds that first burst, as in InferenceX and `vllm bench serve --max-concurrency`.
-    Raises `PlannerError` without a concurrency or room for a sequence.
     """
     if any(case.workload.concurrency is None for case in cases):
         raise PlannerError("a closed loop needs a concurrency")
@@ -80,10 +79,7 @@ def closed_loops(cases: Sequence[Case]) -> Performances:
 
 
 def open_loops(cases: Sequence[Case]) -> Performances:
-    """Of every case: requests arriving at a rate over all replicas, whatever the deployment does with them.
-
-    Raises `PlannerError` without a rate or room for a sequence.
-    """
+    """Of every case: requests arriving at a rate over all replicas, whatever the deployment does with them."""
     if any(case.workload.rate is None for case in cases):
         raise PlannerError("an open loop needs a request rate")
     return _by_parts(_open, cases)

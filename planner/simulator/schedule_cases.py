@@ -137,10 +137,7 @@ def _traffic(config: CaseConfig, requests: Sequence[CaseRequest]) -> Traffic:
 
 
 def run_case(path: str | Path, step_log: str | Path | None = None, fixed_step_time: float = 1.0) -> ReplayResult:
-    """Replay the CASE.json at `path` with steps of `fixed_step_time` seconds; write its STEPS.csv to `step_log`.
-
-    Raises `PlannerError` for anything wrong with the case and for requests that can never be scheduled.
-    """
+    """Replay the CASE.json at `path` with steps of `fixed_step_time` seconds; write its STEPS.csv to `step_log`."""
     if not (0 < fixed_step_time < float("inf")):
         raise PlannerError(f"fixed_step_time must be a positive number of seconds, got {fixed_step_time!r}")
     path = Path(path)

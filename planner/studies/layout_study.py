@@ -82,10 +82,7 @@ def place(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: Paral
 
 
 def layouts(plan: Plan) -> tuple[Candidate, ...]:
-    """Every legal TP x PP x replicas on every candidate GPU, in the formats of the best candidate with that GPU.
-
-    In closed form, but for those that the search has replayed.
-    """
+    """Every legal TP x PP x replicas on every GPU, in its best candidate's formats; in closed form, unless replayed."""
     found = []
     told = {candidate.place: candidate for candidate in reversed(plan.candidates) if candidate.stated}
     for card in plan.scenario.gpus:

@@ -76,10 +76,7 @@ def gaps(deployment: Deployment, workload: Workload, sequences: int, prompt: int
 def long_prompt(
     deployment: Deployment, workload: Workload, sequences: int, prompt: int, budgets: Sequence[int]
 ) -> pd.DataFrame:
-    """What a prompt of `prompt` tokens does to everyone else and waits itself, by max_num_batched_tokens.
-
-    The last row is without chunked prefill, for which the engine wants a budget of at least max_model_len.
-    """
+    """What a prompt of `prompt` tokens does to everyone else and waits itself, by max_num_batched_tokens."""
     rows, whole = [], max(deployment.args.max_model_len, prompt + sequences)
     for budget, chunked in [*((budget, True) for budget in budgets), (whole, False)]:
         changed = deployment.with_args(max_num_batched_tokens=budget, enable_chunked_prefill=chunked)

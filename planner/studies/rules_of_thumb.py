@@ -22,10 +22,7 @@ def bytes_per_parameter(deployment: Deployment) -> float:
 
 
 def sequences_carried(cases: Mapping[str, Deployment], traffics: Mapping[str, Workload]) -> pd.DataFrame:
-    """The max_num_seqs that each deployment carries of each traffic at 5% preemption risk, and the engine's default.
-
-    0 where it does not start.
-    """
+    """The max_num_seqs that each deployment carries of each traffic at 5% preemption risk; 0 if it does not start."""
     rows = []
     for name, deployment in cases.items():
         memory = memory_of(deployment)

@@ -295,10 +295,7 @@ def _usd(amount: float | None) -> str | None:
 
 
 def alternatives(plan: Plan) -> pd.DataFrame:
-    """The ten best candidates, a row each, from best to worst; the nearest first where none meets the service level.
-
-    "figures" says whether a row was replayed or is the closed form's.
-    """
+    """The ten best candidates, a row each, from best to worst; the nearest first where none meets the service level."""
     shown, names = plan.candidates[:10], {"Service level": "service level", "Figures": "figures"}
     data = frame(plan, shown, "told").rename(columns={**names, "Requests/s": "requests/s"})
     data["deployment"] = [candidate.what for candidate in shown]

@@ -49,10 +49,7 @@ def _compared(data: pd.DataFrame, quantity: str, by: str) -> tuple[pd.DataFrame,
 
 
 def curve(points: pd.DataFrame, quantities: Iterable[str]) -> alt.TopLevelMixin:
-    """One deployment's `serving_validation.serving_points` over concurrency: the predicted band, dots as measured.
-
-    One panel for each of `quantities`, named as in `against`.
-    """
+    """One deployment's `serving_validation.serving_points` over concurrency: the predicted band, dots as measured."""
     loads = list(points["concurrency"])
     across = alt.Scale(type="log", base=2, nice=False, domain=[loads[0], loads[-1]])
     x = alt.X("concurrency:Q", title="requests in flight", scale=across, axis=alt.Axis(values=loads))

@@ -110,10 +110,7 @@ class Fitted:
         )
 
     def save(self, path: Path, date: str) -> None:
-        """Put the entry at the end of an owner's file, for a scenario's `calibration`, in the place of any before it.
-
-        Raises `PlannerError` where it cannot be written, and for a file that holds the GPU under another engine.
-        """
+        """Put the entry at the end of an owner's file, for a scenario's `calibration`, in place of any before it."""
         other = own_calibrations(path).get(self.entry) if os.path.exists(path) else None
         if other and other.engine not in ("", self.engine):
             raise PlannerError(f"{path} holds {self.entry} under {other.engine}; keep {self.engine} in another file")

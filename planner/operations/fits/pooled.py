@@ -108,10 +108,7 @@ class MeasuredRun:
 
 
 def measured_runs(path: Path = RUNS) -> list[MeasuredRun]:
-    """The runs of a CSV (the columns of `planner predict`, `COLUMNS`, `curve` and `source`) and the timed ones.
-
-    Raises `PlannerError` for a row that cannot be planned.
-    """
+    """The runs of a CSV (the columns of `planner predict`, `COLUMNS`, `curve` and `source`) and the timed ones."""
     found = []
     for number, row in enumerate(csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")), start=2):
         with told_of(f"{path.name}, line {number}"):

@@ -220,10 +220,7 @@ def launch_of(
     deployment: Deployment, storage: str = STORAGE, *, total_gib: float | None = None, fit: str = "some",
     p99_tokens: str = "so many", p99_prompt: int = 1, adapters: int = 0, role: str = "",
 ) -> Launch:  # fmt: skip
-    """How to start one replica of `deployment`, or as a worker of a pool (`role`).
-
-    The figures that its reasons name come from a prediction.
-    """
+    """How to start one replica of `deployment`, or as a worker of a pool (`role`)."""
     engine, layout = deployment.engine, deployment.layout
     known, facts, nodes = options(engine.name, engine.version), serving(engine.name), nodes_of(deployment)
     converted = _converted(deployment)
@@ -233,6 +230,8 @@ def launch_of(
         if revision := deployment.args.revision:
             raise PlannerError(f"revision {revision} is not one of a checkpoint quantised with {converted}")
     online = converted if converted in facts.online else ""
+    given = (part.partition("=") for part in (deployment.args.limit_mm_per_prompt or "").split(",") if part)
+    media = {kind: int(most) for kind, _, most in given}  # that a prompt may hold, of each kind
     found = _render(
         engine.name, known, d=deployment, args=deployment.args, layout=layout, nodes=nodes, family=_family(deployment),
         name=deployment.model.name, speculative=_speculative(deployment, facts), online_quantization=online,
@@ -245,7 +244,7 @@ def launch_of(
         hosts=Variable("HOSTFILE", "a file with the names of the nodes"), port=Port(port_of(deployment, role)),
         role=role, bootstrap_port=Port(BOOTSTRAP_PORT), handover_port=Port(HANDOVER_PORT.get(role, 0), layout.dp),
         here=Variable("VLLM_NIXL_SIDE_CHANNEL_HOST", "the address of this node, as workers on others reach it"),
-        release=engine.release, at=release, limits=media_limits(deployment.args.limit_mm_per_prompt or ""),
+        release=engine.release, at=release, limits=media,
     )  # fmt: skip
     program = [(weights,) if part == "{model}" else (part,) for part in shlex.split(engine.facts["program"])]
     notes = (known.note, engine.note, *found["notes"])
@@ -300,11 +299,6 @@ def _render(engine: str, known: Options, **values: Any) -> dict[str, Any]:
     config = yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True) if found["config"] else ""
     before = tuple(part if isinstance(part, tuple) else (part,) for part in found["before"])
     return {**found, "flags": tuple(flags), "config": config, "before": before}
-
-
-def media_limits(text: str) -> dict[str, int]:
-    """What a prompt may hold of each kind, from "image=2,video=0"."""
-    return {kind: int(most) for kind, _, most in (part.partition("=") for part in text.split(",") if part)}
 
 
 def _speculative(deployment: Deployment, facts: Serving) -> dict[str, Any] | None:

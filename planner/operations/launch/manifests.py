@@ -77,15 +77,14 @@ def slug(name: str) -> str:
 def manifests(
     wanted: Sequence[str], launch: Launch, prediction: Prediction, scaling: Scaling | None = None
 ) -> dict[str, str]:
-    """File name -> text of the kinds of `FILES` that are wanted; `PlannerError` for what one cannot express.
-
-    With `scaling` replicas follow its day.
-    """
+    """File name -> text of the wanted kinds of `FILES`, by a `scaling`'s day; `PlannerError` for what one cannot say."""
     values = _values(launch, prediction) | _scale(prediction, scaling)
     found: dict[str, str] = {}
     for kind in wanted:
         _possible(kind, launch)
-        own = {"dynamo": _dynamo, "skypilot": _sky, "runpod": _runpod}.get(kind, lambda _: {})(launch)
+        own = {"skypilot": _sky, "runpod": _runpod}.get(kind, lambda _: {})(launch)
+        if kind == "dynamo":
+            own = dict(zip(("dynamo", "shipped"), shipped_by_dynamo(launch.deployment.engine), strict=True))
         found |= {name: render(name, **values, **own) for name in names(kind, launch.deployment.engine)}
     return found
 
@@ -191,12 +190,6 @@ def by_the_clock(scaling: Scaling, lead_s: float) -> list[tuple[str, str, int]]:
         for start, end in zip(changes, [*changes[1:], *changes[:1]], strict=True)
         if counts[start] > min(counts)
     ]
-
-
-def _dynamo(launch: Launch) -> dict[str, str]:
-    """The newest release of Dynamo whose engine is of this minor version, and what it ships."""
-    newest, shipped = shipped_by_dynamo(launch.deployment.engine)
-    return {"dynamo": newest, "shipped": shipped}
 
 
 def _sky(launch: Launch) -> dict[str, str]:

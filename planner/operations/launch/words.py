@@ -75,10 +75,7 @@ def script(word: Word) -> str:
 
 
 def pod(word: Word, renamed: Mapping[str, str] | None = None) -> str:
-    """The same as Kubernetes reads an argument: $(NAME), and $$ where the text itself has a dollar.
-
-    Variables that a pod has under another name are `renamed`.
-    """
+    """The same as Kubernetes reads an argument: $(NAME), and $$ where the text itself has a dollar."""
 
     def named(variable: Variable) -> str:
         if variable.times != 1:

@@ -220,15 +220,11 @@ def _gone(name: str, written: str, known: Options, version: str, change: Change)
         return Finding("flag", name, written, change.verdict, "versions before all lists had it", change.advice)
     if later:
         return Finding("flag", name, written, "unknown", f"it comes with {later[0]}, or shortly before", "")
-    close = difflib.get_close_matches(name, _alike(name, known), n=1, cutoff=0.75)
+    alike = [one for one in known.by_spelling if one[2:5] == name[2:5] or one[-5:] == name[-5:]]
+    close = difflib.get_close_matches(name, alike, n=1, cutoff=0.75)
     several, none = known.find(name), f"no option of {known.engine} {known.version}"
     why = f"it may be {' or '.join(several[:3])}" if len(several) > 1 else none
     return Finding("flag", name, written, "unknown", why, close[0] if close else "")
-
-
-def _alike(name: str, known: Options) -> list[str]:
-    """Options that begin or end as `name` does, among which the nearest is looked for."""
-    return [one for one in known.by_spelling if one[2:5] == name[2:5] or one[-5:] == name[-5:]]
 
 
 def _wrong_value(given: Given, known: Options) -> tuple[Verdict, str, str]:

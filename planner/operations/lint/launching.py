@@ -131,8 +131,8 @@ def launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
             return "vllm", at + 2, True
         if re.search(r"(^|/)vllm[./]entrypoints[./](openai[./])?api_server(\.py)?$", word):
             return "vllm", at + 1, False
-        if word in wrappers():
-            return wrappers()[word].engine, at + 1, False
+        if (wrapper := wrappers().get(word)) and wrapper.engine:
+            return wrapper.engine, at + 1, False
         if word in ("sglang.launch_server", "sglang.srt.server"):
             return "sglang", at + 1, False
         if name == "sglang" and after == "serve":

@@ -57,10 +57,7 @@ def traffic(most: int) -> Workload:
 
 
 def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = None) -> Planned:
-    """The command on a GPU, under its traffic or one of usual lengths, and the changes that are worth something.
-
-    Raises `PlannerError` for what the planner does not know, and for what the engine refuses.
-    """
+    """The command on a GPU, under its traffic or one of usual lengths, and the changes that are worth something."""
     deployment = deployed(judged, gpu, version)
     found = plan(deployment)
     if workload:

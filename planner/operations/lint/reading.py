@@ -33,10 +33,7 @@ class Read:
 
 
 def read(what: str, engine: str | None = None) -> Read:
-    """What the file called `what`, or the command line `what`, starts and watches.
-
-    Raises `PlannerError` for a file that is no text, and where nothing of an engine is found in it.
-    """
+    """What the file called `what`, or the command line `what`, starts and watches."""
     path = _file(what)
     text, name = (read_text(path, LARGEST), path.name) if path else (what, "")
     beside = _Beside(text, name, path.parent if path else Path())

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from pydantic import Field
 
@@ -20,27 +20,15 @@ class Wrapper(Sourced):
     settings: dict[str, str] = Field(default_factory=dict)
 
 
-class Unwrapped(NamedTuple):
-    """What the engine's own launcher would be given, and what stays the wrapper's."""
-
-    argv: tuple[str, ...]
-    own: tuple[str, ...]
-    settings: Mapping[str, Any]
-
-
 @cache
 def wrappers() -> Mapping[str, Wrapper]:
-    """All that start an engine, by the module that `python -m` runs."""
-    return {name: found for name, found in _catalog().items() if found.engine}
-
-
-def _catalog() -> dict[str, Wrapper]:
+    """Programs by the module that `python -m` runs; those without an engine are what several of them share."""
     return entries("flags/wrappers.yaml", Wrapper)
 
 
-def unwrapped(name: str, words: Sequence[str]) -> Unwrapped:
-    """The options behind the module `name`: the engine's, by the names of its launcher, and the wrapper's own."""
-    wrapper, shared = wrappers()[name], _catalog().get(name.partition(".")[0])
+def unwrapped(name: str, words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...], Mapping[str, Any]]:
+    """Of the words behind the module `name`: what the engine's launcher would be given, its own, and what it sets."""
+    wrapper, shared = wrappers()[name], wrappers().get(name.partition(".")[0])
     patterns = f"{wrapper.own} {shared.own if shared else ''}".split()
     kept, own, model, settings = list[str](), list[str](), list[str](), dict[str, Any]()
     into = kept
@@ -58,4 +46,4 @@ def unwrapped(name: str, words: Sequence[str]) -> Unwrapped:
         else:
             into = kept
             kept.append(f"{wrapper.renamed.get(option, option)}{tied}{value}")
-    return Unwrapped((*model[:1], *kept), (*(("--model", *model[:1]) if model else ()), *own), settings)
+    return (*model[:1], *kept), (*(("--model", *model[:1]) if model else ()), *own), settings
