@@ -17,7 +17,7 @@ test: .venv/ready-dev
 
 # All engines' step costs, fitted to catalogs/validation/measured_runs.csv: half an hour on two cores.
 fit: .venv/ready
-	$(BIN)/python -m planner.operations.fits.pooled
+	$(BIN)/python -m planner.operations.fits.pooled_catalog
 
 # What pools of prefill and decode cost beside the step costs, fitted to catalogs/validation/pools.csv: some minutes.
 pools: .venv/ready

@@ -17,10 +17,11 @@ from planner.core.quantities import PlannerError
 from planner.faces.cli import main
 from planner.operations.flags import lists, options
 from planner.operations.lint import lint
-from planner.operations.lint.judging import changes, rules
 from planner.operations.lint.mending import mended
 from planner.operations.lint.reading import read
+from planner.operations.lint.rules import rules
 from planner.operations.lint.shell import statements
+from planner.operations.lint.verdicts import changes
 
 COMMANDS = yaml.safe_load((Path(__file__).parent / "data" / "commands.yaml").read_text(encoding="utf-8"))
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"

@@ -185,7 +185,7 @@ def in_the_way(fleet: Fleet) -> tuple[str, ...]:
 
 
 def reach(fleet: Fleet, names: Collection[str] | None = None, most: float = MOST_GROWTH) -> float:
-    """How many times the load of `names` (None: of all) is served, to `FINE`; infinite from `most` on, NaN if not once."""
+    """How many times the load of `names` (None: all) is served, to `FINE`; infinite from `most` on, NaN if not one."""
     if not serves(fleet):
         return math.nan
     if serves(fleet.grown(most, names)):

@@ -11,7 +11,7 @@ every target at the pessimistic end.
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
@@ -26,7 +26,7 @@ from planner.memory.budget import memory_of
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, asked_rps, describe, judge_all, most_rps
-from planner.planning.confirmation import confirm, near, nearest, stated
+from planner.planning.confirmation import Confirmed, confirm, near, nearest, stated
 from planner.planning.deployments import deployment_of
 from planner.planning.pools import in_pools, left_out
 from planner.planning.renting import Renting, renting_of
@@ -175,30 +175,33 @@ def _without_pools(scenario: Scenario) -> Plan:
     rest = [c for c in candidates if c.place not in looked_at]
     ordered = [] if found.holding else nearest(scenario, [*found.failing, *rest])
     found.holding += sorted((c for c in ordered if c.meets and c.stated), key=attrgetter("rank"))
-    if not found.holding:
-        return Plan(scenario, None, None, None, _nothing(ordered, rejected), _places(ordered), tuple(rejected), ())
     day = None
-    if scenario.day:
-        found.holding, day = by_the_day(scenario, found.holding)
-    chosen = found.holding[0]
-    runner_up, safer = found.other(chosen), found.safe if chosen.at_risk else None
-    ordered = [*found.holding, *sorted((*found.failing, *rest), key=attrgetter("rank"))]
-    binding = _binding(scenario, chosen, ordered, rejected)
+    if found.holding:
+        if scenario.day:
+            found.holding, day = by_the_day(scenario, found.holding)
+        ordered = [*found.holding, *sorted((*found.failing, *rest), key=attrgetter("rank"))]
     unpriced = sorted({c.deployment.gpu.name for c in ordered if c.usd_per_hour is None})
     notes = [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"] if unpriced else []
-    notes += chosen.prediction.warnings
-    plan = Plan(scenario, chosen, runner_up, safer, binding, _places(ordered), tuple(rejected), tuple(notes))
+    plan = _answered(scenario, found, ordered, rejected, notes)
     if day:
         vars(plan)["scaling"] = day
     return plan
 
 
-def _places(ordered: Iterable[Candidate]) -> tuple[Candidate, ...]:
-    """The first of each place: of one deployment with several arguments the best."""
-    found: dict[object, Candidate] = {}
-    for candidate in ordered:
-        found.setdefault(candidate.place, candidate)
-    return tuple(found.values())
+def _answered(
+    scenario: Scenario, found: Confirmed, ordered: list[Candidate], rejected: list[Rejection],
+    notes: Sequence[str] = (), settle: Callable[[Scenario, Candidate], Candidate] = stated,
+) -> Plan:  # fmt: skip
+    """The plan of what was `found` to hold, and of all candidates, `ordered` from best to worst."""
+    places: dict[object, Candidate] = {}
+    for candidate in ordered:  # of one deployment with several arguments the best
+        places.setdefault(candidate.place, candidate)
+    shown = tuple(places.values()), tuple(rejected)
+    if not found.holding:
+        return Plan(scenario, None, None, None, _nothing(ordered, rejected), *shown, ())
+    chosen, binding = found.holding[0], _binding(scenario, found.holding[0], ordered, rejected, settle)
+    safer, said = found.safe if chosen.at_risk else None, (*notes, *chosen.prediction.warnings)
+    return Plan(scenario, chosen, found.other(chosen), safer, binding, *shown, said)
 
 
 def ranked(scenario: Scenario) -> Plan:
@@ -208,15 +211,10 @@ def ranked(scenario: Scenario) -> Plan:
         wide, refused = _evaluated(scenario, lambda card, layout: layout.gpus > card.node)
         candidates, rejected = candidates + wide, rejected + refused
     ordered = sorted(candidates, key=attrgetter("rank"))
-    if not ordered or not ordered[0].meets:
+    found = Confirmed([candidate for candidate in ordered if candidate.meets])
+    if not found.holding:
         ordered.sort(key=attrgetter("margin"))
-        return Plan(scenario, None, None, None, _nothing(ordered, rejected), _places(ordered), tuple(rejected), ())
-    chosen, others = ordered[0], [candidate for candidate in ordered if candidate.meets]
-    runner_up = next((candidate for candidate in others if candidate.kind != chosen.kind), None)
-    safer = next((candidate for candidate in others if not candidate.at_risk), None) if chosen.at_risk else None
-    binding = _binding(scenario, chosen, ordered, rejected, lambda _, candidate: candidate)
-    notes = chosen.prediction.warnings
-    return Plan(scenario, chosen, runner_up, safer, binding, _places(ordered), tuple(rejected), notes)
+    return _answered(scenario, found, ordered, rejected, settle=lambda _, candidate: candidate)
 
 
 Wanted = Callable[[CandidateGpu, ParallelLayout], bool]
@@ -371,9 +369,12 @@ def within(scenario: Scenario, most: tuple[bool, float], candidates: Iterable[Ca
 
 
 def _binding(
-    scenario: Scenario, chosen: Candidate, candidates: list[Candidate], rejected: list[Rejection],
+    scenario: Scenario,
+    chosen: Candidate,
+    candidates: list[Candidate],
+    rejected: list[Rejection],
     settle: Callable[[Scenario, Candidate], Candidate] = stated,
-) -> Binding:  # fmt: skip
+) -> Binding:
     """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
     margin, (unpriced, cost) = attrgetter("margin"), chosen.price
     cheaper = [c for c in within(scenario, (unpriced, cost * (1 - 1e-6)), candidates) if not c.meets]
@@ -382,10 +383,8 @@ def _binding(
         cheaper = sorted((candidate for candidate in looked_at if not candidate.meets), key=margin)
     if cheaper:
         near = cheaper[0]
-        return Binding(
-            near.constraints[0],
-            f"Of all that costs less, {near.what} comes nearest, but {'; '.join(near.misses)}.",
-        )
+        said = f"Of all that costs less, {near.what} comes nearest, but {'; '.join(near.misses)}."
+        return Binding(near.constraints[0], said)
     small = [r for r in rejected if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.gpus]
     if small:
         largest = max(small, key=lambda rejection: rejection.gpus)

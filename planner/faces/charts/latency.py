@@ -41,7 +41,7 @@ def panels(
     data: pd.DataFrame, x: str, limits: Mapping[str, float | None], marks: Mapping[str, float] | None = None,
     log: bool = True, columns: int = 2,
 ) -> alt.TopLevelMixin:  # fmt: skip
-    """A panel for each column in `limits`, `columns` of them abreast, limits dashed; `marks` names places on the x axis."""
+    """A panel for each column in `limits`, `columns` of them abreast, limits dashed; `marks` names places along x."""
     places = pd.DataFrame({"at": list((marks or {}).values()), "name": list(marks or {})})
     middle = (data[x].min() * data[x].max()) ** 0.5 if log else data[x].max() / 2
     places["side"] = ["right" if at > middle else "left" for at in places["at"]]

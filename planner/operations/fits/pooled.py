@@ -1,4 +1,4 @@
-"""Fit the calibration catalogs of all engines at once to every measured run: `make fit`.
+"""Fit the step costs of all engines at once to every measured run; `pooled_catalog` writes what comes of it.
 
 The logarithm of a coefficient is a sum: what all have in common, and what the engine, the GPU's generation, the GPU,
 the release, the model and the layout add. Each part has a normal prior around 0 (`LEVELS`), so that little data moves
@@ -15,21 +15,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from io import StringIO
-from itertools import product, takewhile
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from planner.core.catalog import CATALOGS, read_text, read_yaml
-from planner.core.files import replacing, today
 from planner.core.quantities import MIB, Z80, PlannerError, told_of
 from planner.facts.coefficients import Coefficients, coefficient_names
 from planner.facts.deployment import Deployment
 from planner.facts.engines import release
 from planner.facts.workload import Workload
-from planner.latency.calibration import MANY, NEW, calibrated, catalog, method_of
+from planner.latency.calibration import MANY, NEW, method_of
 from planner.latency.step_model import StepModel, step_model
 from planner.memory.budget import memory_of
 from planner.operations.batch import read_run
@@ -64,8 +62,6 @@ FEW = 5.0
 RATE = 2
 WIDE = {1: "tpot", 0: "ttft", RATE: "output_tps"}
 """Of `METRICS` those whose intervals have a width of their own."""
-TOLD, PACE_TOLD = 0.02, 0.002
-"""Factors nearer to 1 than this are not worth an entry; of the pace, which is the whole step's, than that."""
 
 
 @dataclass(frozen=True)
@@ -346,84 +342,6 @@ class Pooled:
     def _of(self, engine: str) -> np.ndarray:
         return np.array([run.deployment.engine.name == engine for run in self.pool.runs])
 
-    def catalog(self, engine: str, date: str) -> dict[str, Any]:
-        """The calibration catalog of `engine`."""
-        runs = [run for run in self.pool.runs if run.deployment.engine.name == engine]
-        parts = dict(zip(self.pool.parts, self.sums.tolist(), strict=True))
-
-        def sums(*places: tuple[str, str]) -> dict[str, float]:
-            found = {name: sum(parts.get((*place, name), 0.0) for place in places) for name in self.pool.names}
-            return {name: value for name, value in found.items() if value}
-
-        newest = max((run.deployment.engine.release, run.groups["release"]) for run in runs)[1]
-        start = sums(("common", ""), ("engine", engine), ("release", newest))
-        common = {
-            "coefficients": {
-                name: float(f"{value * np.exp(start.get(name, 0)):.4g}") for name, (value, _) in COMMON.items()
-            },
-            **{
-                f"sigma_{metric}": {
-                    what: round(self.width(engine, what, column), 3)
-                    for what in (("curve", *NEW) if column == RATE else ("many", "curve", *NEW))
-                }
-                for column, metric in WIDE.items()
-                if any(np.isfinite(run.measured[column]) for run in runs)
-            },
-            "source": f"{len(runs)} public runs, see validation/measured_runs.csv; make fit",
-            "date": date,
-        }
-        found: dict[str, Any] = {"common": common}
-
-        def add(name: str, of: Mapping[str, float], conditions: Mapping[str, object], always: bool = False) -> None:
-            told = {key: value for key, value in of.items() if abs(value) > (PACE_TOLD if key == "pace" else TOLD)}
-            times = {key: round(float(np.exp(value)), 3) for key, value in told.items()}
-            if times or always:
-                found[name] = {**conditions, **({"times": times} if times else {})}
-
-        def change(older: dict[str, float], latest: dict[str, float]) -> dict[str, float]:
-            return {name: older.get(name, 0) - latest.get(name, 0) for name in older | latest}
-
-        bounds, latest, measured = RELEASES[engine], sums(("release", newest)), {run.groups["release"] for run in runs}
-        for bound in bounds:
-            if f"{engine}|{bound}" in measured:
-                older = sums(("release", f"{engine}|{bound}"))
-                add(f"before {bound}", change(older, latest), {"before": bound})
-        era, generations = newest.partition("|")[2], {run.groups["generation"] for run in runs}
-        for generation in dict.fromkeys(run.groups["generation"] for run in self.pool.runs):
-            latest = sums(("release generation", f"{engine}|{era}|{generation}"))
-            own = sums(("generation", generation), ("release generation", f"{engine}|{era}|{generation}"))
-            add(generation, own, {"generation": generation}, always=generation in generations)
-            for column, metric in WIDE.items():
-                if spread := self.spreads.get((engine, column, generation)):
-                    found[generation][f"spread_{metric}"] = round(spread, 2)
-            for bound in bounds:
-                older = sums(("release generation", f"{engine}|{bound}|{generation}"))
-                if older:
-                    conditions = {"generation": generation, "before": bound}
-                    add(f"{generation} before {bound}", change(older, latest), conditions)
-        for gpu in dict.fromkeys(run.groups["gpu"] for run in self.pool.runs):
-            add(gpu, sums(("gpu", gpu), ("gpu engine", f"{gpu}|{engine}")), {"gpu": gpu})
-        for name, effect in catalog(engine).effects.items():
-            if effect.kv_cache_dtype != "auto":  # is a fact of the recipes, which no fit finds
-                found.setdefault(name, {"gpu": effect.gpu})["kv_cache_dtype"] = effect.kv_cache_dtype
-        for family in dict.fromkeys(run.groups["model"] for run in self.pool.runs):
-            own = sums(("model", family), ("model engine", f"{family}|{engine}"))
-            add(family, own, {"model": family}, always=any(run.groups["model"] == family for run in runs))
-        for label in dict.fromkeys(run.groups["model format"] for run in runs):
-            family, method = label.split("|")
-            add(f"{family} {method}", sums(("model format", label)), {"model": family, "quantization": method})
-        for label in dict.fromkeys(run.groups["pair"] for run in runs):
-            family, method, gpu, _ = label.split("|")
-            mine = [run for run in runs if run.groups["pair"] == label]
-            versions = sorted({run.deployment.engine.version for run in mine}, key=release)
-            conditions = {"gpu": gpu, "model": family, "quantization": method}
-            name = f"{family} {method} on {gpu}"
-            add(name, sums(("pair", label)), conditions, always=True)
-            found[name] |= {"points": len(mine), "curves": self.curves[label], "versions": versions}
-            for tp in sorted({run.deployment.layout.tp for run in mine}):
-                add(f"{name}, TP{tp}", sums(("layout", f"{label}|{tp}")), {**conditions, "tp": tp})
-        return found
-
 
 def pooled_fit(
     runs: Sequence[MeasuredRun], rounds: int = 14, replays: int = 3, tell: Callable[[str], None] = lambda line: None
@@ -451,49 +369,3 @@ def pooled_fit(
         told = ", ".join(f"{name} {np.expm1(np.median(each)):.1%}" for name, each in sizes.items() if len(each))
         tell(f"round {number + 1} of {rounds}: loss {before:,.0f} -> {min(after, before):,.0f}; median errors {told}")
     return Pooled(pool, sums, errors, slopes)
-
-
-def save(found: Pooled, folder: Path = CATALOGS / "calibration") -> None:
-    """Write the catalogs of all engines, each with the guide that stands above its entries."""
-    for engine in RELEASES:
-        path = folder / f"{engine}.yaml"
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        guide = "".join(takewhile(lambda line: line.startswith("#"), lines))
-        with replacing(path) as (part,):
-            entries = found.catalog(engine, f"{today():%Y-%m-%d}")
-            text = yaml.dump(entries, sort_keys=False, width=110, Dumper=_Dumper)
-            part.write_text(f"{guide}\n{text}", encoding="utf-8")
-    with replacing(folder.parent / "validation" / "held_back.yaml") as (part,):
-        part.write_text(HELD_BACK + yaml.dump(found.summary(), sort_keys=False, Dumper=_Dumper), encoding="utf-8")
-    catalog.cache_clear()
-    calibrated.cache_clear()
-
-
-HELD_BACK = """\
-# How far off the step costs are on runs of measured_runs.csv that their fit went without: all of a curve, a pair of
-# model and GPU, a model, a GPU or a release at once. Errors are of ln(measured / predicted); inside: the share within
-# the 80% interval, which is put around by the other wholes. Written by `make fit`.
-
-"""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Lists and mappings of plain values on one line, an empty line between entries."""
-
-    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
-        plain = all(not isinstance(value, dict | list) for value in mapping.values())
-        return super().represent_mapping(tag, mapping, flow_style=plain and "source" not in mapping)
-
-    def write_line_break(self, data: Any = None) -> None:
-        super().write_line_break(data)
-        if len(self.indents) == 1:
-            super().write_line_break()
-
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
-        return super().represent_sequence(tag, sequence, flow_style=True)
-
-
-if __name__ == "__main__":
-    fitted = pooled_fit(measured_runs(), tell=print)
-    save(fitted)
-    print(yaml.dump(fitted.summary(), sort_keys=False, Dumper=_Dumper))

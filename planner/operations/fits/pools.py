@@ -12,17 +12,16 @@ that were; above it requests wait for a seat.
 
 import csv
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from io import StringIO
-from pathlib import Path
 
 import numpy as np
 import yaml
 
 from planner.core.catalog import CATALOGS, read_text
-from planner.core.files import replacing, today
+from planner.core.files import today
 from planner.core.quantities import Z80, PlannerError, told_of
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
@@ -31,6 +30,7 @@ from planner.latency.step_model import step_model
 from planner.memory.budget import MemoryPlan, memory_of
 from planner.operations.batch import that_starts
 from planner.operations.batch_columns import read_cells, read_deployment, read_model, read_workload
+from planner.operations.fits.pooled_catalog import write_entries
 from planner.planning.disaggregated import Pools
 
 RUNS, FITTED = CATALOGS / "validation" / "pools.csv", CATALOGS / "pools.yaml"
@@ -246,15 +246,8 @@ def _told(engine: str, what: str, seen: np.ndarray, wholes: np.ndarray) -> str:
     return f"{engine}, {len(seen)} runs, {f'held back by {what}' if what else 'fitted'}: {'; '.join(parts)}"
 
 
-def save(found: Mapping[str, Mapping[str, object]], path: Path = FITTED) -> None:
-    """Write the catalog below the guide that stands above its entries."""
-    head = "".join(line for line in read_text(path).splitlines(keepends=True) if line.startswith("#"))
-    entries = (yaml.safe_dump({name: entry}, sort_keys=False, width=110) for name, entry in found.items())
-    with replacing(path) as (part,):
-        part.write_text("\n".join([head, *entries]), encoding="utf-8")
-
-
 if __name__ == "__main__":
     measured = pool_runs()
     names = sorted({run.decode.engine.name for run in measured})
-    save({entry: costs for name in names for entry, costs in fit_engine(name, measured).items()})
+    found = [entry for name in names for entry in fit_engine(name, measured).items()]
+    write_entries(FITTED, "\n".join(yaml.safe_dump(dict([entry]), sort_keys=False, width=110) for entry in found))

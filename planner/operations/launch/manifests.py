@@ -77,7 +77,7 @@ def slug(name: str) -> str:
 def manifests(
     wanted: Sequence[str], launch: Launch, prediction: Prediction, scaling: Scaling | None = None
 ) -> dict[str, str]:
-    """File name -> text of the wanted kinds of `FILES`, by a `scaling`'s day; `PlannerError` for what one cannot say."""
+    """File name -> text of the wanted kinds of `FILES`, by a `scaling`'s day; `PlannerError` for what none can say."""
     values = _values(launch, prediction) | _scale(prediction, scaling)
     found: dict[str, str] = {}
     for kind in wanted:

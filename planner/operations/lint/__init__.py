@@ -12,12 +12,13 @@ from planner.operations.flags import lists
 from planner.operations.lint.contradictions import contradictions
 from planner.operations.lint.deployment import counted
 from planner.operations.lint.drift import later
-from planner.operations.lint.judging import Finding, Judged, engine_at, judge, secret
+from planner.operations.lint.judging import Judged, engine_at, judge
 from planner.operations.lint.launching import Command
 from planner.operations.lint.mending import Mended, mended
 from planner.operations.lint.metrics import metrics
 from planner.operations.lint.planned import Planned, figures, planned
 from planner.operations.lint.reading import read
+from planner.operations.lint.verdicts import Finding, secret
 from planner.operations.rendering import render
 
 __all__ = ["Finding", "Lint", "Linted", "lint"]

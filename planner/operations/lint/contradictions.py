@@ -12,7 +12,8 @@ from planner.facts.engines import Engine
 from planner.models.registry import Model, model
 from planner.operations.flags import left_open
 from planner.operations.lint.deployment import arguments, layout_of, names, served_model
-from planner.operations.lint.judging import Finding, Judged
+from planner.operations.lint.judging import Judged
+from planner.operations.lint.verdicts import Finding
 from planner.parallelism.layouts import refuse
 
 PACKED = ("awq", "gptq", "compressed-tensors", "exl2", "marlin")

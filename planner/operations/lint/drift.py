@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.operations.flags import options
-from planner.operations.lint.judging import DEFAULTS, Finding, Judged, engine_at, judge
+from planner.operations.lint.judging import DEFAULTS, Judged, engine_at, judge
+from planner.operations.lint.verdicts import Finding
 
 
 def later(judged: Judged, to: str) -> list[Finding]:

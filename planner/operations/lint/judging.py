@@ -1,4 +1,4 @@
-"""A verdict on every option, variable and metric of a command: what a version of its engine makes of it.
+"""A verdict on every option and variable of a command: what a version of its engine makes of it.
 
 What is gone since when follows from `catalogs/flags/ENGINE.csv`; `changes.yaml` and `rules.yaml` there say the rest.
 """
@@ -9,92 +9,23 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Any, Literal
+from functools import lru_cache
+from typing import Any
 
-from pydantic import Field
-
-from planner.core.catalog import Entry, check, read_yaml
 from planner.core.quantities import PlannerError
 from planner.facts import engines
 from planner.facts.engines import Engine, release
-from planner.operations.flags import FLAGS, Given, Options, Parsed, left_open, listed, lists, options, versions_with
+from planner.operations.flags import Given, Options, Parsed, left_open, listed, lists, options, versions_with
 from planner.operations.lint.launching import Command
+from planner.operations.lint.rules import applied
+from planner.operations.lint.verdicts import Change, Finding, Verdict, changes, secret
 
-Verdict = Literal["ok", "removed", "renamed", "unknown", "default changed", "contradicts", "useless", "risky"]
-MEND = ("removed", "renamed", "unknown", "contradicts", "risky")
-"""Verdicts after which there is something to mend; the others only tell."""
 DEFAULTS = {
     "enable_prefix_caching": "prefix_caching", "enable_chunked_prefill": "chunked_prefill",
     "async_scheduling": "async_scheduling", "gpu_memory_utilization": "gpu_memory_utilization",
 }  # fmt: skip
 """vLLM's arguments whose defaults `catalogs/engines.yaml` has by version."""
 _SECRETS = re.compile(r"(API_KEY|HF_TOKEN|HUGGING_?FACE_HUB_TOKEN|SECRET_KEY)$")
-
-
-class Change(Entry):
-    """What to write instead of one name: `catalogs/flags/changes.yaml`, whose head explains every field."""
-
-    becomes: str | None = None
-    instead: str = ""
-    idle_from: str | None = None
-    old_from: str | None = None
-    gone_from: str | None = None
-    falls_back: tuple[str, str] | None = None
-    source: str | None = None
-    date: str | None = None
-
-    @property
-    def verdict(self) -> Verdict:
-        """On what is gone."""
-        return "renamed" if self.becomes else "removed"
-
-    @property
-    def advice(self) -> str:
-        """What to write; empty where nobody says."""
-        return self.instead or self.becomes or ""
-
-
-class Changes(Entry):
-    """One engine's."""
-
-    flags: dict[str, Change] = Field(default_factory=dict)
-    settings: dict[str, Change] = Field(default_factory=dict)
-    environment: dict[str, Change] = Field(default_factory=dict)
-    metrics: dict[str, Change] = Field(default_factory=dict)
-
-
-class Rule(Entry):
-    """One entry of `catalogs/flags/rules.yaml`, whose head explains every field."""
-
-    when: dict[str, str]
-    flag: str | None = None
-    verdict: Verdict
-    say: str
-    instead: str = ""
-    refuses: bool = False
-    from_: str | None = Field(default=None, alias="from")
-    before: str | None = None
-    source: str
-    date: str
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What is to be said of one item of a command."""
-
-    kind: Literal["flag", "setting", "environment", "metric", "word"]
-    name: str
-    written: str
-    verdict: Verdict
-    why: str = ""
-    instead: str = ""
-    refused: bool = False  # the server ends over it at once
-
-    @property
-    def mend(self) -> bool:
-        """Something should be done."""
-        return self.verdict in MEND
 
 
 @dataclass(frozen=True)
@@ -117,21 +48,6 @@ class Judged:
             words = [word for option in known for word in (option.name, variables[option.argument])]
             own = {**self.options.parse(words).values, "prefix_caching": variables.get("prefix_caching")}
         return {**own, **self.parsed.values, **self.command.config}
-
-
-@cache
-def changes(engine: str) -> Changes:
-    """What came and went of `engine`; `PlannerError` names file, entry and field of a mistake."""
-    data = read_yaml(FLAGS / "changes.yaml").get(engine, {})
-    return check(Changes, data, f"flags/changes.yaml, entry {engine}")
-
-
-@cache
-def rules(engine: str) -> tuple[Rule, ...]:
-    """The rules of all engines, and those of `engine`."""
-    data = read_yaml(FLAGS / "rules.yaml")
-    listed_rules = [(whose, n, one) for whose in ("all", engine) for n, one in enumerate(data.get(whose, []), start=1)]
-    return tuple(check(Rule, one, f"flags/rules.yaml, rule {n} of {whose}") for whose, n, one in listed_rules)
 
 
 def judge(command: Command, version: str) -> Judged:
@@ -178,11 +94,6 @@ def settings(command: Command, version: str) -> Iterator[Finding]:
             why = f"its file has no {key} since {change.gone_from}, if not before"
             instead = change.instead or f"{change.becomes}: {value}"
             yield Finding("setting", key, f"{key}: {value}"[:300], change.verdict, why, instead[:300], refused=True)
-
-
-def secret(option: str) -> bool:
-    """Whether the value of an option is a secret, which is not repeated and belongs into the environment."""
-    return option.replace("_", "-") in ("--api-key", "--hf-token")
 
 
 def _folded(written: str, known: Options) -> str:
@@ -348,51 +259,3 @@ def _since(fact: str, value: Any, version: str) -> str:
             continue
         first = (first or known.facts_version) if known.facts[fact] == value else ""
     return first
-
-
-def applied(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]:
-    """What the rules say of options and variables together."""
-    values: dict[str, Any] = {**command.environment, **_nearby(command, version)}
-    own = command.container and not command.launched.startswith("python -m dynamo.")  # where Dynamo's frontend listens
-    values |= {**parsed.values, "container": own, "role": command.role or None}
-    at = release(version)
-    for rule in rules(command.engine):
-        if (rule.from_ and at < release(rule.from_)) or (rule.before and at >= release(rule.before)):
-            continue
-        if not all(_holds(test, values.get(name)) for name, test in rule.when.items()):
-            continue
-        name = rule.flag or next(iter(rule.when))
-        if name.isupper():
-            written = f"{name}={values.get(name)}"[:300]
-            yield Finding("environment", name, written, rule.verdict, rule.say, rule.instead, rule.refuses)
-            continue
-        given = next((one for one in reversed(parsed.given) if one.option and one.option.argument == name), None)
-        shown = given.option.name if given and given.option else f"--{name.replace('_', '-')}"
-        written = "(not given)" if given is None else shown if secret(given.written) else str(given)[:300]
-        yield Finding("flag", shown, written, rule.verdict, rule.say, rule.instead, rule.refuses)
-
-
-def _nearby(command: Command, version: str) -> dict[str, Any]:
-    """What the next list reads in the command, for a version between two lists."""
-    known = options(command.engine, version)
-    later = [one for one in lists(command.engine).versions if release(one) > release(version)]
-    return options(command.engine, later[0]).parse(command.argv).values if known.note and later else {}
-
-
-def _holds(test: str, value: Any) -> bool:
-    """Whether a value passes the test of a rule."""
-    if test in ("given", "absent"):
-        return (value is not None) == (test == "given")
-    if test.startswith("not "):
-        return str(value) != test[4:]
-    if test in ("on", "off"):
-        return value is (test == "on")
-    if test.startswith("any of "):
-        return str(value) in test.split()[2:]
-    match = re.fullmatch(r"(<|>=?) ([\d.]+)", test)
-    if not match:
-        return str(value) == test
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return False
-    limit = float(match[2])
-    return value < limit if match[1] == "<" else value >= limit if match[1] == ">=" else value > limit

@@ -8,8 +8,9 @@ from typing import Any
 
 from planner.operations.flags import Given
 from planner.operations.lint.deployment import names
-from planner.operations.lint.judging import Change, Finding, Judged, changes, current, secret
+from planner.operations.lint.judging import Judged, current
 from planner.operations.lint.launching import Command
+from planner.operations.lint.verdicts import Change, Finding, changes, secret
 
 
 @dataclass(frozen=True)

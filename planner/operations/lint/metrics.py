@@ -5,7 +5,8 @@ import re
 from collections.abc import Sequence
 
 from planner.operations.flags import listed, lists, options
-from planner.operations.lint.judging import Change, Finding, Judged, changes
+from planner.operations.lint.judging import Judged
+from planner.operations.lint.verdicts import Change, Finding, changes
 
 
 def metric(name: str, engine: str, version: str) -> Finding:

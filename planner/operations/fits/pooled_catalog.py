@@ -1,0 +1,134 @@
+"""The calibration catalogs of all engines, written from a pooled fit of every measured run: `make fit`."""
+
+from collections.abc import Mapping
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from planner.core.catalog import CATALOGS, read_text
+from planner.core.files import replacing, today
+from planner.facts.engines import release
+from planner.latency.calibration import NEW, calibrated, catalog
+from planner.operations.fits.pooled import COMMON, RATE, RELEASES, WIDE, Pooled, measured_runs, pooled_fit
+
+TOLD, PACE_TOLD = 0.02, 0.002
+"""Factors nearer to 1 than this are not worth an entry; of the pace, which is the whole step's, than that."""
+
+
+def catalog_of(found: Pooled, engine: str, date: str) -> dict[str, Any]:
+    """The calibration catalog of `engine`."""
+    pool = found.pool
+    runs = [run for run in pool.runs if run.deployment.engine.name == engine]
+    parts = dict(zip(pool.parts, found.sums.tolist(), strict=True))
+
+    def sums(*places: tuple[str, str]) -> dict[str, float]:
+        total = {name: sum(parts.get((*place, name), 0.0) for place in places) for name in pool.names}
+        return {name: value for name, value in total.items() if value}
+
+    newest = max((run.deployment.engine.release, run.groups["release"]) for run in runs)[1]
+    start = sums(("common", ""), ("engine", engine), ("release", newest))
+    common = {
+        "coefficients": {
+            name: float(f"{value * np.exp(start.get(name, 0)):.4g}") for name, (value, _) in COMMON.items()
+        },
+        **{
+            f"sigma_{metric}": {
+                what: round(found.width(engine, what, column), 3)
+                for what in (("curve", *NEW) if column == RATE else ("many", "curve", *NEW))
+            }
+            for column, metric in WIDE.items()
+            if any(np.isfinite(run.measured[column]) for run in runs)
+        },
+        "source": f"{len(runs)} public runs, see validation/measured_runs.csv; make fit",
+        "date": date,
+    }
+    made: dict[str, Any] = {"common": common}
+
+    def add(name: str, of: Mapping[str, float], conditions: Mapping[str, object], always: bool = False) -> None:
+        told = {key: value for key, value in of.items() if abs(value) > (PACE_TOLD if key == "pace" else TOLD)}
+        times = {key: round(float(np.exp(value)), 3) for key, value in told.items()}
+        if times or always:
+            made[name] = {**conditions, **({"times": times} if times else {})}
+
+    def change(older: dict[str, float], latest: dict[str, float]) -> dict[str, float]:
+        return {name: older.get(name, 0) - latest.get(name, 0) for name in older | latest}
+
+    bounds, latest, measured = RELEASES[engine], sums(("release", newest)), {run.groups["release"] for run in runs}
+    for bound in bounds:
+        if f"{engine}|{bound}" in measured:
+            add(f"before {bound}", change(sums(("release", f"{engine}|{bound}")), latest), {"before": bound})
+    era, generations = newest.partition("|")[2], {run.groups["generation"] for run in runs}
+    for generation in dict.fromkeys(run.groups["generation"] for run in pool.runs):
+        latest = sums(("release generation", f"{engine}|{era}|{generation}"))
+        own = sums(("generation", generation), ("release generation", f"{engine}|{era}|{generation}"))
+        add(generation, own, {"generation": generation}, always=generation in generations)
+        for column, metric in WIDE.items():
+            if spread := found.spreads.get((engine, column, generation)):
+                made[generation][f"spread_{metric}"] = round(spread, 2)
+        for bound in bounds:
+            if older := sums(("release generation", f"{engine}|{bound}|{generation}")):
+                conditions = {"generation": generation, "before": bound}
+                add(f"{generation} before {bound}", change(older, latest), conditions)
+    for gpu in dict.fromkeys(run.groups["gpu"] for run in pool.runs):
+        add(gpu, sums(("gpu", gpu), ("gpu engine", f"{gpu}|{engine}")), {"gpu": gpu})
+    for name, effect in catalog(engine).effects.items():
+        if effect.kv_cache_dtype != "auto":  # is a fact of the recipes, which no fit finds
+            made.setdefault(name, {"gpu": effect.gpu})["kv_cache_dtype"] = effect.kv_cache_dtype
+    for family in dict.fromkeys(run.groups["model"] for run in pool.runs):
+        own = sums(("model", family), ("model engine", f"{family}|{engine}"))
+        add(family, own, {"model": family}, always=any(run.groups["model"] == family for run in runs))
+    for label in dict.fromkeys(run.groups["model format"] for run in runs):
+        family, method = label.split("|")
+        add(f"{family} {method}", sums(("model format", label)), {"model": family, "quantization": method})
+    for label in dict.fromkeys(run.groups["pair"] for run in runs):
+        family, method, gpu, _ = label.split("|")
+        mine = [run for run in runs if run.groups["pair"] == label]
+        versions = sorted({run.deployment.engine.version for run in mine}, key=release)
+        conditions = {"gpu": gpu, "model": family, "quantization": method}
+        name = f"{family} {method} on {gpu}"
+        add(name, sums(("pair", label)), conditions, always=True)
+        made[name] |= {"points": len(mine), "curves": found.curves[label], "versions": versions}
+        for tp in sorted({run.deployment.layout.tp for run in mine}):
+            add(f"{name}, TP{tp}", sums(("layout", f"{label}|{tp}")), {**conditions, "tp": tp})
+    return made
+
+
+def save(found: Pooled, folder: Path = CATALOGS / "calibration") -> None:
+    """Write the catalogs of all engines, and how far off their fit is on what it went without."""
+    tables = {f"{engine}.yaml": catalog_of(found, engine, f"{today():%Y-%m-%d}") for engine in RELEASES}
+    for name, entries in {**tables, "../validation/held_back.yaml": found.summary()}.items():
+        write_entries(folder / name, yaml.dump(entries, sort_keys=False, width=110, Dumper=_Dumper))
+    catalog.cache_clear()
+    calibrated.cache_clear()
+
+
+def write_entries(path: Path, text: str) -> None:
+    """Put `text` in the place of a catalog's entries, below the guide that stands above them."""
+    guide = "".join(takewhile(lambda line: line.startswith("#"), read_text(path).splitlines(keepends=True)))
+    with replacing(path) as (part,):
+        part.write_text(f"{guide}\n{text}", encoding="utf-8")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Lists and mappings of plain values on one line, an empty line between entries."""
+
+    def represent_mapping(self, tag: str, mapping: Any, flow_style: bool | None = None) -> Any:
+        plain = all(not isinstance(value, dict | list) for value in mapping.values())
+        return super().represent_mapping(tag, mapping, flow_style=plain and "source" not in mapping)
+
+    def write_line_break(self, data: Any = None) -> None:
+        super().write_line_break(data)
+        if len(self.indents) == 1:
+            super().write_line_break()
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> Any:
+        return super().represent_sequence(tag, sequence, flow_style=True)
+
+
+if __name__ == "__main__":
+    fitted = pooled_fit(measured_runs(), tell=print)
+    save(fitted)
+    print(yaml.dump(fitted.summary(), sort_keys=False, Dumper=_Dumper))

@@ -1,0 +1,85 @@
+"""What `catalogs/flags/rules.yaml` says of options and variables together."""
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+from pydantic import Field
+
+from planner.core.catalog import Entry, check, read_yaml
+from planner.facts.engines import release
+from planner.operations.flags import FLAGS, Parsed, lists, options
+from planner.operations.lint.launching import Command
+from planner.operations.lint.verdicts import Finding, Verdict, secret
+
+
+class Rule(Entry):
+    """One entry of `catalogs/flags/rules.yaml`, whose head explains every field."""
+
+    when: dict[str, str]
+    flag: str | None = None
+    verdict: Verdict
+    say: str
+    instead: str = ""
+    refuses: bool = False
+    from_: str | None = Field(default=None, alias="from")
+    before: str | None = None
+    source: str
+    date: str
+
+
+@cache
+def rules(engine: str) -> tuple[Rule, ...]:
+    """The rules of all engines, and those of `engine`."""
+    data = read_yaml(FLAGS / "rules.yaml")
+    listed_rules = [(whose, n, one) for whose in ("all", engine) for n, one in enumerate(data.get(whose, []), start=1)]
+    return tuple(check(Rule, one, f"flags/rules.yaml, rule {n} of {whose}") for whose, n, one in listed_rules)
+
+
+def applied(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]:
+    """What the rules say of options and variables together."""
+    values: dict[str, Any] = {**command.environment, **_nearby(command, version)}
+    own = command.container and not command.launched.startswith("python -m dynamo.")  # where Dynamo's frontend listens
+    values |= {**parsed.values, "container": own, "role": command.role or None}
+    at = release(version)
+    for rule in rules(command.engine):
+        if (rule.from_ and at < release(rule.from_)) or (rule.before and at >= release(rule.before)):
+            continue
+        if not all(_holds(test, values.get(name)) for name, test in rule.when.items()):
+            continue
+        name = rule.flag or next(iter(rule.when))
+        if name.isupper():
+            written = f"{name}={values.get(name)}"[:300]
+            yield Finding("environment", name, written, rule.verdict, rule.say, rule.instead, rule.refuses)
+            continue
+        given = next((one for one in reversed(parsed.given) if one.option and one.option.argument == name), None)
+        shown = given.option.name if given and given.option else f"--{name.replace('_', '-')}"
+        written = "(not given)" if given is None else shown if secret(given.written) else str(given)[:300]
+        yield Finding("flag", shown, written, rule.verdict, rule.say, rule.instead, rule.refuses)
+
+
+def _nearby(command: Command, version: str) -> dict[str, Any]:
+    """What the next list reads in the command, for a version between two lists."""
+    known = options(command.engine, version)
+    later = [one for one in lists(command.engine).versions if release(one) > release(version)]
+    return options(command.engine, later[0]).parse(command.argv).values if known.note and later else {}
+
+
+def _holds(test: str, value: Any) -> bool:
+    """Whether a value passes the test of a rule."""
+    if test in ("given", "absent"):
+        return (value is not None) == (test == "given")
+    if test.startswith("not "):
+        return str(value) != test[4:]
+    if test in ("on", "off"):
+        return value is (test == "on")
+    if test.startswith("any of "):
+        return str(value) in test.split()[2:]
+    match = re.fullmatch(r"(<|>=?) ([\d.]+)", test)
+    if not match:
+        return str(value) == test
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return False
+    limit = float(match[2])
+    return value < limit if match[1] == "<" else value >= limit if match[1] == ">=" else value > limit
