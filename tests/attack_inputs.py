@@ -53,7 +53,7 @@ from planner.operations.explain_log import EXAMPLE, explain_file
 from planner.operations.fleet_file import fleet_plan, told
 from planner.operations.lint import lint
 from planner.operations.sweep import answer as sweep_answer
-from planner.operations.sweep import load_sweep
+from planner.operations.sweep_points import load_sweep
 from planner.operations.traffic_profile import traffic_profile
 from planner.planning.fleet import Option
 from planner.planning.scenario import load_scenario, overridden

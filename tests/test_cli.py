@@ -13,7 +13,8 @@ from planner.core.catalog import CATALOGS, check
 from planner.faces.cli import main
 from planner.facts.gpus import gpu
 from planner.operations.fleet_file import FleetEntry
-from planner.operations.sweep import answer, load_sweep
+from planner.operations.sweep import answer
+from planner.operations.sweep_points import load_sweep
 from planner.planning.scenario import load_scenario, scenarios
 from planner.planning.search import search
 

@@ -18,7 +18,8 @@ import yaml
 from planner.core.quantities import PlannerError
 from planner.faces.cli import main
 from planner.operations import sweep as sweeps
-from planner.operations.sweep import Store, answer, build, key, load_sweep
+from planner.operations.sweep import Store, answer, build, key
+from planner.operations.sweep_points import load_sweep
 from planner.planning.scenario import load_scenario
 from planner.planning.search import ranked
 

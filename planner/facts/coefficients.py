@@ -35,7 +35,6 @@ class Coefficients:
 
 
 def coefficient_names() -> tuple[str, ...]:
-    """Names of all coefficients."""
     return tuple(field.name for field in fields(Coefficients))
 
 

@@ -38,7 +38,6 @@ class Day:
 
     @property
     def hours(self) -> int:
-        """How many there are."""
         return len(self.shares)
 
     def __str__(self) -> str:
@@ -47,7 +46,6 @@ class Day:
 
 
 def profiles() -> dict[str, DayEntry]:
-    """The catalog's profiles by name."""
     return entries(CATALOG, DayEntry)
 
 

@@ -151,7 +151,6 @@ def _catalog() -> tuple[tuple[Gpu, ...], Mapping[str, Gpu]]:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Every GPU of the catalog."""
     return _catalog()[0]
 
 

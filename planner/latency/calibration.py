@@ -42,8 +42,6 @@ class Calibrated:
 
 @dataclass(frozen=True)
 class Catalog:
-    """A calibration catalog."""
-
     common: Common
     effects: Mapping[str, Effect]
 

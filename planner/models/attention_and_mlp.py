@@ -12,7 +12,6 @@ Weights = tuple[Weight, ...]
 
 
 def concat(parts: Iterable[Weights]) -> Weights:
-    """All weights of `parts`, in order."""
     return tuple(weight for part in parts for weight in part)
 
 

@@ -74,11 +74,9 @@ class Fields:
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """True or false."""
         return self._of(bool, name, default, "true or false")
 
     def text(self, name: str, default: str = "") -> str:
-        """A string."""
         return self._of(str, name, default, "a string")
 
     def items(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> list[Any]:

@@ -74,7 +74,6 @@ class Model:
 
 
 def models() -> tuple[str, ...]:
-    """Names of the catalog's models."""
     return tuple(_catalog()[0])
 
 

@@ -82,7 +82,6 @@ class FrameworkChoice:
 
     @property
     def chosen(self) -> Score:
-        """The framework to use."""
         return self.ranked[0]
 
     @property

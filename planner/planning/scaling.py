@@ -93,7 +93,6 @@ class Scaling:
 
     @property
     def fixed_gpu_hours(self) -> float:
-        """GPU-hours of the fixed fleet over all hours."""
         return float(self.deployment.gpus_rented * len(self.rates))
 
     @cached_property

@@ -135,7 +135,6 @@ class Scenario:
 
 
 def scenarios() -> tuple[str, ...]:
-    """Names of the shipped scenarios."""
     return tuple(sorted(path.stem for path in SCENARIOS.glob("*.yaml")))
 
 

@@ -83,7 +83,6 @@ class Plan:
 
     @property
     def in_pools(self) -> bool:
-        """Pools are what was chosen."""
         return self.chosen is not None and self.chosen.pooled
 
     @property

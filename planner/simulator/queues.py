@@ -27,7 +27,6 @@ def pop(heap: Any) -> tuple[int, float]:
 
 @allocating
 def first(waiting: Any, q: int) -> int:
-    """The first request in queue `q`."""
     return waiting[q][0][1]
 
 
@@ -45,7 +44,6 @@ def leave(waiting: Any, q: int) -> float:
 
 @inlined
 def queue_of(traffic: Any, request: int) -> int:
-    """The queue that a request waits in."""
     return traffic.adapter[request] + 1 if traffic.adapter.size else 0
 
 
@@ -108,7 +106,6 @@ def adapters_s(rules: Any, table: Any, traffic: Any, e: Any, batch: Any, taken: 
 
 @inlined
 def add(traffic: Any, e: Any, order: float, request: int) -> None:
-    """Put a request into the queue."""
     q = queue_of(traffic, request)
     e.heads[q] = _join(e.waiting, q, order, request)
     e.state[0].num_waiting += 1

@@ -73,7 +73,6 @@ class Fitted:
 
     @property
     def engine(self) -> str:
-        """The engine's name."""
         return self.points[0].deployment.engine.name
 
     def sigma(self, column: int) -> float:
@@ -90,7 +89,6 @@ class Fitted:
         return max(float(np.sqrt(variance)), REPEATS[column])
 
     def calibration(self, date: str) -> Calibration:
-        """The catalog entry."""
         sources = list(dict.fromkeys(point.name.partition(", ")[0] for point in self.points))
         more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
         asked = all(point.deployment.args.kv_cache_dtype for point in self.points)

@@ -149,7 +149,6 @@ class Pool:
         return logs
 
     def steps(self, logs: np.ndarray) -> list[StepModel]:
-        """The step cost of every run."""
         values = np.exp(logs).tolist()
         return [step_model(run.deployment, Coefficients(*row)) for run, row in zip(self.runs, values, strict=True)]
 

@@ -19,7 +19,6 @@ TOLD, PACE_TOLD = 0.02, 0.002
 
 
 def catalog_of(found: Pooled, engine: str, date: str) -> dict[str, Any]:
-    """The calibration catalog of `engine`."""
     pool = found.pool
     runs = [run for run in pool.runs if run.deployment.engine.name == engine]
     parts = dict(zip(pool.parts, found.sums.tolist(), strict=True))

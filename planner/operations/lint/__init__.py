@@ -93,7 +93,6 @@ class Lint:
         return [{**vars(found), "mend": found.mend} for found in self.findings]
 
     def json(self) -> dict[str, Any]:
-        """The same as JSON."""
         return {
             "commands": [
                 {

@@ -70,7 +70,6 @@ def served_model(judged: Judged) -> tuple[str, Model]:
 
 
 def layout_of(engine: str, values: Mapping[str, Any]) -> ParallelLayout:
-    """The parallel layout that the command asks for."""
     size = {key: value for key, value in values.items() if isinstance(value, int) and not isinstance(value, bool)}
     tp, pp = size.get("tensor_parallel_size", 1), size.get("pipeline_parallel_size", 1)
     dp = size.get("data_parallel_size", 1)

@@ -69,7 +69,6 @@ def judge(command: Command, version: str) -> Judged:
 
 
 def flag(given: Given, known: Options, version: str) -> Finding:
-    """The verdict on one option."""
     spelt = _folded(given.written, known)
     name = given.option.name if given.option and spelt not in changes(known.engine).flags else spelt
     written = " ".join([given.written, *(["..."] if secret(given.written) else map(shlex.quote, given.words))])[:300]

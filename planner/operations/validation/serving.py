@@ -49,7 +49,6 @@ class ServingCurve(Sourced):
 
 @cache
 def serving_curves() -> dict[str, ServingCurve]:
-    """The public serving points, curve by curve."""
     return entries(FILE, ServingCurve)
 
 
