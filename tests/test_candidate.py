@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planner.core.quantities import Interval
 from planner.facts.deployment import deploy_on
 from planner.planning import benchmark_run
-from planner.planning.benchmark_run import FEWEST, TOKENS, capacity, once, requests
+from planner.planning.benchmark_run import FEWEST, QUICK, TOKENS, capacity, once, requests
 from planner.planning.candidate import Candidate, against, judge, milliseconds, replayed
 from planner.planning.confirmation import confirm, near, settled
 from planner.planning.prediction import evaluate
@@ -190,7 +190,7 @@ def test_long_answers_are_looked_at_with_fewer_tokens_than_they_are_stated_with(
     long = asked(workload={**CHAT["workload"], "output_tokens": {"exactly": 100_000}, "rate": 0.1}).workload
     roomy = CARD.with_args(max_model_len=102_400)
     assert requests(roomy, long) == TOKENS / 100_000 == FEWEST
-    assert requests(roomy, long, quick=True) == FEWEST / 4
+    assert requests(roomy, long, quick=True) == QUICK[1]
 
 
 def test_what_a_search_has_replayed_is_not_replayed_again_when_its_schedules_are_forgotten(monkeypatch) -> None:

@@ -25,7 +25,7 @@ from planner.latency.performance import LATE, LATENCIES, POINTS, WIDER, Performa
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
 from planner.memory.kv_cache import KvPool
-from planner.queueing.steady_state import Case, open_loops
+from planner.queueing.steady_state import Case, open_loop
 from planner.simulator.prefix_reuse import hit_rate
 from planner.simulator.replay import replay_workload
 from planner.simulator.replay_result import ReplayResult
@@ -48,8 +48,8 @@ TOKENS, FEWEST, SEEDED = 20_000_000, 200, 2
 """Output tokens of one run at most, but so many requests; and how many times that all its seeds may have."""
 LONGEST = 30_000
 """Requests of a trace that one engine is sent at most."""
-QUICK = 1_000
-"""Requests of a first look at a candidate."""
+QUICK, GLANCED = (1_000, 50), 1_500_000
+"""Requests of a first look at a candidate at most and at least, and output tokens between the two."""
 CROWD, MIXED = (5, 600), 0.4
 """To learn what an engine serves at most: times that every slot is taken, requests at least, and the share of the time
 until those of all lengths have mixed."""
@@ -311,20 +311,21 @@ def requests(deployment: Deployment, workload: Workload, *, quick: bool = False)
     """How many requests of `workload` one engine is sent in one replay; `quick`: for a first look."""
     share = math.ceil(workload.requests / deployment.engines)
     if workload.trace is not None:
-        return min(share, QUICK if quick else LONGEST)
+        return min(share, QUICK[0] if quick else LONGEST)
     if is_finite(workload):
         waves = WAVES * math.ceil((workload.concurrency or 0) / deployment.engines)
-        return min(share, max(QUICK if quick else ENOUGH if share > MOST else MOST, waves))
-    wanted = QUICK if quick else min(max(math.ceil(LONG * _in_flight(deployment, workload)), QUICK), MOST)
-    part = 4 if quick else 1
-    return max(min(wanted, round(TOKENS / part / workload.output.mean)), FEWEST // part)
+        return min(share, max(QUICK[0] if quick else ENOUGH if share > MOST else MOST, waves))
+    if quick:
+        return min(max(round(GLANCED / workload.output.mean), QUICK[1]), QUICK[0])
+    wanted = min(max(math.ceil(LONG * _in_flight(deployment, workload)), QUICK[0]), MOST)
+    return max(min(wanted, round(TOKENS / workload.output.mean)), FEWEST)
 
 
 @lru_cache(maxsize=1024)
 def _in_flight(deployment: Deployment, workload: Workload) -> float:
     """Requests that are in one engine at once, by Little's law and the closed form."""
     load = taken_on(deployment, workload)
-    found = open_loops([Case(deployment, memory_of(deployment), load)])[0]
+    found = open_loop(Case(deployment, memory_of(deployment), load))
     stay = found.request_tps.mid * found.e2e["mean"].mid / deployment.engines
     return min(stay, float(deployment.args.max_num_seqs))
 
@@ -383,19 +384,24 @@ def _served_at_most(one: Deployment, lengths: Workload) -> float:
     return one.engines * float(tokens[begun > mixed].sum() / tokens.mean() / (end - mixed))
 
 
-def performance(deployment: Deployment, workload: Workload, like: Performance, *, quick: bool = False) -> Performance:
+def performance(
+    deployment: Deployment, workload: Workload, like: Performance, *, quick: bool = False, rough: bool = False
+) -> Performance:
     """What `deployment` does under `workload`, replayed; `like` is what the closed form says, for limit and basis.
 
-    Raises `PlannerError` for requests that can never be scheduled.
+    `rough`: its capacity is the closed form's too. Raises `PlannerError` for requests that can never be scheduled.
     """
-    return replace(like, **_figures(deployment, workload, quick=quick))
+    return replace(like, **_figures(deployment, workload, quick=quick, most=like.capacity if rough else None))
 
 
 @lru_cache(maxsize=4096)
-def _figures(deployment: Deployment, workload: Workload, *, quick: bool) -> dict[str, Any]:
-    """The fields of a `Performance` that a replay fills in, kept for a whole search: it asks for most of them twice."""
+def _figures(deployment: Deployment, workload: Workload, *, quick: bool, most: Interval | None) -> dict[str, Any]:
+    """The fields of a `Performance` that a replay fills in, kept for a whole search: it asks for most of them twice.
+
+    `most` is the capacity, where it need not be replayed.
+    """
     with ThreadPoolExecutor(1) as beside:
-        waiting = beside.submit(capacity, deployment, workload)
+        waiting = beside.submit(lambda: most or capacity(deployment, workload))
         found = run(deployment, workload, quick=quick)
         most = waiting.result()
     mid, rate = found.mid, _rate(found, most)

@@ -10,12 +10,15 @@ from planner.facts.prices import HOURS_PER_MONTH
 from planner.facts.workload import Workload
 from planner.latency.performance import Performance
 from planner.latency.start_up import start_up
+from planner.planning.benchmark_run import is_finite
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction, evaluate_all, predict
 from planner.planning.scenario import Scenario, Target
 
 LIGHT = 0.5
 """Below this share of the KV pool, and of the capacity that is planned, most of both is idle."""
+UNSURE = 1.3
+"""What a deployment serves at most is in closed form at most so many times what the replay says."""
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,17 @@ def replayed(scenario: Scenario, candidate: Candidate, *, quick: bool = False) -
     else:
         found = predict(candidate.deployment, load, scenario.prices, quick=quick)
     return against(scenario, found, candidate.preference)
+
+
+def glanced(scenario: Scenario, candidate: Candidate) -> Candidate:
+    """A first look at `candidate`; its capacity, which takes longest, is replayed only where it may decide."""
+    load = traffic(scenario, candidate.deployment)
+    if is_finite(load):
+        return replayed(scenario, candidate, quick=True)
+    found = predict(candidate.deployment, load, scenario.prices, quick=True, rough=True)
+    look = against(scenario, found, candidate.preference)
+    else_decides = max(1.0, look.margin if look.margin > look.share else 0.0)
+    return look if look.share * UNSURE < else_decides else replayed(scenario, candidate, quick=True)
 
 
 def traffic(scenario: Scenario, deployment: Deployment) -> Workload:

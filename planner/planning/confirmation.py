@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from planner.core.quantities import PlannerError
 from planner.planning.benchmark_run import is_finite
-from planner.planning.candidate import Candidate, full, judge_all, replayed
+from planner.planning.candidate import Candidate, full, glanced, judge_all, replayed
 from planner.planning.deployments import MAX_SEQS, SEQS_STEP
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario, Target
@@ -176,7 +176,7 @@ def settled(scenario: Scenario, candidate: Candidate, *, retune: bool = True) ->
         best = found if found.meets or best is look or found.margin < best.margin else best
         if found.meets or found.margin > FULL:  # another size will not make up for so much
             break
-    return best
+    return replayed(scenario, best, quick=True) if best is looks[0] and best.stated else best
 
 
 def _climbed(scenario: Scenario, looks: list[Candidate]) -> list[Candidate]:
@@ -199,7 +199,7 @@ def _climbed(scenario: Scenario, looks: list[Candidate]) -> list[Candidate]:
             try:
                 changed = with_knobs(scenario, best.deployment, **knobs)
                 changed = changed.with_args(max_num_seqs=min(args.max_num_seqs, changed.args.max_num_seqs))
-                look = replayed(scenario, replace(best, deployment=changed, preference=preference), quick=True)
+                look = glanced(scenario, replace(best, deployment=changed, preference=preference))
             except PlannerError:  # the engine has rules of its own, and longer steps take memory
                 break
             if look.margin >= best.margin:
@@ -220,7 +220,7 @@ def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = No
     def look(size: int) -> Candidate:
         tried = replace(candidate, deployment=candidate.deployment.with_args(max_num_seqs=size))
         try:
-            looks[size] = replayed(scenario, tried, quick=True)
+            looks[size] = glanced(scenario, tried)
         except PlannerError as error:
             looks[size] = replace(tried, misses=(str(error),), constraints=("memory",), margin=math.inf)
         return looks[size]

@@ -14,7 +14,7 @@ from planner.latency.power import Activity, activity, board_power, per_token
 from planner.latency.speculation import speculate
 from planner.memory.budget import MemoryPlan, memory_of
 from planner.planning.benchmark_run import performance, refused, taken_on
-from planner.queueing.steady_state import Case, closed_loops, open_loops
+from planner.queueing.steady_state import Case, closed_loops, open_loop, open_loops
 
 IDLE = Activity(0.0, (0.0, 0.0), 0.0, 0.0)
 RATES = ("output_tps", "total_tps", "request_tps")
@@ -144,17 +144,19 @@ class Prediction:
 
 
 def predict(
-    deployment: Deployment, workload: Workload, prices: Prices | None = None, *, quick: bool = False
-) -> Prediction:
+    deployment: Deployment, workload: Workload, prices: Prices | None = None, *,
+    quick: bool = False, rough: bool = False,
+) -> Prediction:  # fmt: skip
     """What is stated of `deployment` under `workload`: its traffic, replayed (`planning.benchmark_run`).
 
     With a rate the loop is open; with a concurrency closed; with both, arrivals wait while so many are in flight.
-    `prices` are the catalog's on demand unless given. `quick` is a first look without intervals of its own.
+    `prices` are the catalog's on demand unless given. `quick` is a first look without intervals of its own, `rough` one
+    with the closed form's capacity.
     """
     found = evaluate(deployment, workload, prices)
     if found.performance is None:
         return found
-    return replace(found, performance=performance(deployment, workload, found.performance, quick=quick))
+    return replace(found, performance=performance(deployment, workload, found.performance, quick=quick, rough=rough))
 
 
 def evaluate(deployment: Deployment, workload: Workload, prices: Prices | None = None) -> Prediction:
@@ -184,7 +186,8 @@ def perform(cases: Sequence[Case]) -> list[Performance]:
     """Open loops where there is a rate, closed ones where there is none or it would hold more than the concurrency."""
     found: dict[int, Performance] = {}
     if paced := [k for k, case in enumerate(cases) if case.workload.rate is not None]:
-        found |= zip(paced, open_loops([cases[k] for k in paced]), strict=True)
+        open_ = open_loops([cases[k] for k in paced]) if len(paced) > 1 else [open_loop(cases[paced[0]])]
+        found |= zip(paced, open_, strict=True)
     if closed := [k for k, case in enumerate(cases) if k not in found or _overruns(case.workload, found[k])]:
         limited = [replace(cases[k], workload=replace(cases[k].workload, rate=None)) for k in closed]
         found |= zip(closed, closed_loops(limited), strict=True)

@@ -11,6 +11,7 @@ All formulas are for many cases at once: their arrays have three axes, [cases, w
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from planner.core.quantities import PlannerError
 from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
 from planner.latency.adapters import seats, with_adapters
-from planner.latency.performance import LATE, Performances
+from planner.latency.performance import LATE, Performance, Performances
 from planner.latency.shared_reads import with_shared_reads
 from planner.latency.speculation import step_of
 from planner.latency.step_model import StepModel
@@ -83,6 +84,12 @@ def open_loops(cases: Sequence[Case]) -> Performances:
     if any(case.workload.rate is None for case in cases):
         raise PlannerError("an open loop needs a request rate")
     return _by_parts(_open, cases)
+
+
+@lru_cache(maxsize=1024)
+def open_loop(case: Case) -> Performance:
+    """`open_loops` of one case, kept: a replay asks for how many are in flight, a search for all that they see."""
+    return open_loops([case])[0]
 
 
 def _by_parts(loop: Callable[[Sequence[Case], StepModel, Mix], State], cases: Sequence[Case]) -> Performances:
