@@ -223,10 +223,12 @@ def rows_of(name: str) -> list[dict[str, float]]:
 
 
 def test_a_measured_fleet_under_two_routers() -> None:
-    """llm-d's ladder: throughput within 26% at every rate but 20, in direction and order.
+    """llm-d's ladder: throughput within 26% at every rate, 16% of its three runs' median, in direction and order.
 
-    At 20 requests/s both columns dip, 4,555 and 6,656 tokens/s, below what the same machines did at 15; two other runs
-    of the ladder have 6,205 and 11,688, 6,018 and 11,077 there, and the replay is near those as it is at other rates.
+    At 20 requests/s the newest run dips in both columns, below what the same machines did at 15 and 22: its 760
+    requests took 47 and 45 s longer than the 748 at 22 did, though these came faster. With the pause of the other
+    column the replay has each within 6%; the other two runs have none. Measured TTFT contradicts itself: in turn its
+    median is 18 s at 22 requests/s, 0.4 at 25 and 21 at 35, where by the throughput as many wait.
     """
     deployment = deploy_on("Qwen/Qwen3-32B", "H100", tp=2, replicas=8, engine_version="0.20.2")
     rows, rng, step = rows_of("routing.csv"), np.random.default_rng(0), step_of(deployment)
@@ -254,9 +256,13 @@ def test_a_measured_fleet_under_two_routers() -> None:
 
     (in_turn, late), (affine, soon) = served(ROUND_ROBIN), served(PREFIX_AFFINITY)
     measured = {name: np.array([row[name] for row in rows]) for name in rows[0]}
-    sound = measured["rate"] != 20
-    assert in_turn[sound] == pytest.approx(measured["round_robin_tok_s"][sound], rel=0.26)
-    assert affine[sound] == pytest.approx(measured["affinity_tok_s"][sound], rel=0.26)
+    tokens, slow = 1000 * measured["rate"] * measured["seconds"], measured["rate"] == 20
+    for found, policy, other in ((in_turn, "round_robin", "affinity"), (affine, "affinity", "round_robin")):
+        newest, *earlier = (measured[f"{run}{policy}_tok_s"] for run in ("", "earlier_", "sglang_"))
+        took = tokens / measured[f"{other}_tok_s"]
+        paused = tokens / (tokens / found + slow * (took[3] - took[4]))
+        assert paused == pytest.approx(newest, rel=0.26) and paused[slow] == pytest.approx(newest[slow], rel=0.06)
+        assert found == pytest.approx(np.median([newest, *earlier], axis=0), rel=0.16)
     for run, most in (("", 0.12), ("earlier_", 0.25), ("sglang_", 0.15)):
         for found, policy in ((in_turn, "round_robin"), (affine, "affinity")):
             assert np.median(np.abs(found / measured[f"{run}{policy}_tok_s"] - 1)) < most
