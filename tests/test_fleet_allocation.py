@@ -118,6 +118,10 @@ def test_a_fleet_of_one_scenario_is_its_plan(tmp_path: Path) -> None:
     assert found.now and found.then and plan.chosen.prediction.watts
     assert found.now.watts == pytest.approx(plan.chosen.prediction.watts.mid, rel=0.01), "today's load, not a grown one"
     assert found.now.watts < found.then.watts
+    for factor in (2.0, 4.0):  # a load that no search was asked about
+        busier, grown = replace(plan.scenario, workload=plan.scenario.workload.times(factor)), found.fleet.grown(factor)
+        chosen = search(busier).chosen
+        assert chosen and cost(allocate(grown)) == pytest.approx(chosen.usd_per_hour)
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 0}\n")
     assert "in the way: stock of L4" in told(fleet_plan(path))
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {H100: 8, H100-SXM: 2}\n")

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -16,6 +16,7 @@ from planner.latency.power import board_power
 from planner.planning.candidate import Candidate, describe
 from planner.planning.fleet import Fleet, FleetPlan, Option
 from planner.planning.prediction import IDLE
+from planner.planning.scaling import most_of_one
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, scenario_path
 from planner.planning.scenario_entries import MOST_GPUS, Positive
 from planner.planning.search import search
@@ -39,7 +40,7 @@ def fleet_plan(path: Path, progress: Callable[[int, int], None] = lambda _done, 
     """The fleet of a YAML file, to which scenarios' paths are relative; `PlannerError` for wrong ones.
 
     Candidates are searched for today's load and for the one that has grown; a replica serves as much of today's as it
-    did in either. `progress` is told how many searches are done, and of how many.
+    did with either. `progress` is told how many searches are done, and of how many.
     """
     entry = check(FleetEntry, read_yaml(path), path.name)
     asked: dict[str, Scenario] = {}
@@ -59,7 +60,7 @@ def fleet_plan(path: Path, progress: Callable[[int, int], None] = lambda _done, 
     for done, (name, kind, factor) in enumerate(searches):
         progress(done, len(searches))
         loaded = replace(asked[name], workload=asked[name].workload.times(factor))
-        for option in options_of(loaded, kind):
+        for option in options_of(loaded, kind, known=[*options[name]]):
             found = replace(option, share=option.share * factor)
             drawn[name, found.what] |= {(found.share, found.watts)}
             best = options[name].get(found.what)
@@ -74,26 +75,35 @@ def fleet_plan(path: Path, progress: Callable[[int, int], None] = lambda _done, 
     return FleetPlan(path.stem, asked, fleet, entry.growth)
 
 
-def options_of(asked: Scenario, kind: str) -> list[Option]:
+def options_of(asked: Scenario, kind: str, known: Collection[str] = ()) -> list[Option]:
     """What a scenario may run on GPUs of one kind: all that its search replayed and that keeps its service level.
 
-    A replica of a candidate that needs n of them serves a share of 1/n, wherever the rest of the load is served.
+    A replica of a candidate that needs n of them serves a share of 1/n, wherever the rest of the load is served; of an
+    open load as much more as it keeps the level with, and is no more at risk, where that is not `known` of it.
     """
     own = next((card for card in asked.gpus if card.gpu.name == kind), None)
     card = replace(own or CandidateGpu(gpu(kind), 1), at_most=MOST_OF_A_KIND)
-    plan = search(replace(asked, gpus=(card,)))
-    return [_option(found) for found in plan.whole.candidates if found.meets and found.stated]
+    plan = search(replace(asked, gpus=(card,), day=None))
+    holding = [found for found in plan.whole.candidates if found.meets and found.stated]
+    return [option for found in holding for option in _options(asked, found, known)]
 
 
-def _option(found: Candidate) -> Option:
-    one, replicas = found.deployment, found.deployment.layout.replicas
+def _options(asked: Scenario, found: Candidate, known: Collection[str]) -> Iterator[Option]:
+    one, replicas, watts = found.deployment, found.deployment.layout.replicas, found.prediction.watts
     if found.usd_per_hour is None:
         raise PlannerError(f"no price is known for {one.gpu.name}: give the scenarios prices: {{{one.gpu.name}: ...}}")
-    watts = found.prediction.watts
-    return Option(
+    option = Option(
         describe(one.with_replicas(1)), one.gpu.name, math.ceil(one.gpus_rented / replicas),
         found.usd_per_hour / replicas, watts.mid / replicas if watts else 0.0, 1 / replicas, found.at_risk,
     )  # fmt: skip
+    yield option
+    rate = None if asked.offline or asked.workload.trace else asked.workload.rate
+    if rate and option.what not in known:
+        most = most_of_one(asked, found, safe=not found.at_risk)
+        assert most.workload is not None and most.workload.rate is not None
+        drawn = most.watts.mid if most.watts else 0.0
+        if (share := most.workload.rate / rate) > option.share:
+            yield replace(option, watts=drawn, share=share)
 
 
 def _drawing(one: Option, drawn: set[tuple[float, float]]) -> Option:

@@ -142,9 +142,8 @@ def scaling_of(scenario: Scenario, candidate: Candidate) -> Scaling | None:
         return None
     deployment = candidate.deployment
     load = replace(taken_on(deployment, scenario.workload), trace=None, num_prompts=None)
-    assert load.rate is not None
-    one = _most(replace(scenario, workload=load), candidate, load.rate)
-    assert one.workload is not None and one.workload.rate is not None
+    one = most_of_one(replace(scenario, workload=load), candidate)
+    assert load.rate is not None and one.workload is not None and one.workload.rate is not None
     rates = tuple(share * load.rate for share in scenario.day.shares)
     begins, most = start_up(deployment, scenario.storage), deployment.layout.replicas
     lead_s, drain_s = begins.total.hi if begins else UNPREDICTED_S, found.e2e["p99"].mid
@@ -201,10 +200,14 @@ def _least(scenario: Scenario, candidate: Candidate) -> tuple[bool, float]:
     return unpriced, price * float(least) / replicas
 
 
-def _most(scenario: Scenario, candidate: Candidate, rate: float) -> Prediction:
-    """One replica with the most traffic that it serves within every promise, at least its share of the fleet's."""
-    replicas, most = candidate.deployment.layout.replicas, candidate.prediction.performance
-    assert most is not None and most.capacity is not None
+def most_of_one(scenario: Scenario, candidate: Candidate, *, safe: bool = False) -> Prediction:
+    """One replica with the most traffic that it serves within every promise, at least its share of the scenario's.
+
+    `safe`: at the pessimistic end too.
+    """
+    rate, replicas = scenario.workload.rate, candidate.deployment.layout.replicas
+    most = candidate.prediction.performance
+    assert most is not None and most.capacity is not None and rate is not None
     single = replace(candidate, deployment=candidate.deployment.with_replicas(1))
 
     def at(rate: float) -> Candidate:
@@ -214,7 +217,7 @@ def _most(scenario: Scenario, candidate: Candidate, rate: float) -> Prediction:
     best = at(low)
     for k in range(HALVINGS if high > low * 1.02 else 0):
         tried = high * 0.999 if not k else (low + high) / 2
-        if (found := at(tried)).meets:
+        if (found := at(tried)).meets and not (safe and found.at_risk):
             low, best = tried, found
         else:
             high = tried
