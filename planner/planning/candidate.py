@@ -126,6 +126,11 @@ class Candidate:
         return f"{where}, prefill {first}, decode {rest}, {_formats(self.deployment)}"
 
 
+def tuned(preference: tuple[int, ...]) -> tuple[int, ...]:
+    """The `preference` of the same with other engine arguments."""
+    return *preference[:-1], 1
+
+
 def describe(deployment: Deployment) -> str:
     """A deployment in a few words: GPUs, layout, formats, and the engine where it is another than vLLM."""
     where = f"{deployment.gpus} x {deployment.gpu.name}"

@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from planner.core.quantities import PlannerError
 from planner.planning.benchmark_run import is_finite
-from planner.planning.candidate import Candidate, full, glanced, judge_all, replayed
+from planner.planning.candidate import Candidate, full, glanced, judge_all, replayed, tuned
 from planner.planning.deployments import MAX_SEQS, SEQS_STEP
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario, Target
@@ -186,7 +186,7 @@ def _climbed(scenario: Scenario, looks: list[Candidate]) -> list[Candidate]:
     """
     best = min(looks, key=attrgetter("margin"))
     known = {look.deployment.args.max_num_batched_tokens for look in looks}
-    args, preference, found = best.deployment.args, (*best.preference[:-1], 1), []
+    args, preference, found = best.deployment.args, tuned(best.preference), []
     if "max_num_batched_tokens" in scenario.engine_args:
         return []
     longer = [size for size in TOKENS if size > args.max_num_batched_tokens]
@@ -284,7 +284,7 @@ def retuned(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
     Longer, shorter and equal ones: it errs about one kind more than about another.
     """
     one, replicas = candidate.deployment, candidate.deployment.layout.replicas
-    preference, tokens = (*candidate.preference[:-1], 1), one.args.max_num_batched_tokens
+    preference, tokens = tuned(candidate.preference), one.args.max_num_batched_tokens
     others = variants(scenario, one, light=candidate.light)
     usual, *tried = judge_all(scenario, [(each, replicas, preference) for each in (one, *others)])
     tight = partial(_tight, scenario)

@@ -25,7 +25,7 @@ from planner.facts.prices import price_per_hour
 from planner.memory.budget import memory_of
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
-from planner.planning.candidate import Candidate, asked_rps, describe, judge_all, most_rps
+from planner.planning.candidate import Candidate, asked_rps, describe, judge_all, most_rps, tuned
 from planner.planning.confirmation import Confirmed, confirm, near, nearest, stated
 from planner.planning.deployments import deployment_of
 from planner.planning.pools import in_pools, left_out
@@ -230,7 +230,7 @@ def _evaluated(scenario: Scenario, wanted: Wanted) -> tuple[list[Candidate], lis
         if (memory := memory_of(one)).starts:
             cases.append(option)
         elif (larger := next(variants(scenario, one), None)) is not None:
-            cases.append((larger, most, (*preference[:-1], 1)))
+            cases.append((larger, most, tuned(preference)))
         else:
             gpus = one.layout.gpus_per_replica
             rejected.append(Rejection(describe(one), one.gpu.name, gpus, memory.reason, "memory"))
@@ -288,7 +288,7 @@ def _tuned(scenario: Scenario, cases: list[Option], usual: list[Candidate]) -> l
     """The same with other engine arguments, where those may do for less or at less risk: of each size the best."""
     least = min((found.cost for found in usual if found.meets), default=(True, math.inf))
     tried = [
-        (changed, most, (*preference[:-1], 1))
+        (changed, most, tuned(preference))
         for (one, most, preference), found in zip(cases, usual, strict=True)
         if _at_least(scenario, found) <= least
         for changed in variants(scenario, one, FEW, light=found.light)
