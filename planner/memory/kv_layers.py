@@ -97,10 +97,7 @@ def _compressed_caches(mixer: LatentAttention, window: int, keys: int) -> list[C
     ratio = mixer.compress
     overlap, rows = (2, 4) if keys else (1, 8)
     caches = [Cache("window", V4_LATENT, window, block=64, page=page(64 * V4_LATENT))]
-    if ratio:
-        caches.append(Cache("full", V4_LATENT / ratio, block=256, page=page(256 // ratio * V4_LATENT)))
-        caches.append(states(mixer.kv_elements))
-    if ratio and keys:
-        caches.append(Cache("full", keys / ratio, block=256, page=page(256 // ratio * keys)))
-        caches.append(states(mixer.index_dim))
+    for stored, kept in ((V4_LATENT, mixer.kv_elements), (keys, mixer.index_dim)):
+        if ratio and stored:
+            caches += [Cache("full", stored / ratio, block=256, page=page(256 // ratio * stored)), states(kept)]
     return caches

@@ -35,7 +35,7 @@ class StartupError:
     @property
     def remedy(self) -> str:
         """What helps, with the log's own figures."""
-        return self.phrase.remedy.format_map({name: value for name, value in self.figures.items()})
+        return self.phrase.remedy.format_map(self.figures)
 
 
 def startup_errors(text: str) -> list[StartupError]:

@@ -84,7 +84,7 @@ def flag(given: Given, known: Options, version: str) -> Finding:
 
 def settings(command: Command, version: str) -> Iterator[Finding]:
     """What is said of the keys of TensorRT-LLM's file, of which any that it does not know ends the start."""
-    given = {key: value for key, value in command.config.items()}
+    given = dict(command.config)
     given |= {f"{key}.{inner}": value for key, held in command.config.items() if isinstance(held, Mapping)
               for inner, value in held.items()}  # fmt: skip
     for key, value in given.items():
