@@ -20,6 +20,7 @@ from planner.faces.cli import main
 from planner.operations import sweep as sweeps
 from planner.operations.sweep import Store, answer, build, key
 from planner.operations.sweep_points import load_sweep
+from planner.planning import scaling
 from planner.planning.scenario import load_scenario
 from planner.planning.search import ranked
 
@@ -94,6 +95,24 @@ def test_a_point_is_answered_as_the_same_scenario_is(tmp_path: Path) -> None:
     said = [answer(wrong, point) for point in wrong.points]
     assert [one["status"] for one in said] == ["ok", "error", "error", "error"]
     assert said[0]["gpu"] == "L4"
+
+
+def test_what_points_lack_is_told_and_the_tables_folder_is_made(tmp_path: Path, capsys) -> None:
+    path = written(tmp_path, grid={"workload.rat": [1, 2]})
+    out = tmp_path / "tables" / "out.csv"
+    assert main(["sweep", str(path), "--out", str(out), "--store", str(tmp_path / "answers"), "--workers", "1"]) == 1
+    assert "2 points failed, the first: " in (said := capsys.readouterr().err) and "workload.rat" in said
+    assert len(pd.read_csv(out)) == 2
+
+
+def test_a_sweep_over_days_has_what_each_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "MOST", 10_000)
+    fixed = {"gpus": [{"gpu": "L4", "at_most": 8}], "workload.rate": 16}
+    days = {"workload.day": [[1.0] * 24, [0.1] * 12 + [1.0] * 12]}
+    sweep = load_sweep(written(tmp_path, answer="plan", replay=True, scenario="edge-8b-24gb", set=fixed, grid=days))
+    flat, half = (answer(sweep, point) for point in sweep.points)
+    assert flat["replicas_fewest"] == flat["replicas_most"] > 1 and flat["gpu_hours"] == flat["gpu_hours_fixed"]
+    assert half["replicas_fewest"] < half["replicas_most"] and half["gpu_hours"] < 0.8 * half["gpu_hours_fixed"]
 
 
 def test_a_key_hangs_on_the_question_and_on_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +228,7 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(tmp_path: Pa
     pytest.importorskip("pyarrow")
     sweep, store = load_sweep(path), Store(tmp_path / "answers.sqlite")
     store.add({key(sweep, sweep.asked(point)): answer(sweep, point) for point in sweep.points})
-    assert sweeps.sweep_file(path, out, store.path) == sweeps.sweep_file(path, tmp_path / "out.csv", store.path) == 0
+    assert sweeps.sweep_file(path, out, store.path) == sweeps.sweep_file(path, tmp_path / "out.csv", store.path) == []
     columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")
     assert columns["set.workload.rate"].tolist() == [0.1, 0.5, 2.0] and list(columns) == list(same)
     assert columns["ttft_ms_p99"].tolist() == pytest.approx(same["ttft_ms_p99"].tolist(), rel=1e-6)

@@ -212,7 +212,10 @@ def _sweep(options: argparse.Namespace) -> int:
             _progress(done, points, f"points, {kept:,} from the store")
 
     store = options.store or user_data_path("headroom") / "answers.sqlite"
-    return sweep_file(options.sweep, options.out, store, options.scheduler, options.workers, progress)
+    errors = sweep_file(options.sweep, options.out, store, options.scheduler, options.workers, progress)
+    if errors:
+        print(f"planner: {len(errors):,} points failed, the first: {errors[0]}", file=sys.stderr)
+    return int(bool(errors))
 
 
 @compiles

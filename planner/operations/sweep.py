@@ -112,7 +112,11 @@ def answer(sweep: Sweep, point: Mapping[str, Any]) -> dict[str, Any]:
             found = _predicted(asked, check(DeploymentEntry, wanted, "deployment"), sweep.replay)
             return _row(asked, found)
         plan = search(asked) if sweep.replay else ranked(asked)
-        about = {"verdict": plan.verdict, "binding": plan.binding.constraint}
+        about: dict[str, Any] = {"verdict": plan.verdict, "binding": plan.binding.constraint}
+        if sweep.replay and (day := plan.scaling):
+            fewest, most = min(day.replicas), max(day.replicas)
+            about |= {"replicas_fewest": fewest, "replicas_most": most, "hours_missed": len(day.misses)}
+            about |= {"gpu_hours": day.gpu_hours, "gpu_hours_fixed": day.fixed_gpu_hours}
         if plan.best is None:
             return {"status": "nothing_meets", **about, "error": str(plan.binding)}
         row = _row(asked, plan.best) | about
@@ -205,8 +209,8 @@ def _worked_out(
         with ExitStack() as held:
             place: Any = scheduler or held.enter_context(
                 LocalCluster(
-                    n_workers=workers, threads_per_worker=1, dashboard_address=None, memory_limit=0, silence_logs=50,
-                    local_directory=held.enter_context(TemporaryDirectory()),
+                    n_workers=workers, threads_per_worker=1, dashboard_address="127.0.0.1:0", memory_limit=0,
+                    silence_logs=50, local_directory=held.enter_context(TemporaryDirectory()),
                 )
             )  # fmt: skip
             client = held.enter_context(Client(place, timeout=20, set_as_default=False))
@@ -221,8 +225,8 @@ def _worked_out(
 def sweep_file(
     path: Path, out: Path, store: Path, scheduler: str | None = None, workers: int | None = None,
     progress: Callable[[int, int, int], None] | None = None,
-) -> int:  # fmt: skip
-    """Work out the sweep of `path` into the table `out`, CSV or Parquet; 1 when some points failed, else 0."""
+) -> list[str]:  # fmt: skip
+    """Work out the sweep of `path` into the table `out`, CSV or Parquet; what was wrong with points that failed."""
     import pandas as pd
 
     if out.suffix not in (".csv", ".parquet"):
@@ -234,6 +238,7 @@ def sweep_file(
         )
     sweep = load_sweep(path)
     spare(sweep.files, [out, store])
+    folder(out.parent)
     found = run_sweep(sweep, Store(store), scheduler, workers, progress)
     rows = [
         {"point": k, **{f"set.{name}": json.dumps(v) if isinstance(v, dict | list) else v for name, v in point.items()}}
@@ -246,4 +251,4 @@ def sweep_file(
             table.to_csv(part, index=False, float_format="%.7g")
         else:
             table.apply(of_one_type).to_parquet(part, index=False)
-    return int(any(one["status"] == "error" for one in found))
+    return [one["error"] for one in found if one["status"] == "error"]
