@@ -170,8 +170,14 @@ def _typeset(
         body = "\n\n".join(_typst(notebook, work, left_out) for notebook in executed)
         (work / "body.typ").write_text(body, encoding="utf-8")
         shutil.copy(TEMPLATE, work)
+        page, floating, left = str(work / TEMPLATE.name), list[str](), [""]
+        while left:  # what began a page, as there was no room for it on the one before: each moves what follows it
+            (work / "floating.json").write_text(json.dumps(floating))
+            on_top = json.loads(typst.query(page, "<on-top>", field="value", one=True, ignore_system_fonts=True))
+            left = [name for name in on_top if name not in floating]
+            floating += left[:1]
         # with the fonts that Typst brings along, so that the PDF is the same everywhere
-        typst.compile(str(work / TEMPLATE.name), output=str(work / "report.pdf"), ignore_system_fonts=True)
+        typst.compile(page, output=str(work / "report.pdf"), ignore_system_fonts=True)
         yield work / "report.pdf"
 
 
@@ -221,6 +227,7 @@ def _typst(notebook: Path, work: Path, left_out: Sequence[str]) -> str:
     hidden = {"exclude_input": True, "exclude_output_prompt": True, "exclude_anchor_links": True}
     html, _ = HTMLExporter(template_name="basic", config=config, **hidden).from_filename(str(notebook))
     html = re.sub(r"<img\b[^>]*>", said, html)  # of a user's text: charts come as SVG
+    html = re.sub(r"<(?:figure|table)\b", lambda at: f'{at[0]} id="{notebook.stem}-{at.start()}"', html)
     html = re.sub(r'<svg[^>]*? width="([\d.]+)".*?</svg>', placed, html, flags=re.DOTALL)
     dialect = "html+tex_math_dollars-native_divs-native_spans-auto_identifiers"
     typst = str(pypandoc.convert_text(html, "typst", format=dialect, extra_args=["--wrap=none"]))
