@@ -176,7 +176,7 @@ def test_a_sweep_marks_what_does_not_fit() -> None:
         {"share": [0.5, 0.9], "KV (GiB)": [Interval(0, 0, 0), Interval(1, 2, 3)], "status": ["does_not_fit", "ok"]}
     )
     rows = drawn_rows(charts_memory.sweep(data, chosen=0.9), "status")
-    assert rows["does_not_fit"]["mid"] == 0 and rows["ok"]["share"] == 0.9
+    assert rows["does not fit"]["mid"] == 0 and rows["ok"]["share"] == 0.9
 
 
 def test_one_requests_life_is_its_mean_times(plan: Plan) -> None:

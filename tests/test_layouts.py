@@ -79,7 +79,7 @@ def test_llama_70b_reduces_twice_a_layer_and_a_stage_sends_once():
 def test_nvlink_is_faster_than_pcie_and_stages_talk_least():
     llama = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100-SXM", tp=4, engine_version="0.20.2")
     spent = layout_study.messages(llama, batch=32, context=1000).set_index(["Layout", "Link", "Step"])["Messages (ms)"]
-    nvlink, pcie = "nvlink4 (450 GB/s)", "PCIe (64 GB/s)"
+    nvlink, pcie = "NVLink 4 (450 GB/s)", "PCIe (64 GB/s)"
     for step in ("decode", "prompt"):
         assert spent["TP4", pcie, step] > 2 * spent["TP4", nvlink, step]
         assert spent["PP2", pcie, step] < spent["TP2", nvlink, step]

@@ -57,7 +57,7 @@ def test_what_others_hold_is_not_there_for_the_cache() -> None:
     kept = [value.mid for value in data["KV cache (GiB)"]]
     assert kept == sorted(kept, reverse=True)
     assert kept[1] - kept[2] == pytest.approx(4, abs=0.01 * LLAMA.gpu_total / GIB + 0.01)  # utilization in hundredths
-    assert data.loc[40, "status"] == "does_not_fit"
+    assert data.loc[40, "status"] == "does not fit"
     for tenants, row in data.iterrows():
         assert row["gpu_memory_utilization"] <= 1 - tenants / (LLAMA.gpu_total / GIB)
 

@@ -73,11 +73,11 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
 
 
 def _cell(said: str) -> str:
-    """Text that may go on in another line after a slash, and not within an interval or a date."""
+    """Text that may go on in another line after a slash, and not within an interval, a date or GB/s."""
     kept = re.sub(r"(\([\d.,]+) to ((?:[\d.,]+|growing)\))", "\\1\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}\\2", said)
     if re.fullmatch(r"\d{4}-\d\d-\d\d", kept):
         kept = kept.replace("-", "\N{NON-BREAKING HYPHEN}")
-    return re.sub(r"(?<!<)/", "/<wbr>", escape(kept))
+    return re.sub(r"(?<!<)/(?!s\b)", "/<wbr>", escape(kept))
 
 
 def note(message: object) -> Shown:
@@ -189,6 +189,7 @@ class Explore(ipywidgets.VBox):
             control.observe(self._redraw, names="value")
         self._draw, self._controls, self._lock = draw, controls, threading.Lock()
         self._screen = ipywidgets.HTML(self._html())
+        self._screen.add_class("jp-RenderedHTMLCommon")  # tables and lines of text as cells beside it have them
         said = [f"{name.description} {text(name.value)}" for name in controls.values() if name.value != ""]
         drawn = f" Drawn for {escape(', '.join(said))}." if said else ""
         self._still = re.sub(r"(</(fig)?caption>)", lambda end: drawn + end[0], self._screen.value, count=1)

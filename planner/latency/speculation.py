@@ -84,9 +84,9 @@ class Speedup:
         """One row, the speed-up as an `Interval`."""
         import pandas as pd
 
-        times = {f"{name} ms": getattr(self, f"{name}_s") * 1e3 for name in ("plain", "verify", "draft")}
+        times = {f"{name} (ms)": getattr(self, f"{name}_s") * 1e3 for name in ("plain", "verify", "draft")}
         row = {"batch": self.batch, "tokens per step": self.tokens_per_step, **times, "speed-up": self.speedup}
-        memory = {"draft GiB per GPU": self.draft_bytes / GIB, "sequences lost": self.sequences_lost}
+        memory = {"draft (GiB per GPU)": self.draft_bytes / GIB, "sequences lost": self.sequences_lost}
         return pd.DataFrame([{**row, **memory, "verdict": self.verdict}])
 
     def __str__(self) -> str:

@@ -226,10 +226,10 @@ def messages(deployment: Deployment, batch: int, context: float) -> pd.DataFrame
     In a decode step of `batch` sequences with `context` tokens each, and in a step of as many prompt tokens as fit.
     """
     card, tokens, rows = deployment.gpu, deployment.args.max_num_batched_tokens, []
-    own = card.link if deployment.link_bandwidth == card.link_bandwidth else "as wired"
+    own = card.link.replace("nvlink", "NVLink ") if deployment.link_bandwidth == card.link_bandwidth else "as wired"
     inside = {own: deployment.link_bandwidth}
     fast = deployment.link_bandwidth > card.pcie_bandwidth
-    inside |= {"PCIe": card.pcie_bandwidth} if fast else {"nvlink4, if it had it": links()["nvlink4"]}
+    inside |= {"PCIe": card.pcie_bandwidth} if fast else {"NVLink 4, if it had it": links()["nvlink4"]}
     wires = [(f"{name} ({speed / GB:g} GB/s)", speed, 8) for name, speed in inside.items()]
     wires.append((f"between nodes ({card.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1))
     steps = {"decode": ([], [round(context)] * batch), "prompt": ([(tokens, 0)], [])}

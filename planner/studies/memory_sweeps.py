@@ -88,7 +88,7 @@ def tenants_sweep(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.Da
         safe = safe_utilization(shared)
         found = plan(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else None
         kept = _floored(found.kv_available) if found else Interval.exactly(0)
-        rows.append((gib, safe, kept, found.status if found else "does_not_fit"))
+        rows.append((gib, safe, kept, found.status.replace("_", " ") if found else "does not fit"))
     return pd.DataFrame(rows, columns=["other tenants (GiB)", "gpu_memory_utilization", "KV cache (GiB)", "status"])
 
 

@@ -18,6 +18,7 @@ from planner.simulator.kernel_types import LEAST_LOADED, PREFIX_AFFINITY, ROUND_
 from planner.simulator.prefix_reuse import hit_rate
 from planner.simulator.replay import replay_workload
 from planner.simulator.replay_result import ReplayResult
+from planner.studies.tail_latency import waits
 
 POLICIES = {"in turn": ROUND_ROBIN, "to the least loaded": LEAST_LOADED, "to who has the prefix": PREFIX_AFFINITY}
 """Ways to choose a replica, in words; `simulator.kernel_types.Router` says what each is."""
@@ -67,8 +68,7 @@ def by_pool(deployment: Deployment, workload: Workload, shares: Sequence[float])
         run = replayed(deployment, workload, pool=smaller)
         assert workload.trace is not None
         plain = hit_rate(workload.trace, 1, smaller.kv_tokens) * 100
-        ttft = run.stats("ttft")
-        rows.append((smaller.kv_tokens, found(run), plain, ttft["p50"] * 1e3, ttft["p99"] * 1e3))
+        rows.append((smaller.kv_tokens, found(run), plain, waits(run, "p50"), waits(run, "p99")))
     columns = ["KV pool (tokens)", "found (%)", "a plain LRU would find (%)", "p50 TTFT (ms)", "p99 TTFT (ms)"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -78,8 +78,7 @@ def by_host_memory(deployment: Deployment, workload: Workload, pool: KvPool, gib
     rows = []
     for size in gib:
         run = replayed(deployment.with_args(kv_offloading_size=size), workload, pool=pool)
-        ttft = run.stats("ttft")
-        rows.append((size, found(run), ttft["p50"] * 1e3, ttft["p99"] * 1e3, run.output_tps))
+        rows.append((size, found(run), waits(run, "p50"), waits(run, "p99"), run.output_tps))
     return pd.DataFrame(rows, columns=["GiB", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "output tokens/s"])
 
 
@@ -93,7 +92,7 @@ def by_routing(
         for policy in policies:
             run = replayed(deployment.with_replicas(count), load, policy)
             served = np.bincount(run.outcome.replica, minlength=count) if count > 1 else np.ones(1)
-            busiest, ttft = served.max() / served.mean(), run.stats("ttft")
-            rows.append((count, policy, found(run), ttft["p50"] * 1e3, ttft["p99"] * 1e3, busiest))
+            busiest = served.max() / served.mean()
+            rows.append((count, policy, found(run), run.stats("ttft")["p50"] * 1e3, waits(run, "p99"), busiest))
     columns = ["replicas", "requests go", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "busiest, of the mean"]
     return pd.DataFrame(rows, columns=columns)

@@ -244,7 +244,7 @@ def chosen_instead(plan: Plan) -> pd.DataFrame:
         return pd.DataFrame()
     told = {id(candidate): f"{share:.0%}" for candidate, share in found.runs}
     rows = [
-        (c.what, _usd(c.usd_per_hour), round(share * DRAWS), told.get(id(c), "-"))
+        (c.what, _usd(c.usd_per_hour), round(share * DRAWS), told.get(id(c)))
         for c, share in ((plan.chosen, found.stays), *found.rivals[:5])
     ]
     columns = ["deployment", "USD per hour", f"chosen in (of {DRAWS:,} draws)", "its benchmark changes the choice"]

@@ -4,6 +4,7 @@ Every run is replayed at the calibrated step cost and at both ends of its 80% in
 a slower engine would queue. Frames have columns as people read them, units included.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,10 +17,11 @@ from planner.facts.deployment import Deployment
 from planner.facts.workload import Workload
 from planner.latency.performance import LATE, LATENCIES, POINTS, Performance
 from planner.memory.budget import memory_of
-from planner.planning.benchmark_run import Run, once, sample
+from planner.planning.benchmark_run import Run, once, sample, served, stat
 from planner.planning.candidate import held
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Target
+from planner.simulator.replay_result import ReplayResult
 
 SWEEP = 1500
 """Requests of each run of a sweep."""
@@ -87,7 +89,10 @@ def by_argument(deployment: Deployment, workload: Workload, name: str, values: S
 
 
 def by_utilization(deployment: Deployment, workload: Workload, shares: Sequence[float]) -> pd.DataFrame:
-    """TTFT (ms) at shares of the rate that the closed form says is served at most: its own figures, and a replay's."""
+    """TTFT (ms) at shares of the rate that the closed form says is served at most: its own figures, and a replay's.
+
+    Beyond all of it both grow without end.
+    """
     most = evaluate(deployment, workload.at(OVERLOAD)).performance
     if most is None:
         raise PlannerError(f"{deployment} does not start")
@@ -97,10 +102,15 @@ def by_utilization(deployment: Deployment, workload: Workload, shares: Sequence[
         steady, found = evaluate(deployment, load).performance, once(deployment, load, 4 * SWEEP)
         row: dict[str, Any] = {"Utilization (%)": share * 100, "Requests/s": load.rate}
         for point in ("mean", "p99"):
-            row[f"{point}, closed form"] = steady and steady.at("ttft", point).mid * 1e3
-            row[f"{point}, replayed"] = found.stats("ttft")[point] * 1e3
+            row[f"{point}, closed form"] = steady.at("ttft", point).mid * 1e3 if share < 1 and steady else math.inf
+            row[f"{point}, replayed"] = waits(found, point)
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def waits(found: ReplayResult, point: str, metric: str = "ttft") -> float:
+    """A wait in ms; where a replay does not keep up it grows without end, and says only how long was looked at."""
+    return stat(found, metric, point) * 1e3 if served(found) >= KEEPS_UP else math.inf
 
 
 def by_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
@@ -120,7 +130,8 @@ def by_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
         given_up = (plan.num_blocks - pool.num_blocks) * plan.bytes_per_block
         left = share * (1 - given_up / memory.requested)
         row: dict[str, Any] = {"KV pool (tokens)": pool.kv_tokens, "gpu_memory_utilization": left}
-        rows.append(row | tail(sample(deployment, workload, SWEEP, ends=False, pool=pool)))
+        found = sample(deployment, workload, SWEEP, ends=False, pool=pool)
+        rows.append(row | tail(found) | {"p99 E2E (ms)": waits(found.mid, "p99", "e2e")})
     return pd.DataFrame(rows)
 
 

@@ -5,14 +5,14 @@ import pandas as pd
 
 from planner.faces.charts.base import BAD, GOOD, MUTED, PALETTE, colored, ends, lines
 
-STATUS = {"ok": GOOD, "at_risk": PALETTE[1], "does_not_fit": BAD}
+STATUS = {"ok": GOOD, "at risk": PALETTE[1], "does not fit": BAD}
 LOGGED = {"logged, inside": GOOD, "logged, outside": BAD}
 
 
 def sweep(data: pd.DataFrame, chosen: float | None = None, log: bool = False) -> alt.TopLevelMixin:
     """The second column against the first, with its 80% band, dots coloured by `status`, and a rule at `chosen`."""
     x, y = data.columns[:2]
-    dots = data.drop(columns=y).assign(mid=ends(data[y])["mid"])
+    dots = data.drop(columns=y).assign(mid=ends(data[y])["mid"], status=data["status"].str.replace("_", " "))
     points = alt.Chart(dots).mark_point()
     points = points.encode(
         x=alt.X(x, scale=alt.Scale(type="log" if log else "linear", nice=False)),

@@ -39,9 +39,9 @@ def prices(plan: Plan) -> alt.TopLevelMixin:
     priced = all(candidate.usd_per_hour is not None for candidate in shown)
     rows = [(c.what, c.usd_per_hour if priced else c.prediction.gpus, state(c)) for c in shown]
     data = pd.DataFrame(rows, columns=["deployment", "cost", "state"])
-    base = alt.Chart(data, height=alt.Step(18), width=WIDTH - 220).encode(
+    base = alt.Chart(data, height=alt.Step(18), width=WIDTH - 260).encode(
         x=alt.X("cost", title="USD per hour" if priced else "GPUs"),
-        y=alt.Y("deployment", title=None, sort=None, axis=alt.Axis(labelLimit=300)),
+        y=alt.Y("deployment", title=None, sort=None, axis=alt.Axis(labelLimit=400)),
         text=alt.Text("cost", format=",.2f" if priced else "d"),
     )
     label = base.mark_text(align="left", dx=4, color="currentColor")
