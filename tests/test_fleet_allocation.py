@@ -132,6 +132,18 @@ def test_a_fleet_of_one_scenario_is_its_plan(tmp_path: Path) -> None:
         fleet_plan(path)
 
 
+def test_a_replica_takes_as_much_more_of_a_job_as_its_deadline_leaves() -> None:
+    """A search for so much more finds it safe with one replica, and beyond that not any more."""
+    gpus = [{"gpu": "L4", "at_most": 4}]
+    small = {"model": "meta-llama/Llama-3.1-8B-Instruct", "workload.requests": 20_000, "gpus": gpus}
+    asked = load_scenario("offline-batch", small)
+    most = max(fleet_file.options_of(asked, "L4"), key=lambda one: one.share)
+    assert most.share > 1.3 and not most.at_risk
+    for times, safe in ((0.97 * most.share, True), (1.1 * most.share, False)):
+        chosen = search(replace(asked, workload=asked.workload.times(times))).chosen
+        assert chosen and (chosen.what == most.what and not chosen.at_risk) == safe
+
+
 @pytest.mark.parametrize("seed", range(0, 20, 3))
 def test_loads_grow_as_far_as_no_combination_fails(seed: int) -> None:
     fleet = random_fleet(seed)

@@ -13,7 +13,7 @@ from planner.core.catalog import Entry, check, read_yaml
 from planner.core.quantities import PlannerError, aligned
 from planner.facts.gpus import gpu
 from planner.latency.power import board_power
-from planner.planning.candidate import Candidate, describe
+from planner.planning.candidate import Candidate, asked_rps, describe, most_rps
 from planner.planning.fleet import Fleet, FleetPlan, Option
 from planner.planning.prediction import IDLE
 from planner.planning.scaling import most_of_one
@@ -79,7 +79,7 @@ def options_of(asked: Scenario, kind: str, known: Collection[str] = ()) -> list[
     """What a scenario may run on GPUs of one kind: all that its search replayed and that keeps its service level.
 
     A replica of a candidate that needs n of them serves a share of 1/n, wherever the rest of the load is served; of an
-    open load as much more as it keeps the level with, and is no more at risk, where that is not `known` of it.
+    load that is open or has a deadline as much more as it keeps the level with, no more at risk, where not yet `known`.
     """
     own = next((card for card in asked.gpus if card.gpu.name == kind), None)
     card = replace(own or CandidateGpu(gpu(kind), 1), at_most=MOST_OF_A_KIND)
@@ -97,13 +97,22 @@ def _options(asked: Scenario, found: Candidate, known: Collection[str]) -> Itera
         found.usd_per_hour / replicas, watts.mid / replicas if watts else 0.0, 1 / replicas, found.at_risk,
     )  # fmt: skip
     yield option
-    rate = None if asked.offline or asked.workload.trace else asked.workload.rate
-    if rate and option.what not in known:
-        most = most_of_one(asked, found, safe=not found.at_risk)
-        assert most.workload is not None and most.workload.rate is not None
-        drawn = most.watts.mid if most.watts else 0.0
-        if (share := most.workload.rate / rate) > option.share:
-            yield replace(option, watts=drawn, share=share)
+    if option.what not in known and (more := _most(asked, found)) and more[0] > option.share:
+        yield replace(option, share=more[0], watts=more[1] or option.watts)
+
+
+def _most(asked: Scenario, found: Candidate) -> tuple[float, float | None] | None:
+    """The most of the load that a replica of `found` serves, and W with that; None where users wait, or for a trace."""
+    performance, replicas = found.prediction.performance, found.deployment.layout.replicas
+    if asked.offline and performance and (served := most_rps(asked, performance)):
+        most = served.mid * (1 - asked.headroom)  # so many requests/s whatever the job
+        most = most if found.at_risk else min(most, served.lo)
+        return most / asked_rps(asked, found.prediction) / replicas, None
+    if asked.offline or asked.workload.trace or not asked.workload.rate:
+        return None
+    one = most_of_one(asked, found, safe=not found.at_risk)
+    assert one.workload is not None and one.workload.rate is not None
+    return one.workload.rate / asked.workload.rate, one.watts.mid if one.watts else None
 
 
 def _drawing(one: Option, drawn: set[tuple[float, float]]) -> Option:
