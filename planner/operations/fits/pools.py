@@ -12,7 +12,7 @@ that were; above it requests wait for a seat.
 
 import csv
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from io import StringIO
@@ -42,9 +42,15 @@ PREFILL = {"request_s": 1.0, "handover": 0.5, "pace": 0.3, "attention_dp": 0.5, 
 """What is fitted of each phase, and how far it may be from `START` (standard deviation of its logarithm)."""
 START = {"row_s": 20e-6, "request_s": 0.06, "handover": 1.0}
 """Where it starts, in its units; factors start at 1."""
+OWN = {"sglang": {"expert_gemm": 0.4, "token_passes": 0.4}}
+"""What else is fitted of an engine's prefill: SGLang's recipes give its workers other expert kernels than servers that
+do both (DeepEP with DeepGEMM, FlashInfer's CUTLASS; srt-slurm, 2026-02)."""
+OWN_START = {"sglang": {"handover": 20.0}}
+"""First tokens of SGLang's pools were 200 ms late where the cache travelled for 6 ms and a step took 10 (issue 22853,
+2026-04): workers look between steps for requests, seats and caches, in recipes of low latency every tenth time."""
 NOISE_TPOT, NOISE_TTFT, FREEDOM = 0.08, 0.2, 2.0
 """Of the Student-t loss: scale of an error's logarithm, and degrees of freedom (some recipes hide what they did)."""
-LARGEST = 3000
+LARGEST = 4100
 """Requests in flight of the runs that what is before the first token is fitted to: larger ones take long to replay."""
 
 
@@ -149,16 +155,17 @@ def fit(errors: Callable[[np.ndarray], np.ndarray], spread: dict[str, float], no
     return replace(state, x=x, errors=now)
 
 
-def costs_of(base: PoolCosts, decode: np.ndarray, prefill: np.ndarray | None = None) -> PoolCosts:
-    """`base` with fitted logarithms in place."""
+def values(x: np.ndarray, spread: Mapping[str, float], start: Mapping[str, float] = START) -> dict[str, float]:
+    """Fitted logarithms in their units, by name."""
+    return {name: start.get(name, 1.0) * math.exp(log) for name, log in zip(spread, x.tolist(), strict=True)}
 
-    def values(spread: dict[str, float], x: np.ndarray) -> dict[str, float]:
-        return {name: START.get(name, 1.0) * math.exp(log) for name, log in zip(spread, x.tolist(), strict=True)}
 
-    found = base.model_copy(update={"decode": values(DECODE, decode), "prefill": {}, "attention_dp": 1.0})
+def costs_of(base: PoolCosts, decode: np.ndarray, prefill: Mapping[str, float] | None = None) -> PoolCosts:
+    """`base` with fitted values in place, of decoding by their logarithms."""
+    found = base.model_copy(update={"decode": values(decode, DECODE), "prefill": {}, "attention_dp": 1.0})
     if prefill is None:
         return found
-    given = values(PREFILL, prefill)
+    given = dict(prefill)
     beside = {name: given.pop(name) for name in ("handover", "attention_dp")}
     return found.model_copy(update={"prefill": given, **beside})
 
@@ -183,11 +190,16 @@ def fit_engine(engine: str, runs: Sequence[PoolRun]) -> dict[str, dict[str, obje
         own = [run for run, name in zip(runs, entries, strict=True) if name == entry]
         decodes[entry] = fit(partial(_decoding, own), DECODE, NOISE_TPOT, rounds=12)
 
-    def before(x: np.ndarray) -> np.ndarray:
-        asked = (k for k in range(len(runs)) if small[k])
-        return np.log([runs[k].replayed(costs_of(bases[k], decodes[entries[k]].x, x))[0] / runs[k].ttft for k in asked])
+    asked, start = PREFILL | OWN.get(engine, {}), START | OWN_START.get(engine, {})
 
-    prefill = fit(before, PREFILL, NOISE_TTFT)
+    def costs_at(k: int, decode: np.ndarray, prefill: np.ndarray) -> PoolCosts:
+        return costs_of(bases[k], decode, values(prefill, asked, start))
+
+    def before(x: np.ndarray) -> np.ndarray:
+        costs = ((runs[k], costs_at(k, decodes[entries[k]].x, x)) for k in np.flatnonzero(small).tolist())
+        return np.log([run.replayed(given)[0] / run.ttft for run, given in costs])
+
+    prefill = fit(before, asked, NOISE_TTFT)
     widths = {}
     for what in ("", "curve", "gpu", "release"):
         wholes = np.array([run.held_back[what] if what else "" for run in runs])
@@ -206,14 +218,14 @@ def fit_engine(engine: str, runs: Sequence[PoolRun]) -> dict[str, dict[str, obje
                 else:
                     logs = decode.x, prefill.x
                 measured = np.array((runs[k].ttft, runs[k].tpot))
-                seen[k] = np.log(np.array(runs[k].replayed(costs_of(bases[k], *logs))) / measured)
+                seen[k] = np.log(np.array(runs[k].replayed(costs_at(k, *logs))) / measured)
         print(_told(engine, what, seen, wholes))
         widths[what] = np.abs(seen)
     sigma_ttft, sigma_tpot = np.quantile(widths["curve"], 0.8, axis=0) / Z80
     found = {}
     for entry, decode in decodes.items():
         mine = entries == entry
-        costs = costs_of(bases[int(np.argmax(mine))], decode.x, prefill.x)
+        costs = costs_at(int(np.argmax(mine)), decode.x, prefill.x)
         own = [run for run, use in zip(runs, mine, strict=True) if use]
         found[entry] = {
             **{
