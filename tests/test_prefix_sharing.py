@@ -3,7 +3,9 @@
 import pytest
 
 from planner.facts.deployment import deploy_on
+from planner.facts.workload import Lengths, Workload
 from planner.memory.budget import memory_of
+from planner.planning.benchmark_run import accepted, once
 from planner.studies.prefix_sharing import by_pool, by_routing, documents, found, replayed
 
 L40S = deploy_on("meta-llama/Llama-3.1-8B", "L40S", engine_version="0.20.2", max_model_len=16384, max_num_seqs=64)
@@ -46,3 +48,11 @@ def test_favourites_are_found_more_often_and_crowd_one_replica():
         for zipf in (0.0, 1.2)
     )
     assert favourites["busiest, of the mean"] > 1.3 > even["busiest, of the mean"]
+
+
+def test_a_prompt_shares_no_more_than_it_has():
+    """Prompts of 1,500 tokens in common, where a third is shorter: both forms count what is really found."""
+    load = Workload(Lengths.lognormal(2500, p50=1915), Lengths.fixed(20), rate=2.0, prefix_tokens=1500, prefix_hit_rate=1.0)
+    replay = once(L40S, accepted(load, 16384), 1500)
+    assert load.cached_tokens < 0.9 * 1500
+    assert replay.outcome.cached[100:].mean() == pytest.approx(load.cached_tokens, rel=0.05)

@@ -274,3 +274,12 @@ def test_a_models_own_pace_is_part_of_its_calibration() -> None:
     found = deploy_on("openai/gpt-oss-120b", "H100", tp=2)
     known = calibration_of(found)
     assert known.basis == "measured" and 0.7 < known.coefficients.pace < 1.4
+
+
+@pytest.mark.parametrize("name", ["A100-SXM-40GB", "A100-SXM-80GB", "L20", "L40S", "H100-SXM", "B200", "MI300X"])
+@pytest.mark.parametrize("served", ["meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-32B"])
+def test_products_do_not_beat_the_peak_whatever_a_fit_says(name: str, served: str) -> None:
+    found = deploy_on(served, name, tp=8, max_model_len=4096, max_num_batched_tokens=8192)
+    model, linears = step_model(found), work(found).matmuls
+    needed = sum(m.flops / found.gpu.flops[m.dtype] for m in linears)
+    assert model.parts["dense linears"][-1] > model.grid[-1] * needed

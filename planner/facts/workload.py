@@ -270,6 +270,12 @@ class Workload:
             for side, lengths in (("prompt", self.prompt), ("output", self.output))
             if lengths.like
         ]
+        if self.prefix_tokens and (short := float(np.mean(self.prompt.values < self.prefix_tokens))) > 0.01:
+            found = f"{self.cached_tokens / self.prompt.mean:.0%} of all prompt tokens are found in the cache"
+            said.append(
+                f"{short:.0%} of the prompts are shorter than the {self.prefix_tokens:,} tokens that they share, and "
+                f"count as shared whole: {found}."
+            )
         if self.trace is not None and self.trace.left_out:
             said.append(f"{self.trace.left_out:,} requests of {self.trace.path.name} without output are left out.")
         return tuple(said)
@@ -285,7 +291,11 @@ class Workload:
     @property
     def cached_tokens(self) -> float:
         """Prompt tokens that a request finds in the prefix cache, on average."""
-        return self.prefix_hit_rate * min(self.prefix_tokens or self.prompt.mean, self.prompt.mean)
+        return self.prefix_hit_rate * float(self.shared_of(self.prompt.values).mean())
+
+    def shared_of(self, prompts: np.ndarray) -> np.ndarray:
+        """[n] tokens that prompts of so many tokens share: those shorter than `prefix_tokens` are all shared."""
+        return np.minimum(prompts, self.prefix_tokens or math.inf)
 
     @property
     def context(self) -> float:

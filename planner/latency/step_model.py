@@ -196,7 +196,8 @@ def _grid(limit: int, captured: int) -> np.ndarray:
 def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Coefficients) -> np.ndarray:
     """Seconds of a group of linears for these token counts."""
     gpu = deployment.gpu
-    rate = gpu.flops[m.dtype] * {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
+    reached = {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
+    rate = gpu.flops[m.dtype] * min(reached, c.pace)  # the pace is of the whole step: never beyond the peak
     if m.bits <= 8 and m.dtype in ("bf16", "fp16"):
         rate *= c.gemm_widened
     bandwidth = gpu.bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)

@@ -8,7 +8,7 @@ keeps its pace.
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
@@ -115,10 +115,26 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
             helps = not {"power", "start-up"} & {*tried.constraints}
             if helps and more.gpus_rented <= at_most.get(tried.deployment.gpu, math.inf):
                 add(*with_more([asked], 1))
-    if found.holding and found.holding[0].at_risk:  # at the same price other arguments may be safer
-        others = [settled(scenario, other) for other in retuned(scenario, found.holding[0])]
+    if found.holding and (best := found.holding[0]).at_risk:  # at the same price other arguments may be safer
+        others = [*(settled(scenario, other) for other in retuned(scenario, best)), *_roomier(scenario, best)]
         found.holding = sorted([*found.holding, *(c for c in others if c.meets)], key=attrgetter("rank"))
     return found
+
+
+def _roomier(scenario: Scenario, candidate: Candidate) -> Iterator[Candidate]:
+    """`candidate` with more max_num_seqs than keep its pace when full, up to one that holds without a risk.
+
+    Slow steps hold requests longer: where those then wait for a place, more places cost less pace than the wait.
+    """
+    given, most = "max_num_seqs" in scenario.engine_args, candidate.deployment.args.max_num_seqs
+    for size in () if given or scenario.offline else (2 * most, 4 * most):
+        try:
+            found = replayed(scenario, replace(candidate, deployment=candidate.deployment.with_args(max_num_seqs=size)))
+        except PlannerError:
+            return
+        yield found
+        if not found.at_risk:
+            return
 
 
 def _promising(candidate: Candidate, found: Confirmed) -> bool:

@@ -186,7 +186,8 @@ def perform(cases: Sequence[Case]) -> list[Performance]:
     """Open loops where there is a rate, closed ones where there is none or it would hold more than the concurrency."""
     found: dict[int, Performance] = {}
     if paced := [k for k, case in enumerate(cases) if case.workload.rate is not None]:
-        open_ = open_loops([cases[k] for k in paced]) if len(paced) > 1 else [open_loop(cases[paced[0]])]
+        own = [cases[k] for k in paced]
+        open_ = [open_loop(own[0])] if len(own) == 1 and own[0].step is None else open_loops(own)
         found |= zip(paced, open_, strict=True)
     if closed := [k for k, case in enumerate(cases) if k not in found or _overruns(case.workload, found[k])]:
         limited = [replace(cases[k], workload=replace(cases[k].workload, rate=None)) for k in closed]

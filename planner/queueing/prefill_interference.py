@@ -48,9 +48,9 @@ def mixes(workloads: Sequence[Workload], step: StepModel) -> Mix:
     prompts = np.stack([_slices(workload.prompt) for workload in workloads])[:, None]
     tokens = np.stack([_slices(workload.output) for workload in workloads])[:, None]
     tokens = np.where(tokens[..., -1:] < 1.5, 1.0, tokens)  # whole tokens: all have one
-    prefix = column([workload.cached_tokens if workload.prefix_tokens else 0.0 for workload in workloads])
-    share = column([0.0 if workload.prefix_tokens else workload.prefix_hit_rate for workload in workloads])
-    cached, later, per_step = prefix + share * prompts, tokens - 1, step.tokens_per_step
+    shared = np.stack([load.shared_of(own) for load, own in zip(workloads, prompts[:, 0], strict=True)])[:, None]
+    share = column([workload.prefix_hit_rate for workload in workloads])
+    cached, later, per_step = share * shared, tokens - 1, step.tokens_per_step
     # the last step yields more than is left (renewal theory)
     past = ((step.tokens_variance + per_step**2) / per_step - 1) / 2
     outputs = 1 + np.clip((later + past) / per_step, np.minimum(later, 1.0), later)
