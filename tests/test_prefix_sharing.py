@@ -52,7 +52,9 @@ def test_favourites_are_found_more_often_and_crowd_one_replica():
 
 def test_a_prompt_shares_no_more_than_it_has():
     """Prompts of 1,500 tokens in common, where a third is shorter: both forms count what is really found."""
-    load = Workload(Lengths.lognormal(2500, p50=1915), Lengths.fixed(20), rate=2.0, prefix_tokens=1500, prefix_hit_rate=1.0)
+    load = Workload(
+        Lengths.lognormal(2500, p50=1915), Lengths.fixed(20), rate=2.0, prefix_tokens=1500, prefix_hit_rate=1.0
+    )
     replay = once(L40S, accepted(load, 16384), 1500)
     assert load.cached_tokens < 0.9 * 1500
     assert replay.outcome.cached[100:].mean() == pytest.approx(load.cached_tokens, rel=0.05)

@@ -122,7 +122,7 @@ def confirm(scenario: Scenario, candidates: Iterable[Candidate]) -> Confirmed:
 
 
 def _roomier(scenario: Scenario, candidate: Candidate) -> Iterator[Candidate]:
-    """`candidate` with more max_num_seqs than keep its pace when full, up to one that holds without a risk.
+    """`candidate` with more max_num_seqs than keep its pace when full, where that leaves fewer risks, or none.
 
     Slow steps hold requests longer: where those then wait for a place, more places cost less pace than the wait.
     """
@@ -132,7 +132,8 @@ def _roomier(scenario: Scenario, candidate: Candidate) -> Iterator[Candidate]:
             found = replayed(scenario, replace(candidate, deployment=candidate.deployment.with_args(max_num_seqs=size)))
         except PlannerError:
             return
-        yield found
+        if found.meets and len(found.risks) < len(candidate.risks):
+            yield found
         if not found.at_risk:
             return
 
