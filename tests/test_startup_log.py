@@ -74,6 +74,15 @@ def test_older_phrases_and_several_ranks() -> None:
     assert gib(read_log(TWO_RANKS)) == {"cudagraph_estimate": 1.97, "cudagraph_actual": 0.47, "kv_available": 16.62}
 
 
+def test_a_value_ends_before_the_full_stop_of_its_sentence() -> None:
+    """What vLLM 0.6 to 0.19 print of chunked prefill, as in vllm-project/vllm issue 10537 (0.6.4)."""
+    line = "INFO 11-21 13:28:37 config.py:1136] Chunked prefill is enabled with max_num_batched_tokens=512.\n"
+    found = deployment_of(read_log(line + V019), "H100")
+    assert found.args.max_num_batched_tokens == 512
+    log = read_log("vLLM API server version 0.10.2rc2.dev0+g5438967fb.\nmodel=/models/llama/.\n" + V0)
+    assert (log.arguments["engine_version"], log.arguments["model"]) == ("0.10.2rc2.dev0+g5438967fb", "/models/llama/")
+
+
 def test_a_refusal_keeps_its_reason() -> None:
     log = read_log(REFUSED)
     assert (gib(log)["free"], gib(log)["total"]) == (60.33, 79.19)

@@ -22,7 +22,7 @@ _ARGUMENTS: Mapping[str, str] = PHRASES["arguments"]
 _NAMED = f"({'|'.join(_ARGUMENTS)})"
 _ARGUMENT = re.compile(
     rf"(?:\b{_NAMED}['\"]?\s*[=:]\s*|Defaulting {_NAMED} to )"
-    r"(?='([^']{0,200})'|\"([^\"]{0,200})\"|([\w./+-]{1,200}))"
+    r"(?='([^']{0,200})'|\"([^\"]{0,200})\"|([\w./+-]{0,199}[\w/]))"  # a full stop ends a sentence
 )
 _SPECULATION = {"method": r"'(\w{1,80})'", "model": r"'([^']{1,200})'", "num_spec(?:ulative)?_tokens": r"(\d{1,4})\b"}
 
