@@ -211,6 +211,8 @@ def test_plan_json_says_what_the_plan_says(plan: Plan, chosen: Candidate, perfor
         assert found["runner_up"]["usd_per_hour"] == ends(plan.runner_up.prediction.usd)
     if chosen.usd_per_hour:
         assert found["usd_per_hour"][0] == chosen.usd_per_hour
+        month = None if plan.scenario.offline else [each * 24 * 365.25 / 12 for each in found["usd_per_hour"]]
+        assert found["usd_per_month"] == (month and pytest.approx(month))
         per_token = chosen.usd_per_hour / 3600 / performance.output_tps.mid * 1e6
         assert found["usd_per_mtok_output"][0] == pytest.approx(per_token)
     if plan.scenario.workload.rate is not None:
@@ -228,7 +230,8 @@ def test_the_terminal_says_what_the_plan_says(plan: Plan, chosen: Candidate, per
         if not math.isnan(value.mid):
             assert lines[target.name].startswith(f"{value:,.0f} ms, promised".replace("inf", "growing"))
     if per_token := chosen.prediction.usd_per_mtok_output:
-        said = f"${chosen.prediction.usd:,.2f} an hour; at the middle price ${per_token:.2f} a million output tokens"
+        a_month = "" if plan.scenario.offline else f", ${chosen.prediction.usd * 24 * 365.25 / 12:,.0f} a month"
+        said = f"${chosen.prediction.usd:,.2f} an hour{a_month}; at the middle price ${per_token:.2f} a million"
         assert lines["Cost"].startswith(said)
         assert ("for all of it" in lines["Cost"]) == plan.scenario.offline
     assert f"replayed, {performance.requests:,} requests" in lines["How sure"]

@@ -7,7 +7,6 @@ from planner.faces.charts import base as charts
 from planner.faces.charts import cockpit as charts_cockpit
 from planner.faces.charts import scaling as charts_scaling
 from planner.faces.widgets import escape, figure, note, table, text
-from planner.facts.prices import HOURS_PER_MONTH
 from planner.planning.candidate import free_share
 from planner.planning.search import Plan
 from planner.studies import at_a_glance, layout_study, summary
@@ -84,10 +83,10 @@ def _tiles(plan: Plan) -> str:
     """The main figures, each with its name under it."""
     best = plan.best
     assert best is not None
-    found, usd = best.prediction.performance, best.usd_per_hour
+    found, usd, month = best.prediction.performance, best.usd_per_hour, best.prediction.usd_per_month
     told = [(best.what, "the deployment" if plan.chosen else "the nearest, which does not do")]
-    if usd is not None:
-        told.append((f"USD {usd:,.2f}", f"an hour; USD {usd * HOURS_PER_MONTH:,.0f} a month"))
+    if usd is not None and month is not None:
+        told.append((f"USD {usd:,.2f}", f"an hour; USD {month.mid:,.0f} a month"))
     if each := best.prediction.usd_per_mtok_output:
         told.append((f"USD {each.mid:,.2f}", "per million output tokens"))
     if found and found.capacity:

@@ -107,7 +107,7 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
     """What one candidate is and does, as `plan.json` has it."""
     deployment, prediction = candidate.deployment, candidate.prediction
     layout, args, price = deployment.layout, deployment.args, price_per_hour(deployment.gpu, scenario.prices)
-    drafting, performance = deployment.speculation, prediction.performance
+    drafting, performance, month = deployment.speculation, prediction.performance, prediction.usd_per_month
     machines = Counter(size for pool in prediction.pools for size in pool.machines)
     shown: dict[str, Any] = {
         "model": scenario.model, "checkpoint": deployment.model.name,
@@ -123,6 +123,7 @@ def figures(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
             "draft_model": drafting.draft and drafting.draft.name, "head": drafting.head,
         },
         "usd_per_hour": prediction.usd and prediction.usd.triple,
+        "usd_per_month": month.triple if month and not scenario.offline else None,
         "price_tier": None if price is None else "own" if price.own else price.tier,
         "price_source": str(price) if price else None,
         "usd_per_mtok_output": prediction.usd_per_mtok_output and prediction.usd_per_mtok_output.triple,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment
 from planner.facts.engines import plugin
-from planner.facts.prices import Prices, price_per_hour
+from planner.facts.prices import HOURS_PER_MONTH, Prices, price_per_hour
 from planner.facts.workload import Workload
 from planner.latency.performance import Performance
 from planner.latency.power import Activity, activity, board_power, per_token
@@ -54,6 +54,11 @@ class Prediction:
     def usd_per_hour(self) -> float | None:
         """Price of all GPUs; None where none is known."""
         return self.usd.mid if self.usd else None
+
+    @property
+    def usd_per_month(self) -> Interval | None:
+        """Price of all GPUs, rented without a break; None where none is known."""
+        return self.usd * HOURS_PER_MONTH if self.usd else None
 
     @property
     def load(self) -> Workload:

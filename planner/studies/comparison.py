@@ -7,7 +7,6 @@ from typing import Any
 import pandas as pd
 
 from planner.core.quantities import GIB, PlannerError
-from planner.facts.prices import HOURS_PER_MONTH
 from planner.planning.candidate import free_share, held, milliseconds, run_hours
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
@@ -137,13 +136,14 @@ def _promise(plan: Plan, name: str) -> object:
 def _cost(plan: Plan) -> dict[str, float]:
     """USD of the best candidate, by name."""
     best = plan.best
-    if best is None or best.usd_per_hour is None:
+    month = best.prediction.usd_per_month if best else None
+    if best is None or best.usd_per_hour is None or month is None:
         return {}
     found = {"USD per hour": best.usd_per_hour}
     if hours := run_hours(plan.scenario, best):
         found |= {"USD for all of the work": best.usd_per_hour * hours.mid}
     else:
-        found |= {"USD a month": best.usd_per_hour * HOURS_PER_MONTH}
+        found |= {"USD a month": month.mid}
     if plan.renting:
         found |= {f"USD a day, {way}": usd for way, usd in plan.renting.usd.items()}
     each = best.prediction.usd_per_mtok_output

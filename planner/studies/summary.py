@@ -9,7 +9,7 @@ import pandas as pd
 
 from planner.core.quantities import Interval
 from planner.facts.deployment import Deployment, ParallelLayout, machines
-from planner.facts.prices import HOURS_PER_MONTH, price_per_hour
+from planner.facts.prices import price_per_hour
 from planner.latency.performance import Performance
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
@@ -66,10 +66,11 @@ def verdict(plan: Plan) -> str:
 
 def _offer(scenario: Scenario, candidate: Candidate) -> str:
     """A candidate and its price, where one is known."""
-    said, usd, hours = candidate.what, candidate.usd_per_hour, run_hours(scenario, candidate)
-    if usd is None:
+    said, usd, month = candidate.what, candidate.usd_per_hour, candidate.prediction.usd_per_month
+    if usd is None or month is None:
         return said
-    whole = f"${usd * hours.mid:,.0f} for all of it" if hours else f"${usd * HOURS_PER_MONTH:,.0f} a month"
+    hours = run_hours(scenario, candidate)
+    whole = f"${usd * hours.mid:,.0f} for all of it" if hours else f"${month.mid:,.0f} a month"
     return f"{said} for ${usd:,.2f} an hour, {whole}"
 
 
@@ -120,7 +121,7 @@ def rent(plan: Plan) -> pd.DataFrame:
     rows: list[tuple[str, object]] = [("GPUs", f"{gpus} x {card}"), ("machines", needed), ("set up as", setup)]
     price, usd = price_per_hour(deployment.gpu, plan.scenario.prices), best.prediction.usd
     if price and usd:
-        month, hours = ("cost per month (USD)", usd * HOURS_PER_MONTH), run_hours(plan.scenario, best)
+        month, hours = ("cost per month (USD)", best.prediction.usd_per_month), run_hours(plan.scenario, best)
         rows += [("cost per hour (USD)", usd), ("cost of all the work (USD)", hours * usd.mid) if hours else month]
         if idle and not deployment.machines and each > 1:  # single GPUs are let singly
             rows += [("cost per hour where only whole machines are let (USD)", usd * (sum(taken) / gpus))]
