@@ -160,6 +160,47 @@ def test_a_full_cache_is_no_lack_of_places(tmp_path: Path) -> None:
     assert [first for first, *_ in modes] == ["kv_preemption", "oversubscribed"]
 
 
+def spent(**means: float) -> Measured:
+    """A vLLM page of 100 requests, one a second, by what each of them took of every role's seconds."""
+    edges = np.array([0.1, 1.0, 5.0, np.inf])
+    seen = {
+        role: Histogram(edges, 100.0 * (np.arange(4) == np.searchsorted(edges, mean)), mean * 100, 100)
+        for role, mean in means.items()
+    }
+    return Measured("vllm", engine_metrics(engine("vllm")), 100.0, 100.0, seen, {"running": 4.0, "waiting": 0.0})
+
+
+def test_what_is_neither_queue_nor_prefill_is_the_front_end() -> None:
+    """1,017 ms to the first token, 1 ms of it in the queue and 94.5 in prefill: the engine is not what is late."""
+    page = spent(ttft=1.017, queue=0.001, prefill=0.0945)
+    served = deployed("8B on H100")
+    for planned in (None, Planned.of(served, CHAT, (Target("ttft", "p95", 0.5),))):
+        told = Diagnosis(Case(page, planned), planned)
+        assert [one.mode for one in told.findings] == ["front_end"]
+        assert "neither queue (1) nor prefill (94)" in str(told) and "--api-server-count" in str(told)
+    in_prefill = spent(ttft=1.017, queue=0.001, prefill=0.95)
+    assert not findings(Case(in_prefill))
+
+
+def test_a_broken_promise_without_a_known_cause_is_no_health() -> None:
+    promised = Planned.of(deployed("8B on H100"), CHAT, (Target("ttft", "p95", 0.5), Target("e2e", "mean", 1.0)))
+    told = Diagnosis(Case(spent(ttft=1.017, e2e=2.0), promised), promised)
+    assert told.wrong and told.data()["verdict"] == ["broken_promise"]
+    assert "100% of requests miss it" in str(told) and "the mean is 2,000 ms" in str(told)
+    assert not Diagnosis(Case(spent(ttft=0.4, e2e=0.9), promised), promised).wrong
+
+
+def test_a_server_with_fewer_places_than_planned_is_told_so(tmp_path: Path) -> None:
+    """A quarter of the planned places: requests wait, and more places than planned cannot be the remedy."""
+    planned, fewer = (deployed("8B on L40S").with_args(max_num_seqs=n) for n in (64, 16))
+    load = rated(fewer, CHAT, 1.1)
+    server, plan = Server(fewer, load), Planned.of(planned, load, PROMISES)
+    pages, seconds = server.pages(tmp_path)
+    told = Diagnosis(Case(measured([read_page(page) for page in pages], None, seconds), plan), plan)
+    assert [one.mode for one in told.findings] == ["other_settings"]
+    assert "of at most 64" in str(told) and "max_num_seqs 128" not in str(told)
+
+
 def test_what_the_first_token_waits_for_is_said_beside_a_replay(tmp_path: Path) -> None:
     base = deployed("8B on L40S")
     server, planned = Server(base, rated(base, CHAT, 0.5)), Planned.of(base, rated(base, CHAT, 0.5), PROMISES)

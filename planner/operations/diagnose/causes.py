@@ -31,6 +31,8 @@ STARTS_OVER = 0.1
 """Preemptions a request from which on the KV cache is too small; any do where it is full and requests wait."""
 WAITS = 0.25
 """Share of the time to the first token that is spent in the queue from which on the queue is what is wrong."""
+OUTSIDE = 0.2
+"""Seconds to the first token outside the engine from which on, with the same share, the front end is what is wrong."""
 HELD_UP = 1.2
 """Times a step of decoding alone that a gap takes from which on prompts are what holds answers up."""
 
@@ -123,6 +125,16 @@ class Case:
         return (long and self.waiting >= 1) or self.measured.gauges.get("waiting", 0.0) >= max(4.0, 0.1 * self.running)
 
     @property
+    def outside(self) -> float | None:
+        """Seconds to the first token that are neither queue nor prefill, beyond what the front end takes as planned."""
+        ttft, queue, prefill = (self.measured.mean(role) for role in ("ttft", "queue", "prefill"))
+        if ttft is None or queue is None or prefill is None:
+            return None
+        step = step_of(self.planned.deployment) if self.planned else None
+        usual = step.request_s + self.load.prompt.mean * step.prompt_token_s if step and self.load else 0.0
+        return ttft - queue - prefill - usual
+
+    @property
     def decoding_alone(self) -> float | None:
         """Seconds of a step that only decodes what ran at once."""
         if self.planned is None or self.load is None:
@@ -133,7 +145,17 @@ class Case:
 
 def findings(case: Case) -> list[Finding]:
     """Every mode that the figures speak for, the likeliest cause first; none where all is as it should be."""
-    return [found for rule in RULES for found in rule(case)]
+    found = [found for rule in RULES for found in rule(case)]
+    return found or [
+        Finding(
+            "broken_promise", tuple(f"promised is a {target}, {_kept(target, value)}" for target, value in case.broken)
+        )
+    ] * bool(case.broken)
+
+
+def _kept(target: Target, value: float) -> str:
+    """How a promise of `Case.broken` is not kept."""
+    return f"the mean is {value * 1e3:,.0f} ms" if target.percentile == "mean" else f"{value:.0%} of requests miss it"
 
 
 def adapter_starvation(case: Case) -> Iterator[Finding]:
@@ -217,15 +239,35 @@ def queueing(case: Case) -> Iterator[Finding]:
         return
     measured, slots = case.measured, case.slots
     said = [f"{case.waiting:.0f} wait and {case.running:.0f} run" + (f" of at most {slots}" if slots else "")]
-    if (queue := measured.mean("queue")) is not None and (ttft := measured.mean("ttft")) is not None:
+    queue, ttft = measured.mean("queue"), measured.mean("ttft")
+    if queue is not None and ttft is not None:
         said.append(f"{queue * 1e3:,.0f} of {ttft * 1e3:,.0f} ms to the first token are spent in the queue")
     usage = measured.gauges.get("kv_usage", 0.0)
     said.append(f"the KV cache is {usage:.0%} full")
-    room = blocked(case)
-    if slots is not None and case.running < BUSY * slots and room:
+    room, free = blocked(case), slots is not None and case.running < BUSY * slots
+    if free and room:
         yield Finding("oom_admission", (*said, room))
+    elif free and (replay := case.replayed) and queue and ttft and replay.at("ttft", "mean").hi < ttft / SLOWER:
+        said.append(
+            f"a replay of the same traffic has {replay.at('ttft', 'mean').mid * 1e3:,.0f} ms to the first token"
+        )
+        yield Finding("other_settings", tuple(said))
     else:
         yield Finding("oversubscribed", tuple(said))
+
+
+def front_end(case: Case) -> Iterator[Finding]:
+    """The first token is late for what happens outside the engine."""
+    outside, late = case.outside, {target.metric for target, _ in case.broken}
+    promised = case.planned is not None and any(target.metric == "ttft" for target in case.planned.targets)
+    if outside is None or (promised and not late & {"ttft", "e2e"}):
+        return
+    ttft, queue, prefill = (1e3 * (case.measured.mean(role) or 0.0) for role in ("ttft", "queue", "prefill"))
+    if outside > OUTSIDE and outside * 1e3 > OUTSIDE * ttft:
+        said = f"{outside * 1e3:,.0f} of {ttft:,.0f} ms to the first token are neither queue ({queue:,.0f}) nor prefill"
+        cpu = case.measured.cpu
+        busy = () if cpu is None else (f"the server's process uses {cpu:.2f} s of CPU a second",)
+        yield Finding("front_end", (f"{said} ({prefill:,.0f})", *busy))
 
 
 def blocked(case: Case) -> str:
@@ -255,6 +297,6 @@ def prefill_contention(case: Case) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
     adapter_starvation, drafts_rejected, cold_prefix_cache, slow_machine, assumption, kv_preemption, queueing,
-    prefill_contention,
+    front_end, prefill_contention,
 )  # fmt: skip
 """From the most particular evidence to the most general."""
