@@ -30,7 +30,7 @@ lessons: .venv/ready-dev
 
 dev: .venv/ready-dev
 
-# The replay's kernels compile for half a minute: a first plan does that while the rest is installed.
+# The replay's kernels compile for a minute: a first plan does that while the rest is installed.
 .venv/ready: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(INSTALL) jinja2 numba pydantic pyyaml

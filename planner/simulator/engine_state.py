@@ -8,10 +8,10 @@ from planner.simulator import block_pool
 from planner.simulator import kernel_types as kinds
 from planner.simulator.block_pool import allocating, inlined
 
-_TIMES = ("now", "entry", "end", "spent", "last_gap", "soonest", "adapters_s", "loaded")
+_TIMES = ("now", "entry", "end", "spent", "last_gap", "soonest", "adapters_s", "loaded", "last")
 _COUNTS = (
     "arrived", "due", "done", "queued", "front", "unseen", "num_running", "num_spare", "num_waiting", "first", "flying",
-    "last_bin", "steps", "gauges", "stuck", "turns", "active",
+    "last_bin", "steps", "gauges", "stuck", "turns", "active", "awake", "admitted", "drifted", "contexts", "calm",
 )  # fmt: skip
 _SIGNS = ("steady", "blocked", "fed")
 State = np.dtype(
@@ -26,8 +26,25 @@ queued, front: order of the last that joined the queue, and that was put back to
 it looked for new ones; first, flying: oldest step under way, and how many are; steady: in the last step everybody
 decoded; blocked: the first in the queue did not fit; stuck: see `Outcome`; last_gap, last_bin: the last inter-token
 latency, and its bin; fed: requests come from a router; turns: steps that were scheduled; active: different adapters in
-this one, and adapters_s: the seconds that they add; loaded: when the last blocks are there from host memory.
+this one, and adapters_s: the seconds that they add; loaded: when the last blocks are there from host memory; last: the
+end of the last step whose outputs were taken; awake: those that run and do not drift; admitted: times that a request
+was; drifted: steps that were scheduled; contexts: tokens in the KV cache of those that drift; calm: the turn from which
+on somebody may begin to.
 """
+AHEAD = 2048
+"""Steps for which one drifts at most before it is looked at again."""
+
+
+class Drift(NamedTuple):
+    """Sums over those that drift, see `simulator.drift`. A ring is [2]: who comes next, who comes before."""
+
+    since: np.ndarray  # [seats] `drifted` when it began to drift, -1: it is awake
+    order: np.ndarray  # [seats] of admission
+    line: np.ndarray  # [2, seats + 1] ring of those that run, in this order, through the last index
+    due: np.ndarray  # [2, seats + AHEAD] rings of those to be awoken in the same step, through the last indices
+    full: np.ndarray  # [2, seats + block size] likewise those that take a block in steps with the same remainder
+    blocks: np.ndarray  # [2, block size] blocks that are taken, and leave windows, in steps with this remainder
+    inside: np.ndarray  # [2, decode_windows] tokens inside the windows, and by how many they grow in a step
 
 
 class Engine(NamedTuple):
@@ -44,7 +61,8 @@ class Engine(NamedTuple):
     drafts: np.ndarray  # [seats] drafted tokens
     in_flight: np.ndarray  # [seats] tokens of steps under way
     ready: np.ndarray  # [seats] when its blocks are there that come from host memory
-    running: np.ndarray  # [seats] seats in order of admission
+    drift: Drift
+    running: np.ndarray  # [seats] seats that are awake, in order of admission
     spare: np.ndarray  # [seats] free ones
     parted: np.ndarray  # requests that the step being scheduled preempts; that the oldest one ends
     coming: list[tuple[float, int]]  # heap of (when the scheduler can see it, request)
@@ -108,21 +126,27 @@ def tells_apart(rules: Any, traffic: Any) -> bool:
 def new_engine(rules: Any, table: Any, traffic: Any, longest: int, contents: int) -> Any:
     """An idle engine for requests of up to `longest` tokens, whose blocks have so many different `contents`."""
     groups, count, seqs = rules.groups, len(rules.groups), min(rules.max_num_seqs, traffic.prompt.size)
-    depth, smallest = 2 if overlaps(rules, table) else table.stages, groups[0, 1]
+    depth, smallest, states = 2 if overlaps(rules, table) else table.stages, groups[0, 1], 0
     cap = np.full(count, 1 << 40)
     for g in range(count):
-        smallest = min(smallest, groups[g, 1])
+        smallest, states = min(smallest, groups[g, 1]), max(states, -groups[g, 0])
         if groups[g, 0] > 0:
             ahead = rules.max_num_batched_tokens * (depth if rules.recent else 1)
             cap[g] = block_pool.needed(min(groups[g, 0] - 1 + ahead, rules.max_model_len), 0, groups[g, 1]) + 1
     caching = tells_apart(rules, traffic)
     longest = min(longest + rules.num_lookahead_tokens, rules.max_model_len)
     pool = block_pool.new_pool(rules.num_blocks, contents * count, rules.host_blocks if caching else 0)
-    tables = block_pool.new_tables(seqs, count, block_pool.needed(longest, 0, smallest) if caching else 0)
+    tables = block_pool.new_tables(seqs, count, max(block_pool.needed(longest, 0, smallest), states) if caching else 0)
     state = np.zeros(1, State)
     state[0].num_spare, state[0].unseen, state[0].stuck, state[0].last_gap = seqs, rules.recv_interval, -1, -1.0
     state[0].soonest = np.inf
-    seats, spare = np.full((7, seqs), -1), np.arange(seqs)
+    seats, spare = np.full((9, seqs), -1), np.arange(seqs)
+    line, due = np.zeros((2, seqs + 1), np.int64), np.zeros((2, seqs + AHEAD), np.int64)
+    line[:] = np.arange(seqs + 1)
+    due[:] = np.arange(seqs + AHEAD)
+    full, blocks = np.zeros((2, seqs + groups[0, 1]), np.int64), np.zeros((2, groups[0, 1]), np.int64)
+    full[:] = np.arange(seqs + groups[0, 1])
+    drift = Drift(seats[7], seats[8], line, due, full, blocks, np.zeros((2, len(table.decode_windows))))
     coming, waiting, notes = [(0.0, 0)], [[(0.0, 0)]], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
     coming.clear()
     waiting[0].clear()
@@ -131,8 +155,8 @@ def new_engine(rules: Any, table: Any, traffic: Any, longest: int, contents: int
     for _ in range(adapters):
         waiting.append(waiting[0].copy())
     return Engine(
-        state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5], np.zeros(seqs), seats[6],
-        spare, np.zeros(seqs, np.int64), coming, waiting, np.full(adapters + 1, np.inf),
+        state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5], np.zeros(seqs), drift,
+        seats[6], spare, np.zeros(seqs, np.int64), coming, waiting, np.full(adapters + 1, np.inf),
         np.zeros((adapters, 3), np.int64), np.zeros((depth, 7, seqs), np.int64), np.zeros(depth, np.int64),
         np.zeros(depth), np.zeros(depth, np.int64), np.zeros(kinds.ITL_BINS, np.int64), np.zeros(kinds.USAGE_BINS),
         np.zeros(6), notes,

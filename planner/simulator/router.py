@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 
 from planner.latency import shared_reads
-from planner.simulator import block_pool, engine_state, queues, scheduler, step_kernels
+from planner.simulator import block_pool, drift, engine_state, queues, scheduler, step_kernels
 from planner.simulator import kernel_types as kinds
 from planner.simulator.block_pool import KEPT, allocating
 from planner.simulator.engine_state import new_engine, new_fates
@@ -203,6 +203,6 @@ def _entry(sources: int) -> Any:
     return undisturbed(simulate)
 
 
-_PARTS = (block_pool, engine_state, kinds, queues, scheduler, step_kernels, shared_reads)
+_PARTS = (block_pool, drift, engine_state, kinds, queues, scheduler, step_kernels, shared_reads)
 _FILES = [str(module.__file__) for module in _PARTS]
 simulate = _entry(zlib.crc32(b"".join(Path(file).read_bytes() for file in _FILES)))

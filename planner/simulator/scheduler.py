@@ -9,13 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from planner.simulator import block_pool, queues, step_kernels
+from planner.simulator import block_pool, drift, queues, step_kernels
 from planner.simulator import kernel_types as kinds
 from planner.simulator.block_pool import allocating, compiled, inlined
-from planner.simulator.engine_state import has_windows, overlaps, tells_apart
+from planner.simulator.engine_state import AHEAD, has_windows, overlaps, tells_apart
 from planner.simulator.kernel_types import StepTable, Traffic
 
 REQUEST, SEAT, TOKENS, CONTEXT, DRAFTED, YIELDS, PAST = step_kernels.ROWS
+AGAIN = 16
+"""Turns for which nobody drifts after all had to be awoken."""
 
 
 @compiled
@@ -62,25 +64,36 @@ def _receive(rules: Any, traffic: Any, fates: Any, e: Any, until: float) -> floa
 
 
 @inlined
+def _can_drift(rules: Any, table: Any, traffic: Any, options: Any) -> bool:
+    """Whether steps in which sequences only decode are the same whoever looks at them."""
+    can = options.timed and not (options.log or rules.priority or options.gauge_s > 0)
+    can &= rules.num_speculative_tokens == 0 and table.stages == 1 and rules.recv_interval == 1
+    can &= rules.num_lookahead_tokens == 0 and (rules.groups[0, 0] == 0 or not tells_apart(rules, traffic))
+    for g in range(len(rules.groups)):
+        window, size = rules.groups[g]
+        can &= window < 0 or (size == rules.groups[0, 1] and (window == 0 or not tells_apart(rules, traffic)))
+    return can
+
+
+@inlined
 def _coast(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, sooner: float) -> int:
-    """Steps in which nothing changes, all at once, up to `sooner`; 0 where something does."""
-    c, overlap = e.state[0], overlaps(rules, table)
-    full = c.blocked or c.num_running == len(e.request) or c.num_waiting == 0
-    if not (c.steady and full and sooner > c.now + 2 * c.spent):
+    """Steps in which nobody is looked at, all at once, up to `sooner`; 0 where there is none.
+
+    With adapters or blocks in host memory nobody drifts beyond, since the order of their use counts.
+    """
+    c, many = e.state[0], 0
+    full = c.blocked or c.num_spare == 0 or c.num_waiting == 0
+    whole = rules.host_blocks > 0 or traffic.adapter.size > 0
+    if whole and not (c.steady and full and sooner > c.now + 2 * c.spent):
         return 0
-    many, c.now, c.entry, c.end, e.ends[c.first] = step_kernels.coast(
-        rules, table, e.pool, e.tables, e.running[: c.num_running], e.request, e.known, e.computed,
-        e.placeholders, traffic.prompt, traffic.output, fates.last_token, e.itl, e.usage, e.totals,
-        overlap, c.now, sooner, c.entry, c.end, e.ends[c.first], traffic.content, traffic.content_start,
-        c.adapters_s,
-    )  # fmt: skip
-    c.steady = False
-    batch = e.batches[c.first]
-    for j in range(c.num_running if many and overlap else 0):
-        s = e.running[j]
-        e.in_flight[s] = 1
-        step_kernels.put(batch, j, e.request[s], s, 1, e.computed[s] - 1, 0)
-        batch[YIELDS, j], batch[PAST, j] = 1, fates.preemptions[e.request[s]]
+    drift.awake_ring(rules, table, fates, e, e.drift.due, len(e.request) + c.drifted % AHEAD)
+    if c.turns >= c.calm and c.num_running <= rules.max_num_batched_tokens:
+        drift.let_go(rules, table, traffic, fates, e)
+    if full and c.awake == 0 and c.num_running:
+        many = drift.coast(rules, table, traffic, e, sooner)
+    if whole:
+        drift.awake_ring(rules, table, fates, e, e.drift.line, len(e.request))
+        c.steady = False
     return many
 
 
@@ -95,8 +108,49 @@ def _victim(running: Any, seated: Any, rank: Any) -> int:
 
 
 @inlined
+def _wanted(rules: Any, traffic: Any, e: Any, s: int, most: int) -> int:
+    """Tokens that one who runs takes in a step, of `most`; 0 where all of them are under way, or its blocks are."""
+    i, context, pending = e.request[s], e.computed[s], e.placeholders[s]
+    if (pending > 0 and context + 2 - pending >= traffic.prompt[i] + traffic.output[i]) or e.ready[s] > e.state[0].now:
+        return 0  # the step under way yields its last token
+    return max(0, min(e.known[s] + e.drafts[s] + pending - context, most, rules.max_model_len - 1 - context))
+
+
+@inlined
+def _take_blocks(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, threshold: int) -> None:
+    """Those that drift take their blocks, as far as the scheduler would come to the same if it looked at them.
+
+    Who might find none, or would have to stand in line for it, is awoken; where tokens might not suffice, all are.
+    """
+    c, seats, size, ring, crossed = e.state[0], len(e.request), rules.groups[0, 1], e.drift.full, False
+    left, caching = rules.max_num_batched_tokens - (c.num_running - c.awake), tells_apart(rules, traffic)
+    phase = c.drifted % size
+    certain, lacking, last = left >= 0, e.drift.blocks[0, phase], ring[1, seats + phase]
+    for s in e.running[: c.awake]:
+        want = _wanted(rules, traffic, e, s, min(threshold, max(left, 0)))
+        slots = e.computed[s] + want
+        if want and slots > e.tables.capacity[s]:
+            lacking += block_pool.missing(rules, e.tables, s, slots)
+            crossed |= last < seats and e.drift.order[last] > e.drift.order[s]
+        left -= want
+        youngest = e.drift.line[1, seats]
+        while left <= 0 and youngest != s and e.drift.since[youngest] < 0:
+            youngest = e.drift.line[1, youngest]
+        certain &= left > 0 or youngest == s  # else somebody drifts who comes after this one
+    short = lacking > e.pool.free[0]
+    if not certain or (short and has_windows(rules)):
+        drift.awake_ring(rules, table, fates, e, e.drift.line, seats)
+        c.calm = c.turns + AGAIN
+    elif short or (crossed and caching):
+        drift.awake_ring(rules, table, fates, e, ring, seats + phase)
+        if short and caching and not overlaps(rules, table):  # who is preempted fills no block
+            drift.awake_ring(rules, table, fates, e, ring, seats + (phase + 1) % size)
+    drift.take_blocks(rules, table, traffic, e)
+
+
+@inlined
 def _run(
-    rules: Any, traffic: Any, fates: Any, e: Any, batch: Any, threshold: int, halt: bool
+    rules: Any, table: Any, traffic: Any, fates: Any, e: Any, batch: Any, threshold: int, halt: bool
 ) -> tuple[int, int, int, bool]:
     """Schedule those that run, in order of admission, and preempt where blocks lack.
 
@@ -104,16 +158,15 @@ def _run(
     """
     c = e.state[0]
     caching, windowed, size = tells_apart(rules, traffic), has_windows(rules), rules.groups[0, 1]
-    model_len, budget, taken, victims, k = rules.max_model_len, rules.max_num_batched_tokens, 0, 0, 0
+    model_len, budget = rules.max_model_len, rules.max_num_batched_tokens - (c.num_running - c.awake)
+    taken, victims, k = 0, 0, 0
     uniform = rules.recent and rules.num_speculative_tokens > 0
-    while k < c.num_running and budget > 0:
+    while k < c.awake and budget > 0:
         s = e.running[k]
         i, context, pending = e.request[s], e.computed[s], e.placeholders[s]
         k += 1
-        if pending > 0 and context + 2 - pending >= traffic.prompt[i] + traffic.output[i]:
-            continue  # the step under way yields its last token
-        want = min(e.known[s] + e.drafts[s] + pending - context, threshold, budget, model_len - 1 - context)
-        if want <= 0 or e.ready[s] > c.now:  # all of it is under way, or its blocks are
+        want = _wanted(rules, traffic, e, s, min(threshold, budget))
+        if want == 0:
             continue
         settled = context - (e.in_flight[s] if rules.recent else 0)
         if windowed and settled >= e.tables.slides[s]:
@@ -121,7 +174,11 @@ def _run(
         slots = min(context + want + rules.num_lookahead_tokens, model_len)
         lacking = block_pool.missing(rules, e.tables, s, slots) if slots > e.tables.capacity[s] else 0
         while lacking > e.pool.free[0] and e.request[s] == i and not halt:
-            place = _victim(e.running[: c.num_running], e.request, traffic.rank)
+            last = e.drift.line[1, len(e.request)]
+            if e.drift.since[last] >= 0:
+                drift.awake(rules, table, fates, e, last)
+                budget += 1
+            place = _victim(e.running[: c.awake], e.request, traffic.rank)
             seat = e.running[place]
             given_back = step_kernels.unschedule(batch, taken, seat)
             budget += given_back
@@ -158,7 +215,8 @@ def _preempt(rules: Any, traffic: Any, fates: Any, e: Any, place: int) -> int:
     c, seat = e.state[0], e.running[place]
     victim = e.request[seat]
     c.num_running -= 1
-    for j in range(place, c.num_running):
+    c.awake -= 1
+    for j in range(place, c.awake):
         e.running[j] = e.running[j + 1]
     fates.made[victim] = e.known[seat] - traffic.prompt[victim]
     fates.preemptions[victim] += 1
@@ -173,6 +231,7 @@ def _vacate(rules: Any, e: Any, seat: int) -> None:
     """Free a seat and its blocks."""
     c = e.state[0]
     block_pool.leave(rules, e.pool, e.tables, seat)
+    drift.part(e.drift.line, seat)
     e.request[seat] = -1
     e.spare[c.num_spare] = seat
     c.num_spare += 1
@@ -218,8 +277,12 @@ def _admit(
         c.num_waiting -= 1
         c.num_spare -= 1
         s = e.spare[c.num_spare]
-        e.running[c.num_running] = s
+        e.running[c.awake] = s
+        c.awake += 1
         c.num_running += 1
+        c.admitted += 1
+        e.drift.order[s] = c.admitted
+        drift.enter(e.drift.line, s, len(e.request))
         e.request[s], e.known[s], e.computed[s] = i, tokens, context
         e.placeholders[s] = e.drafts[s] = e.in_flight[s] = 0
         e.ready[s] = 0.0
@@ -244,7 +307,7 @@ def _admit(
 def _loading(e: Any) -> float:
     """When the next request that runs has its blocks from host memory; infinite where none waits for them."""
     c, first = e.state[0], np.inf
-    for s in e.running[: c.num_running]:
+    for s in e.running[: c.awake]:
         first = min(first, e.ready[s] if e.ready[s] > c.now else np.inf)
     return first
 
@@ -264,9 +327,10 @@ def _clock(
         if overlap and batch[YIELDS, j]:
             e.placeholders[s] += 1 + batch[DRAFTED, j]
             e.drafts[s] = rules.num_speculative_tokens
-    tokens, contexts, drafted = batch[TOKENS], batch[CONTEXT], batch[DRAFTED]
-    total, decoding, spent = step_kernels.cost(rules, table, e.pool, taken, tokens, contexts, drafted)
-    c.unseen += 1 if decoding == taken else rules.recv_interval
+    drifting = c.num_running - c.awake
+    total, decoding, spent = step_kernels.cost(rules, table, e, batch, taken)
+    drift.move_on(e, drifting)
+    c.unseen += 1 if decoding == taken + drifting else rules.recv_interval
     if traffic.adapter.size:
         spent += queues.adapters_s(rules, table, traffic, e, batch, taken)
     c.spent = spent if timed else 1.0
@@ -323,6 +387,10 @@ def _outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, log: bool
     c = e.state[0]
     batch, end, depth, before, gone = e.batches[c.first], e.ends[c.first], len(e.batches), c.done, 0
     caching, overlap, size = tells_apart(rules, traffic), overlaps(rules, table), rules.groups[0, 1]
+    if c.flying:
+        if c.awake < c.num_running:
+            e.itl[step_kernels.itl_bin(end - c.last)] += c.num_running - c.awake
+        c.last = end
     for j in range(e.sizes[c.first] if c.flying else 0):
         i, s, drafted = batch[REQUEST, j], batch[SEAT, j], batch[DRAFTED, j]
         current = e.request[s] == i and batch[PAST, j] == fates.preemptions[i]
@@ -377,11 +445,12 @@ def _outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, log: bool
 def _close_ranks(e: Any) -> None:
     """Take seats that are free out of the running ones."""
     c, stay = e.state[0], 0
-    for j in range(c.num_running):
+    for j in range(c.awake):
         if e.request[e.running[j]] >= 0:
             e.running[stay] = e.running[j]
             stay += 1
-    c.num_running, c.steady = stay, False
+    c.num_running -= c.awake - stay
+    c.awake, c.steady, c.blocked = stay, False, False
 
 
 @compiled
@@ -397,14 +466,12 @@ def advance(rules: Any, table: StepTable, traffic: Traffic, fates: Any, e: Any, 
     # no comprehensions in here: numba 0.68 then drops writes to fields of named tuples as dead code
     c, depth = e.state[0], len(e.batches)
     timed, log, gauge_s = options.timed, options.log, options.gauge_s
-    can_coast = timed and not (log or rules.priority or gauge_s > 0)
-    can_coast &= rules.num_speculative_tokens == 0 and table.stages == 1 and rules.recv_interval == 1
-    before = c.done
+    can_drift, before = _can_drift(rules, table, traffic, options), c.done
     while c.done < c.due and c.now < until:
         sooner = _receive(rules, traffic, fates, e, until)
         if c.now >= until:
             break
-        if _coast(rules, table, traffic, fates, e, sooner):
+        if can_drift and _coast(rules, table, traffic, fates, e, sooner):
             continue
         threshold, turn = rules.long_prefill_token_threshold, (c.first + c.flying) % depth
         if threshold == 0 or (rules.recent and c.num_running + c.num_waiting <= 1):
@@ -412,20 +479,22 @@ def advance(rules: Any, table: StepTable, traffic: Traffic, fates: Any, e: Any, 
         batch, c.blocked = e.batches[turn], False
         c.turns += 1
         c.active = 0
-        taken, victims, budget, uniform = _run(rules, traffic, fates, e, batch, threshold, options.halt)
+        if c.awake < c.num_running:
+            _take_blocks(rules, table, traffic, fates, e, threshold)
+        taken, victims, budget, uniform = _run(rules, table, traffic, fates, e, batch, threshold, options.halt)
         if c.stuck == -2:
             break
         for j in range(taken if traffic.adapter.size else 0):
             queues.use(e, traffic.adapter[batch[REQUEST, j]])
         if victims == 0:
             taken = _admit(rules, table, traffic, fates, e, batch, threshold, taken, budget, uniform)
-        if taken:
+        if taken or c.awake < c.num_running:
             total, start = _clock(rules, table, traffic, fates, e, batch, turn, taken, timed)
             if gauge_s > 0:
                 _gauge(rules, e, gauge_s, start, total)
             if log:
                 _log_step(e, batch, taken, victims, total)
-            c.steady = can_coast and total == taken == c.num_running
+            c.steady = total == taken == c.num_running
         elif c.flying == victims == 0 and _loading(e) < np.inf:
             c.now = min(_loading(e), sooner if sooner > c.now else np.inf)
             continue

@@ -1,13 +1,12 @@
-"""What an engine step costs in time, and many equal ones at once, compiled (see `simulator.kernel_types.StepTable`)."""
+"""What an engine step costs in time, compiled (see `simulator.kernel_types.StepTable`), and who is in it."""
 
 from typing import Any
 
 import numpy as np
 
 from planner.latency.shared_reads import L2_TIMES, SHARERS
-from planner.simulator import block_pool
-from planner.simulator.block_pool import allocating, compiled, inlined
-from planner.simulator.kernel_types import ITL_BINS, ITL_FIRST, ITL_PER_DECADE, USAGE_BINS
+from planner.simulator.block_pool import compiled, inlined
+from planner.simulator.kernel_types import ITL_BINS, ITL_FIRST, ITL_PER_DECADE
 
 ROWS = REQUEST, SEAT, TOKENS, CONTEXT, DRAFTED, YIELDS, PAST = (0, 1, 2, 3, 4, 5, 6)
 """Rows of a step's table: who, in which seat, does so many tokens after so many, of them drafted; whether it yields an
@@ -33,7 +32,7 @@ def _price(
 
 
 @compiled
-def _found_in_l2(rules: Any, table: Any, pool: Any, sequences: int) -> float:
+def found_in_l2(rules: Any, table: Any, pool: Any, sequences: int) -> float:
     """Tokens that decoding `sequences` have in common and do not each read from memory, on average.
 
     The sequences are read in n / together rounds, in each of which a block comes from memory once: if r of n have it,
@@ -47,11 +46,20 @@ def _found_in_l2(rules: Any, table: Any, pool: Any, sequences: int) -> float:
 
 
 @inlined
-def cost(
-    rules: Any, table: Any, pool: Any, taken: int, tokens_of: Any, context_of: Any, drafted_of: Any
-) -> tuple[int, int, float]:
-    """Tokens, decoding sequences and seconds of a step with `taken` sequences."""
-    total, sampled, decoding, contexts, pairs, windows_s = 0, taken, 0, 0, 0.0, 0.0
+def decoding_s(table: Any, count: int, contexts: int, found: float, inside: Any) -> float:
+    """Seconds of a step in which `count` sequences decode, of which so much is `inside` the windows."""
+    windows_s = 0.0
+    for k in range(len(table.decode_windows)):
+        windows_s += table.decode_windows[k, 1] * inside[k]
+    return _price(table, count, count, count, max(contexts - found, contexts / L2_TIMES), 0.0, windows_s)
+
+
+@inlined
+def cost(rules: Any, table: Any, e: Any, batch: Any, taken: int) -> tuple[int, int, float]:
+    """Tokens, decoding sequences and seconds of a step with `taken` sequences and those that drift."""
+    c, tokens_of, context_of, drafted_of = e.state[0], batch[TOKENS], batch[CONTEXT], batch[DRAFTED]
+    total = decoding = c.num_running - c.awake
+    sampled, sequences, contexts, pairs, windows_s = total + taken, total + taken, c.contexts, 0.0, 0.0
     decode_windows, prefill_windows = table.decode_windows, table.prefill_windows
     for j in range(taken):
         tokens, context = tokens_of[j], context_of[j]
@@ -60,124 +68,25 @@ def cost(
         if tokens == 1 + drafted_of[j] and context > 0:
             decoding += 1
             contexts += context
-            for k in range(len(decode_windows)):
-                windows_s += decode_windows[k, 1] * min(context, decode_windows[k, 0])
         else:
             pairs += tokens * (context + (tokens + 1) / 2)
             windows_s += table.prompt_s
             for k in range(len(prefill_windows)):
                 windows_s += prefill_windows[k, 1] * _pairs(tokens, context, prefill_windows[k, 0])
-    read = max(contexts - _found_in_l2(rules, table, pool, decoding), contexts / L2_TIMES)
-    return total, decoding, _price(table, total, taken, sampled, read, pairs, windows_s)
+    for k in range(len(decode_windows)):
+        inside = e.drift.inside[0, k]
+        for j in range(taken):
+            if tokens_of[j] == 1 + drafted_of[j]:
+                inside += min(context_of[j], decode_windows[k, 0])
+        windows_s += decode_windows[k, 1] * inside
+    read = max(contexts - found_in_l2(rules, table, e.pool, decoding), contexts / L2_TIMES)
+    return total, decoding, _price(table, total, sequences, sampled, read, pairs, windows_s)
 
 
 @compiled
 def itl_bin(gap: float) -> int:
     """Bin of the inter-token latency histogram."""
     return min(int(np.log10(max(gap, ITL_FIRST) / ITL_FIRST) * ITL_PER_DECADE), ITL_BINS - 1)
-
-
-@inlined
-def _moved_on(
-    rules: Any, pool: Any, tables: Any, running: Any, request: Any, known: Any, computed: Any, content: Any,
-    content_start: Any, steps: int, overlap: bool,
-) -> None:  # fmt: skip
-    """Give the seats that decoded `steps` tokens their blocks, take back what left a window, publish what is full."""
-    capacity, held, size, caching = tables.capacity, tables.held, rules.groups[0, 1], len(tables.blocks) > 0
-    behind = overlap and rules.recent
-    for s in running:
-        room = capacity[s] - computed[s] - rules.num_lookahead_tokens
-        more = max(0, steps - room + size - 1) // size
-        capacity[s] += more * size
-        tables.slides[s] = 1 << 60
-        for g in range(len(rules.groups)):
-            window = rules.groups[g, 0]
-            for k in range(held[s, g], held[s, g] + more * (caching and window == 0)):
-                tables.blocks[s, g, k] = block_pool.take(pool)
-            held[s, g] += more * (window >= 0)
-            if window > 0:
-                first = (tables.passed[s, g] + 1) * size + window - 1 - computed[s] + behind
-                tables.passed[s, g] += max(0, steps - first + size - 1) // size
-                tables.slides[s] = min(tables.slides[s], (tables.passed[s, g] + 1) * size + window - 1)
-        computed[s] += steps
-        known[s] += steps
-        if caching and computed[s] - overlap >= (tables.published[s] + 1) * size:
-            block_pool.publish(rules, pool, tables, s, content[content_start[request[s]] :], computed[s] - overlap)
-
-
-@allocating
-def coast(
-    rules: Any, table: Any, pool: Any, tables: Any, running: Any, request: Any, known: Any, computed: Any,
-    placeholders: Any, prompt: Any, output: Any, last_token: Any, itl: Any, usage: Any, totals: Any,
-    overlap: bool, now: float, until: float, entry: float, end: float, oldest: float, content: Any, content_start: Any,
-    adapters_s: float,
-) -> tuple[int, float, float, float, float]:  # fmt: skip
-    """As many steps as pass until something happens, while everybody decodes: an arrival, an end, no free block.
-
-    Exactly what the scheduler does step by step, but each step costs O(1): contexts grow by one token a sequence, and
-    sequences need their next blocks in turns. Returns the number of steps (0 where not everybody decodes), `now`,
-    `entry` and `end` of the last step, and the end of the `oldest` step under way.
-    """
-    count, size, growing, caching = len(running), rules.groups[0, 1], 0, len(tables.blocks) > 0
-    for g in range(len(rules.groups)):
-        window, width = rules.groups[g]
-        growing += window >= 0
-        if window >= 0 and (width != size or (window > 0 and caching)):
-            return 0, now, entry, end, oldest
-    turns, leaving = np.zeros(size, np.int64), np.zeros(size, np.int64)  # blocks taken and left behind, by step
-    contexts, most, last = 0, 1 << 60, last_token[request[running[0]]]
-    windows_s, grows_s = 0.0, 0.0  # of the contexts inside the windows, and by how much that grows in a step
-    behind = overlap and rules.recent
-    for s in running:
-        i, room = request[s], tables.capacity[s] - computed[s] - rules.num_lookahead_tokens
-        if last_token[i] != last or known[s] + placeholders[s] != computed[s] + 1 or placeholders[s] != overlap:
-            return 0, now, entry, end, oldest
-        if growing:
-            if not 0 <= room < size:
-                return 0, now, entry, end, oldest
-            turns[room] += growing
-        contexts += computed[s]
-        most = min(most, min(prompt[i] + output[i], rules.max_model_len) - 1 - computed[s])
-        for g in range(len(rules.groups)):
-            if rules.groups[g, 0] > 0:
-                first = (tables.passed[s, g] + 1) * size + rules.groups[g, 0] - 1 - computed[s] + behind
-                if first < 0:
-                    return 0, now, entry, end, oldest
-                leaving[first % size] += first < size
-                most = min(most, first if first >= size else most)
-        for k in range(len(table.decode_windows)):
-            window_s, rest = table.decode_windows[k, 1], int(table.decode_windows[k, 0]) - computed[s]
-            windows_s += window_s * (computed[s] + min(rest, 0))
-            grows_s += window_s * (rest > 0)
-            most = min(most, rest if rest > 0 else most)
-    most -= not overlap  # the step that ends a request is the scheduler's; with async scheduling it is still under way
-    steps, taken, usable, alike = 0, 0, rules.num_blocks - 1, _price(table, count, count, count, 0.0, 0.0, adapters_s)
-    found = _found_in_l2(rules, table, pool, count)
-    free = pool.free
-    while steps < most and now < until and turns[steps % size] <= free[0]:
-        free[0] += leaving[steps % size] - turns[steps % size]
-        taken += turns[steps % size]
-        seconds = alike + table.decode_context_s * max(contexts - found, contexts / L2_TIMES) + windows_s
-        start = max(now, entry)
-        entry, end = start + seconds, max(start + seconds, end + seconds)
-        now, oldest = (oldest, end) if overlap else (end, end)
-        usage[(usable - free[0]) * (USAGE_BINS - 1) // usable] += entry - start
-        totals[1] += entry - start
-        totals[4] += count * (entry - start)
-        itl[itl_bin(now - last)] += count
-        last = now
-        contexts += count
-        windows_s += grows_s
-        steps += 1
-    free[0] += taken * caching  # where blocks are told apart they are taken one by one, below
-    totals[0] += steps
-    totals[2] += steps * count
-    totals[3] += steps * count
-    if steps:
-        _moved_on(rules, pool, tables, running, request, known, computed, content, content_start, steps, overlap)
-        for s in running:
-            last_token[request[s]] = last
-    return steps, now, entry, end, oldest
 
 
 @compiled
