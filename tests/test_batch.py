@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planner.core.quantities import PlannerError
+from planner.faces.cli import main
 from planner.operations.batch import OUTPUTS, predict_file, predict_row
 from planner.operations.batch_columns import INPUTS
 
@@ -198,6 +199,21 @@ def test_ragged_rows_and_misspelt_columns(tmp_path: Path) -> None:
     assert all(f"did you mean {meant}?" in rows[0]["warnings"] for meant in ("request_rate", "isl"))
     _, rows = predicted(tmp_path, "model,gpu,request_rate", "meta-llama/Llama-3.1-8B,H100,8")
     assert "request_rate without isl and osl" in rows[0]["warnings"] and not rows[0]["ttft_ms_mean"]
+
+
+def test_the_terminal_says_what_is_ignored_and_why_nothing_is_planned(tmp_path: Path, capsys) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("model,gpu,colour,max_num_seq\nmeta-llama/Llama-3.1-8B,H100,red,8\n")
+    assert main(["predict", str(rows), "--out", str(tmp_path / "out.csv")]) == 0
+    told = capsys.readouterr().err
+    assert "column colour is ignored\n" in told and "max_num_seq is ignored, did you mean max_num_seqs?" in told
+    rows.write_text("model,gpu\nmeta-llama/Llama-3.1-8B,H1O0\nmeta-llama/Llama-3.1-8B,\n")
+    assert main(["predict", str(rows), "--out", str(tmp_path / "out.csv")]) == 1
+    assert "no row can be planned; the first: unknown GPU 'H1O0'" in capsys.readouterr().err
+
+
+def test_a_checkpoint_as_it_is_may_be_asked_for_as_in_a_scenario() -> None:
+    assert predict_row({**BASE, "quantization": "checkpoint"}) == predict_row(BASE)
 
 
 def test_more_concurrency_means_more_throughput_and_slower_tokens() -> None:

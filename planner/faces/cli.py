@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +193,8 @@ def _predict(options: argparse.Namespace) -> int:
     from planner.operations.batch import predict_file
 
     shown = (lambda done, rows: _progress(done, rows, "rows")) if sys.stderr.isatty() else None
-    return predict_file(options.rows, options.out, options.calibration, resume=options.resume, progress=shown)
+    say = partial(print, "planner:", file=sys.stderr)
+    return predict_file(options.rows, options.out, options.calibration, resume=options.resume, progress=shown, say=say)
 
 
 def _progress(done: int, of: int, what: str) -> None:

@@ -20,7 +20,16 @@ from planner.latency.calibration import calibrated_by, own_calibrations
 from planner.latency.performance import LATENCIES, POINTS
 from planner.latency.start_up import start_up
 from planner.memory.budget import longest_model_len, memory_of
-from planner.operations.batch_columns import COLUMNS, POOL_SIZES, read_cells, read_deployment, read_model, read_workload
+from planner.operations.batch_columns import (
+    COLUMNS,
+    POOL_SIZES,
+    ignored,
+    read_cells,
+    read_deployment,
+    read_model,
+    read_workload,
+    unknown,
+)
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import RATES, Prediction, predict
 
@@ -35,14 +44,15 @@ MOST_BYTES = 16 * MIB
 
 def predict_file(
     rows_csv: str | Path, out_csv: str | Path, calibration: Path | None = None, *, resume: bool = False,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None, say: Callable[[str], object] = lambda text: None,
 ) -> int:  # fmt: skip
     """Predict every row of `rows_csv` into `out_csv`; 0 when all were answered, 1 when some failed.
 
     Answers are appended to OUT.partial as they are found, which becomes OUT at the end; with `resume` those that an
-    earlier run left there are kept. `progress` is told how many of how many rows are answered. A calibration file of
-    one's own comes before the catalog's. Raises `PlannerError` (the command's exit code 2) when a file cannot be read
-    or written, has no usable header, or a partial one answers other rows.
+    earlier run left there are kept. `progress` is told how many of how many rows are answered, `say` which columns are
+    ignored, and why the first row failed where all did. A calibration file of one's own comes before the catalog's.
+    Raises `PlannerError` (the command's exit code 2) when a file cannot be read or written, has no usable header, or a
+    partial one answers other rows.
     """
     source, out = Path(rows_csv), Path(out_csv)
     partial = out.with_name(f"{out.name}.partial")
@@ -54,9 +64,12 @@ def predict_file(
         raise PlannerError(f"{source.name}: line 1 must name the columns, among them gpu and model (or model_config)")
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise PlannerError(f"{source.name}: the column {twice} occurs twice")
+    for name in filter(unknown, header):
+        say(ignored(name))
     count = sum(1 for _ in lines)
     place = header.index("id") if "id" in header else MOST_CELLS
     kept, failed = _kept(partial, source, place) if resume and os.path.exists(partial) else (0, False)
+    errors = []
     try:
         with partial.open("a" if kept else "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, OUTPUTS, restval="")
@@ -65,7 +78,7 @@ def predict_file(
             for k, (_, cells) in enumerate(islice(csv_lines(source, MOST_BYTES), kept + 1, None), kept + 1):
                 row = dict(zip(header, cells, strict=False))
                 answer = predict_row(row, source.parent, len(cells) - len(header), own)
-                failed |= answer["status"] == "error"
+                errors += [answer["error"]] if answer["status"] == "error" else []
                 writer.writerow({name: _written(value) for name, value in answer.items()})
                 file.flush()
                 if progress:
@@ -73,7 +86,9 @@ def predict_file(
         partial.replace(out)
     except OSError as error:
         raise PlannerError(f"cannot write {out}: {error.strerror or error}") from None
-    return int(failed)
+    if len(errors) == count > 0:
+        say(f"no row can be planned; the first: {errors[0]}")
+    return int(failed or bool(errors))
 
 
 def _kept(partial: Path, source: Path, place: int) -> tuple[int, bool]:

@@ -33,9 +33,8 @@ def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
     cells: dict[str, Any] = {}
     notes = []
     for name, text in row.items():
-        if name not in INPUTS and name not in COLUMNS["measured"]:
-            near = difflib.get_close_matches(COLUMNS["called"].get(name, name), INPUTS, n=1, cutoff=0.85)
-            notes += [f"column {name} is ignored, did you mean {near[0]}?"] if near else []
+        if unknown(name):
+            notes += [ignored(name)] if _meant(name) else []
         elif cell := text.strip():
             kind = COLUMNS["kinds"][INPUTS.get(name) or COLUMNS["measured"][name]]
             try:
@@ -43,6 +42,20 @@ def read_cells(row: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
             except (ValueError, KeyError, OverflowError):
                 raise PlannerError(f"{name}: expected {kind['accepts']}, got {cell!r}") from None
     return cells, notes
+
+
+def unknown(name: str) -> bool:
+    """Whether a column has a name that is not known."""
+    return name not in ("", *INPUTS, *COLUMNS["measured"])
+
+
+def _meant(name: str) -> str | None:
+    return next(iter(difflib.get_close_matches(COLUMNS["called"].get(name, name), INPUTS, n=1, cutoff=0.85)), None)
+
+
+def ignored(name: str) -> str:
+    """What to say of an unknown column."""
+    return f"column {name} is ignored" + (f", did you mean {known}?" if (known := _meant(name)) else "")
 
 
 def _read(cell: str, accepts: str, least: float | None = None, most: float = math.inf, whole: bool = False) -> Any:
@@ -66,6 +79,7 @@ def read_model(cells: Mapping[str, Any], folder: Path, prefix: str = "") -> Mode
     if prefix:
         return _known(source)
     bits, stored, dtype = cells.get("weight_bits"), cells.get("quantization"), cells.get("dtype")
+    stored = None if stored == "checkpoint" else stored  # as a scenario says it
     found = _known(source, stored, dtype)
     if bits is not None and bits != found.quantization.weight_bits:
         if stored is None:
