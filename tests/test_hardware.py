@@ -177,11 +177,15 @@ def test_what_runs_where(name: str, engines: set[str]) -> None:
         assert "no engine that is known here does" in (unsupported(gpu(name), engine("vllm")) or "")
 
 
+MEMORY = {"basis": "reported", "marketed_gb": 24, "gbs": 300, "source": "a log"}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"tflops": {"bf17": 1}}, "gpus.yaml, entry L4, field tflops.bf17"),
         ({"memory": {"gib": -1}}, "gpus.yaml, entry L4, field memory"),
+        ({"memory": MEMORY | {"gib": 24}}, "gpus.yaml, entry L4, field memory.*24 GB on the box"),
         ({"sauce": "?"}, "gpus.yaml, entry L4, field sauce: unknown field"),
         ({"source": None}, "gpus.yaml, entry L4, field source"),
     ],

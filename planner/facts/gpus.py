@@ -4,9 +4,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from planner.core.catalog import Entry, Sourced, entries
 from planner.core.quantities import GB, GIB, PlannerError, did_you_mean
@@ -29,6 +29,14 @@ class _Memory(Entry):
     marketed_gb: PositiveFloat
     gbs: PositiveFloat
     source: str
+
+    @model_validator(mode="after")
+    def _less_than_on_the_box(self) -> Self:
+        if self.gib >= self.marketed_gb:
+            raise ValueError(
+                f"gib {self.gib:g} is not below the {self.marketed_gb:g} GB on the box: what does the driver report?"
+            )
+        return self
 
 
 class _Links(Entry):
