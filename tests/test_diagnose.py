@@ -258,6 +258,12 @@ def test_histograms_keep_their_mean_and_order() -> None:
     assert seen.above(150) == 0.2 and seen.quantile(0.5) == 100
 
 
+def test_nothing_is_made_up_within_the_first_bucket() -> None:
+    """Queues of 1 ms in a first bucket of 300 ms: interpolated, their p99 would read 297 ms."""
+    seen = Histogram(np.array([0.3, 0.5, np.inf]), np.array([97.0, 3.0, 0.0]), 0.1, 100.0)
+    assert (seen.told(0.95), seen.told(0.99)) == ("under 300", "433")
+
+
 def test_what_cannot_be_judged_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "page.txt"
     for text, said in (

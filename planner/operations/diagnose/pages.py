@@ -101,6 +101,11 @@ class Histogram:
         before = reached[k - 1] if k else 0.0
         return float(low if math.isinf(high) else low + (high - low) * (q - before) / (reached[k] - before))
 
+    def told(self, q: float) -> str:
+        """A quantile in ms; of one in the first bucket, which may lie anywhere in it, that it is under its edge."""
+        first = bool(self.counts[0] >= q * self.counts.sum())
+        return f"under {self.edges[0] * 1e3:,.0f}" if first else f"{self.quantile(q) * 1e3:,.0f}"
+
     def above(self, edge: float) -> float:
         """The share of observations above the lowest edge from `edge` on."""
         return float(self.counts[self.edges > self.edges[np.searchsorted(self.edges, edge)]].sum() / self.counts.sum())
