@@ -290,13 +290,20 @@ def script_of(started: Launch) -> str:
 def test_a_replica_that_a_node_has_no_gpus_for_is_refused(tmp_path: Path) -> None:
     stubs(tmp_path)
     (tmp_path / "serve.sh").write_text(script_of(written("one")[0]))
-    for replica, status in (("3", 0), ("4", 2), ("one", 2), ("-1", 2)):
+    for replica, status in (("2", 0), ("3", 2), ("one", 2), ("-1", 2)):
         done = subprocess.run(
             ["bash", tmp_path / "serve.sh", replica], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True,
             text=True, check=False,
         )  # fmt: skip
         assert done.returncode == status, done
-    assert "this node has 8 GPUs, 2 a replica: REPLICA is 0 to 3" in done.stderr
+    assert "the plan puts 3 replicas of 2 GPUs on a machine: REPLICA is 0 to 2" in done.stderr
+
+
+def test_a_script_starts_no_more_than_the_rented_machine_holds() -> None:
+    """Eight TP2 replicas on machines of four GPUs: two a machine, on four machines."""
+    served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", tp=2, replicas=8, max_model_len=8192)
+    started = launch(evaluate(replace(served, sold_in=(2, 4)), WORKLOAD))
+    assert started.deployment.machines == (4, 4, 4, 4) and started.replicas_per_node == 2
 
 
 def test_variables_are_read_by_the_versions_that_are_said_to() -> None:

@@ -132,8 +132,9 @@ class Launch:
 
     @property
     def replicas_per_node(self) -> int:
-        """How many replicas a node has room for, where one does not span nodes."""
-        return max(self.deployment.gpus_per_node // self.gpus, 1)
+        """How many of the plan's replicas the largest rented machine has room for; where one spans nodes, 1."""
+        room = max(self.deployment.machines, default=self.deployment.gpus_per_node) // self.gpus
+        return max(min(room, self.deployment.replicas), 1)
 
     @property
     def image(self) -> str | None:
