@@ -272,5 +272,6 @@ def test_a_model_that_is_not_known_by_its_name_is_said_to_be_taken_for_another()
     """A slip of the pen must not look like the model that was meant."""
     slip = scenario({**SMALL, "model": "Qwen/Qwen2.5-72B-Instuct"}, "slip")
     assert any("Instuct is not in the catalog" in said for said in slip.assumptions)
+    assert all(said.endswith(".") for said in slip.assumptions)  # they stand one after another
     known = scenario({**SMALL, "model": "Qwen/Qwen2.5-72B-Instruct"}, "known")
     assert not any("catalog" in said for said in known.assumptions)

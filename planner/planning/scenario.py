@@ -122,7 +122,7 @@ class Scenario:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the file leaves open and the plan takes for granted, in sentences for its reader."""
-        return (*model(self.model).warnings, *self.workload.assumptions)
+        return (*(f"{note.rstrip('.')}." for note in model(self.model).warnings), *self.workload.assumptions)
 
     @property
     def by_engine(self) -> tuple["Scenario", ...]:
