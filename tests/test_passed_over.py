@@ -45,6 +45,12 @@ def test_each_engine_and_format_has_a_line_in_the_answer_and_in_the_summary() ->
     assert told(plan).count("Why not") == len(lines) == len(summary.why_not(plan))
 
 
+def test_a_format_that_the_scenario_lists_later_is_passed_over_for_that() -> None:
+    plan = search(asked(quantization=["fp8", "checkpoint"], gpus=[{"gpu": "H100-SXM", "at_most": 1}]))
+    (why,) = (other.why for other in passed_over(plan) if other.what == "the checkpoint's own weights")
+    assert "does it too" in why and why.endswith("`quantization` of the scenario lists it later")
+
+
 def test_what_does_not_start_says_so() -> None:
     gpus = [{"gpu": "H100-SXM", "at_most": 8}, {"gpu": "RTX-3090", "at_most": 1}]
     plan = search(asked(model="meta-llama/Llama-3.3-70B-Instruct", gpus=gpus))

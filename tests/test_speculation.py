@@ -16,6 +16,7 @@ from planner.latency.speculation import (
     break_even_acceptance,
     break_even_batch,
     expected_tokens,
+    pays_at,
     speculate,
     step_of,
     surface,
@@ -231,6 +232,15 @@ def test_a_mixture_of_experts_pays_most_in_the_middle() -> None:
     served = deploy_on("deepseek-ai/DeepSeek-R1", "H200", tp=8, speculation=Speculation("mtp", 1, 0.8))
     small, medium, large = (speculate(served, batch, 500).speedup.mid for batch in (16, 128, 1024))
     assert medium > small and medium > large
+
+
+def test_a_mixture_of_experts_pays_where_its_speedup_is_at_least_one() -> None:
+    served = deploy_on("Qwen/Qwen3-30B-A3B", "H100-SXM", speculation=Speculation("eagle3", 3, 0.6))
+    ranges = pays_at(served, 500, 64)
+    assert len(ranges) > 1  # alone a sequence gains; a few wake experts; many read them all anyway
+    for batch in range(1, 65):
+        pays = any(first <= batch <= last for first, last in ranges)
+        assert pays == (speculate(served, batch, 500).speedup.mid >= 1)
 
 
 def test_the_draft_head_is_as_large_as_the_published_ones() -> None:

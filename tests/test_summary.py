@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from planner.facts.deployment import machines
+from planner.operations.answer import told as answered
 from planner.planning.candidate import against, replayed
 from planner.planning.scenario import scenario
 from planner.planning.search import Plan, search
@@ -54,13 +55,35 @@ def test_a_month_has_730_hours_and_the_range_is_that_of_the_price() -> None:
 def test_traffic_may_grow_by_what_is_said_until_headroom_and_capacity_are_used_up() -> None:
     asked, chosen = plan().scenario, plan().chosen
     assert chosen
-    said = re.sub(r"\([^)]*\)", "", summary.room(plan()))
+    unhurried = replace(plan(), scenario=replace(asked, service_level=()))
+    said = re.sub(r"\([^)]*\)", "", summary.room(unhurried))
     grow, over = (int(n) / 100 for n in re.findall(r"by (\d+)%", said))
     for more, headroom in ((grow, asked.headroom), (over, 0.0)):
         for extra, fits in ((-0.01, True), (0.02, False)):
             rate = (asked.workload.rate or 0) * (1 + more + extra)
             busier = replace(asked, headroom=headroom, service_level=(), workload=replace(asked.workload, rate=rate))
             assert against(busier, replace(chosen.prediction, workload=busier.workload)).meets == fits
+
+
+def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before_the_capacity() -> None:
+    """A tight E2E is used up by steps that grow with the batch, at half the capacity; both ways to say where agree."""
+    level, load = {"e2e": {"p95": 12_000}, "ttft": {"p95": 9000}}, {**CHAT["workload"], "rate": 2}
+    gpus = [{"gpu": "L40S", "at_most": 1}]
+    one = search(scenario({**CHAT, "gpus": gpus, "workload": load, "service_level": level}, "s"))
+    told = {ramped: summary.growth(one, ramped) for ramped in (False, True)}
+    rates = {ramped: float(re.findall(r"beyond ([\d.]+)", said)[0]) for ramped, said in told.items()}
+    grown = float(re.findall(r"by (\d+)%", told[True])[0]) / 100
+    chosen, asked = one.chosen, one.scenario
+    assert chosen and chosen.prediction.performance and chosen.prediction.performance.capacity
+    assert rates[True] == pytest.approx(2 * (1 + grown), rel=0.02)
+    assert rates[True] < 0.5 * chosen.prediction.performance.capacity.mid
+    assert rates[False] == pytest.approx(rates[True], rel=0.15)
+    assert all("p95 E2E" in said and "overloaded" not in said for said in told.values())
+    assert all(told[ramped] in summary.room(one, ramped) for ramped in told) and told[False] in answered(one)
+    for share, meets in ((0.9, True), (1.2, False)):
+        busier = replace(asked, workload=replace(asked.workload, rate=rates[True] * share))
+        found = replayed(busier, chosen)
+        assert found.meets == meets and found.constraints == (() if meets else ("p95 E2E",))
 
 
 def test_a_lost_replica_is_replayed_without_headroom() -> None:

@@ -216,17 +216,23 @@ def break_even_acceptance(deployment: Deployment, batch: float, context: float) 
     return acceptance_from_length(max(needed, 1.0), k) if needed <= k + 1 else None
 
 
-def break_even_batch(deployment: Deployment, context: float, largest: int | None = None) -> int:
-    """The largest batch up to `largest` (default: max_num_seqs) at which speculation still pays; 0 when none does.
+def pays_at(deployment: Deployment, context: float, largest: int | None = None) -> list[tuple[int, int]]:
+    """The first and the last batch of each range up to `largest` (default: max_num_seqs) at which speculation pays.
 
-    It need not pay at every smaller one: a few drafted tokens wake experts that a larger batch reads anyway.
+    There may be several: a few drafted tokens wake experts that a larger batch reads anyway.
     """
     if (speculation := deployment.speculation) is None:
-        return 0
+        return []
     batches = np.arange(1, (largest or deployment.args.max_num_seqs) + 1)
     plain, _, whole = step_seconds(deployment, batches, context)
-    tokens = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens)
-    return int(batches[tokens * plain >= whole].max(initial=0))
+    pays = expected_tokens(speculation.acceptance_rate, speculation.num_speculative_tokens) * plain >= whole
+    turns = np.flatnonzero(np.diff(pays, prepend=False, append=False)).tolist()  # the first of a range, and one beyond
+    return [(first + 1, beyond) for first, beyond in zip(turns[::2], turns[1::2], strict=True)]
+
+
+def break_even_batch(deployment: Deployment, context: float, largest: int | None = None) -> int:
+    """The largest batch of `pays_at`; 0 when it pays at none."""
+    return max((last for _, last in pays_at(deployment, context, largest)), default=0)
 
 
 def surface(

@@ -30,6 +30,7 @@ from planner.planning.scenario import Scenario, Target
 from planner.planning.scenario_entries import FileKind
 from planner.planning.search import Plan
 from planner.studies.phrases import BASES
+from planner.studies.summary import growth
 
 EXIT = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 """What `planner plan` ends with."""
@@ -208,7 +209,7 @@ def told(plan: Plan) -> str:
         values |= {"spare": free_share(scenario, best.prediction) or 0.0}
         values |= {"planned": asked_rps(scenario, best.prediction)}
         values |= {"start_up": start_up(best.deployment, scenario.storage)}
-        values |= {"share_why": unusual_share(best.deployment)}
+        values |= {"growth": growth(plan), "share_why": unusual_share(best.deployment)}
     return aligned(parted("plan", **values))
 
 

@@ -42,6 +42,7 @@ class Confidence:
     dearer: float  # only something that costs more would do, or nothing that was looked at
     broken: float  # the plan itself breaks a promise, or is overloaded
     rivals: tuple[tuple[Candidate, float], ...]  # that are chosen instead, most often first
+    saves: Candidate | None  # of the cheaper ones that which is chosen most often
     runs: tuple[tuple[Candidate, float], ...]  # a benchmark of one replica of which changes the choice so often
 
     @property
@@ -55,8 +56,12 @@ class Confidence:
         return round(1 - self.stays - self.cheaper - self.dearer, 6)
 
     def __str__(self) -> str:
+        near = ""
+        if self.saves:
+            missed = "; ".join(self.saves.misses)
+            near = f" (most often {self.saves.what}, which misses in the middle of its intervals: {missed})"
         others = {
-            "something cheaper would do": self.cheaper,
+            f"something cheaper would do{near}": self.cheaper,
             "another at the same price does better": self.alike,
             "only something dearer keeps all that is asked": self.dearer,
         }
@@ -102,6 +107,7 @@ def confidence(plan: Plan) -> Confidence | None:
     more = np.array([*((bill > bills[own]) - (bill < bills[own]) for bill in bills), 1])[winners]
     won = Counter(winners.tolist())
     instead = [(k, many / DRAWS) for k, many in won.most_common() if k not in (own, len(candidates))]
+    saving = (candidates[k] for k, _ in instead if bills[k] < bills[own] and candidates[k].misses)
     served = rivals.limits[own].copy()
     served[-1, 0] += math.log(1 - plan.scenario.headroom)  # all that it can serve, with nothing to stay free
     broken = _Rivals([chosen], served[None], np.zeros((1, 1))).over(z[own : own + 1]) > 0
@@ -111,6 +117,7 @@ def confidence(plan: Plan) -> Confidence | None:
         dearer=float((more > 0).mean()),
         broken=float(broken.mean()),
         rivals=tuple((candidates[k], share) for k, share in instead if share >= SELDOM),
+        saves=next(saving, None),
         runs=_runs(rivals, [own, *(k for k, _ in instead)][:MOST_RUNS], shares, z),
     )
 

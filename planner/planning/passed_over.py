@@ -8,6 +8,13 @@ from planner.planning.candidate import Candidate, judge_all
 from planner.planning.confirmation import stated
 from planner.planning.search import Plan, within
 
+LATER = (
+    "`quantization` of the scenario lists it later", "`kv_cache_dtype` of the scenario lists it later",
+    "it drafts, which the plan does without", "`engine` of the scenario lists it later",
+    "it needs other engine arguments than the usual ones",
+)  # fmt: skip
+"""Why one comes after another at the same price, by the first place in which their `preference` differs."""
+
 
 @dataclass(frozen=True)
 class PassedOver:
@@ -81,5 +88,7 @@ def _after(found: Candidate, chosen: Candidate) -> str:
     if found.at_risk > chosen.at_risk:
         return f"at risk: {'; '.join(found.risks)}"
     if found.preference > chosen.preference:
-        return "the scenario's lists have it later, or it is tuned more"
-    return "it has more pipeline stages, or comes nearer to a limit"
+        differ = (why for why, own, its in zip(LATER, chosen.preference, found.preference, strict=True) if own != its)
+        return next(differ)
+    stages = found.deployment.layout.pp > chosen.deployment.layout.pp
+    return "it has more pipeline stages" if stages else "it comes nearer to a limit"

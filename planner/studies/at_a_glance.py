@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from planner.core.quantities import Interval
 from planner.facts.workload import Workload
 from planner.planning.candidate import Candidate, against, traffic
 from planner.planning.disaggregated import evaluate_disaggregated
@@ -62,6 +63,33 @@ def latency_against_load(scenario: Scenario, candidate: Candidate) -> pd.DataFra
             promised = {f"{t.name} (ms)": at.at(t.metric, t.percentile) * 1e3 for t in scenario.service_level}
             rows.append({name: load, **promised})
     return pd.DataFrame(rows)
+
+
+def kept_up_to(scenario: Scenario, candidate: Candidate) -> tuple[Interval, str] | None:
+    """Requests/s up to which `candidate` keeps every promise, and what breaks beyond; None where only capacity ends it.
+
+    Along `latency_against_load`, each curve scaled to what the candidate's own prediction says at the load asked.
+    """
+    found, here, first = candidate.prediction.performance, scenario.workload.rate, None
+    curves = latency_against_load(scenario, candidate) if here else pd.DataFrame()
+    if found is None or here is None or found.capacity is None or curves.empty:
+        return None
+    loads, most = curves.iloc[:, 0].to_numpy(), found.capacity
+    at = int(np.abs(loads - here).argmin())
+    for target in scenario.service_level:
+        told, curve, rates = found.at(target.metric, target.percentile), curves[f"{target.name} (ms)"], []
+        for end, last in (("hi", most.lo), ("mid", most.mid), ("lo", most.hi)):
+            values = np.array([getattr(value, end) for value in curve])
+            with np.errstate(all="ignore"):
+                values *= getattr(told, end) / values[at] / target.seconds
+            over = int(np.argmax(values > 1))  # 0 where it never is, or from the start
+            if over:
+                around = slice(over - 1, over + 1)
+                last = math.exp(np.interp(0, np.log(values[around]), np.log(loads[around])))
+            rates.append(0.0 if values[0] > 1 else last)
+        if rates[1] < most.mid and (first is None or rates[1] < first[0].mid):
+            first = Interval(*sorted(rates)), f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
+    return first
 
 
 def cost_against_load(plan: Plan) -> pd.DataFrame:

@@ -13,7 +13,16 @@ from planner.facts.prices import price_per_hour
 from planner.latency.performance import Performance
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
-from planner.planning.candidate import Candidate, asked_rps, energy, free_share, milliseconds, replayed, run_hours
+from planner.planning.candidate import (
+    Candidate,
+    asked_rps,
+    energy,
+    free_share,
+    milliseconds,
+    most_rps,
+    replayed,
+    run_hours,
+)
 from planner.planning.confidence import DRAWS, confidence
 from planner.planning.deployments import deployment_of
 from planner.planning.passed_over import passed_over
@@ -21,6 +30,7 @@ from planner.planning.pools import judged
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 from planner.planning.what_if import WhatIf
+from planner.studies.at_a_glance import kept_up_to
 from planner.studies.layout_study import frame, state
 from planner.studies.phrases import BASES, PHRASES
 from planner.studies.ramp_test import ramp_test
@@ -138,47 +148,64 @@ def rent(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame({"what": [name for name, _ in rows], "value": told})
 
 
-def room(plan: Plan) -> str:
-    """How much traffic it serves at most, what is free of that, and by how much the traffic may grow."""
+def room(plan: Plan, ramped: bool = False) -> str:
+    """How much traffic it serves at most, what is free of that, and its `growth`."""
     scenario, best = plan.scenario, plan.best
     found = best.prediction.performance if best else None
     if best is None or found is None or found.capacity is None:
         return ""
     wanted, free = asked_rps(scenario, best.prediction), free_share(scenario, best.prediction) or 0.0
-    most, what, end = found.capacity, "traffic", "it is overloaded"
-    said = f"It serves {most:.3g} requests/s at most, and {wanted:.3g} are planned."
+    said = f"It serves {found.capacity:.3g} requests/s at most, and {wanted:.3g} are planned."
     if hours := run_hours(scenario, best):
-        most, what, end, many = found.request_tps, "work", "it is late", scenario.workload.num_prompts or 0
+        many = scenario.workload.num_prompts or 0
         said = f"It is done with {many:,} requests in {hours:.3g} hours, of {many / wanted / 3600:.3g} that there are."
     elif scenario.workload.rate is None:
-        said = f"{scenario.workload.concurrency:,} users send {wanted:.3g} requests/s; it serves {most:.3g} at most."
+        users = scenario.workload.concurrency
+        said = f"{users:,} users send {wanted:.3g} requests/s; it serves {found.capacity:.3g} at most."
     elif free < 0:
         return f"{said} It is overloaded: queues grow until requests are turned away."
     if scenario.workload.rate is None:
         return said
-    said += f" So {max(free, 0.0):.0%} stay free, where {scenario.headroom:.0%} are asked for."
-    grow, over = (1 - scenario.headroom) * most.mid / wanted - 1, most / wanted + -1.0
-    if grow < 0:
-        return f"{said} There is no room for more {what}."
+    free_said = f"So {max(free, 0.0):.0%} stay free, where {scenario.headroom:.0%} are asked for."
+    return f"{said} {free_said} {growth(plan, ramped)}"
+
+
+def growth(plan: Plan, ramped: bool = False) -> str:
+    """By how much the traffic may grow: until the first promise breaks, or what is to stay free is used up.
+
+    `ramped` replays the ramp of the chapter on batching for it, of which there is none for pools; else closed form.
+    """
+    scenario, best = plan.scenario, plan.best
+    if best is None or scenario.workload.rate is None or best.prediction.performance is None:
+        return ""
+    if (most := most_rps(scenario, best.prediction.performance)) is None:
+        return ""
+    wanted, kept, how = asked_rps(scenario, best.prediction), None, ""
+    what, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
+    if ramped and not best.pooled and not scenario.offline:
+        ramp = ramp_test(best.deployment, scenario.workload, scenario.service_level)
+        kept = ramp.ceiling, ramp.why
+    elif not scenario.offline:
+        kept, how = kept_up_to(scenario, best), " (closed form)"
+    planned = (1 - scenario.headroom) * most.mid
+    if kept and kept[0].mid < planned:
+        rate, why = kept
+        if not rate.mid:
+            return f"No rate keeps every promise: {why} even in an idle engine{how}."
+        more = rate.mid / wanted - 1
+        may = f"The {what} may grow {_more(more)}" if more >= 0.005 else f"There is no room for more {what}"
+        return f"{may}: beyond {rate:.3g} requests/s {why}{how}, though capacity is left."
+    if planned < wanted:
+        return f"There is no room for more {what}."
+    over = (most if kept is None else kept[0]) / wanted + -1.0
+    end = f"{kept[1]}{how}" if kept else end
     low = f" ({_more(over.lo)} at the pessimistic end)" if over.lo > 0 else ""
-    return f"{said} The {what} may grow {_more(grow)} until that is used up, and {_more(over.mid)}{low} until {end}."
+    used = f"The {what} may grow {_more(planned / wanted - 1)} until that is used up"
+    return f"{used}, and {_more(over.mid)}{low} until {end}."
 
 
 def _more(share: float) -> str:
     return f"by {share:.0%}" if share < 2 else f"to {1 + share:.3g} times"
-
-
-def ceiling(plan: Plan) -> str:
-    """How much traffic keeps every promise, replayed; the same ramp as in the chapter on batching."""
-    best = plan.best
-    if best is None or plan.scenario.workload.rate is None or plan.scenario.offline or not best.prediction.fits:
-        return ""
-    if best.pooled:  # for which there is no ramp yet
-        return ""
-    ramp = ramp_test(best.deployment, plan.scenario.workload, plan.scenario.service_level)
-    if not ramp.ceiling.mid:
-        return f"No rate keeps every promise: {ramp.why} even in an idle engine."
-    return f"Every promise is kept up to {ramp.ceiling:.3g} requests/s; beyond that, {ramp.why}."
 
 
 def lost(plan: Plan) -> tuple[Candidate | None, str]:
@@ -226,7 +253,7 @@ def sure(plan: Plan) -> str:
     found = confidence(plan)
     if found is None:
         return ""
-    said = f"{str(found).capitalize()}. It breaks a promise itself in {found.broken * DRAWS:,.0f}."
+    said = f"I{str(found)[1:]}. It breaks a promise itself in {found.broken * DRAWS:,.0f}."
     if found.first is None:
         return f"{said} No benchmark of one deployment would change the choice."
     measured, share = found.first
