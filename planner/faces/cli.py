@@ -229,11 +229,8 @@ def _fleet(options: argparse.Namespace) -> None:
 def _explain_log(options: argparse.Namespace) -> None:
     from planner.operations.explain_log import explain_file
     from planner.planning.scenario import load_scenario
-    from planner.planning.search import search
-    from planner.studies.summary import subject
 
-    planned = subject(search(load_scenario(options.scenario))) if options.scenario else None
-    found = explain_file(options.log, options.gpu, planned)
+    found = explain_file(options.log, options.gpu, load_scenario(options.scenario) if options.scenario else None)
     print(found)
     if found.fragment:
         print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{found.fragment}")

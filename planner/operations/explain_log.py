@@ -1,7 +1,7 @@
 """Planned against logged: a start-up log beside the plan of its deployment, and what to carry into the next plan."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,22 @@ from planner.core.catalog import CATALOGS, read_text
 from planner.core.quantities import GIB, MIB, Interval, PlannerError
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import EngineArgs
+from planner.facts.gpus import Gpu, gpus
 from planner.facts.gpus import gpu as find_gpu
-from planner.facts.gpus import gpus
 from planner.memory.budget import TERMS, MemoryPlan, Term, plan
 from planner.models.registry import Model, model
 from planner.operations.startup_log import COUNTS, PHRASES, StartupLog, read_log
+from planner.planning.scenario import Scenario
 from planner.planning.scenario_entries import engine_arguments
+from planner.planning.search import search
+from planner.studies.summary import subject
 
 EXAMPLE = CATALOGS / "validation" / "granite-3.1-8b-h100.log"
 """Lines of a public log, to see what an explanation looks like; it ran on an H100."""
 UNITS = {"max_concurrency": "x", "num_blocks": "blocks", "kv_tokens": "tokens"}
 """What counts are counted in."""
+FITS = 0.2
+"""Of a GPU's memory that a term may be off; by more, another GPU, model or layout wrote the log."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,15 @@ class Explanation:
         return max(wrong, key=lambda line: abs(line.off), default=None)
 
     @property
+    def fits(self) -> bool:
+        """The log may be one of this deployment: no term is off by a large part of the GPU."""
+        return (
+            self.culprit is None
+            or abs(self.culprit.off) <= FITS * self.plan.deployment.gpu.memory
+            or (self.culprit.term not in (*TERMS, "requested", "unexplained"))
+        )
+
+    @property
     def calibration(self) -> dict[Term, float]:
         """Bytes to add to each term, for `deploy_on` and, in GiB, a scenario's `memory_calibration`.
 
@@ -91,7 +105,9 @@ class Explanation:
 
     @property
     def fragment(self) -> str:
-        """The calibration as a line of a scenario file; empty where the log states no term, or the plan's own."""
+        """The calibration as a line of a scenario file; empty where nothing is off, or the log does not fit."""
+        if not self.fits:
+            return ""
         rounded = {term: round(size / GIB, 2) for term, size in self.calibration.items()}
         shifts = ", ".join(f"{term}: {size:g}" for term, size in rounded.items() if size)
         return f"memory_calibration: {{{shifts}}}" if shifts else ""
@@ -109,6 +125,10 @@ class Explanation:
         if self.culprit is None:
             return "Every term lies in its interval: no assumption was off."
         term, unit, _, _, off = self.culprit.row
+        if not self.fits:
+            served = self.plan.deployment
+            said = f"The log does not fit {served}: {term} is off by {off} of {served.gpu.memory / GIB:.0f} {unit}"
+            return f"{said}. Is it another GPU (--gpu NAME), model, tensor parallelism or gpu_memory_utilization?"
         return f"Furthest off is {term}, by {off} {unit}. It rests on {PHRASES['rests_on'][term]}."
 
     def __str__(self) -> str:
@@ -126,16 +146,17 @@ def deployment_of(log: StartupLog, gpu: str | None = None, planned: Deployment |
     said = dict(log.arguments)
     said |= {name: str(said[name]) for name in ("quantization", "gpu") if name in said}
     stored, speculation, name, named = (said.pop(key, None) for key in ("quantization", "speculation", "model", "gpu"))
-    card = gpu or (planned.gpu if planned else None) or named
-    if card is None:
-        total = said.get("gpu_total", 0)
+    chip = find_gpu(gpu) if gpu else _named(named) or (planned.gpu if planned else None)
+    total = said.get("gpu_total", 0)
+    if chip is None:
         near = " or ".join(known.name for known in gpus() if abs(known.memory - total) < 0.02 * total)
         hint = f"; with {total / GIB:.2f} GiB it may be {near}" if near else ""
         raise PlannerError(f"the log does not name its GPU: add --gpu NAME, or --scenario{hint}")
-    served, chip = _served(name, stored, planned), find_gpu(card) if isinstance(card, str) else card
-    if abs(said.get("gpu_total", chip.memory) - chip.memory) > 0.1 * chip.memory:
-        sizes = said["gpu_total"] / GIB, chip.memory / GIB
-        raise PlannerError(f"the log's GPU has {sizes[0]:.2f} GiB, {chip.name} has {sizes[1]:.2f} GiB")
+    if planned and planned.gpu.name == chip.name:
+        chip = planned.gpu
+    served = _served(name, stored, planned)
+    if total and abs(total - chip.memory) > 0.1 * chip.memory:
+        raise PlannerError(f"the log's GPU has {total / GIB:.2f} GiB, {chip.name} has {chip.memory / GIB:.2f} GiB")
     for size in ("tp", "pp", "dp", "dcp"):
         if not isinstance(said.get(size, 1), int):
             raise PlannerError(f"the log's {size} is {said[size]!r:.60}, not a whole number")
@@ -155,6 +176,28 @@ def deployment_of(log: StartupLog, gpu: str | None = None, planned: Deployment |
         drafting = model(draft) if draft and draft != name else None
         said["speculation"] = Speculation(method or "draft_model", int(tokens or 1), draft=drafting)
     return deploy_on(served, chip, **{**base, **said})
+
+
+def _named(name: str | None) -> Gpu | None:
+    """The GPU that a log names, if it is one that we know."""
+    try:
+        return find_gpu(name) if name else None
+    except PlannerError:
+        return None
+
+
+def _planned(scenario: Scenario, log: StartupLog, gpu: str | None) -> Deployment:
+    """What a scenario plans on the GPU that wrote `log`; `PlannerError` where that may be one of several."""
+    chip, total = find_gpu(gpu) if gpu else _named(log.arguments.get("gpu")), log.figures.get("total", 0.0)
+    if chip:
+        cards = [card for card in scenario.gpus if card.gpu.name == chip.name] or scenario.gpus[:1]
+    else:
+        near = [card for card in scenario.gpus if abs(card.gpu.memory - total) < 0.02 * total]
+        cards = near or list(scenario.gpus)
+    if len(cards) > 1:
+        names = ", ".join(card.gpu.name for card in cards)
+        raise PlannerError(f"the log does not name its GPU, and the scenario has {names}: add --gpu NAME")
+    return subject(search(replace(scenario, gpus=tuple(cards))))
 
 
 def _served(name: str | None, stored: str | None, planned: Deployment | None) -> Model:
@@ -216,10 +259,12 @@ def _layout(figures: Mapping[str, float], found: MemoryPlan) -> Comparison | Non
     return Comparison("kv_tokens", Interval.exactly(pool.kv_tokens), figures["kv_tokens"])
 
 
-def explain_file(path: str | Path, gpu: str | None = None, planned: Deployment | None = None) -> Explanation:
-    """The log in the file `path` against the plan of what wrote it (see `deployment_of`).
+def explain_file(path: str | Path, gpu: str | None = None, planned: Deployment | Scenario | None = None) -> Explanation:
+    """The log in the file `path` against the plan of what wrote it (see `deployment_of`), of a scenario on its GPU.
 
     Raises `PlannerError` for what can't be read or remains unknown.
     """
     log = read_log(read_text(Path(path), 8 * MIB, errors="replace"))
+    if isinstance(planned, Scenario):
+        planned = _planned(planned, log, gpu)
     return explain(log, plan(deployment_of(log, gpu, planned)))
