@@ -32,7 +32,7 @@ service_level: {ttft: {p99: 2000}}
     [
         (GOOD + "engin: vllm", ["engin", "unknown field", "did you mean engine"]),
         (GOOD.replace("gpu: L4", "gpu: H1000"), ["H1000", "did you mean"]),
-        (GOOD.replace("rate: 1", "rate: 0"), ["workload.rate", "greater than"]),
+        (GOOD.replace("rate: 1", "rate: 0"), ["workload.rate", "above 0"]),
         (GOOD.replace("Llama-3.1-8B-Instruct", "Llama-3.1-9B-Instruct"), ["Llama-3.1-9B", "did you mean"]),
         ("question: [", ["not valid YAML"]),
     ],
@@ -197,6 +197,13 @@ def test_catalogs_are_listed_and_searched(capsys):
     assert main(["models"]) == 0
     assert len(capsys.readouterr().out.splitlines()) > 150
     assert main(["gpus", "Tesla T4"]) == 0 and capsys.readouterr().out.splitlines()[1].startswith("T4 ")
+
+
+def test_a_part_of_a_name_that_nothing_has_is_corrected_or_said_to_be_unknown(capsys):
+    assert main(["models", "qwn3"]) == main(["models", "foo"]) == 2
+    near, far = capsys.readouterr().err.splitlines()
+    assert "did you mean Qwen3 " in near
+    assert far == "planner: unknown model 'foo'; nothing like it is known"
 
 
 def test_the_bare_command_prints_its_help(capsys):

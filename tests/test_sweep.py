@@ -211,6 +211,17 @@ def test_a_scheduler_in_another_process_answers_the_same(tmp_path: Path) -> None
         assert found[column].tolist() == pytest.approx([one[column] for one in here], rel=1e-6)
 
 
+def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsys) -> None:
+    """A card for a tenth of a request a second keeps its promises, for ten it breaks them; -1 is no rate."""
+    path = written(tmp_path, grid={"workload.rate": [0.1, 10, -1]})
+    assert main(command(path, "out.csv", "--workers", "1")[3:]) == 1
+    header, low, high, wrong = capsys.readouterr().out.splitlines()
+    assert header.split() == ["workload.rate", *sweeps.SHOWN]
+    assert low.split()[:2] == ["0.1", "holds"] and high.split()[:2] == ["10", "nothing_meets"]
+    assert wrong.split() == ["-1", "error"]
+    assert sweeps.told(pd.read_csv(tmp_path / "out.csv"), 2).endswith("... and 1 more")
+
+
 def test_a_column_of_a_table_has_one_type() -> None:
     given = {"same": [1, 2], "words": ["a", None], "mixed": ["auto", 64], "switch": [True, 2], "open": [0.5, None]}
     table = pd.DataFrame(given).apply(sweeps.of_one_type)
@@ -228,7 +239,8 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(tmp_path: Pa
     pytest.importorskip("pyarrow")
     sweep, store = load_sweep(path), Store(tmp_path / "answers.sqlite")
     store.add({key(sweep, sweep.asked(point)): answer(sweep, point) for point in sweep.points})
-    assert sweeps.sweep_file(path, out, store.path) == sweeps.sweep_file(path, tmp_path / "out.csv", store.path) == []
+    whole = [sweeps.sweep_file(path, place, store.path) for place in (out, tmp_path / "out.csv")]
+    assert whole[0].equals(whole[1]) and (whole[0]["status"] == "ok").all()
     columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")
     assert columns["set.workload.rate"].tolist() == [0.1, 0.5, 2.0] and list(columns) == list(same)
     assert columns["ttft_ms_p99"].tolist() == pytest.approx(same["ttft_ms_p99"].tolist(), rel=1e-6)

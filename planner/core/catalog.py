@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -225,14 +225,26 @@ def check(kind: type[E], data: Any, where: str) -> E:
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
         field = ".".join(str(part) for part in first["loc"]) or "(the whole entry)"
         if first["type"] == "extra_forbidden":
-            known = sorted(kind.model_fields) if len(first["loc"]) == 1 else []
-            close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]}?" if close else f"; accepted: {', '.join(known)}" if known else ""
+            *parents, unknown = first["loc"]
+            inside: type[Entry] = kind
+            for parent in parents:
+                if parent in inside.model_fields:
+                    inside = _entry_in(inside.model_fields[str(parent)].annotation) or inside
+            known = sorted(inside.model_fields)
+            close = difflib.get_close_matches(str(unknown), known, n=1, cutoff=0.5)
+            hint = f"; did you mean {close[0]}?" if close else f"; accepted: {', '.join(known)}"
             raise PlannerError(f"{where}, field {field}: unknown field{hint}") from None
         if first["type"] == "missing":
             raise PlannerError(f"{where}, field {field}: field is missing") from None
         wanted = "Input should be a number" if "than" in first["type"] and first["input"] is True else first["msg"]
         raise PlannerError(f"{where}, field {field}: {wanted}, got {first['input']!r:.80}") from None
+
+
+def _entry_in(annotation: Any) -> type[Entry] | None:
+    """The kind of entry that a field, maybe a list or a mapping, holds."""
+    if isinstance(annotation, type) and issubclass(annotation, Entry):
+        return annotation
+    return next(filter(None, map(_entry_in, get_args(annotation))), None)
 
 
 def _flags(given: Any, read: Any, place: str = "") -> Iterator[tuple[str, bool]]:

@@ -39,13 +39,13 @@ def told_of(where: str) -> Iterator[None]:
         raise PlannerError(f"{where}: {error}") from None
 
 
-def did_you_mean(name: str, known: Iterable[str], what: str) -> PlannerError:
-    """The error for an unknown `name`: the nearest known ones, or all of them when few."""
+def did_you_mean(name: str, known: Iterable[str], what: str, alike: float = 0.5) -> PlannerError:
+    """The error for an unknown `name`: the nearest known ones, at least so much `alike`, or all of them when few."""
     known = sorted(known)
     folded = {k.casefold(): k for k in known}
-    close = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=0.5)]
-    listed = ", ".join(known[:12]) + ", ..." * (len(known) > 12)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {listed}"
+    close = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=alike)]
+    listed = f"known: {', '.join(known)}" if len(known) <= 12 else "nothing like it is known"
+    hint = f"did you mean {' or '.join(close)}?" if close else listed
     return PlannerError(f"unknown {what} {name!r}; {hint}")
 
 

@@ -4,6 +4,7 @@ import argparse
 import gc
 import json
 import os
+import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -123,12 +124,13 @@ def _matching(pattern: str, names: Iterable[str], what: str) -> list[str]:
     names = list(names)
     found = [name for name in names if fnmatchcase(name.casefold(), f"*{pattern.casefold()}*")]
     if not found:
-        raise did_you_mean(pattern, names, what)
+        parts = {part for name in names for part in (name, *re.split("[/-]", name))}
+        raise did_you_mean(pattern, parts, what, alike=0.6)
     return found
 
 
 def compiles(command: Callable[[argparse.Namespace], Any]) -> Callable[[argparse.Namespace], Any]:
-    """A command that replays: when that is compiled first, a line on stderr says so, for it takes most of a minute."""
+    """A command that replays: when that is compiled first, a line on stderr says so, for it takes a while."""
 
     @wraps(command)
     def run(options: argparse.Namespace) -> Any:
@@ -139,7 +141,8 @@ def compiles(command: Callable[[argparse.Namespace], Any]) -> Callable[[argparse
 
             def on_start(self, event: Event) -> None:
                 if not self.told:
-                    print("planner: compiling the replay, once on this machine: 30-40 s", file=sys.stderr, flush=True)
+                    said = "planner: compiling the replay, once on this machine: up to a minute or two"
+                    print(said, file=sys.stderr, flush=True)
                 self.told = True
 
             def on_end(self, event: Event) -> None:
@@ -206,17 +209,19 @@ def _progress(done: int, of: int, what: str) -> None:
 def _sweep(options: argparse.Namespace) -> int:
     from platformdirs import user_data_path
 
-    from planner.operations.sweep import sweep_file
+    from planner.operations.sweep import sweep_file, told
 
     def progress(done: int, points: int, kept: int) -> None:
         if sys.stderr.isatty() or done in (kept, points):
             _progress(done, points, f"points, {kept:,} from the store")
 
     store = options.store or user_data_path("headroom") / "answers.sqlite"
-    errors = sweep_file(options.sweep, options.out, store, options.scheduler, options.workers, progress)
-    if errors:
-        print(f"planner: {len(errors):,} points failed, the first: {errors[0]}", file=sys.stderr)
-    return int(bool(errors))
+    found = sweep_file(options.sweep, options.out, store, options.scheduler, options.workers, progress)
+    print(told(found))
+    failed = found[found["status"] == "error"]
+    if len(failed):
+        print(f"planner: {len(failed):,} points failed, the first: {failed['error'].iloc[0]}", file=sys.stderr)
+    return int(len(failed) > 0)
 
 
 @compiles

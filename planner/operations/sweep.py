@@ -225,8 +225,8 @@ def _worked_out(
 def sweep_file(
     path: Path, out: Path, store: Path, scheduler: str | None = None, workers: int | None = None,
     progress: Callable[[int, int, int], None] | None = None,
-) -> list[str]:  # fmt: skip
-    """Work out the sweep of `path` into the table `out`, CSV or Parquet; what was wrong with points that failed."""
+) -> "pd.DataFrame":  # fmt: skip
+    """Work out the sweep of `path` into the table `out`, CSV or Parquet, which is returned."""
     import pandas as pd
 
     if out.suffix not in (".csv", ".parquet"):
@@ -251,4 +251,21 @@ def sweep_file(
             table.to_csv(part, index=False, float_format="%.7g")
         else:
             table.apply(of_one_type).to_parquet(part, index=False)
-    return [one["error"] for one in found if one["status"] == "error"]
+    return table
+
+
+SHOWN = ("verdict", "gpu", "gpus_rented", "usd_per_hour", "ttft_ms_p95", "tpot_ms_p95")
+"""Columns of a table that a terminal shows beside the fields that were set."""
+
+
+def told(table: "pd.DataFrame", most: int = 20) -> str:
+    """The first points of a sweep for a terminal; what has no verdict shows its status."""
+
+    def figure(value: float) -> str:
+        return f"{value:.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+
+    columns = [*(name for name in map(str, table) if name.startswith("set.")), *SHOWN]
+    shown = table.head(most).reindex(columns=columns).rename(columns=lambda name: name.removeprefix("set."))
+    shown["verdict"] = shown["verdict"].fillna(table["status"])
+    more = f"\n... and {len(table) - most:,} more" * (len(table) > most)
+    return shown.to_string(index=False, na_rep="", float_format=figure) + more

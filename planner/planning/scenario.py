@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from os.path import isfile
+from os.path import exists, isfile
 from pathlib import Path
 from typing import Any
 
@@ -206,7 +206,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
     with told_of(name):
         given = {**(entry.adapters.engine_args if entry.adapters else {}), **entry.engine_args}
         engine_args, served_by = engine_arguments(given), _engines(entry, folder)
-        longest = engine_args.get("max_model_len") or model(entry.model).architecture.max_position
+        longest = float(engine_args.get("max_model_len") or model(entry.model).architecture.max_position)
         day = _day(entry.workload, folder)
         own_day = str(entry.workload.day) if day and day.busiest else None
         found = Scenario(
@@ -220,7 +220,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             ),
             engine=served_by[0],
             other_engines=tuple(served_by[1:]),
-            workload=_workload(entry.workload, float(longest), folder, day, entry.adapters),
+            workload=_workload(entry.workload, longest, folder, day, entry.adapters),
             service_level=tuple(
                 Target(metric, percentile, limit / 1e3)
                 for metric, limits in entry.service_level.items()
@@ -242,6 +242,12 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             files=tuple(_beside(folder, file) for file in (entry.calibration, entry.workload.trace, own_day) if file),
         )
         _possible(found)
+        if (mean := found.workload.prompt.mean + found.workload.output.mean) > longest:
+            of = "engine_args, field max_model_len" if "max_model_len" in engine_args else "the model's context length"
+            raise PlannerError(
+                f"workload: prompt_tokens and output_tokens, {mean:,.0f} together on average, do not fit into {of} "
+                f"({longest:,.0f} tokens)"
+            )
     return found
 
 
@@ -255,7 +261,7 @@ def _engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
     found = [engine(name, version.strip() or entry.engine_version) for name, version in asked]
     if entry.calibration is None:
         return found
-    own = own_calibrations(_beside(folder, entry.calibration))
+    own = own_calibrations(_existing(folder, entry.calibration, "calibration"))
     found = [calibrated_by(one, own) for one in found]
     if not any(one.calibration for one in found):
         under = ", ".join(sorted({calibration.engine for calibration in own.values()})) or "nothing"
@@ -267,6 +273,15 @@ def _engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
 def _beside(folder: Path, file: str) -> Path:
     """The path of a file that a scenario in `folder` names: beside it, or else from the working directory."""
     return Path(file) if not isfile(folder / file) and isfile(file) else folder / file
+
+
+def _existing(folder: Path, file: str, what: str) -> Path:
+    """The same, of a file that must be in one of the two."""
+    path = _beside(folder, file)
+    if not (exists(path) or Path(file).is_absolute()):
+        looked_in = " nor in ".join(dict.fromkeys(map(str, (folder.resolve(), Path.cwd()))))
+        raise PlannerError(f"no {what} {file} in {looked_in}")
+    return path
 
 
 def _day(entry: WorkloadEntry, folder: Path) -> Day | None:
@@ -299,7 +314,8 @@ def _workload(
         if rate is not None:
             raise PlannerError("workload: give a rate, or requests within_hours, not both")
         rate = entry.requests / (entry.within_hours * 3600)
-    base = Workload.from_trace(read_trace(_beside(folder, entry.trace)), rate) if entry.trace is not None else None
+    trace = None if entry.trace is None else read_trace(_existing(folder, entry.trace, "trace"))
+    base = Workload.from_trace(trace, rate) if trace else None
     if base is None and rate is None and entry.concurrency is None:
         raise PlannerError(
             "workload: needs a rate (requests per second), a concurrency (users who each wait for their answer), a "

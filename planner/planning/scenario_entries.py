@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BeforeValidator, Field, create_model
+from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
 
 from planner.core.catalog import Entry, check
@@ -57,6 +57,14 @@ def _described(value: Any) -> Any:
     return value
 
 
+def _traffic(rate: float) -> float:
+    """A rate as it came; less than a request in eleven days is no traffic."""
+    if not rate >= 1e-6:
+        closed = "for users who each wait for their answer leave it out and give concurrency"
+        raise PydanticCustomError("rate", f"Input should be above 0 requests per second ({closed})")
+    return rate
+
+
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Amount = Annotated[float, Field(ge=0, le=1e6)]
 Part = Annotated[float, Field(ge=0, lt=1)]
@@ -88,7 +96,7 @@ class WorkloadEntry(Entry):
     prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
     output_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
     trace: str | None = None
-    rate: Annotated[Positive, Field(ge=1e-6)] | None = None  # less than one in eleven days is no traffic
+    rate: Annotated[float, Field(le=1e12), AfterValidator(_traffic)] | None = None
     concurrency: Size | None = None
     burstiness: Positive | None = None
     requests: Size | None = None
