@@ -128,3 +128,5 @@ def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
     assert 1 <= len(table) <= 3
     assert table["risk"].iloc[0] == "a promise at the edge"
     assert all(reason in table["how large"].iloc[0] for reason in risky.reasons)
+    assert all(reason in summary.kept(risky) for reason in risky.reasons)
+    assert "every promise" not in summary.kept(risky)

@@ -373,6 +373,14 @@ def passing(plan: Plan) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["change", "from", "to", "to be safe"])
 
 
+def kept(plan: Plan) -> str:
+    """That nothing has to give way, as far as the plan holds."""
+    if plan.verdict == "at_risk":
+        bad = "; ".join(plan.reasons)
+        return f"At the middle of every interval nothing has to give way; at the pessimistic end {bad}."
+    return "Nothing has to give way: the plan keeps every promise." if plan.chosen else ""
+
+
 def why_not(plan: Plan) -> pd.DataFrame:
     """Each GPU, engine and format that the scenario allows and the plan has not, and what it comes to."""
     return pd.DataFrame([(other.what, other.why) for other in passed_over(plan)], columns=["instead", "why not"])
