@@ -224,6 +224,8 @@ def test_the_terminal_says_what_the_plan_says(plan: Plan, chosen: Candidate, per
     assert lines["Verdict"] == {"holds": "holds", "at_risk": "holds, but at risk"}[plan.verdict]
     assert lines["Run"] == f"{plan.scenario.model} on {describe(chosen.deployment)}"
     assert lines["Capacity"].startswith(f"{performance.capacity:.3g} requests/s")
+    if plan.scenario.workload.rate is None:
+        assert f"send {performance.request_tps.mid:.3g} requests/s" in lines["Traffic"]
     assert lines["Memory"].startswith(f"{chosen.prediction.memory.pool.kv_tokens:,} tokens")
     for target in plan.scenario.service_level:
         value = performance.told(target.metric, target.percentile) * 1e3
