@@ -147,6 +147,13 @@ def test_what_is_risky_is_written_at_the_value_that_is_named() -> None:
     assert again.planned and again.planned.memory.status == "ok"
 
 
+def test_a_share_of_memory_above_one_never_starts() -> None:
+    """vLLM 0.20.2, CacheConfig: Field(gt=0, le=1)."""
+    found = lint("vllm serve m --gpu-memory-utilization 1.2 --enable-chunked-prefill", "0.20.2")
+    assert found.verdict == "mend" and found.findings[0].refused
+    assert found.commands[0].mended.command.line == "vllm serve m --gpu-memory-utilization 0.95"
+
+
 def test_slots_that_only_the_machine_fills_in_are_planned_as_vllm_has_them() -> None:
     usual, unknown = (
         lint(f"vllm serve {LLAMA} --enable-lora{more}", "0.20.2", gpu="H100").commands[0].planned

@@ -91,14 +91,13 @@ def _renamed(judged: Judged, given: Given, name: str, found: Finding) -> list[st
     if found.verdict == "renamed" and change and change.becomes in judged.options.spellings and change.becomes:
         value = ["ray"] if name == "--worker-use-ray" else list(given.words)
         return [change.becomes, *value]
-    if found.verdict == "risky":
+    if found.verdict == "risky" or (found.verdict == "unknown" and given.option and not given.error):
         if found.instead == "leave it out":
             return []
         safer = found.instead.split()
         return safer if len(safer) == 2 and safer[0] == name else [given.written, *given.words]
     refused = found.verdict == "removed" and given.option is None
-    idle = found.verdict == "useless" and change is not None
-    return [] if refused or idle else [given.written, *given.words]
+    return [] if refused or found.verdict == "useless" else [given.written, *given.words]
 
 
 def _spelt(judged: Judged, argument: str, value: Any) -> list[str]:
