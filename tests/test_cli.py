@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from planner.core.catalog import CATALOGS, check
+from planner.core.quantities import PlannerError
 from planner.faces.cli import main
 from planner.facts.gpus import gpu
 from planner.operations.fleet_file import FleetEntry
@@ -204,6 +205,16 @@ def test_a_part_of_a_name_that_nothing_has_is_corrected_or_said_to_be_unknown(ca
     near, far = capsys.readouterr().err.splitlines()
     assert "did you mean Qwen3 " in near
     assert far == "planner: unknown model 'foo'; nothing like it is known"
+
+
+def test_a_day_is_said_to_take_a_while_on_a_terminal(capsys, monkeypatch):
+    def stopped(_: object) -> None:
+        raise PlannerError("stopped")
+
+    monkeypatch.setattr("planner.planning.search.search", stopped)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(["plan", "chat-70b", "--set", "workload.day=campus-rag"]) == main(["plan", "chat-70b"]) == 2
+    assert capsys.readouterr().err.splitlines()[1:] == ["planner: stopped"] * 2
 
 
 def test_the_bare_command_prints_its_help(capsys):

@@ -160,7 +160,10 @@ def _plan(options: argparse.Namespace) -> int:
     from planner.planning.scenario import load_scenario
     from planner.planning.search import search
 
-    found = search(load_scenario(options.scenario, _overrides(options)))
+    asked = load_scenario(options.scenario, _overrides(options))
+    if asked.day and sys.stderr.isatty():
+        print("planner: replaying the hours of several days, up to a minute or two", file=sys.stderr, flush=True)
+    found = search(asked)
     print(json.dumps(answer(found), indent=2, allow_nan=False) if options.json else told(found))
     if options.out:
         names = write(found, options.out)
