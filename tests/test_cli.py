@@ -74,7 +74,7 @@ def test_a_log_is_explained_and_gives_a_fragment_to_paste(capsys):
     log = CATALOGS / "validation" / "granite-3.1-8b-h100.log"
     assert main(["explain-log", str(log), "--gpu", "H100"]) == 0
     printed = capsys.readouterr().out
-    assert "Furthest off is non_torch, by +0.19 GiB" in printed
+    assert "Furthest off is memory beside PyTorch, by +0.19 GiB" in printed
     assert printed.splitlines()[-1] == "memory_calibration: {activation: -0.02, non_torch: 0.19}"
 
 

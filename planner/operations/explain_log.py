@@ -55,12 +55,18 @@ class Comparison:
         unit, size = UNITS.get(self.term, "GiB"), 1 if self.term in COUNTS else GIB
         places = 0 if unit in ("blocks", "tokens") else 2
         form, off = f",.{places}f", round(self.off / size, places) + 0.0
-        return self.term, unit, f"{self.planned / size:{form}}", f"{self.logged / size:{form}}", f"{off:+{form}}"
+        return (
+            PHRASES["words"][self.term],
+            unit,
+            f"{self.planned / size:{form}}",
+            f"{self.logged / size:{form}}",
+            f"{off:+{form}}",
+        )
 
     def __str__(self) -> str:
         name, unit, planned, logged, off = self.row
         verdict = "as planned" if self.inside else f"off by {off}"
-        return f"{name:<16}{planned} {unit:<7}".ljust(58) + f"{logged:>12}   {verdict}"
+        return f"{name:<20}{planned} {unit:<7}".ljust(62) + f"{logged:>12}   {verdict}"
 
 
 @dataclass(frozen=True)
@@ -124,15 +130,15 @@ class Explanation:
             return "The log states no term of the budget, so there is nothing to hold the plan against."
         if self.culprit is None:
             return "Every term lies in its interval: no assumption was off."
-        term, unit, _, _, off = self.culprit.row
+        named, unit, _, _, off = self.culprit.row
         if not self.fits:
             served = self.plan.deployment
-            said = f"The log does not fit {served}: {term} is off by {off} of {served.gpu.memory / GIB:.0f} {unit}"
+            said = f"The log does not fit {served}: {named} is off by {off} of {served.gpu.memory / GIB:.0f} {unit}"
             return f"{said}. Is it another GPU (--gpu NAME), model, tensor parallelism or gpu_memory_utilization?"
-        return f"Furthest off is {term}, by {off} {unit}. It rests on {PHRASES['rests_on'][term]}."
+        return f"Furthest off is {named}, by {off} {unit}. It rests on {PHRASES['rests_on'][self.culprit.term]}."
 
     def __str__(self) -> str:
-        head = [str(self.plan.deployment), f"{'':<16}{'planned, 80% interval':<42}{'logged':>12}"]
+        head = [str(self.plan.deployment), f"{'':<20}{'planned, 80% interval':<42}{'logged':>12}"]
         failed = [f"The log ends with: {self.log.failure}", f"The plan says: {self.plan.reason or self.plan.status}"]
         return "\n".join([*head, *map(str, self.lines), *(failed if self.log.failure else []), self.verdict])
 
