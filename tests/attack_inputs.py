@@ -390,7 +390,7 @@ def fleet(rng: random.Random, folder: Path) -> Any:
             "usd_per_hour_at_most": 100, "power_at_most": 9000}  # fmt: skip
     path = written(folder / "fleet.yaml", yaml.safe_dump(spoilt(data, rng)), rng)
     one = (rng.randrange(1, 9), rng.random() * 10, rng.random() * 700, rng.choice((1.0, 0.5, 1e-6)))
-    with mock.patch("planner.operations.fleet_file.options_of", lambda _, kind: [Option("all", kind, *one)]):
+    with mock.patch("planner.operations.fleet_file.options_of", lambda _, kind, known=(): [Option("all", kind, *one)]):
         return told(fleet_plan(path))
 
 
