@@ -197,9 +197,9 @@ def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Co
     """Seconds of a group of linears for these token counts."""
     gpu = deployment.gpu
     reached = {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
-    rate = gpu.flops[m.dtype] * min(reached, c.pace)  # the pace is of the whole step: never beyond the peak
     if m.bits <= 8 and m.dtype in ("bf16", "fp16"):
-        rate *= c.gemm_widened
+        reached *= c.gemm_widened
+    rate = gpu.flops[m.dtype] * min(reached, c.pace)  # the pace is of the whole step: never beyond the peak
     bandwidth = gpu.bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
     read = np.full_like(tokens, m.bytes / bandwidth)
     return _norm(read, tokens * m.flops / rate) + m.kernels * c.kernel_s * PRODUCT_LATENCY * (tokens > 0)
