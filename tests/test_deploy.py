@@ -123,7 +123,7 @@ def test_scripts_parse(tmp_path: Path, changes: dict) -> None:
 def test_a_replica_starts_on_its_own_gpus_and_port(tmp_path: Path, replica: str, gpus: str, port: str) -> None:
     (tmp_path / "vllm").write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES"\nprintf "%s\\n" "$@"\n')
     (tmp_path / "vllm").chmod(0o755)
-    (tmp_path / "serve.sh").write_text(documents(deployment())["serve.sh"])
+    (tmp_path / "serve.sh").write_text(documents(deployment(replicas=4))["serve.sh"])
     done = subprocess.run(
         ["bash", tmp_path / "serve.sh", replica],
         env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True, check=True,
@@ -263,7 +263,7 @@ def test_the_engine_is_started_with_exactly_the_name(tmp_path: Path, engine_name
     (tmp_path / "serve.sh").write_text(written["serve.sh"])
     execs = [line for line in written["headroom@.service"].splitlines() if line.startswith("Exec")]
     assert len(execs) == 1
-    command = execs[0].removeprefix("ExecStart=").replace(deploy.DIRECTORY, str(tmp_path)).replace("%i", "1").split()
+    command = execs[0].removeprefix("ExecStart=").replace(deploy.DIRECTORY, str(tmp_path)).replace("%i", "0").split()
     checkpoint = f"./{name}" if name.startswith("-") else name
     for script in ([str(tmp_path / "serve.sh")], command[1:]):
         arguments = started(script, tmp_path, ENGINES[engine_name])

@@ -266,6 +266,6 @@ def told(table: "pd.DataFrame", most: int = 20) -> str:
 
     columns = [*(name for name in map(str, table) if name.startswith("set.")), *SHOWN]
     shown = table.head(most).reindex(columns=columns).rename(columns=lambda name: name.removeprefix("set."))
-    shown["verdict"] = shown["verdict"].fillna(table["status"])
+    shown["verdict"] = shown["verdict"].astype(object).fillna(table["status"])
     more = f"\n... and {len(table) - most:,} more" * (len(table) > most)
     return shown.to_string(index=False, na_rep="", float_format=figure) + more
