@@ -290,12 +290,9 @@ class Workload:
 
     @property
     def cached_tokens(self) -> float:
-        """Prompt tokens that a request finds in the prefix cache, on average."""
-        return self.prefix_hit_rate * float(self.shared_of(self.prompt.values).mean())
-
-    def shared_of(self, prompts: np.ndarray) -> np.ndarray:
-        """[n] tokens that prompts of so many tokens share: those shorter than `prefix_tokens` are all shared."""
-        return np.minimum(prompts, self.prefix_tokens or math.inf)
+        """Prompt tokens that a request finds in the prefix cache, on average: no more than its prompt has."""
+        shared = np.minimum(self.prompt.values, self.prefix_tokens).mean() if self.prefix_tokens else self.prompt.mean
+        return self.prefix_hit_rate * float(shared)
 
     @property
     def context(self) -> float:

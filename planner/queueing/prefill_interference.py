@@ -48,9 +48,9 @@ def mixes(workloads: Sequence[Workload], step: StepModel) -> Mix:
     prompts = np.stack([_slices(workload.prompt) for workload in workloads])[:, None]
     tokens = np.stack([_slices(workload.output) for workload in workloads])[:, None]
     tokens = np.where(tokens[..., -1:] < 1.5, 1.0, tokens)  # whole tokens: all have one
-    shared = np.stack([load.shared_of(own) for load, own in zip(workloads, prompts[:, 0], strict=True)])[:, None]
+    prefix = column([workload.prefix_tokens or np.inf for workload in workloads])
     share = column([workload.prefix_hit_rate for workload in workloads])
-    cached, later, per_step = share * shared, tokens - 1, step.tokens_per_step
+    cached, later, per_step = share * np.minimum(prompts, prefix), tokens - 1, step.tokens_per_step
     # the last step yields more than is left (renewal theory)
     past = ((step.tokens_variance + per_step**2) / per_step - 1) / 2
     outputs = 1 + np.clip((later + past) / per_step, np.minimum(later, 1.0), later)
