@@ -149,6 +149,7 @@ PLAIN_TRACE = "arrival,prompt_tokens,output_tokens\n0,100,10\n1.5,200,20\n4,300,
         "Arrived At,Num Prefill Tokens,num_decode_tokens\n0,100,10\n1.5,200,20\n4,300,30\n",  # Vidur, roughly
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"  # BurstGPT
         "5,GPT-4,100,10,110,API log\n6.5,GPT-4,200,20,220,API log\n9,ChatGPT,300,30,330,API log\n",
+        "request_timestamp,request_len,response_length\n5,100,10\n6.5,200,20\n9,300,30\n",
         "id\tarrival_time_ms\tprompt_len\toutput_len\n1\t0\t100\t10\n2\t1500\t200\t20\n3\t4000\t300\t30\n",
         "time;input_tokens;completion_tokens\n0;100;10\n1,5;200;20\n4;300;30\n",
         "timestamp,isl,osl\n1700000000000,100,10\n1700000001500,200,20\n1700000004000,300,30\n",
@@ -172,6 +173,24 @@ def test_traces_under_other_names_and_units_are_the_same_trace(tmp_path: Path, t
         assert found.arrival == pytest.approx(plain.arrival, abs=1e-5)
         assert np.array_equal(found.prompt, plain.prompt) and np.array_equal(found.output, plain.output)
         assert found.prefix_hit_rate == 0
+
+
+def test_of_a_days_trace_the_busiest_hour_is_what_a_plan_has_to_carry(tmp_path: Path) -> None:
+    """Six hours of 1,800 requests, but 7,200 in the fourth, with longer prompts."""
+    rows = [
+        (h * 3600 + k * 3600 / n, 900 if h == 3 else 100)
+        for h in range(6)
+        for n in (7200 if h == 3 else 1800,)
+        for k in range(n)
+    ]
+    text = "arrival,prompt_tokens,output_tokens\n" + "".join(f"{at},{prompt},10\n" for at, prompt in rows)
+    trace = read_trace(written(tmp_path, "day.csv", text))
+    busiest = Workload.from_trace(trace.busiest_hour())
+    assert trace.rate < 0.8 and busiest.rate == pytest.approx(2, rel=0.01)
+    assert (busiest.requests, busiest.prompt.mean) == (7200, 900)
+    assert busiest.assumptions == ("Of the 6 hours of day.csv the busiest is planned.",)
+    few = read_trace(written(tmp_path, "few.csv", PLAIN_TRACE + "9000,100,10\n"))
+    assert few.busiest_hour() is few
 
 
 def test_requests_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> None:

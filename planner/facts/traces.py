@@ -8,7 +8,7 @@ import io
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, TextIO
@@ -34,6 +34,8 @@ MOST_BYTES, MOST_REQUESTS, MOST_BLOCKS = 128 * MIB, 2 * 10**6, 8 * 10**6
 """Of a trace, unpacked."""
 BLOCK = 512
 """Tokens behind one of Mooncake's `hash_ids`."""
+HOUR, FEWEST = 3600, 100
+"""Seconds, and the requests from which on an hour is told from chance."""
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
 _TOKENS = "(tokens?(count|len|length|num)?|len|length)"
 _NAMES = {
@@ -42,10 +44,8 @@ _NAMES = {
         r"|(request)?timestamp|time|ts|datetime)s??(in)?"
         r"((?P<ns>ns|nanos(econds)?)|(?P<us>us|micros(econds)?)|(?P<ms>ms|msecs?|millis(econds?)?)|(?P<s>s|secs?|seconds?))?"
     ),
-    "prompt tokens": re.compile(rf"(n|num)?((prompt|input|context|prefill){_TOKENS}|requesttokens?)|isl"),
-    "output tokens": re.compile(
-        rf"(n|num)?((output|generated|generation|gen|completion|decode){_TOKENS}|responsetokens?)|osl"
-    ),
+    "prompt tokens": re.compile(rf"(n|num)?(prompt|input|context|prefill|request){_TOKENS}|isl"),
+    "output tokens": re.compile(rf"(n|num)?(output|generated|generation|gen|completion|decode|response){_TOKENS}|osl"),
 }
 """How a field may be called, folded to small letters and digits: Azure's names, BurstGPT's, Vidur's, OpenAI's, ..."""
 _ACCEPTED = (
@@ -64,6 +64,7 @@ class Trace:
     output: np.ndarray
     hash_ids: tuple[tuple[int, ...], ...] | None = None  # per request, one id per `BLOCK` tokens of its prompt
     left_out: int = 0  # requests of the file that got no output token: failed, or broken off
+    hours: int = 1  # of the file, of which this is the busiest
 
     @property
     def rate(self) -> float:
@@ -100,8 +101,20 @@ class Trace:
             seen.update(blocks)
         return hits / float(self.prompt.sum())
 
+    def busiest_hour(self) -> Trace:
+        """What came in the busiest hour since the first request; all of it where that tells little."""
+        hours = (self.arrival // HOUR).astype(int)
+        own = np.flatnonzero(hours == np.bincount(hours).argmax())
+        if len(own) < FEWEST or len(own) == len(hours):
+            return self
+        hashes = self.hash_ids and self.hash_ids[own[0] : own[-1] + 1]
+        arrival = self.arrival[own] - self.arrival[own[0]]
+        prompt, output, lasts = self.prompt[own], self.output[own], int(hours[-1]) + 1
+        return replace(self, arrival=arrival, prompt=prompt, output=output, hash_ids=hashes, hours=lasts)
+
     def __str__(self) -> str:
         length = f"{len(self.arrival):,} requests in {self.arrival[-1] / 60:,.1f} minutes"
+        length += f", the busiest of {self.hours} hours" if self.hours > 1 else ""
         return f"{self.path.name}: {length}" + (f", {self.left_out:,} without output left out" if self.left_out else "")
 
 

@@ -278,6 +278,8 @@ class Workload:
             )
         if self.trace is not None and self.trace.left_out:
             said.append(f"{self.trace.left_out:,} requests of {self.trace.path.name} without output are left out.")
+        if self.trace is not None and self.trace.hours > 1:
+            said.append(f"Of the {self.trace.hours} hours of {self.trace.path.name} the busiest is planned.")
         return tuple(said)
 
     @property

@@ -23,10 +23,10 @@ def traffic_profile(sources: Sequence[str | Path], seconds: float | None = None)
     """
     known: dict[str, Any] = {}
     if len(sources) == 1 and str(sources[0]).endswith(LOGS):
-        trace = read_trace(sources[0])
+        trace = read_trace(sources[0]).busiest_hour()
         load = Workload.from_trace(trace)
         known["burstiness"] = float(f"{trace.burstiness:.2g}")
-        said = f"{trace}: its own rate over all of that time; plan for the rate of the busiest hour"
+        said = f"{trace}; plan for the rate of your busiest hour"
     else:
         found = measured([read_page(source) for source in sources], seconds=seconds)
         told = found.workload()

@@ -123,9 +123,11 @@ class Scaling:
         return 1 - self.gpu_hours / self.fixed_gpu_hours
 
     def __str__(self) -> str:
-        saved = self.fixed_gpu_hours - self.gpu_hours
+        saved, few, most = self.fixed_gpu_hours - self.gpu_hours, min(self.replicas), max(self.replicas)
+        if few == most:
+            return f"each of the {len(self.rates)} hours needs as many replicas, {most}: scaling saves nothing"
         return (
-            f"{min(self.replicas)} to {max(self.replicas)} replicas over {len(self.rates)} hours save {saved:,.0f} of "
+            f"{few} to {most} replicas over {len(self.rates)} hours save {saved:,.0f} of "
             f"{self.fixed_gpu_hours:,.0f} GPU-hours ({self.saved:.0%})"
         )
 

@@ -314,7 +314,7 @@ def _workload(
         if rate is not None:
             raise PlannerError("workload: give a rate, or requests within_hours, not both")
         rate = entry.requests / (entry.within_hours * 3600)
-    trace = None if entry.trace is None else read_trace(_existing(folder, entry.trace, "trace"))
+    trace = None if entry.trace is None else read_trace(_existing(folder, entry.trace, "trace")).busiest_hour()
     base = Workload.from_trace(trace, rate) if trace else None
     if base is None and rate is None and entry.concurrency is None:
         raise PlannerError(
