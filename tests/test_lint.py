@@ -147,11 +147,23 @@ def test_what_is_risky_is_written_at_the_value_that_is_named() -> None:
     assert again.planned and again.planned.memory.status == "ok"
 
 
-def test_a_share_of_memory_above_one_never_starts() -> None:
+@pytest.mark.parametrize("share", ["1.2", "0", "-0.5"])
+def test_a_share_of_memory_beyond_all_or_of_nothing_never_starts(share: str) -> None:
     """vLLM 0.20.2, CacheConfig: Field(gt=0, le=1)."""
-    found = lint("vllm serve m --gpu-memory-utilization 1.2 --enable-chunked-prefill", "0.20.2")
+    found = lint(f"vllm serve m --gpu-memory-utilization {share} --enable-chunked-prefill", "0.20.2")
     assert found.verdict == "mend" and found.findings[0].refused
     assert found.commands[0].mended.command.line == "vllm serve m --gpu-memory-utilization 0.95"
+
+
+def test_a_quantization_that_vllm_does_not_have_never_starts() -> None:
+    """`Unknown quantization method: fp9. Must be one of [...]`, config/model.py; its parser takes any word."""
+    for method, refused in {"fp9": True, "fp8": False, "FP8": False, "torchao": False, "${METHOD}": False}.items():
+        assert lint(f"vllm serve {LLAMA} --quantization {method}", "0.33.0").commands[0].refused == refused
+
+
+def test_a_misspelt_option_is_spelt_right_in_what_is_better() -> None:
+    (found,) = lint(f"vllm serve {LLAMA} --max-num-batchd-tokens 2048", "0.33.0").commands
+    assert found.refused and found.mended.command.line.endswith("--max-num-batched-tokens 2048")
 
 
 def test_slots_that_only_the_machine_fills_in_are_planned_as_vllm_has_them() -> None:

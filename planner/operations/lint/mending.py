@@ -91,6 +91,8 @@ def _renamed(judged: Judged, given: Given, name: str, found: Finding) -> list[st
     if found.verdict == "renamed" and change and change.becomes in judged.options.spellings and change.becomes:
         value = ["ray"] if name == "--worker-use-ray" else list(given.words)
         return [change.becomes, *value]
+    if given.option is None and found.instead in judged.options.spellings and found.verdict == "unknown":
+        return [found.instead, *given.words]
     if found.verdict == "risky" or (found.verdict == "unknown" and given.option and not given.error):
         if found.instead == "leave it out":
             return []

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Iterator
 from functools import cache
+from operator import ge, gt, le, lt
 from typing import Any
 
 from pydantic import Field
 
 from planner.core.catalog import Entry, check, read_yaml
 from planner.facts.engines import release
-from planner.operations.flags import FLAGS, Parsed, lists, options
+from planner.operations.flags import FLAGS, Parsed, left_open, lists, options
 from planner.operations.lint.launching import Command
 from planner.operations.lint.verdicts import Finding, Verdict, secret
 
@@ -76,10 +77,11 @@ def _holds(test: str, value: Any) -> bool:
         return value is (test == "on")
     if test.startswith("any of "):
         return str(value) in test.split()[2:]
-    match = re.fullmatch(r"(<|>=?) ([\d.]+)", test)
+    if test.startswith("none of "):
+        return value is not None and not left_open(value) and str(value).lower() not in test.lower().split()[2:]
+    match = re.fullmatch(r"([<>]=?) ([\d.]+)", test)
     if not match:
         return str(value) == test
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    limit = float(match[2])
-    return value < limit if match[1] == "<" else value >= limit if match[1] == ">=" else value > limit
+    return bool({"<": lt, "<=": le, ">": gt, ">=": ge}[match[1]](value, float(match[2])))
