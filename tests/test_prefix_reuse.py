@@ -140,51 +140,49 @@ def test_the_command_asks_for_host_memory() -> None:
 
 
 def test_a_measured_tier_of_host_memory() -> None:
-    """llm-d's comparison within 26% where prompts overflow the pool, TTFT and its p90 too, and in direction.
+    """llm-d's comparison within 25% in every figure, and in direction: the mean over four orders of its prompts.
 
     Behind the router that the guide installs: it goes by where it sent a prompt's first 4,096 tokens before, and weighs
-    that like queue and free cache (defaults before 1.2). Where all fits, the p90 of all but first prompts is within
-    12%; these take a second, so that the mean hangs on how many requests there were, which is not told.
+    that like queue and free cache (defaults before 1.2). The client's prompts were 5% longer than asked for: random
+    tokens, written as text and read again (kubernetes-sigs/inference-perf, issue 230); by throughput and E2E more than
+    45 would be in flight else. How many requests is not told; of 1,350 as many are in flight. The mean of the TTFT is
+    without the first 45, that the engines cannot have begun cold: at once they alone would add 0.08 s to it.
     """
     router, found = Router(8, PREFIX_AFFINITY, 1.0, 1.0, 1.0, precise=False), {}
+    one = deploy_on(
+        "Qwen/Qwen3-32B", "H100", tp=2, replicas=8, engine_version="0.11.0", gpu_memory_utilization=0.65
+    )  # the newest when it was published
+    pool, step, n, size, longer = replace(memory_of(one).pool, num_blocks=9_271), step_of(one), 1_350, 128, 1.05
+    kept, block_s, token_s = host_tier(deploy_on("Qwen/Qwen3-32B", "H100", tp=2, kv_offloading_size=100), pool)
+    plain = step_table(step)._replace(host_block_s=block_s * size / 16, together=read_together(one))
+    storing = plain._replace(tokens_s=plain.tokens_s + token_s * np.arange(len(plain.tokens_s)))
+    rules = engine_rules(one, pool)._replace(num_blocks=9_271 * 16 // size, groups=np.array([[0, size]]))
     for row in rows_of("kv_offload.csv"):
-        system, gib = int(row["system_prompt_len"]), row["host_gib"]
-        one = deploy_on(
-            "Qwen/Qwen3-32B", "H100", tp=2, replicas=8, engine_version="0.20.2", gpu_memory_utilization=0.65,
-            kv_offloading_size=gib,
-        )  # fmt: skip
-        pool, step, n, size = replace(memory_of(one).pool, num_blocks=9_271), step_of(one), 1_350, 128
-        kept, block_s, token_s = host_tier(one, pool)
-        table, rules = step_table(step), engine_rules(one, pool)
-        table = table._replace(
-            host_block_s=block_s * size / 16,
-            together=read_together(one),
-            tokens_s=table.tokens_s + token_s * np.arange(len(table.tokens_s)) * (gib > 0),
-        )
-        rules = rules._replace(
-            num_blocks=9_271 * 16 // size, host_blocks=kept * 16 // size, groups=np.array([[0, size]])
-        )
-        who = np.random.default_rng(0).permutation(450)[np.arange(n) % 450]
-        content, start = asked(who, 10, system, 256, 1024, size)
-        sent = Traffic(
-            np.zeros(n), np.full(n, system + 256), np.full(n, 1024), content, start, concurrency=45,
-            request_s=step.request_s, prompt_token_s=step.prompt_token_s,
-        )  # fmt: skip
-        outcome = replay(rules, table, sent, router=router).outcome
-        tps = n * (system + 1280) / (outcome.last_token.max() - outcome.sent.min())
-        e2e, ttft = outcome.last_token - outcome.sent, outcome.first_token - outcome.sent
-        assert tps == pytest.approx(row["total_tok_s"], rel=0.26)
-        assert e2e.mean() == pytest.approx(row["mean_e2e_s"], rel=0.26)
-        assert np.quantile(e2e, 0.9) == pytest.approx(row["p90_e2e_s"], rel=0.26)
-        if system == 30_000:
-            assert ttft.mean() == pytest.approx(row["mean_ttft_s"], rel=0.26)
-            assert np.quantile(ttft, 0.9) == pytest.approx(row["p90_ttft_s"], rel=0.26)
-        else:
-            assert np.quantile(ttft[450:], 0.9) == pytest.approx(row["p90_ttft_s"], rel=0.12)
-            assert ttft[450:].mean() < row["mean_ttft_s"] < ttft.mean()
-        found[system, gib] = tps, ttft.mean()
-    assert found[30_000, 100][0] > 1.1 * found[30_000, 0][0] and found[30_000, 100][1] < 0.85 * found[30_000, 0][1]
-    assert found[8_000, 100][0] == pytest.approx(found[8_000, 0][0], rel=0.02)
+        asked_for, offloads = int(row["system_prompt_len"]), row["host_gib"] > 0
+        system, question = round(asked_for * longer), round(256 * longer)
+        own, table = rules._replace(host_blocks=kept * 16 // size * offloads), storing if offloads else plain
+        orders = []
+        for seed in range(4):
+            who = np.random.default_rng(seed).permutation(450)[np.arange(n) % 450]
+            content, start = asked(who, 10, system, question, 1024, size)
+            sent = Traffic(
+                np.zeros(n), np.full(n, system + question), np.full(n, 1024), content, start, concurrency=45,
+                request_s=step.request_s, prompt_token_s=step.prompt_token_s,
+            )  # fmt: skip
+            outcome = replay(own, table, sent, router=router).outcome
+            e2e, ttft = outcome.last_token - outcome.sent, (outcome.first_token - outcome.sent)[45:]
+            tps = n * (system + question + 1024) / (outcome.last_token.max() - outcome.sent.min())
+            orders.append((tps, e2e.mean(), np.quantile(e2e, 0.9), ttft.mean(), np.quantile(ttft, 0.9)))
+        names = ("total_tok_s", "mean_e2e_s", "p90_e2e_s", "mean_ttft_s", "p90_ttft_s")
+        figures = dict(zip(names, np.mean(orders, axis=0), strict=True))
+        assert figures == pytest.approx({name: row[name] for name in names}, rel=0.25)
+        in_flight, measured = (at["total_tok_s"] * at["mean_e2e_s"] for at in (figures, row))
+        assert in_flight == pytest.approx(measured, rel=0.02)
+        found[asked_for, offloads] = figures
+    with_host, without = found[30_000, True], found[30_000, False]
+    assert with_host["total_tok_s"] > 1.1 * without["total_tok_s"]
+    assert with_host["mean_ttft_s"] < 0.85 * without["mean_ttft_s"]
+    assert found[8_000, True]["total_tok_s"] == pytest.approx(found[8_000, False]["total_tok_s"], rel=0.02)
 
 
 def test_a_router_that_is_told_nothing_sends_prompts_where_their_blocks_have_gone() -> None:
@@ -227,8 +225,10 @@ def test_a_measured_fleet_under_two_routers() -> None:
 
     At 20 requests/s the newest run dips in both columns, below what the same machines did at 15 and 22: its 760
     requests took 47 and 45 s longer than the 748 at 22 did, though these came faster. With the pause of the other
-    column the replay has each within 6%; the other two runs have none. Measured TTFT contradicts itself: in turn its
-    median is 18 s at 22 requests/s, 0.4 at 25 and 21 at 35, where by the throughput as many wait.
+    column the replay has each within 6%; the other two runs have none. At 15, with affinity, it is 25% off the newest
+    run and 5% off the other two: to end its 300 requests when it did took 13 ms a token, and it says 30 to 45. Measured
+    TTFT contradicts itself: in turn its median is 18 s at 22 requests/s, 0.4 at 25 and 21 at 35, where by the
+    throughput as many wait.
     """
     deployment = deploy_on("Qwen/Qwen3-32B", "H100", tp=2, replicas=8, engine_version="0.20.2")
     rows, rng, step = rows_of("routing.csv"), np.random.default_rng(0), step_of(deployment)
