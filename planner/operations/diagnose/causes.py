@@ -187,7 +187,7 @@ def cold_prefix_cache(case: Case) -> Iterator[Finding]:
 
 
 def slow_machine(case: Case) -> Iterator[Finding]:
-    """Gaps are longer than in a replay of the same traffic: the host, or the links between GPUs."""
+    """Gaps are longer than in a replay of the same traffic: the host, the links between GPUs, or the GPU."""
     gap, replayed, planned = case.measured.mean("itl") or case.measured.mean("tpot"), case.replayed, case.planned
     if gap is None or replayed is None or planned is None or (case.measured.preemptions or 0.0) > STARTS_OVER:
         return
@@ -199,9 +199,9 @@ def slow_machine(case: Case) -> Iterator[Finding]:
     cpu = case.measured.cpu
     if cpu is not None:
         said.append(f"the server's process uses {cpu:.2f} s of CPU a second")
-    host = cpu is not None and cpu >= BUSY
     links = planned.deployment.layout.tp > 1
-    yield Finding("tp_communication" if links and not host else "host_bound", tuple(said))
+    host = cpu >= BUSY if cpu is not None else not links
+    yield Finding("host_bound" if host else "tp_communication" if links else "slow_gpu", tuple(said))
 
 
 def assumption(case: Case) -> Iterator[Finding]:

@@ -180,9 +180,16 @@ class Measured:
         return Lengths.typical(mean, side, most if math.isfinite(most) else None) if mean else None
 
     def workload(self, most: float = math.inf) -> Workload | None:
-        """The traffic that this replica saw, no length above `most`; None where rate or lengths are not reported."""
-        prompt = self.lengths("prompt_lengths", "prompt_tokens", most)
-        output = self.lengths("output_lengths", "generation_tokens", most)
+        """The traffic that this replica saw; None where rate or lengths are not reported.
+
+        A prompt and its answer had at most `most` tokens: neither is longer than the mean of the other leaves.
+        """
+        roles = ("prompt_lengths", "prompt_tokens"), ("output_lengths", "generation_tokens")
+        means = [self.tokens(*role) or 0.0 for role in roles]
+        prompt, output = (
+            self.lengths(*role, max(most - other, own))
+            for role, own, other in zip(roles, means, means[::-1], strict=True)
+        )
         if prompt is None or output is None or not self.rate:
             return None
         return Workload(prompt, output, rate=self.rate, prefix_hit_rate=min(self.hits or 0.0, 1.0))

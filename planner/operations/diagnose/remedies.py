@@ -65,7 +65,5 @@ def _changes(case: Case, mode: str) -> Iterator[tuple[str, Deployment, Workload]
             drafting = replace(really, num_speculative_tokens=fewer)
             yield f"num_speculative_tokens {fewer}", replace(deployment, speculation=drafting), load
         yield "no speculation", replace(deployment, speculation=None), load
-    if mode in ("tp_communication", "host_bound", "front_end", "other_settings"):
-        yield "the server as it was planned", deployment, load
     if mode in ("kv_preemption", "oversubscribed", "oom_admission", "assumption"):
         yield "another replica beside it", deployment, load.share(2)

@@ -62,7 +62,7 @@ class Diagnosis:
         return bool(self.findings or self.errors)
 
     def __str__(self) -> str:
-        return render("diagnosis", found=self, modes=self.modes, before=self.case and self.case.replayed).rstrip("\n")
+        return render("diagnosis", found=self, modes=self.modes, before=self.case and self.case.replayed).strip("\n")
 
     def data(self) -> dict[str, Any]:
         """For other programs."""
