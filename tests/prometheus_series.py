@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from planner.facts.engine_metrics import engine_metrics
-from planner.operations.alerts import job, planned_acceptance, planned_hits, promises, quoted, thresholds
+from planner.operations.alerts import job, planned_acceptance, promises, quoted, thresholds
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Target
 
@@ -27,7 +27,7 @@ class Traffic:
         self.tokens = found.output_tps.mid
         self.late: dict[str, float] = {}  # share of requests above the edge
         self.mean: dict[str, float] = {}  # seconds
-        self.hits, self.accepted = planned_hits(prediction), planned_acceptance(prediction.deployment) or 0.0
+        self.hits, self.accepted = prediction.load.cached_share, planned_acceptance(prediction.deployment) or 0.0
 
     def series(self) -> list[dict[str, str]]:
         made: dict[str, str] = {}

@@ -129,12 +129,6 @@ def _folded(title: str, *inside: ui.Widget) -> ui.Widget:
     return ui.VBox([head, box])
 
 
-def _questions(first: str) -> list[str]:
-    """What a question can start from: `first`, files of this folder, and what is shipped."""
-    files = sorted(str(path) for path in Path().glob("*.yaml") if path.name != "changes.yaml")
-    return list(dict.fromkeys([first, *files, *scenarios()]))
-
-
 class Cockpit(ui.VBox):
     """Controls beside the answer; `scenario` is what is asked, `plan` what is shown of it."""
 
@@ -154,7 +148,9 @@ class Cockpit(ui.VBox):
             control.observe(partial(self._moved, name), names="value")
         self._progress = ui.IntProgress(0, 0, 1, layout=ui.Layout(display="none", width="98%"))
         first = start or ("current.yaml" if QUESTION.is_file() else DEFAULT)
-        self._from = ui.Dropdown(options=_questions(first), value=first, **_LINE, description="start from")
+        files = sorted(str(path) for path in Path().glob("*.yaml") if path.name != "changes.yaml")
+        known = list(dict.fromkeys([first, *files, *scenarios()]))
+        self._from = ui.Dropdown(options=known, value=first, **_LINE, description="start from")
         self._from.observe(lambda moved: self.start_from(moved["new"]), names="value")
         self._name = ui.Text("my-question", description="name", **_LINE)
         self.start_from(first)
@@ -327,22 +323,20 @@ class Cockpit(ui.VBox):
         threading.Thread(target=self._report, args=[path], daemon=True).start()
 
     def _report(self, path: Path) -> None:
-        many, done = len(walk()), iter(range(1, 1000))
+        many, done, said = len(walk()), iter(range(1, 1000)), self.places["said"]
         self._progress.max, self._progress.value, self._progress.layout.display = many + 2, 1, None
 
         def told(line: str) -> None:
             self._progress.value = next(done)
-            self.places["said"].value = f"<p>Report: {escape(line.splitlines()[-1])}</p>"
+            said.value = f"<p>Report: {escape(line.splitlines()[-1])}</p>"
 
         try:
-            self.places["said"].value = "<p>Report: searching</p>"
+            said.value = "<p>Report: searching</p>"
             made = report(path, Path("reports") / path.stem, progress=told)
             where = Path("reports") / path.stem / made.name
-            self.places[
-                "said"
-            ].value = f'<p>Report: <a href="../../files/{where}" target="_blank">{escape(where)}</a></p>'
+            said.value = f'<p>Report: <a href="../../files/{where}" target="_blank">{escape(where)}</a></p>'
         except PlannerError as error:
-            self.places["said"].value = note(str(error)).html
+            said.value = note(str(error)).html
         finally:
             self._progress.layout.display = "none"
 

@@ -112,9 +112,7 @@ def badge(plan: Plan | None, busy: bool = False) -> str:
     elif busy:
         said, color = "provisional, in closed form; the replay is running", PENDING
     else:
-        said, color = (
-            (f"replayed: {found.requests:,} requests an engine" if found and found.requests else "searched"),
-            "#1f7a5c",
-        )
+        replays = found.requests if found else 0
+        said, color = f"replayed: {replays:,} requests an engine" if replays else "searched", "#1f7a5c"
     style = f"background: {color}; color: white; border-radius: 1em; padding: .15em .8em; font-weight: 600"
     return f"<p role='status' aria-live='polite' style='margin:.2em 0'><span style='{style}'>{escape(said)}</span></p>"

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from planner.core.catalog import Entry, entries, parse_json, read_yaml
+from planner.core.catalog import Sourced, entries, parse_json, read_yaml
 from planner.core.files import replacing
 from planner.core.quantities import PlannerError
 from planner.facts.gpus import gpu
@@ -32,15 +32,13 @@ CACHES = ("auto", "fp8")
 Fields = dict[str, Any]
 
 
-class Preset(Entry):
+class Preset(Sourced):
     """One entry of `catalogs/presets.yaml`: lengths of one kind of work."""
 
     about: str
     prompt_tokens: LengthsEntry
     output_tokens: LengthsEntry
     shared_prefix: PrefixEntry | None = None
-    source: str
-    date: str
 
 
 def presets() -> dict[str, Preset]:
@@ -79,7 +77,7 @@ def values_of(fields: Fields, asked: Scenario) -> dict[str, Any]:
         "trace": str(given.get("trace") or ""),
         "prompt": workload.prompt.mean,
         "output": workload.output.mean,
-        "reuse": round(100 * workload.cached_tokens / workload.prompt.mean, 2),
+        "reuse": round(100 * workload.cached_share, 2),
         "preset": next((name for name, told in presets().items() if _like(told, given)), ""),
         "day": day if isinstance(day, str) else ", ".join(f"{hour:g}" for hour in day),
         "adapters": workload.adapters,

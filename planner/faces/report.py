@@ -51,12 +51,8 @@ def chapters(plan: Plan) -> list[Path]:
     idle = ("6",) * (plan.chosen is None or plan.in_pools)
     idle += ("5",) * (plan.chosen is None and not plan.scenario.speculation)
     shown = [notebook for notebook in walk() if not notebook.name.startswith(idle)]
-    return sorted([*shown, POOLS], key=_place) if plan.scenario.pools else shown
-
-
-def _place(notebook: Path) -> str:
-    """Where a notebook stands: the one on pools after that on batching."""
-    return "4-pools" if notebook == POOLS else notebook.name
+    shown += [POOLS] * plan.scenario.pools
+    return sorted(shown, key=lambda one: "4-pools" if one == POOLS else one.name)  # after the chapter on batching
 
 
 def report(
@@ -77,17 +73,11 @@ def report(
     plan = search(load_scenario(name, overrides))
     folder(out)
     progress(told(plan))
-    if notebooks is None:
-        notebooks = chapters(plan)
-    said = {
-        "fits": bool(plan.candidates),
-        "meets": bool(plan.chosen),
-        "misses": not plan.chosen,
-        "day": bool(plan.scaling),
-    }
+    shown = chapters(plan) if notebooks is None else notebooks
+    said = {"fits": plan.candidates, "meets": plan.chosen, "misses": not plan.chosen, "day": plan.scaling}
     left_out = ["live", *(tag for tag, holds in said.items() if not holds)]  # "live": the page has shown it already
     parameters = {"scenario": str(path.resolve())}
-    with _typeset(plan, parameters, notebooks, left_out, _title(plan), progress) as made:
+    with _typeset(plan, parameters, shown, left_out, _title(plan), progress) as made:
         write(plan, out, made)
     return out / "report.pdf"
 
@@ -116,8 +106,7 @@ def compare(
     facts += [fact for fact in first if all(fact in other for other in others)]
     title = {"name": " against ".join(titles(plans)), "question": "Several questions, answered side by side."}
     title |= {"verdict": cheapest(plans), "spare": ""}
-    shown = {**{part: one_line(text) for part, text in title.items()}, "facts": facts}
-    return _alone(plans, NOTEBOOKS / "compare.ipynb", shown, out, progress)
+    return _alone(plans, NOTEBOOKS / "compare.ipynb", _on_a_page(title, facts), out, progress)
 
 
 def fleet(path: Path, out: Path | None = None, progress: Callable[[str], None] = print) -> Path:
@@ -141,8 +130,7 @@ def fleet(path: Path, out: Path | None = None, progress: Callable[[str], None] =
     facts += [("Date", f"{today():%-d %B %Y}"), ("Planned with", f"Headroom {__version__}")]
     title = {"name": plan.name, "question": "Several services on one stock of GPUs, at least cost."}
     title |= {"verdict": fleet_tables.verdict(plan), "spare": fleet_tables.growing(plan)}
-    shown = {**{part: one_line(text) for part, text in title.items()}, "facts": facts}
-    return _alone(plan, NOTEBOOKS / "fleet.ipynb", shown, out, progress)
+    return _alone(plan, NOTEBOOKS / "fleet.ipynb", _on_a_page(title, facts), out, progress)
 
 
 def _alone(kept: object, notebook: Path, title: Mapping[str, Any], out: Path, progress: Callable[[str], None]) -> Path:
@@ -186,7 +174,11 @@ def _title(plan: Plan) -> dict[str, Any]:
     scenario = plan.scenario
     answer = {"name": scenario.name, "question": " ".join(scenario.question.split()), "verdict": verdict(plan)}
     answer["spare"] = " ".join([room(plan, ramped=True), lost(plan)[1]]) if plan.chosen else ""
-    return {**{part: one_line(text) for part, text in answer.items()}, "facts": _facts(plan)}
+    return _on_a_page(answer, _facts(plan))
+
+
+def _on_a_page(title: Mapping[str, str], facts: Sequence[Any]) -> dict[str, Any]:
+    return {**{part: one_line(text) for part, text in title.items()}, "facts": facts}
 
 
 def _facts(plan: Plan) -> list[Any]:

@@ -271,7 +271,7 @@ class Workload:
             if lengths.like
         ]
         if self.prefix_tokens and (short := float(np.mean(self.prompt.values < self.prefix_tokens))) > 0.01:
-            found = f"{self.cached_tokens / self.prompt.mean:.0%} of all prompt tokens are found in the cache"
+            found = f"{self.cached_share:.0%} of all prompt tokens are found in the cache"
             said.append(
                 f"{short:.0%} of the prompts are shorter than the {self.prefix_tokens:,} tokens that they share, and "
                 f"count as shared whole: {found}."
@@ -295,6 +295,11 @@ class Workload:
         """Prompt tokens that a request finds in the prefix cache, on average: no more than its prompt has."""
         shared = np.minimum(self.prompt.values, self.prefix_tokens).mean() if self.prefix_tokens else self.prompt.mean
         return self.prefix_hit_rate * float(shared)
+
+    @property
+    def cached_share(self) -> float:
+        """The share of all prompt tokens that is found in the prefix cache."""
+        return self.cached_tokens / self.prompt.mean
 
     @property
     def context(self) -> float:

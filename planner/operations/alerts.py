@@ -91,12 +91,11 @@ def promises(prediction: Prediction, targets: Sequence[Target]) -> list[Promise]
     """Every target with its histogram and edge."""
     found, known = prediction.performance, engine_metrics(prediction.deployment.engine)
     assert found is not None
-    made = []
-    for target in targets:
-        role, counted = target.metric, target.percentile != "mean"
-        edge = known.edge(role, target.seconds) if counted else None
-        made.append(Promise(target, known.names.get(role), edge, found.at(role, "mean").hi))
-    return made
+    edges = [known.edge(each.metric, each.seconds) if each.percentile != "mean" else None for each in targets]
+    return [
+        Promise(each, known.names.get(each.metric), edge, found.at(each.metric, "mean").hi)
+        for each, edge in zip(targets, edges, strict=True)
+    ]
 
 
 def thresholds(prediction: Prediction, targets: Sequence[Target]) -> Thresholds:
@@ -104,7 +103,7 @@ def thresholds(prediction: Prediction, targets: Sequence[Target]) -> Thresholds:
     found, load = prediction.performance, prediction.load
     assert found is not None
     limits = [target.seconds for target in targets if target.metric == "ttft"]
-    hits, accepted = planned_hits(prediction), planned_acceptance(prediction.deployment)
+    hits, accepted = load.cached_share, planned_acceptance(prediction.deployment)
     paced = load.rate is not None
     return Thresholds(
         kv_usage=(found.kv_usage_p99 + 1) / 2 if found.kv_usage_p99 < FULL else None,
@@ -115,11 +114,6 @@ def thresholds(prediction: Prediction, targets: Sequence[Target]) -> Thresholds:
         prefix_hits=hits / 2 if hits >= 0.05 else None,
         accepted=None if accepted is None else 0.8 * accepted,
     )
-
-
-def planned_hits(prediction: Prediction) -> float:
-    """The share of all prompt tokens that the plan finds in the prefix cache."""
-    return prediction.load.cached_tokens / prediction.load.prompt.mean
 
 
 def planned_acceptance(deployment: Deployment) -> float | None:
@@ -171,7 +165,7 @@ def watched(prediction: Prediction, targets: Sequence[Target], at: Sequence[str]
     return {
         "metrics": known.names, "without": known.without, "promises": promises(prediction, targets),
         "limits": thresholds(prediction, targets), "fewest": FEWEST, "of": selector(deployment), "job": job(deployment),
-        "endpoints": at, "planned_hits": planned_hits(prediction),
+        "endpoints": at, "planned_hits": prediction.load.cached_share,
         "planned_acceptance": planned_acceptance(deployment),
         "modes": failure_modes(known.names) if known.names else {},
     }  # fmt: skip

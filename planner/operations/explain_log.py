@@ -24,6 +24,8 @@ from planner.studies.summary import subject
 
 EXAMPLE = CATALOGS / "validation" / "granite-3.1-8b-h100.log"
 """Lines of a public log, to see what an explanation looks like; it ran on an H100."""
+BUDGET = (*TERMS, "requested", "unexplained")
+"""Lines of the memory budget, in bytes."""
 UNITS = {"max_concurrency": "x", "num_blocks": "blocks", "kv_tokens": "tokens"}
 """What counts are counted in."""
 FITS = 0.2
@@ -55,13 +57,8 @@ class Comparison:
         unit, size = UNITS.get(self.term, "GiB"), 1 if self.term in COUNTS else GIB
         places = 0 if unit in ("blocks", "tokens") else 2
         form, off = f",.{places}f", round(self.off / size, places) + 0.0
-        return (
-            PHRASES["words"][self.term],
-            unit,
-            f"{self.planned / size:{form}}",
-            f"{self.logged / size:{form}}",
-            f"{off:+{form}}",
-        )
+        planned, logged = format(self.planned / size, form), format(self.logged / size, form)
+        return PHRASES["words"][self.term], unit, planned, logged, f"{off:+{form}}"
 
     def __str__(self) -> str:
         name, unit, planned, logged, off = self.row
@@ -80,7 +77,7 @@ class Explanation:
     @cached_property
     def culprit(self) -> Comparison | None:
         """The assumption that is furthest off: a term of the budget, else the cache's layout; None when none is."""
-        wrong = [line for line in self.lines if line.term in (*TERMS, "requested", "unexplained") and not line.inside]
+        wrong = [line for line in self.lines if line.term in BUDGET and not line.inside]
         if not wrong and (layout := _layout(self.log.figures, self.plan)) and abs(layout.off) > 0.015 * layout.logged:
             return next(line for line in self.lines if line.term == layout.term)
         return max(wrong, key=lambda line: abs(line.off), default=None)
@@ -88,11 +85,8 @@ class Explanation:
     @property
     def fits(self) -> bool:
         """The log may be one of this deployment: no term is off by a large part of the GPU."""
-        return (
-            self.culprit is None
-            or abs(self.culprit.off) <= FITS * self.plan.deployment.gpu.memory
-            or (self.culprit.term not in (*TERMS, "requested", "unexplained"))
-        )
+        found, most = self.culprit, FITS * self.plan.deployment.gpu.memory
+        return found is None or found.term not in BUDGET or abs(found.off) <= most
 
     @property
     def calibration(self) -> dict[Term, float]:

@@ -116,8 +116,8 @@ class Options:
         if self.lists.parser != "argparse" or not word.startswith("--") or len(word) < 3:
             return []
         begun = [spelling for spelling in self.by_spelling if spelling.startswith(word)]
-        options = {self.by_spelling[spelling].name for spelling in begun}
-        return begun[:1] if len(options) == 1 and not _mixed(begun, self.by_spelling) else begun
+        meant = {(self.by_spelling[spelling].name, spelling in self.by_spelling[spelling].off) for spelling in begun}
+        return begun[:1] if len(meant) == 1 else begun  # one option, and not both its on and its off
 
     def _folded(self, word: str) -> str:
         return word.replace("_", "-") if self.lists.underscores and word.startswith("--") else word
@@ -185,11 +185,6 @@ def _levels(argv: Sequence[str], options: Options) -> Iterator[str]:
             yield from (name, argv[next(words)])
         else:
             yield argv[at]
-
-
-def _mixed(begun: Sequence[str], known: Mapping[str, Option]) -> bool:
-    """Whether a beginning could both switch an option on and off."""
-    return len({spelling in known[spelling].off for spelling in begun}) > 1
 
 
 def _reach(words: Sequence[str], kind: str, count: str, is_option: Any) -> int:
@@ -340,17 +335,7 @@ def listed(what: Literal["environment", "metrics"], engine: str) -> Mapping[str,
 
 def versions_with(engine: str, spelling: str) -> list[str]:
     """The listed versions of `engine` whose parser knows exactly this spelling, in ascending order."""
-    return _versions(engine).get(spelling, [])
-
-
-@cache
-def _versions(engine: str) -> Mapping[str, list[str]]:
-    """Every spelling -> the versions that know it."""
-    found: dict[str, list[str]] = {}
-    for version in lists(engine).versions:
-        for spelling in _by_spelling(engine, version):
-            found.setdefault(spelling, []).append(version)
-    return found
+    return [version for version in lists(engine).versions if spelling in _by_spelling(engine, version)]
 
 
 def options(engine: str, version: str) -> Options:

@@ -153,12 +153,10 @@ def _row(asked: Scenario, found: Candidate) -> dict[str, Any]:
         "quantization": one.model.quantization.method, "kv_cache_dtype": one.args.kv_cache_dtype or "auto",
         "max_num_seqs": one.args.max_num_seqs, "max_model_len": one.args.max_model_len,
         "misses": "; ".join(found.misses), "margin": found.margin if math.isfinite(found.margin) else None,
-    } | {name: _plain(value) for name, value in written_row(found.prediction).items()}  # fmt: skip
-
-
-def _plain(value: object) -> object:
-    """A value that JSON holds: no NaN, no infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    } | {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value  # as JSON holds it
+        for name, value in written_row(found.prediction).items()
+    }  # fmt: skip
 
 
 def of_one_type(column: "pd.Series[Any]") -> "pd.Series[Any]":

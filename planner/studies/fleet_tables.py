@@ -29,14 +29,10 @@ def rented(plan: FleetPlan) -> pd.DataFrame:
 
 def used(plan: FleetPlan) -> pd.DataFrame:
     """GPUs by kind and by who has them, those that stay free among them."""
-    rows = []
+    running, rows = plan.now.replicas if plan.now else {}, []
     for kind, stock in plan.fleet.stock.items():
-        taken = 0
-        for name, some in (plan.now.replicas if plan.now else {}).items():
-            gpus = sum(one.gpus * many for one, many in some.items() if one.gpu == kind)
-            rows.append((kind, name, gpus))
-            taken += gpus
-        rows.append((kind, FREE, stock - taken))
+        taken = [sum(one.gpus * many for one, many in some.items() if one.gpu == kind) for some in running.values()]
+        rows += [(kind, who, gpus) for who, gpus in zip((*running, FREE), (*taken, stock - sum(taken)), strict=True)]
     return pd.DataFrame([row for row in rows if row[2]], columns=["GPU", "who", "GPUs"])
 
 
@@ -56,8 +52,10 @@ def worth(plan: FleetPlan) -> pd.DataFrame:
 
 def breaking(plan: FleetPlan) -> pd.DataFrame:
     """A row for each scenario, the first to break on top: how far its load may grow while the others stay."""
-    found = sorted(plan.reach_alone.items(), key=lambda row: row[1])
-    rows = [(name, _times(plan, most)) for name, most in found]
+    rows = [
+        (name, _times(plan, plan.reach_alone[name]))
+        for name in sorted(plan.reach_alone, key=plan.reach_alone.__getitem__)
+    ]
     return pd.DataFrame(rows, columns=["scenario", "its load may grow to"])
 
 

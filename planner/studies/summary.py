@@ -302,8 +302,7 @@ def _risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
     yield min(PHRASES["basis"][found.basis]["doubt"] + width / 2, 2.9), "step costs", f"{BASES[found.basis]}; {wide}"
     if drafting := deployment.speculation:
         yield 1.8, "acceptance", f"{drafting.method}, {drafting.acceptance_rate:.0%}"
-    if hits := best.prediction.load.cached_tokens:
-        cached = hits / best.prediction.load.prompt.mean
+    if cached := best.prediction.load.cached_share:
         yield 2 * cached, "reuse", f"{cached:.0%} of all prompt tokens are found in the cache"
     if workload.assumptions:
         yield 1.5, "lengths", workload.assumptions[0]

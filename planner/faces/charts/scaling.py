@@ -1,7 +1,5 @@
 """A day of traffic: what comes in each hour, and what that hour's replicas may take."""
 
-from typing import Any
-
 import altair as alt
 import pandas as pd
 
@@ -14,19 +12,17 @@ LOAD, TAKEN, FIXED = "comes", "its replicas may take", "the fixed fleet may take
 def day(scaling: Scaling) -> alt.TopLevelMixin:
     """Requests/s by hour as bars, below the line of what the replicas may take; how many they are stands above it."""
     each, hours = scaling.most_rps, len(scaling.rates)
-    rows: list[dict[str, Any]] = [
-        {"hour": hour, "end": hour + 1, "rate": rate, "taken": count * each, "replicas": count, "what": LOAD}
-        for hour, (rate, count) in enumerate(zip(scaling.rates, scaling.replicas, strict=True))
-    ]
-    steps = [*rows, {**rows[-1], "hour": hours}]
-    changes = [row for row in rows if not row["hour"] or row["replicas"] != rows[row["hour"] - 1]["replicas"]]
+    data = pd.DataFrame({"hour": range(hours), "rate": scaling.rates, "replicas": scaling.replicas, "what": LOAD})
+    data = data.assign(end=data["hour"] + 1, taken=data["replicas"] * each)
+    steps = pd.concat([data, data[-1:].assign(hour=hours)]).assign(what=TAKEN)
+    changes = data[data["replicas"] != data["replicas"].shift()]
     fixed = [{"hour": at, "taken": scaling.deployment.layout.replicas * each, "what": FIXED} for at in (0, hours)]
     x = alt.X("hour:Q", title="hour", scale=alt.Scale(domain=[0, hours], nice=False), axis=alt.Axis(tickCount=8))
     color = colored("what:N", {LOAD: PALETTE[0], TAKEN: PALETTE[1], FIXED: MUTED})
-    bars = alt.Chart(pd.DataFrame(rows)).mark_bar(opacity=0.55)
+    bars = alt.Chart(data).mark_bar(opacity=0.55)
     height = alt.Y("taken:Q", title="requests/s")
-    line = alt.Chart(pd.DataFrame(steps).assign(what=TAKEN)).mark_line(interpolate="step-after")
-    text = alt.Chart(pd.DataFrame(changes)).mark_text(align="left", dx=3, dy=-7, color="currentColor")
+    line = alt.Chart(steps).mark_line(interpolate="step-after")
+    text = alt.Chart(changes).mark_text(align="left", dx=3, dy=-7, color="currentColor")
     dashes = alt.Chart(pd.DataFrame(fixed)).mark_line(strokeDash=[5, 4])
     return alt.layer(
         bars.encode(x=x, x2="end", y=alt.Y("rate:Q", title="requests/s"), y2=alt.datum(0), color=color),

@@ -16,7 +16,7 @@ from planner.latency.performance import Performance
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
 from planner.operations.alerts import planned_acceptance
-from planner.operations.diagnose.pages import Measured
+from planner.operations.diagnose.pages import SIDES, Measured
 from planner.operations.diagnose.plans import Planned, with_acceptance
 from planner.planning.prediction import predict
 from planner.planning.scenario import Target
@@ -146,11 +146,8 @@ class Case:
 def findings(case: Case) -> list[Finding]:
     """Every mode that the figures speak for, the likeliest cause first; none where all is as it should be."""
     found = [found for rule in RULES for found in rule(case)]
-    return found or [
-        Finding(
-            "broken_promise", tuple(f"promised is a {target}, {_kept(target, value)}" for target, value in case.broken)
-        )
-    ] * bool(case.broken)
+    said = tuple(f"promised is a {target}, {_kept(target, value)}" for target, value in case.broken)
+    return found or [Finding("broken_promise", said)] * bool(said)
 
 
 def _kept(target: Target, value: float) -> str:
@@ -180,7 +177,7 @@ def cold_prefix_cache(case: Case) -> Iterator[Finding]:
     workload = case.planned.workload if case.planned else None
     if workload is None or case.measured.hits is None:
         return
-    planned = workload.cached_tokens / workload.prompt.mean
+    planned = workload.cached_share
     if planned >= 0.05 and case.measured.hits < planned / 2:
         said = f"{case.measured.hits:.0%} of the prompt tokens are cached, planned {planned:.0%}"
         yield Finding("cold_prefix_cache", (said,))
@@ -213,12 +210,10 @@ def assumption(case: Case) -> Iterator[Finding]:
     if measured.rate and planned.rate and measured.rate > MORE * planned.rate:
         said.append(f"{measured.rate:.3g} requests/s come to this replica, planned {planned.rate:.3g}")
     if planned.workload:
-        for role, counter, what in (
-            ("prompt_lengths", "prompt_tokens", "prompt"), ("output_lengths", "generation_tokens", "output"),
-        ):  # fmt: skip
-            tokens, expected = measured.tokens(role, counter), getattr(planned.workload, what).mean
+        for side in SIDES:
+            tokens, expected = measured.tokens(side), getattr(planned.workload, side).mean
             if tokens and tokens > MORE * expected:
-                said.append(f"{what}s have {tokens:,.0f} tokens, planned {expected:,.0f}")
+                said.append(f"{side}s have {tokens:,.0f} tokens, planned {expected:,.0f}")
     if said:
         yield Finding("assumption", tuple(said))
 
@@ -248,9 +243,8 @@ def queueing(case: Case) -> Iterator[Finding]:
     if free and room:
         yield Finding("oom_admission", (*said, room))
     elif free and (replay := case.replayed) and queue and ttft and replay.at("ttft", "mean").hi < ttft / SLOWER:
-        said.append(
-            f"a replay of the same traffic has {replay.at('ttft', 'mean').mid * 1e3:,.0f} ms to the first token"
-        )
+        sooner = replay.at("ttft", "mean").mid * 1e3
+        said.append(f"a replay of the same traffic has {sooner:,.0f} ms to the first token")
         yield Finding("other_settings", tuple(said))
     else:
         yield Finding("oversubscribed", tuple(said))

@@ -17,6 +17,10 @@ from planner.facts.workload import Lengths, Side, Workload
 
 MOST = 16 * MIB
 """Bytes of one page."""
+SIDES: Mapping[Side, tuple[str, str]] = {
+    "prompt": ("prompt_lengths", "prompt_tokens"), "output": ("output_lengths", "generation_tokens"),
+}  # fmt: skip
+"""The histogram of tokens by request, and the counter of all."""
 PREFIXES = {"vllm:": "vllm", "sglang:": "sglang"}
 """How the names of an engine's metrics begin."""
 
@@ -165,18 +169,18 @@ class Measured:
         """The share of drafted tokens that was kept."""
         return self.share("accepted", "drafted")
 
-    def tokens(self, role: str, counter: str) -> float | None:
+    def tokens(self, side: Side) -> float | None:
         """Mean tokens of a prompt or an answer, by its histogram or else the counter."""
+        role, counter = SIDES[side]
         if role in self.histograms:
             return self.histograms[role].mean
         return max(self.counters[counter] / self.requests, 1.0) if self.counters.get(counter) else None
 
-    def lengths(self, role: str, counter: str, most: float = math.inf) -> Lengths | None:
+    def lengths(self, side: Side, most: float = math.inf) -> Lengths | None:
         """Tokens of a prompt or an answer: as the histogram has them, or spread as in public traces of that mean."""
-        if role in self.histograms:
-            return self.histograms[role].lengths(most)
-        mean = self.tokens(role, counter)
-        side: Side = "prompt" if role == "prompt_lengths" else "output"
+        if histogram := self.histograms.get(SIDES[side][0]):
+            return histogram.lengths(most)
+        mean = self.tokens(side)
         return Lengths.typical(mean, side, most if math.isfinite(most) else None) if mean else None
 
     def workload(self, most: float = math.inf) -> Workload | None:
@@ -184,12 +188,9 @@ class Measured:
 
         A prompt and its answer had at most `most` tokens: neither is longer than the mean of the other leaves.
         """
-        roles = ("prompt_lengths", "prompt_tokens"), ("output_lengths", "generation_tokens")
-        means = [self.tokens(*role) or 0.0 for role in roles]
-        prompt, output = (
-            self.lengths(*role, max(most - other, own))
-            for role, own, other in zip(roles, means, means[::-1], strict=True)
-        )
+        mean_prompt, mean_output = self.tokens("prompt") or 0.0, self.tokens("output") or 0.0
+        prompt = self.lengths("prompt", max(most - mean_output, mean_prompt))
+        output = self.lengths("output", max(most - mean_prompt, mean_output))
         if prompt is None or output is None or not self.rate:
             return None
         return Workload(prompt, output, rate=self.rate, prefix_hit_rate=min(self.hits or 0.0, 1.0))
@@ -231,9 +232,8 @@ def measured(pages: Sequence[Page], version: str | None = None, seconds: float |
     if not requests:
         raise PlannerError(f"{after.where}: no request was answered in this time, so there is nothing to judge")
     seen = [page for page in (before, after) if page]
-    gauges = {
-        role: values for role in GAUGES if (values := _mean(page.total(names.names[role]) for page in seen)) is not None
-    }
+    means = {role: _mean(page.total(names.names[role]) for page in seen) for role in GAUGES}
+    gauges = {role: mean for role, mean in means.items() if mean is not None}
     if seconds is None:
         started = after.total("process_start_time_seconds") if before is None else before.taken
         seconds = after.taken - started if started and after.taken - started > SOON else None

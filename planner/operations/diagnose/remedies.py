@@ -57,7 +57,7 @@ def _changes(case: Case, mode: str) -> Iterator[tuple[str, Deployment, Workload]
             if budget >= max(FEWEST_TOKENS, args.max_num_seqs):
                 yield f"max_num_batched_tokens {budget}", deployment.with_args(max_num_batched_tokens=budget), load
     if mode == "cold_prefix_cache" and planned.workload:
-        share = planned.workload.cached_tokens / planned.workload.prompt.mean
+        share = planned.workload.cached_share
         yield f"{share:.0%} of the prompt tokens cached, as planned", deployment, replace(load, prefix_hit_rate=share)
     if mode == "drafts_rejected" and deployment.speculation:
         really = case.drafting.speculation or deployment.speculation

@@ -8,14 +8,14 @@ from typing import Any
 
 from pydantic import Field
 
-from planner.core.catalog import Entry, check, read_yaml
+from planner.core.catalog import Sourced, check, read_yaml
 from planner.facts.engines import release
 from planner.operations.flags import FLAGS, Parsed, left_open, lists, options
 from planner.operations.lint.launching import Command
 from planner.operations.lint.verdicts import Finding, Verdict, secret
 
 
-class Rule(Entry):
+class Rule(Sourced):
     """One entry of `catalogs/flags/rules.yaml`, whose head explains every field."""
 
     when: dict[str, str]
@@ -26,8 +26,6 @@ class Rule(Entry):
     refuses: bool = False
     from_: str | None = Field(default=None, alias="from")
     before: str | None = None
-    source: str
-    date: str
 
 
 @cache
