@@ -25,8 +25,9 @@ from planner.operations.answer import answer, told
 from planner.operations.batch import predict_row
 from planner.operations.launch import documents, launch, ramp
 from planner.operations.launch.files import benchmark_prompts
-from planner.planning.benchmark_run import capacity, run
+from planner.planning.benchmark_run import run
 from planner.planning.candidate import Candidate, describe
+from planner.planning.capacity import capacity
 from planner.planning.scenario import scenario, scenarios
 from planner.planning.search import Plan, search
 from planner.studies import layout_study, summary, tail_latency

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from planner.core.quantities import Interval
 from planner.facts.deployment import deploy_on
 from planner.planning import benchmark_run
-from planner.planning.benchmark_run import FEWEST, QUICK, TOKENS, capacity, once, requests
+from planner.planning.benchmark_run import FEWEST, QUICK, once, requests
 from planner.planning.candidate import Candidate, against, judge, milliseconds, replayed
+from planner.planning.capacity import TOKENS, capacity
 from planner.planning.confirmation import confirm, near, settled
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario, scenario

@@ -27,7 +27,7 @@ from planner.operations.diagnose.plans import Planned, planned_by
 from planner.operations.diagnose.startup_errors import Phrase, startup_errors
 from planner.operations.diagnose.verdict import Diagnosis
 from planner.operations.failure_modes import FailureMode
-from planner.planning.benchmark_run import capacity
+from planner.planning.capacity import capacity
 from planner.planning.scenario import Target
 
 SERVED = {

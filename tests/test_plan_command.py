@@ -173,12 +173,12 @@ def test_what_is_set_leaves_the_file_as_it_was(mine: Path, tmp_path: Path, capsy
 
 
 def test_the_same_question_has_the_same_answer(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from planner.planning import benchmark_run
+    from planner.planning import benchmark_run, capacity
 
     answers = []
     for _ in range(2):
         benchmark_run.run.cache_clear()
-        benchmark_run._served_at_most.cache_clear()
+        capacity._served_at_most.cache_clear()
         benchmark_run._figures.cache_clear()
         answers.append(asked(capsys, mine))
     assert answers[0] == answers[1]

@@ -18,7 +18,8 @@ from planner.latency.shared_reads import L2_TIMES, read_together
 from planner.latency.speculation import step_of
 from planner.memory.budget import memory_of
 from planner.operations.launch import launch
-from planner.planning.benchmark_run import capacity, once, taken_on
+from planner.planning.benchmark_run import once
+from planner.planning.capacity import capacity, taken_on
 from planner.planning.prediction import evaluate, predict
 from planner.simulator.kernel_types import PREFIX_AFFINITY, ROUND_ROBIN, Router, Rules, StepTable, Traffic
 from planner.simulator.prefix_reuse import hit_rate

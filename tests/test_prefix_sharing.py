@@ -5,7 +5,8 @@ import pytest
 from planner.facts.deployment import deploy_on
 from planner.facts.workload import Lengths, Workload
 from planner.memory.budget import memory_of
-from planner.planning.benchmark_run import accepted, once
+from planner.planning.benchmark_run import once
+from planner.planning.capacity import accepted
 from planner.studies.prefix_sharing import by_pool, by_routing, documents, found, replayed
 
 L40S = deploy_on("meta-llama/Llama-3.1-8B", "L40S", engine_version="0.20.2", max_model_len=16384, max_num_seqs=64)

@@ -9,7 +9,7 @@ from scenario_generator import generate
 
 from planner.core.quantities import Interval
 from planner.facts.deployment import deploy_on
-from planner.planning.benchmark_run import capacity
+from planner.planning.capacity import capacity
 from planner.planning.scenario import scenario
 from planner.planning.search import Plan, search
 

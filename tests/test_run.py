@@ -20,7 +20,9 @@ from planner.latency.step_model import StepModel
 from planner.memory.budget import memory_of
 from planner.operations.batch import predict_row
 from planner.planning import benchmark_run as runs
-from planner.planning.benchmark_run import capacity, once, run, sample
+from planner.planning import capacity as limits
+from planner.planning.benchmark_run import once, run, sample
+from planner.planning.capacity import capacity
 from planner.planning.prediction import Prediction, predict
 from planner.simulator.replay_result import ReplayResult
 
@@ -45,7 +47,8 @@ def even(monkeypatch: pytest.MonkeyPatch) -> StepModel:
         decode_windows=(), prefill_pair_s=0.0, prefill_windows=(), state_s=0.0, prefill_step_s=0.0, prompt_s=0.0,
         request_s=0.0, prompt_token_s=0.0, sigma_tpot=math.log(1.25) / runs.Z80, sigma_ttft=0.0, sigma_output_tps=0.0,
     )  # fmt: skip
-    monkeypatch.setattr(runs, "step_of", lambda deployment: flat)
+    for module in (runs, limits):
+        monkeypatch.setattr(module, "step_of", lambda deployment: flat)
     return flat
 
 
@@ -55,7 +58,7 @@ def recorded(arrival: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> Wor
 
 def fresh_capacity(deployment: Deployment, load: Workload) -> Interval:
     """`capacity`, not remembered from before a step or a pool was replaced."""
-    runs._served_at_most.cache_clear()
+    limits._served_at_most.cache_clear()
     return capacity(deployment, load)
 
 
@@ -75,7 +78,7 @@ def test_a_kv_pool_that_holds_few_bounds_the_capacity(even: StepModel, monkeypat
     memory = memory_of(CARD)
     small = replace(memory, pool=replace(memory.pool, num_blocks=1 + 8 * 20))
     ample = fresh_capacity(CARD, load).mid
-    monkeypatch.setattr(runs, "memory_of", lambda deployment: small)
+    monkeypatch.setattr(limits, "memory_of", lambda deployment: small)
     tight = fresh_capacity(CARD, load).mid
     assert ample == pytest.approx(32 / (160 * STEP), rel=0.02)
     assert 8 / (160 * STEP) * 0.95 < tight < 13 / (160 * STEP)  # half of an answer is not there yet, on average

@@ -16,7 +16,7 @@ from planner.operations.answer import answer, told
 from planner.operations.launch.files import documents
 from planner.operations.launch.manifests import by_the_clock
 from planner.planning import scaling
-from planner.planning.benchmark_run import taken_on
+from planner.planning.capacity import taken_on
 from planner.planning.renting import renting_of, serverless
 from planner.planning.scaling import Scaling, largest_shares, replay_day, scaling_of, without_lulls
 from planner.planning.scenario import Scenario, load_scenario, scenario

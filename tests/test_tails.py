@@ -11,7 +11,8 @@ from shipped import plan_of
 
 from planner.core.quantities import PlannerError
 from planner.facts.workload import Lengths, Workload
-from planner.planning.benchmark_run import accepted, capacity, once, run, sample
+from planner.planning.benchmark_run import once, run, sample
+from planner.planning.capacity import accepted, capacity
 from planner.planning.prediction import evaluate, memory_of
 from planner.planning.scenario import load_scenario
 from planner.simulator.kernel_types import Rules, StepTable, Traffic

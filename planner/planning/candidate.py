@@ -10,7 +10,7 @@ from planner.facts.prices import HOURS_PER_MONTH
 from planner.facts.workload import Workload
 from planner.latency.performance import Performance
 from planner.latency.start_up import start_up
-from planner.planning.benchmark_run import is_finite
+from planner.planning.capacity import is_finite
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction, evaluate_all, predict
 from planner.planning.scenario import Scenario, Target

@@ -14,8 +14,8 @@ from functools import partial
 from operator import attrgetter
 
 from planner.core.quantities import PlannerError
-from planner.planning.benchmark_run import is_finite
 from planner.planning.candidate import Candidate, full, glanced, judge_all, replayed, tuned
+from planner.planning.capacity import is_finite
 from planner.planning.deployments import MAX_SEQS, SEQS_STEP
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import Scenario, Target

@@ -24,7 +24,7 @@ from planner.latency.pool_costs import PoolCosts, pool_coefficients, pool_costs,
 from planner.latency.speculation import step_of
 from planner.latency.step_model import StepModel
 from planner.memory.budget import MemoryPlan, memory_of
-from planner.planning.benchmark_run import taken_on
+from planner.planning.capacity import taken_on
 from planner.planning.prediction import Prediction, price_of
 from planner.simulator.pools_in_series import DecodePool, Passage, PrefillPool, tandem
 

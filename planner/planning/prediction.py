@@ -13,7 +13,8 @@ from planner.latency.performance import Performance
 from planner.latency.power import Activity, activity, board_power, per_token
 from planner.latency.speculation import speculate
 from planner.memory.budget import MemoryPlan, memory_of
-from planner.planning.benchmark_run import performance, refused, taken_on
+from planner.planning.benchmark_run import performance
+from planner.planning.capacity import refused, taken_on
 from planner.queueing.steady_state import Case, closed_loops, open_loop, open_loops
 
 IDLE = Activity(0.0, (0.0, 0.0), 0.0, 0.0)

@@ -20,8 +20,9 @@ from planner.facts.workload import Workload
 from planner.latency.speculation import step_of
 from planner.latency.start_up import UNPREDICTED_S, start_up
 from planner.memory.budget import memory_of
-from planner.planning.benchmark_run import side_by_side, taken_on
+from planner.planning.benchmark_run import side_by_side
 from planner.planning.candidate import Candidate, replayed
+from planner.planning.capacity import taken_on
 from planner.planning.prediction import Prediction
 from planner.planning.scenario import Scenario, Target
 from planner.simulator.kernel_types import Router

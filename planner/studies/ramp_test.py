@@ -15,7 +15,8 @@ from planner.facts.deployment import Deployment
 from planner.facts.traces import Trace
 from planner.facts.workload import Workload
 from planner.latency.speculation import step_of
-from planner.planning.benchmark_run import Run, capacity, once, served, stat
+from planner.planning.benchmark_run import Run, once, served, stat
+from planner.planning.capacity import capacity
 from planner.planning.scenario import Target
 from planner.simulator.replay_result import ReplayResult
 from planner.studies.tail_latency import KEEPS_UP, SWEEP, tail, waits

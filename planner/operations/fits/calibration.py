@@ -26,7 +26,7 @@ from planner.facts.workload import Workload
 from planner.latency.calibration import Calibrated, calibration_of, own_calibrations
 from planner.latency.step_model import step_model
 from planner.memory.budget import memory_of
-from planner.planning.benchmark_run import taken_on
+from planner.planning.capacity import taken_on
 from planner.planning.prediction import perform
 from planner.queueing.steady_state import Case
 from planner.simulator.replay import replay_workload

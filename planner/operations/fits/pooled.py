@@ -34,7 +34,7 @@ from planner.operations.batch import read_run
 from planner.operations.batch_columns import read_cells
 from planner.operations.fits.calibration import PRIORS, TEMPLATES
 from planner.operations.validation.timed import timed_runs
-from planner.planning.benchmark_run import taken_on
+from planner.planning.capacity import taken_on
 from planner.planning.prediction import perform
 from planner.queueing.steady_state import Case
 from planner.simulator.replay import replay_workload
