@@ -39,7 +39,7 @@ from planner.facts.engines import resolve
 from planner.facts.prices import Prices, price_per_hour
 from planner.latency.speculation import step_of
 from planner.latency.step_work import work
-from planner.memory.budget import safe_utilization
+from planner.memory.budget import memory_of, safe_utilization
 from planner.models.registry import model, models
 from planner.operations.batch import predict_row
 from planner.operations.batch_columns import ENGINE_ARGS
@@ -47,7 +47,7 @@ from planner.operations.launch import documents
 from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, describe, judge, replayed
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, scenario
-from planner.planning.search import Plan, memory_of, search
+from planner.planning.search import Plan, search
 from planner.planning.variants import TOKENS
 from planner.planning.what_if import affordable
 from planner.simulator.replay import replay_workload

@@ -26,11 +26,11 @@ from planner.operations.batch import predict_row
 from planner.operations.launch import documents, launch, ramp
 from planner.operations.launch.files import benchmark_prompts
 from planner.planning.benchmark_run import run
-from planner.planning.candidate import Candidate, describe
+from planner.planning.candidate import Candidate, asked_rps, describe, free_share
 from planner.planning.capacity import capacity
 from planner.planning.scenario import scenario, scenarios
 from planner.planning.search import Plan, search
-from planner.studies import layout_study, summary, tail_latency
+from planner.studies import layout_study, risks, summary, tail_latency
 
 pytestmark = pytest.mark.slow
 
@@ -169,15 +169,15 @@ def test_what_is_planned_for_and_what_stays_free_is_the_same_everywhere(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
     found, lines = answer(plan), told(plan)
-    assert found["planned_rps"] == pytest.approx(summary.asked_rps(plan.scenario, chosen.prediction))
-    free = summary.free_share(plan.scenario, chosen.prediction)
+    assert found["planned_rps"] == pytest.approx(asked_rps(plan.scenario, chosen.prediction))
+    free = free_share(plan.scenario, chosen.prediction)
     assert found["headroom"] == pytest.approx(free)
     assert f", {free:.0%} free at {found['planned_rps']:.3g}" in lines
     if plan.scenario.workload.rate is not None:
         row = layout_study.promises(plan.scenario, chosen).iloc[-1]
         assert row["Limit"] == pytest.approx(found["planned_rps"])
         assert 1 - row["Limit"] / row["Predicted"].mid == pytest.approx(free)
-        assert f"{max(free, 0):.0%} stay free" in summary.room(plan)
+        assert f"{max(free, 0):.0%} stay free" in risks.room(plan)
 
 
 def test_the_tail_that_is_drawn_is_the_one_that_is_stated(

@@ -6,8 +6,9 @@ import pytest
 
 from planner.memory.budget import memory_of
 from planner.planning.candidate import judge
+from planner.planning.options import Rejection, options
 from planner.planning.scenario import load_scenario
-from planner.planning.search import Rejection, options, ranked
+from planner.planning.search import ranked
 from planner.studies.knobs import GOOD, MEASURES, PLAN, decisions, effects, knobs, untuned
 
 

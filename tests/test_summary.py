@@ -13,7 +13,7 @@ from planner.planning.candidate import against, replayed
 from planner.planning.scenario import scenario
 from planner.planning.search import Plan, search
 from planner.planning.what_if import affordable, what_if
-from planner.studies import summary
+from planner.studies import risks, summary
 
 CHAT: dict[str, Any] = {
     "question": "?",
@@ -56,7 +56,7 @@ def test_traffic_may_grow_by_what_is_said_until_headroom_and_capacity_are_used_u
     asked, chosen = plan().scenario, plan().chosen
     assert chosen
     unhurried = replace(plan(), scenario=replace(asked, service_level=()))
-    said = re.sub(r"\([^)]*\)", "", summary.room(unhurried))
+    said = re.sub(r"\([^)]*\)", "", risks.room(unhurried))
     grow, over = (int(n) / 100 for n in re.findall(r"by (\d+)%", said))
     for more, headroom in ((grow, asked.headroom), (over, 0.0)):
         for extra, fits in ((-0.01, True), (0.02, False)):
@@ -70,7 +70,7 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
     level, load = {"e2e": {"p95": 12_000}, "ttft": {"p95": 9000}}, {**CHAT["workload"], "rate": 2}
     gpus = [{"gpu": "L40S", "at_most": 1}]
     one = search(scenario({**CHAT, "gpus": gpus, "workload": load, "service_level": level}, "s"))
-    told = {ramped: summary.growth(one, ramped) for ramped in (False, True)}
+    told = {ramped: risks.growth(one, ramped) for ramped in (False, True)}
     rates = {ramped: float(re.findall(r"beyond ([\d.]+)", said)[0]) for ramped, said in told.items()}
     grown = float(re.findall(r"by (\d+)%", told[True])[0]) / 100
     chosen, asked = one.chosen, one.scenario
@@ -79,7 +79,7 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
     assert rates[True] < 0.5 * chosen.prediction.performance.capacity.mid
     assert rates[False] == pytest.approx(rates[True], rel=0.15)
     assert all("p95 E2E" in said and "overloaded" not in said for said in told.values())
-    assert all(told[ramped] in summary.room(one, ramped) for ramped in told) and told[False] in answered(one)
+    assert all(told[ramped] in risks.room(one, ramped) for ramped in told) and told[False] in answered(one)
     for share, meets in ((0.9, True), (1.2, False)):
         busier = replace(asked, workload=replace(asked.workload, rate=rates[True] * share))
         found = replayed(busier, chosen)
@@ -89,10 +89,10 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
 def test_a_lost_replica_is_replayed_without_headroom() -> None:
     chosen = plan(rate=30).chosen
     assert chosen and chosen.deployment.layout.replicas > 1
-    fewer, said = summary.lost(plan(rate=30))
+    fewer, said = risks.lost(plan(rate=30))
     assert fewer and fewer.deployment.layout.replicas == chosen.deployment.layout.replicas - 1
     assert ("still keeps every promise" in said) == fewer.meets
-    single, alone = summary.lost(plan(rate=1))
+    single, alone = risks.lost(plan(rate=1))
     assert single is None and "only one replica" in alone
 
 
@@ -124,7 +124,7 @@ def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
     risky = next(
         p for p in (plan(), plan(ttft=300), plan(rate=8), plan(rate=7), plan(ttft=400)) if p.verdict == "at_risk"
     )
-    table = summary.risks(risky)
+    table = risks.largest(risky)
     assert 1 <= len(table) <= 3
     assert table["risk"].iloc[0] == "a promise at the edge"
     assert all(reason in table["how large"].iloc[0] for reason in risky.reasons)

@@ -9,7 +9,7 @@ from planner.faces.charts import scaling as charts_scaling
 from planner.faces.widgets import escape, figure, note, table, text
 from planner.planning.candidate import free_share
 from planner.planning.search import Plan
-from planner.studies import at_a_glance, layout_study, summary
+from planner.studies import at_a_glance, layout_study, risks, summary
 
 PENDING = "#b36a1e"
 """What the replay has not judged yet."""
@@ -75,7 +75,7 @@ def _day(plan: Plan) -> str:
 def _why(plan: Plan) -> str:
     """What limits it, how much may come, and what was taken for granted."""
     granted = "Taken for granted: " + " ".join(plan.scenario.assumptions) if plan.scenario.assumptions else ""
-    said = (summary.limits(plan), summary.room(plan), granted)
+    said = (summary.limits(plan), risks.room(plan), granted)
     return "".join(f"<p>{escape(sentence)}</p>" for sentence in said if sentence)
 
 

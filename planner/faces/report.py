@@ -25,7 +25,8 @@ from planner.planning.search import Plan, search
 from planner.studies import fleet_tables
 from planner.studies.comparison import cheapest, some, titles
 from planner.studies.phrases import BASES
-from planner.studies.summary import asked, lost, room, verdict
+from planner.studies.risks import lost, room
+from planner.studies.summary import asked, verdict
 
 NOTEBOOKS = shipped("notebooks")
 TEMPLATE = Path(__file__).with_name("templates") / "report.typ"

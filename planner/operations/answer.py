@@ -30,7 +30,7 @@ from planner.planning.scenario import Scenario, Target
 from planner.planning.scenario_entries import FileKind
 from planner.planning.search import Plan
 from planner.studies.phrases import BASES
-from planner.studies.summary import growth
+from planner.studies.risks import growth
 
 EXIT = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 """What `planner plan` ends with."""

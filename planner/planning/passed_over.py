@@ -6,7 +6,8 @@ from operator import attrgetter
 
 from planner.planning.candidate import Candidate, judge_all
 from planner.planning.confirmation import stated
-from planner.planning.search import Plan, within
+from planner.planning.options import within
+from planner.planning.search import Plan
 
 LATER = (
     "`quantization` of the scenario lists it later", "`kv_cache_dtype` of the scenario lists it later",

@@ -10,8 +10,9 @@ from planner.facts.prices import price_per_hour
 from planner.memory.budget import memory_of
 from planner.planning.candidate import Candidate, judge_all
 from planner.planning.confirmation import near
+from planner.planning.options import Option, Rejection, options
 from planner.planning.scenario import CandidateGpu, Scenario, Target
-from planner.planning.search import Option, Plan, Rejection, options, search
+from planner.planning.search import Plan, search
 
 OTHER_GPUS = ("L40S", "A100-SXM-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X", "RTX-PRO-6000-Server")
 """GPUs that are asked about where the scenario doesn't name them: what clouds offer most."""
