@@ -57,12 +57,9 @@ def chapters(plan: Plan) -> list[Path]:
 
 
 def report(
-    name: str | Path,
-    out: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
-    notebooks: Sequence[Path] | None = None,
-    progress: Callable[[str], None] = print,
-) -> Path:
+    name: str | Path, out: Path | None = None, overrides: Mapping[str, Any] | None = None,
+    notebooks: Sequence[Path] | None = None, progress: Callable[[str], None] = print,
+) -> Path:  # fmt: skip
     """Write the capacity report of the scenario `name` (a shipped one, or a YAML file) into the folder `out`.
 
     `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. `plan.json` and the files
@@ -84,11 +81,9 @@ def report(
 
 
 def compare(
-    names: Sequence[str | Path],
-    out: Path | None = None,
-    overrides: Mapping[str, Any] | None = None,
+    names: Sequence[str | Path], out: Path | None = None, overrides: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = print,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write a PDF that holds the answers to several scenarios against each other into the folder `out`; its path.
 
     `overrides` sets fields of all of them. Raises `PlannerError` for a scenario that cannot be planned, and for fewer

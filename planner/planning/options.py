@@ -79,22 +79,20 @@ def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
             enumerate(speculations),
         )
         for layout, (k, kv_cache_dtype), (s, speculation) in kinds:
+            what = f"{layout}, {quantization or 'checkpoint'}"
             try:
                 deployment = deployment_of(under, asked, served, layout, kv_cache_dtype, speculation)
             except PlannerError as error:
-                yield Rejection(
-                    f"{layout}, {quantization or 'checkpoint'}", card.name, layout.gpus, str(error), "engine"
-                )
-            else:
-                sizes = range(1, asked.at_most // layout.gpus + 1)
-                rented = partial(_rented, deployment)
-                if most := bisect_right(sizes, asked.at_most, key=rented):
-                    yield deployment, most, (q, k, s, e, 0)
-                else:
-                    beside = f" and {deployment.spare_replicas} to spare" if deployment.spare_replicas else ""
-                    reason = f"one replica{beside} takes {rented(1)} GPUs to rent, of at most {asked.at_most}"
-                    reason += "; a machine of your own: sold_in: [1]" if asked.at_most < rented(1) > layout.gpus else ""
-                    yield Rejection(describe(deployment), card.name, layout.gpus, reason, "stock")
+                yield Rejection(what, card.name, layout.gpus, str(error), "engine")
+                continue
+            rented = partial(_rented, deployment)
+            if most := bisect_right(range(1, asked.at_most // layout.gpus + 1), asked.at_most, key=rented):
+                yield deployment, most, (q, k, s, e, 0)
+                continue
+            beside = f" and {deployment.spare_replicas} to spare" if deployment.spare_replicas else ""
+            reason = f"one replica{beside} takes {rented(1)} GPUs to rent, of at most {asked.at_most}"
+            reason += "; a machine of your own: sold_in: [1]" if asked.at_most < rented(1) > layout.gpus else ""
+            yield Rejection(describe(deployment), card.name, layout.gpus, reason, "stock")
 
 
 def _rented(deployment: Deployment, replicas: int) -> int:
@@ -161,12 +159,10 @@ def _tuned(scenario: Scenario, cases: list[Option], usual: list[Candidate]) -> l
 def _at_least(scenario: Scenario, found: Candidate) -> tuple[bool, float]:
     """What as many of its replicas cost as the load asks for by itself, whatever the engine's arguments."""
     unpriced, cost = found.cost
-    replicas, performance = found.deployment.layout.replicas, found.prediction.performance
-    most = performance and most_rps(scenario, performance)
-    if scenario.workload.rate is None or not most:
-        return unpriced, cost / found.deployment.gpus_rented * _rented(found.deployment, 1)
-    asked = asked_rps(scenario, found.prediction) / (1 - scenario.headroom) / GAIN
-    needed = min(max(math.ceil(asked * replicas / most.mid), 1), replicas)
+    replicas, performance, needed = found.deployment.layout.replicas, found.prediction.performance, 1
+    if scenario.workload.rate is not None and performance and (most := most_rps(scenario, performance)):
+        asked = asked_rps(scenario, found.prediction) / (1 - scenario.headroom) / GAIN
+        needed = min(max(math.ceil(asked * replicas / most.mid), 1), replicas)
     return unpriced, cost / found.deployment.gpus_rented * _rented(found.deployment, needed)
 
 

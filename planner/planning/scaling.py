@@ -77,7 +77,7 @@ class Scaling:
     @property
     def misses(self) -> tuple[int, ...]:
         """The hours, from 0, in which a promise was broken on a replayed day, or may be on another."""
-        return tuple(hour for hour, share in enumerate(self.largest) if share > 1)
+        return tuple(np.flatnonzero(np.array(self.largest) > 1).tolist())
 
     @property
     def verdict(self) -> str:
@@ -244,13 +244,9 @@ def without_lulls(counts: np.ndarray, hours: float) -> np.ndarray:
 
 
 def replay_day(
-    deployment: Deployment,
-    load: Workload,
-    rates: Sequence[float],
-    replicas: Sequence[int],
-    late_s: float = 0.0,
+    deployment: Deployment, load: Workload, rates: Sequence[float], replicas: Sequence[int], late_s: float = 0.0,
     seed: int = 0,
-) -> ReplayResult:
+) -> ReplayResult:  # fmt: skip
     """A day behind the router, so many `replicas` of `deployment` taking requests in each hour, of `_hour_s` seconds.
 
     Requests come at `rates` (requests/s), as unevenly as those of `load`. Replicas that an hour adds take requests from

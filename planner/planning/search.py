@@ -196,12 +196,9 @@ def ranked(scenario: Scenario) -> Plan:
 
 
 def _binding(
-    scenario: Scenario,
-    chosen: Candidate,
-    candidates: list[Candidate],
-    rejected: list[Rejection],
+    scenario: Scenario, chosen: Candidate, candidates: list[Candidate], rejected: list[Rejection],
     settle: Callable[[Scenario, Candidate], Candidate] = stated,
-) -> Binding:
+) -> Binding:  # fmt: skip
     """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
     margin, (unpriced, cost) = attrgetter("margin"), chosen.price
     cheaper = [c for c in within(scenario, (unpriced, cost * (1 - 1e-6)), candidates) if not c.meets]

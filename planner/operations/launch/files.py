@@ -61,18 +61,14 @@ def file_names(prediction: Prediction, wanted: Sequence[str] = DEFAULT_FILES) ->
 
 
 def documents(
-    prediction: Prediction,
-    targets: Sequence[Target],
-    storage: str = STORAGE,
-    wanted: Sequence[str] = DEFAULT_FILES,
+    prediction: Prediction, targets: Sequence[Target], storage: str = STORAGE, wanted: Sequence[str] = DEFAULT_FILES,
     scaling: Scaling | None = None,
-) -> dict[str, str]:
+) -> dict[str, str]:  # fmt: skip
     """File name -> text: shell script, systemd template unit, and whatever else of `KINDS` is wanted.
 
     `prediction` is the whole deployment's at its rate (or concurrency). `bench.sh` runs shares of that on one replica,
-    and states what the plan predicts for each. A starting server reads its weights from `storage`; with
-    `scaling` replicas follow its day. Raises
-    `PlannerError` when the deployment does not fit.
+    and states what the plan predicts for each. A starting server reads its weights from `storage`; with `scaling`
+    replicas follow its day. Raises `PlannerError` when the deployment does not fit.
     """
     if prediction.performance is None:
         raise PlannerError(f"nothing to deploy: {prediction.memory.reason}")
@@ -106,10 +102,9 @@ def _of_pools(prediction: Prediction, targets: Sequence[Target], storage: str, n
         raise PlannerError(f"no router for pools of {deployment.engine.name} is known")
     workers = {"prefill.sh": first, "decode.sh": rest}
     sizes = " and ".join(f"{one.deployment.layout.replicas} {one.role}" for one in workers.values())
-    engine = deployment.engine
+    engine, served_by = deployment.engine, f"{deployment.engine.name} {deployment.engine.version}"
     values: dict[str, Any] = {
-        "title": f"{deployment.model.name} in pools of {sizes} workers on {deployment.gpu.name}, {engine.name} "
-        f"{engine.version}",
+        "title": f"{deployment.model.name} in pools of {sizes} workers on {deployment.gpu.name}, {served_by}",
         "prefill": first, "decode": rest, "port": ROUTER_PORT, "router": serving.router, "script": script,
         "package": "sglang-router" if engine.name == "sglang" else "vllm-router",
         "bootstrap": BOOTSTRAP_PORT if engine.name == "sglang" else None, "environment": manifests.environment(engine),

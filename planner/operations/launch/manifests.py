@@ -121,7 +121,7 @@ def _values(launch: Launch, prediction: Prediction) -> dict[str, Any]:
     engine, layout = deployment.engine, deployment.layout
     takes = f": with its weights to be downloaded it takes {begins}" if begins else ""
     held = math.ceil(prediction.memory.weights.mid * launch.gpus / GIB)
-    tier = math.ceil(launch.deployment.args.kv_offloading_size * launch.deployment.layout.dp)
+    tier = math.ceil(deployment.args.kv_offloading_size * layout.dp)
     return {
         "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
         "launch": launch, "d": deployment, "layout": layout, "slug": slug(deployment.model.name), "mounted": MOUNTED,
@@ -160,13 +160,12 @@ def _scale(prediction: Prediction, scaling: Scaling | None) -> dict[str, Any]:
     """When replicas come and go."""
     stable_s = scaling.stable_s if scaling else stable(start_seconds(prediction.deployment))
     found = {"in_flight": _threshold(prediction, scaling), "stable_s": round(stable_s), "least": 1, "hours": []}
-    if scaling:
-        spares = prediction.deployment.spare_replicas
-        begins = start_up(prediction.deployment, FIRST)
-        lead_s = max(scaling.lead_s, begins.total.hi if begins else 0.0)
-        hours = [(start, end, count + spares) for start, end, count in by_the_clock(scaling, lead_s)]
-        found |= {"least": min(scaling.replicas) + spares, "hours": hours}
-    return found
+    if scaling is None:
+        return found
+    spares, begins = prediction.deployment.spare_replicas, start_up(prediction.deployment, FIRST)
+    clock = by_the_clock(scaling, max(scaling.lead_s, begins.total.hi if begins else 0.0))
+    hours = [(start, end, count + spares) for start, end, count in clock]
+    return found | {"least": min(scaling.replicas) + spares, "hours": hours}
 
 
 def by_the_clock(scaling: Scaling, lead_s: float) -> list[tuple[str, str, int]]:

@@ -115,13 +115,12 @@ def _still(change: Change, name: str, version: str) -> tuple[Verdict, str]:
 def _gone(name: str, written: str, known: Options, version: str, change: Change) -> Finding:
     """An option that this version does not take: gone, not there yet, or never there."""
     had = versions_with(known.engine, name)
-    all_versions = list(lists(known.engine).versions)
+    all_versions = lists(known.engine).versions
     at = all_versions.index(known.version)
     later = [one for one in had if all_versions.index(one) > at]
     earlier = [one for one in had if all_versions.index(one) <= at]
     if later and known.note and all_versions.index(later[0]) == at + 1:
-        why = f"not in {known.version}, in {later[0]}: {version} is between them"
-        return Finding("flag", name, written, "ok", why)
+        return Finding("flag", name, written, "ok", f"not in {known.version}, in {later[0]}: {version} is between them")
     if earlier:
         first = all_versions[all_versions.index(earlier[-1]) + 1]
         why = f"gone since {first}, if not before; {earlier[-1]} had it"
@@ -187,8 +186,7 @@ def words(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]:
 def environment(command: Command, version: str) -> Iterator[Finding]:
     """The verdict on each variable of the engine, and on secrets."""
     known, engine = listed("environment", command.engine), command.engine
-    all_versions = list(lists(engine).versions)
-    nearest = options(engine, version).version
+    all_versions, nearest = lists(engine).versions, options(engine, version).version
     at = all_versions.index(nearest)
     for name, value in command.environment.items():
         written = f"{name}={value}"[:300]

@@ -60,10 +60,8 @@ class Command:
     @property
     def role(self) -> str:
         """Of a worker of pools, "prefill" or "decode"; nothing of a server that does both."""
-        said = re.search(
-            r"--(?:is-|disaggregation-mode[ =])(prefill|decode)|kv_(producer|consumer)",
-            f"{self.launched} {' '.join(self.argv)}",
-        )
+        pattern = r"--(?:is-|disaggregation-mode[ =])(prefill|decode)|kv_(producer|consumer)"
+        said = re.search(pattern, f"{self.launched} {' '.join(self.argv)}")
         return {"producer": "prefill", "consumer": "decode"}.get(said[2], said[1]) if said else ""
 
 
@@ -104,10 +102,10 @@ def _launched(statement: Statement, where: str, engine: str | None = None, depth
         yield command
         return
     script = next((at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None)
+    told = [word for word in words if " " in word and MENTION.search(word)]  # ssh HOST '...', tmux new '...'
     if script is not None and any(PurePath(word).name in _SHELLS for word in words[:script]):
-        for inner in statements(words[script + 1], environment):
-            yield from _launched(inner, where, None, depth + 1)
-    elif told := [word for word in words if " " in word and MENTION.search(word)]:  # ssh HOST '...', tmux new '...'
+        told = [words[script + 1]]
+    if told:
         for inner in statements(told[-1], environment):
             yield from _launched(inner, where, None, depth + 1)
     elif engine and words[0].startswith("-"):

@@ -11,7 +11,7 @@ from planner.operations.lint.verdicts import Change, Finding, changes
 
 def metric(name: str, engine: str, version: str) -> Finding:
     """The verdict on the name of a metric, with or without what a histogram or counter adds to it."""
-    known, all_versions = listed("metrics", engine), list(lists(engine).versions)
+    known, all_versions = listed("metrics", engine), lists(engine).versions
     nearest = options(engine, version).version
     spelt = next((one for one in _spellings(name) if one in known or one in changes(engine).metrics), name)
     had = known.get(spelt, ())
