@@ -163,8 +163,7 @@ class Deployment:
         return replace(self, layout=replace(self.layout, replicas=replicas))
 
     def __str__(self) -> str:
-        engine = f"{self.engine.name} {self.engine.version}"
-        return f"{self.model.name} on {self.layout.gpus} x {self.gpu.name}, {self.layout}, {engine}"
+        return f"{self.model.name} on {self.layout.gpus} x {self.gpu.name}, {self.layout}, {self.engine}"
 
 
 def deploy_on(

@@ -75,7 +75,7 @@ def lacking(name: str, engine: Engine) -> str | None:
         if (first is None or engine.release >= release(first)) and (last is None or engine.release <= release(last)):
             return None
     have = " and ".join(f"{first or 'the first'} to {last or 'the newest'}" for first, last in spans)
-    return f"{engine.name} {engine.version} lacks the speculative method {known}; releases that have it: {have}"
+    return f"{engine} lacks the speculative method {known}; releases that have it: {have}"
 
 
 def unnamed(speculation: Speculation, engine: Engine) -> str | None:

@@ -53,5 +53,5 @@ def engine_metrics(of: Engine) -> EngineMetrics:
     versions = _catalog().get(of.name, {})
     earlier = [version for version in versions if version <= of.release]
     if not earlier:
-        return EngineMetrics(without=f"What {of.name} {of.version} says on /metrics is not known.")
+        return EngineMetrics(without=f"What {of} says on /metrics is not known.")
     return versions[max(earlier)]

@@ -116,6 +116,9 @@ class Engine:
     def __hash__(self) -> int:
         return hash((self.name, self.version))
 
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}"
+
     @property
     def release(self) -> tuple[int, int, int]:
         """The version as numbers, for comparing; a nightly build counts as the newest known version."""
@@ -133,7 +136,7 @@ class Engine:
         others = "" if own else f"with the facts of {self.facts_version}"
         scheduler = "with engine V1's scheduler" if self.v0 else ""
         stand_ins = " and ".join(filter(None, (others, scheduler)))
-        return stand_ins and f"{self.name} {self.version} is planned {stand_ins}"
+        return stand_ins and f"{self} is planned {stand_ins}"
 
 
 def plugin(engine: Engine, method: str) -> str | None:
@@ -235,10 +238,8 @@ def shipped_by_dynamo(engine: Engine) -> tuple[str, str]:
     names = known.names if known else {}
     fitting = [one for one, ships in names.items() if release(ships)[:2] == engine.release[:2]]
     if not fitting:
-        raise PlannerError(
-            f"files: no known release of Dynamo ships {engine.name} {engine.version}; "
-            f"known: {', '.join(names.values()) or 'none'}"
-        )
+        known_versions = ", ".join(names.values()) or "none"
+        raise PlannerError(f"files: no known release of Dynamo ships {engine}; known: {known_versions}")
     newest = max(fitting, key=release)
     return newest, names[newest]
 
@@ -362,10 +363,8 @@ def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | 
         return f"kv_cache_dtype {args.kv_cache_dtype!r} is none of {', '.join(accepted)}"
     least, capability = engine.facts["fp8_kv_capability"], gpu.compute_capability
     if (args.kv_cache_dtype or "").startswith("fp8") and capability and capability < least:
-        return (
-            f"kv_cache_dtype {args.kv_cache_dtype} does not run on {gpu.name} (compute capability {capability}) in "
-            f"{engine.name} {engine.version}; it needs {least}: use auto"
-        )
+        where = f"{gpu.name} (compute capability {capability}) in {engine}"
+        return f"kv_cache_dtype {args.kv_cache_dtype} does not run on {where}; it needs {least}: use auto"
     if args.dtype == "bfloat16" and "bf16" not in gpu.flops:
         return f"dtype bfloat16 does not run on {gpu.name}; use float16"
     if args.max_loras and args.max_lora_rank not in LORA_RANKS:
@@ -375,7 +374,7 @@ def _refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | 
     if not 0 <= args.kv_offloading_size <= MOST_HOST_GIB:
         return f"kv_offloading_size is {args.kv_offloading_size:g} GiB; it must be 0 to {MOST_HOST_GIB:,}"
     if args.kv_offloading_size and (engine.name != "vllm" or engine.release < OFFLOADS):
-        return f"{engine.name} {engine.version} has no kv_offloading_size; vllm has it from 0.12.0 on"
+        return f"{engine} has no kv_offloading_size; vllm has it from 0.12.0 on"
     if args.kv_offloading_size and not args.enable_prefix_caching:
         return "kv_offloading_size keeps prefixes, and enable_prefix_caching is off"
     if args.scheduling_policy not in ("fcfs", "priority"):

@@ -291,6 +291,11 @@ class Workload:
         return self.prefix_hit_rate == trace.prefix_hit_rate
 
     @property
+    def tokens(self) -> float:
+        """Tokens of a request on average, prompt and answer together."""
+        return self.prompt.mean + self.output.mean
+
+    @property
     def cached_tokens(self) -> float:
         """Prompt tokens that a request finds in the prefix cache, on average: no more than its prompt has."""
         shared = np.minimum(self.prompt.values, self.prefix_tokens).mean() if self.prefix_tokens else self.prompt.mean

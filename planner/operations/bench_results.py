@@ -156,7 +156,7 @@ def _bench(path: Path, deployment: Deployment, prefix_tokens: int) -> tuple[list
             raise PlannerError(f"{where}, {error}") from None
         points.append(Point(where, deployment, workload, run.mean_ttft_ms / 1e3, run.mean_tpot_ms / 1e3 or None))
         trace, most = workload.trace, deployment.args.max_model_len
-        longest = (trace.prompt + trace.output).max() if trace else workload.prompt.mean + workload.output.mean
+        longest = (trace.prompt + trace.output).max() if trace else workload.tokens
         if longest > most:
             raise PlannerError(f"{where}: a request has {longest:,.0f} tokens, over the plan's max_model_len {most:,}")
         named, served = (name.rpartition("/")[2].casefold() for name in (run.model_id, deployment.model.name))

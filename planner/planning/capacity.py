@@ -47,9 +47,10 @@ def accepted(workload: Workload, max_model_len: int) -> Workload:
 
     Raises `PlannerError` where requests do not fit on average, as they never do where it refuses all of them.
     """
-    mean = workload.prompt.mean + workload.output.mean
-    if mean > max_model_len:
-        raise PlannerError(f"requests of {mean:,.0f} tokens on average do not fit into max_model_len {max_model_len:,}")
+    if workload.tokens > max_model_len:
+        raise PlannerError(
+            f"requests of {workload.tokens:,.0f} tokens on average do not fit into max_model_len {max_model_len:,}"
+        )
     if not (share := refused(workload, max_model_len)):
         return workload
     rate = workload.rate and workload.rate * (1 - share)

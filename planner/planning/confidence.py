@@ -173,7 +173,7 @@ def _shares(candidate: Candidate) -> dict[str, float]:
     deployment = candidate.deployment
     known, engine, card = calibration_of(deployment), deployment.engine, deployment.gpu.name
     widths = catalog(engine.name).common.sigma_tpot
-    name, layout = f"{engine.name} {engine.version}", deployment.with_replicas(1).layout
+    name, layout = str(engine), deployment.with_replicas(1).layout
     pair = f"{name}, {card}, {method_of(deployment.model)}"
     own = f"{pair}, {layout}, {deployment.args.kv_cache_dtype or 'auto'} KV, {deployment.drafts} drafts"
     kinds = {"model": f"{name}, the model", "gpu": f"{name}, {card}", "version": name}

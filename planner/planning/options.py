@@ -69,7 +69,7 @@ def options(scenario: Scenario, wanted: Wanted) -> Iterator[Option | Rejection]:
         card, served, engine = asked.gpu, model(scenario.model, quantization=quantization), under.engine
         if reason := unsupported(card, engine):
             if q == 0 and wanted(asked, ParallelLayout()):
-                yield Rejection(f"{engine.name} {engine.version}", card.name, 1, reason, "engine")
+                yield Rejection(str(engine), card.name, 1, reason, "engine")
             continue
         layouts = legal_layouts(served, card, asked.at_most, asked.node, engine)
         settled = scenario.layout.items()

@@ -43,7 +43,7 @@ def left_out(scenario: Scenario) -> str:
     """Why no pools are looked at; "" where they are."""
     without = [one.engine for one in scenario.by_engine if one.engine.facts["kv_handover"] == "none"]
     if len(without) == len(scenario.by_engine):
-        return f"no worker of {without[0].name} {without[0].version} is known to hand its KV cache to another"
+        return f"no worker of {without[0]} is known to hand its KV cache to another"
     reasons = {
         "work with a deadline has no latency to keep": scenario.offline,
         "what adapters cost in pools was not measured": bool(scenario.workload.adapters),

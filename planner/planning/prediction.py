@@ -137,7 +137,7 @@ class Prediction:
         notes += self.performance.warnings if self.performance else ()
         stored, engine = self.deployment.model.quantization.method, self.deployment.engine
         if package := plugin(engine, stored):
-            notes += (f"{engine.name} {engine.version} serves {stored} only with the package {package} beside it",)
+            notes += (f"{engine} serves {stored} only with the package {package} beside it",)
         if self.refused:
             notes += (f"{self.refused:.2%} of the requests are refused: their prompts do not fit into max_model_len",)
         if self.performance and self.performance.saturated:

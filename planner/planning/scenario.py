@@ -238,7 +238,7 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             files=tuple(beside(folder, file) for file in (entry.calibration, entry.workload.trace, own_day) if file),
         )
         _possible(found)
-        if (mean := found.workload.prompt.mean + found.workload.output.mean) > longest:
+        if (mean := found.workload.tokens) > longest:
             of = "engine_args, field max_model_len" if "max_model_len" in engine_args else "the model's context length"
             raise PlannerError(
                 f"workload: prompt_tokens and output_tokens, {mean:,.0f} together on average, do not fit into {of} "

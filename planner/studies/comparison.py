@@ -90,7 +90,7 @@ _ASKED: dict[str, Callable[[Scenario], str]] = {
     "weights": lambda asked: " or ".join(quantization or "checkpoint" for quantization in asked.quantizations),
     "KV cache allowed": lambda asked: " or ".join(asked.kv_cache_dtypes),
     "GPUs allowed": lambda asked: " or ".join(f"up to {card.at_most} x {card.gpu.name}" for card in asked.gpus),
-    "engine": lambda asked: " or ".join(f"{one.name} {one.version}" for one in (asked.engine, *asked.other_engines)),
+    "engine": lambda asked: " or ".join(map(str, (asked.engine, *asked.other_engines))),
     "traffic": lambda asked: str(asked.workload),
     "a day": lambda asked: str(asked.day or "always the busiest hour"),
     "LoRA adapters": _asked_adapters,

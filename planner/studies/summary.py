@@ -39,9 +39,9 @@ def by_engine(plan: Plan) -> pd.DataFrame:
     for candidate in plan.candidates:
         best.setdefault(candidate.deployment.engine.name, candidate)
     rows = [
-        (f"{engine} {found.deployment.engine.version}", found.what, _usd(found.usd_per_hour),
+        (str(found.deployment.engine), found.what, _usd(found.usd_per_hour),
          "; ".join(found.misses or found.risks) or "meets the service level")
-        for engine, found in best.items()
+        for found in best.values()
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=["engine", "best deployment", "USD per hour", "verdict"])
 
@@ -113,7 +113,7 @@ def rent(plan: Plan) -> pd.DataFrame:
              or machines(pool.replicas, pool.layout.gpus_per_replica, (pool.gpus_per_node,))]  # fmt: skip
     idle = sum(taken) - gpus
     whole = " + ".join(f"{many} of {size} GPUs" if size > 1 else f"{many}" for size, many in Counter(taken).items())
-    setup = f"{best.what.partition(', ')[2]}, {deployment.engine.name} {deployment.engine.version}"
+    setup = f"{best.what.partition(', ')[2]}, {deployment.engine}"
     needed = f"{whole}, {idle} of {sum(taken)} GPUs not needed" if idle else whole
     rows: list[tuple[str, object]] = [("GPUs", f"{gpus} x {card}"), ("machines", needed), ("set up as", setup)]
     price, usd = price_per_hour(deployment.gpu, plan.scenario.prices), best.prediction.usd

@@ -44,7 +44,7 @@ def _changes(case: Case, mode: str) -> Iterator[tuple[str, Deployment, Workload]
     assert planned is not None and load is not None
     deployment = planned.deployment
     args, pool = deployment.args, memory_of(deployment).pool
-    fits = max(pool.sequences(round(load.prompt.mean + load.output.mean)), 1)
+    fits = max(pool.sequences(round(load.tokens)), 1)
     if mode == "kv_preemption" and fits < args.max_num_seqs:
         yield f"max_num_seqs {fits}", deployment.with_args(max_num_seqs=fits), load
     if mode in ("kv_preemption", "oom_admission") and args.kv_cache_dtype in (None, "auto"):

@@ -121,6 +121,12 @@ class Launch:
     filled: Mapping[str, Word] = field(default_factory=dict)  # more of the environment, filled in where it runs
 
     @property
+    def title(self) -> str:
+        """What heads its files."""
+        served = self.deployment
+        return f"{served.model.name} on {served.layout} of {served.gpu.name}, {served.engine}"
+
+    @property
     def port(self) -> int:
         """Where the first replica of a node listens."""
         return port_of(self.deployment, self.role)
@@ -210,7 +216,7 @@ def launch(prediction: Prediction, storage: str = STORAGE, role: str = "") -> La
     """How to start one replica of what was predicted; `PlannerError` for what its engine has no option for."""
     deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
     assert workload is not None
-    fit = memory.pool.sequences(round(workload.prompt.mean + workload.output.mean))
+    fit = memory.pool.sequences(round(workload.tokens))
     return launch_of(
         deployment, storage, total_gib=memory.total / GIB, fit=f"{fit:,}", p99_prompt=math.ceil(workload.prompt.p99),
         p99_tokens=f"{workload.total_quantile(0.99):,.0f}", adapters=workload.adapters, role=role,
@@ -260,7 +266,7 @@ def _render(engine: str, known: Options, **values: Any) -> dict[str, Any]:
     """What the engine's template makes of the plan: flags, words before the program, environment, configuration."""
     flags: list[Flag] = []
     found: dict[str, Any] = {"others": (), "before": (), "environment": {}, "filled": {}, "config": {}, "notes": []}
-    named = f"{engine} {values['d'].engine.version}"
+    named = values["d"].engine
 
     def flag(name: str, *word: Any, why: str) -> str:
         parts = tuple(str(part) if isinstance(part, int | float) else part for part in word)

@@ -79,8 +79,7 @@ def documents(
     start = launch(prediction, storage)
     at = alerts.endpoints(deployment.replicas, start.port, start.replicas_per_node, start.nodes)
     values: dict[str, Any] = {
-        "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
-        "launch": start, "p": prediction, "d": deployment, "layout": layout, "targets": targets,
+        "title": start.title, "launch": start, "p": prediction, "d": deployment, "layout": layout, "targets": targets,
         "checkpoint": checkpoint(deployment), "ramp": ramp(prediction), "prefix": shared_prefix(prediction),
         "directory": DIRECTORY, "drain_s": start.drain_s, "range_ratio": RANGE_RATIO, "prompts": benchmark_prompts,
         "script": script, "environment": manifests.environment(engine),
@@ -102,9 +101,9 @@ def _of_pools(prediction: Prediction, targets: Sequence[Target], storage: str, n
         raise PlannerError(f"no router for pools of {deployment.engine.name} is known")
     workers = {"prefill.sh": first, "decode.sh": rest}
     sizes = " and ".join(f"{one.deployment.layout.replicas} {one.role}" for one in workers.values())
-    engine, served_by = deployment.engine, f"{deployment.engine.name} {deployment.engine.version}"
+    engine = deployment.engine
     values: dict[str, Any] = {
-        "title": f"{deployment.model.name} in pools of {sizes} workers on {deployment.gpu.name}, {served_by}",
+        "title": f"{deployment.model.name} in pools of {sizes} workers on {deployment.gpu.name}, {engine}",
         "prefill": first, "decode": rest, "port": ROUTER_PORT, "router": serving.router, "script": script,
         "package": "sglang-router" if engine.name == "sglang" else "vllm-router",
         "bootstrap": BOOTSTRAP_PORT if engine.name == "sglang" else None, "environment": manifests.environment(engine),

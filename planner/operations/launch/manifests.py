@@ -99,7 +99,7 @@ def _possible(kind: str, launch: Launch) -> None:
     """Raise `PlannerError` where files of this `kind` cannot start what is planned."""
     deployment = launch.deployment
     starts(kind, deployment.engine)
-    named = f"{deployment.engine.name} {deployment.engine.version}"
+    named = deployment.engine
     if launch.nodes > 1 and kind in ("compose", "runpod", "production-stack"):
         raise PlannerError(f"files: {kind} starts a replica on one node, and the plan spans {launch.nodes}")
     if kind in ("kubernetes", "kserve", "production-stack") and launch.image is None:
@@ -123,7 +123,7 @@ def _values(launch: Launch, prediction: Prediction) -> dict[str, Any]:
     held = math.ceil(prediction.memory.weights.mid * launch.gpus / GIB)
     tier = math.ceil(deployment.args.kv_offloading_size * layout.dp)
     return {
-        "title": f"{deployment.model.name} on {layout} of {deployment.gpu.name}, {engine.name} {engine.version}",
+        "title": launch.title,
         "launch": launch, "d": deployment, "layout": layout, "slug": slug(deployment.model.name), "mounted": MOUNTED,
         "flags": [word for flag in launch.flags for word in flag.words], "others": [(flag,) for flag in launch.others],
         "engine_words": [word for flag in launch.flags if flag.name not in OWN_SERVER for word in flag.words],

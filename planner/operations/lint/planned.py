@@ -46,7 +46,7 @@ class Planned:
     @property
     def sequences(self) -> int:
         """Requests of the mean length that fit the KV pool of one engine."""
-        return self.memory.pool.sequences(round(self.workload.prompt.mean + self.workload.output.mean))
+        return self.memory.pool.sequences(round(self.workload.tokens))
 
 
 def traffic(most: int) -> Workload:
@@ -83,8 +83,10 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
 
 def _most(found: MemoryPlan, load: Workload) -> int:
     """Requests in flight over all engines that memory and max_num_seqs carry, at most 256 an engine."""
-    fit = found.pool.sequences(round(load.prompt.mean + load.output.mean))
-    return max(1, min(fit, found.deployment.args.max_num_seqs, 256)) * found.deployment.engines
+    return (
+        max(1, min(found.pool.sequences(round(load.tokens)), found.deployment.args.max_num_seqs, 256))
+        * found.deployment.engines
+    )
 
 
 def _sizes(found: MemoryPlan, load: Workload) -> list[int]:
@@ -137,7 +139,7 @@ def _starting(found: MemoryPlan) -> Iterator[tuple[str, Any, Deployment]]:
 def _share(deployment: Deployment, load: Workload) -> float | None:
     """More memory for vLLM's pool, where it holds fewer requests than may run: what is safe, and not risky."""
     share = min(safe_utilization(deployment), SHARE)
-    fit = plan(deployment).pool.sequences(round(load.prompt.mean + load.output.mean))
+    fit = plan(deployment).pool.sequences(round(load.tokens))
     more = deployment.engine.name == "vllm" and share > deployment.args.gpu_memory_utilization + 0.01
     return share if more and fit < deployment.args.max_num_seqs else None
 
@@ -174,7 +176,7 @@ def _worth(now: Prediction, then: Prediction, load: Workload) -> str:
     rate = after.output_tps.mid / before.output_tps.mid - 1
     pace = before.at("tpot", "mean").mid / after.at("tpot", "mean").mid - 1
     first = before.at("ttft", "p50").mid / after.at("ttft", "p50").mid - 1
-    fits = [found.memory.pool.sequences(round(load.prompt.mean + load.output.mean)) for found in (now, then)]
+    fits = [found.memory.pool.sequences(round(load.tokens)) for found in (now, then)]
     calmer = before.preemptions - after.preemptions > 0.01
     if min(rate, pace) < -GAIN or not (
         max(rate, pace) > GAIN or (first > 0.1 and pace > -GAIN / 2) or calmer or fits[1] > 1.05 * fits[0]
