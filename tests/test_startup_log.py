@@ -191,6 +191,34 @@ INFO Available KV cache memory: 19.42 GiB
         assert explain_file(log, planned=asked).plan.deployment.gpu.name == "L40S"
 
 
+def test_an_explanation_ends_with_what_could_be_gained(tmp_path: Path) -> None:
+    """0.85 of an H100 beside 61 GiB of weights leaves 4.5 GiB; each hundredth more of it is another 0.79."""
+    log = tmp_path / "vllm.log"
+    said = "INFO Initializing a V1 LLM engine (v0.20.2) with config: model='Qwen/Qwen3-32B', max_seq_len=8192, "
+    log.write_text(f"{said}dtype=torch.bfloat16\nINFO Defaulting gpu_memory_utilization to 0.85\n"
+                   "INFO Model loading took 61.04 GiB memory\nINFO Available KV cache memory: 4.50 GiB\n")  # fmt: skip
+    first, step, last = explain_file(log, "H100").outlook.splitlines()
+    assert "15 requests of 1,000 + 200 tokens fit" in first and "gpu_memory_utilization 0.9" in step
+    assert "diagnose" in last
+
+
+def test_a_log_that_ends_in_an_error_says_what_helps(tmp_path: Path) -> None:
+    """The lines of vllm-project/vllm issues 27508 (0.11) and 16343 (0.8.3, on a 3090)."""
+    log = tmp_path / "vllm.log"
+    log.write_text(
+        "INFO Initializing a V1 LLM engine (v0.11.0) with config: model='openai/gpt-oss-120b', max_seq_len=131072\n"
+        "INFO Model loading took 65.97 GiB\nINFO Available KV cache memory: 1.71 GiB\n"
+        "ValueError: To serve at least one request with the models's max seq len (131072), (4.54 GiB KV cache is "
+        "needed, which is larger than the available KV cache memory (1.71 GiB). Based on the available memory, the "
+        "estimated maximum model length is 49152.\n"
+    )
+    assert "--max-model-len 49152 starts" in explain_file(log, "H100").outlook
+    log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 350.00 MiB. GPU 0 has a total "
+                   "capacity of 23.68 GiB of which 212.81 MiB is free.\n")  # fmt: skip
+    with pytest.raises(PlannerError, match=r"figures found.*The GPU is full.*quantised weights"):
+        explain_file(log, "RTX-3090")
+
+
 def test_a_layout_that_differs_is_told_apart_from_the_budget() -> None:
     """Twice the tokens in the same memory: an FP8 cache that the arguments do not mention."""
     text = GRANITE.read_text().replace("384,432 tokens", "768,864 tokens").replace("46.93x", "93.86x")

@@ -242,6 +242,8 @@ def _explain_log(options: argparse.Namespace) -> None:
     print(found)
     if found.fragment:
         print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{found.fragment}")
+    if found.outlook:
+        print(f"\n{found.outlook}")
 
 
 def _diagnose(options: argparse.Namespace) -> int:

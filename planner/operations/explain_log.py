@@ -16,6 +16,8 @@ from planner.facts.gpus import Gpu, gpus
 from planner.facts.gpus import gpu as find_gpu
 from planner.memory.budget import TERMS, MemoryPlan, Term, plan
 from planner.models.registry import Model, model
+from planner.operations.diagnose.startup_errors import StartupError, startup_errors
+from planner.operations.lint.planned import traffic, worthwhile
 from planner.operations.startup_log import COUNTS, PHRASES, StartupLog, read_log
 from planner.planning.scenario import Scenario
 from planner.planning.scenario_entries import engine_arguments
@@ -63,7 +65,7 @@ class Comparison:
     def __str__(self) -> str:
         name, unit, planned, logged, off = self.row
         verdict = "as planned" if self.inside else f"off by {off}"
-        return f"{name:<20}{planned} {unit:<7}".ljust(62) + f"{logged:>12}   {verdict}"
+        return f"{name:<22}{planned} {unit:<7}".ljust(64) + f"{logged:>12}   {verdict}"
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Explanation:
     log: StartupLog
     plan: MemoryPlan
     lines: tuple[Comparison, ...]
+    errors: tuple[StartupError, ...] = ()
 
     @cached_property
     def culprit(self) -> Comparison | None:
@@ -132,9 +135,24 @@ class Explanation:
         return f"Furthest off is {named}, by {off} {unit}. It rests on {PHRASES['rests_on'][self.culprit.term]}."
 
     def __str__(self) -> str:
-        head = [str(self.plan.deployment), f"{'':<20}{'planned, 80% interval':<42}{'logged':>12}"]
+        head = [str(self.plan.deployment), f"{'':<22}{'planned, 80% interval':<42}{'logged':>12}"]
         failed = [f"The log ends with: {self.log.failure}", f"The plan says: {self.plan.reason or self.plan.status}"]
         return "\n".join([*head, *map(str, self.lines), *(failed if self.log.failure else []), self.verdict])
+
+    @property
+    def outlook(self) -> str:
+        """What helps, or how many requests fit and which arguments serve more; empty where the log does not fit."""
+        if self.errors or not self.fits:
+            return "\n".join(f"{error.phrase.title}: {error.remedy}" for error in self.errors)
+        as_logged = plan(replace(self.plan.deployment, memory_calibration=tuple(self.calibration.items())))
+        args, load = as_logged.deployment.args, traffic(as_logged.deployment.args.max_model_len)
+        size = f"{load.prompt.mean:,.0f} + {load.output.mean:,.0f} tokens"
+        fit = as_logged.pool.sequences(round(load.prompt.mean + load.output.mean))
+        steps = worthwhile(as_logged, load)[0]
+        better = [f"  {step.argument} {step.value}: {step.worth}" for step in steps]
+        room = f"{fit:,} requests of {size} fit into its KV cache, max_num_seqs lets {args.max_num_seqs:,} run"
+        said = f"{room}; {'better:' if better else 'no other argument serves them better.'}"
+        return "\n".join([said, *better, "Next: planner diagnose, on its /metrics under load."])
 
 
 def deployment_of(log: StartupLog, gpu: str | None = None, planned: Deployment | None = None) -> Deployment:
@@ -264,7 +282,13 @@ def explain_file(path: str | Path, gpu: str | None = None, planned: Deployment |
 
     Raises `PlannerError` for what can't be read or remains unknown.
     """
-    log = read_log(read_text(Path(path), 8 * MIB, errors="replace"))
+    text = read_text(Path(path), 8 * MIB, errors="replace")
+    errors = startup_errors(text)
+    try:
+        log = read_log(text)
+    except PlannerError as error:
+        said = "".join(f"; it ended so: {one.phrase.title}. {one.remedy}" for one in errors)
+        raise PlannerError(f"{error}{said}") from None
     if isinstance(planned, Scenario):
         planned = _planned(planned, log, gpu)
-    return explain(log, plan(deployment_of(log, gpu, planned)))
+    return replace(explain(log, plan(deployment_of(log, gpu, planned))), errors=tuple(errors))

@@ -1,6 +1,6 @@
 """What a command's deployment does on a GPU: whether it starts, what fits, how fast it is, and what would be better."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,20 +65,28 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
     else:
         load = traffic(deployment.args.max_model_len)
     loads = tuple(predict(deployment, replace(load, concurrency=size)) for size in _sizes(found, load))
-    steps, best = ([], deployment) if found.status == "ok" else _until_it_starts(found)
+    steps, better = worthwhile(found, load, () if judged.command.role else tuple(_PROPOSALS))
+    return Planned(deployment, found, load, loads, steps, better)
+
+
+def worthwhile(
+    found: MemoryPlan, load: Workload, arguments: Sequence[str] | None = None
+) -> tuple[tuple[Step, ...], Prediction | None]:
+    """What makes a deployment start, then which of `arguments` (all) serve the traffic better, and it with them."""
+    steps, best = ([], found.deployment) if found.status == "ok" else _until_it_starts(found)
     if not steps and not found.starts:
-        return Planned(deployment, found, load, (), (), None)
+        return (), None
     most = replace(load, concurrency=_most(plan(best), load))
     now = predict(best, most)
-    called = names(deployment.engine.name).theirs
-    for name, proposal in _PROPOSALS.items():
-        value = proposal(best, most) if name in called and not judged.command.role else None
+    called = names(best.engine.name).theirs
+    for name in _PROPOSALS if arguments is None else arguments:
+        value = _PROPOSALS[name](best, most) if name in called else None
         changed = best if value is None else best.with_args(**{name: value})
         then = predict(changed, most) if value is not None and plan(changed).status == "ok" else None
         if then and then.performance and now.performance and (worth := _worth(now, then, most)):
             steps.append(Step(called[name], value, worth))
             best, now = changed, then
-    return Planned(deployment, found, load, loads, tuple(steps), now if steps else None)
+    return tuple(steps), now if steps else None
 
 
 def _most(found: MemoryPlan, load: Workload) -> int:
@@ -178,8 +186,10 @@ def _worth(now: Prediction, then: Prediction, load: Workload) -> str:
     first = before.at("ttft", "p50").mid / after.at("ttft", "p50").mid - 1
     fits = [found.memory.pool.sequences(round(load.tokens)) for found in (now, then)]
     calmer = before.preemptions - after.preemptions > 0.01
-    if min(rate, pace) < -GAIN or not (
-        max(rate, pace) > GAIN or (first > 0.1 and pace > -GAIN / 2) or calmer or fits[1] > 1.05 * fits[0]
+    if (
+        min(rate, pace) < -GAIN
+        or (first < -0.1 and not calmer)
+        or not (max(rate, pace) > GAIN or (first > 0.1 and pace > -GAIN / 2) or calmer or fits[1] > 1.05 * fits[0])
     ):
         return ""
     said = [f"TPOT {_ms(before, 'tpot', 'mean')} -> {_ms(after, 'tpot', 'mean')}"] if abs(pace) > GAIN / 2 else []
