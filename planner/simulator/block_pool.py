@@ -18,6 +18,8 @@ KEPT = "NUMBA_CACHE_DIR" in os.environ or any(os.access(at, os.W_OK) for at in (
 _ONLY = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 allocating: Any = njit(error_model="numpy", _nrt=True, **_ONLY)  # type: ignore[call-overload]
 """For functions that only compiled code calls; they are kept on disk as part of `simulator.router.simulate`."""
+once: Any = njit(error_model="numpy", _nrt=True, inline="always", **_ONLY)  # type: ignore[call-overload]
+"""For those at the top, called at one place: whatever is compiled has all that it calls compiled once more."""
 compiled: Any = njit(error_model="numpy", _nrt=False, **_ONLY)  # type: ignore[call-overload]
 """For those that make no array and change no list's length: references, whose owner is further up, are not counted."""
 inlined: Any = njit(error_model="numpy", _nrt=False, forceinline=True, **_ONLY)  # type: ignore[call-overload]

@@ -14,7 +14,7 @@ from numba import njit
 from planner.latency import shared_reads
 from planner.simulator import block_pool, drift, engine_state, queues, scheduler, step_kernels
 from planner.simulator import kernel_types as kinds
-from planner.simulator.block_pool import KEPT, allocating
+from planner.simulator.block_pool import KEPT, allocating, once
 from planner.simulator.engine_state import new_engine, new_fates
 from planner.simulator.kernel_types import Options, Outcome, Router, Rules, StepTable, Traffic
 from planner.simulator.scheduler import advance, submit
@@ -79,59 +79,62 @@ def _pick(
     return best
 
 
-@allocating
+@once
 def _bring_up(rules: Any, table: Any, traffic: Any, fates: Any, engines: Any, at: float, options: Any) -> int:
     """Let all replicas go on until `at`; in a closed loop only until one request ends. The stuck replica, else -1.
 
     In a closed loop the one that is furthest behind goes first, no further than the next.
     """
-    ended = fates.ended[0]
-    while fates.ended[0] == ended:
-        last, soon, next_soon = 0, np.inf, np.inf
-        for r in range(len(engines)):
-            e = engines[r].state[0]
-            if not traffic.concurrency:
-                advance(rules, table, traffic, fates, engines[r], at, options)
-            elif e.done < e.due:
-                idle = e.num_running + e.num_waiting + e.flying == 0
-                turn = max(e.now, e.soonest) if idle else e.now
-                next_soon = min(next_soon, max(turn, soon))
-                last, soon = (r, turn) if turn < soon else (last, soon)
-            if e.stuck != -1:
-                return r
-        if not soon < at:
+    ended, stuck, in_turn = fates.ended[0], -1, traffic.concurrency > 0 and len(engines) > 1
+    while stuck < 0 and fates.ended[0] == ended:
+        first, end, until = 0, len(engines), at
+        if in_turn:
+            soon, next_soon = np.inf, np.inf
+            for r in range(len(engines)):
+                e = engines[r].state[0]
+                if e.done < e.due:
+                    idle = e.num_running + e.num_waiting + e.flying == 0
+                    turn = max(e.now, e.soonest) if idle else e.now
+                    next_soon = min(next_soon, max(turn, soon))
+                    first, soon = (r, turn) if turn < soon else (first, soon)
+            if not soon < at:
+                break
+            end, until = first + 1, min(at, max(next_soon, soon * (1 + 1e-12) + 1e-12))
+        for r in range(first, end):
+            advance(rules, table, traffic, fates, engines[r], until, options)
+            if engines[r].state[0].stuck != -1:
+                stuck = r
+                break
+        if not in_turn:
             break
-        until = min(at, max(next_soon, soon * (1 + 1e-12) + 1e-12))
-        advance(rules, table, traffic, fates, engines[last], until, options)
-        if engines[last].state[0].stuck != -1:
-            return last
-    return -1
+    return stuck
 
 
-@allocating
+@once
 def _serve(
     rules: Any, table: Any, traffic: Any, router: Any, fates: Any, engines: Any, contents: int, replica: Any,
     options: Any,
 ) -> int:  # fmt: skip
     """Send every request to a replica, in order of arrival, and wait for the last. The stuck replica, else -1."""
-    n, count, up, change, taken = traffic.prompt.size, len(engines), len(engines), 0, 0
+    count, up, change, taken, i = len(engines), len(engines), 0, 0, 0
     sent_at = np.full((count if router.policy == kinds.PREFIX_AFFINITY else 0, contents), -np.inf)
-    size, ends = rules.groups[0, 1], [0.0]
+    size, ends, n = rules.groups[0, 1], [0.0], len(replica)
     ends.clear()
-    for i in range(n):
-        while True:
-            at = traffic.arrival[i]
-            if traffic.concurrency and i >= traffic.concurrency:
-                at = max(at, ends[0]) if len(ends) else np.inf
-            before = fates.ended[0]
-            stuck = _bring_up(rules, table, traffic, fates, engines, at, options)
-            if stuck >= 0:
-                return stuck
-            while taken < fates.ended[0]:
-                heapq.heappush(ends, fates.released[taken])
-                taken += 1
-            if fates.ended[0] == before:
-                break
+    while True:
+        at = traffic.arrival[i] if i < n else np.inf
+        if traffic.concurrency and traffic.concurrency <= i < n:
+            at = max(at, ends[0]) if len(ends) else np.inf
+        before = fates.ended[0]
+        stuck = _bring_up(rules, table, traffic, fates, engines, at, options)
+        if stuck >= 0:
+            return stuck
+        while taken < fates.ended[0]:
+            heapq.heappush(ends, fates.released[taken])
+            taken += 1
+        if fates.ended[0] != before:
+            continue
+        if i >= n:
+            return -1
         if traffic.concurrency and i >= traffic.concurrency:
             heapq.heappop(ends)
         while change < len(router.scale_at) and router.scale_at[change] <= at:
@@ -144,45 +147,37 @@ def _serve(
         own = traffic.content_start[i] if sent_at.size else 0
         for k in range(own, own + (traffic.prompt[i] // size if sent_at.size else 0)):
             sent_at[r, traffic.content[k]] = at
-    while True:
-        before = fates.ended[0]
-        stuck = _bring_up(rules, table, traffic, fates, engines, np.inf, options)
-        if stuck >= 0 or fates.ended[0] == before:
-            return stuck
+        i += 1
 
 
-@allocating
+@once
 def _replay(rules: Any, table: Any, traffic: Any, router: Any, options: Any) -> Outcome:
+    """Requests that a router sends, or all that one engine is due from the first."""
     n, longest, contents = traffic.prompt.size, 0, 0
     for i in range(n):
         longest = max(longest, traffic.prompt[i] + traffic.output[i])
     for number in traffic.content if rules.enable_prefix_caching else traffic.content[:0]:
         contents = max(contents, number + 1)
-    fates, replica = new_fates(n, traffic.concurrency > 0), np.zeros(n if router.replicas > 1 else 0, np.int32)
-    engine = new_engine(rules, table, traffic, longest, contents)
-    stuck, itl, usage, totals = -1, engine.itl, engine.usage, engine.totals
-    if router.replicas == 1:
-        engine.state[0].due = n
-        advance(rules, table, traffic, fates, engine, np.inf, options)
-        totals[5] = engine.pool.free[0]
-    else:
-        engines = [engine]
-        for _ in range(1, router.replicas):
-            engines.append(new_engine(rules, table, traffic, longest, contents))
-        for r in range(router.replicas):
-            engines[r].state[0].fed = 1
-        stuck = _serve(rules, table, traffic, router, fates, engines, contents, replica, options)
-        engine = engines[max(stuck, 0)]
-        for r in range(1, router.replicas):
-            itl += engines[r].itl
-            usage += engines[r].usage
-            totals += engines[r].totals
+    routed = router.replicas > 1
+    fates, replica = new_fates(n, traffic.concurrency > 0), np.zeros(n if routed else 0, np.int32)
+    engines = [new_engine(rules, table, traffic, longest, contents)]
+    for _ in range(1, router.replicas):
+        engines.append(new_engine(rules, table, traffic, longest, contents))
+    for r in range(router.replicas):
+        engines[r].state[0].due, engines[r].state[0].fed = 0 if routed else n, routed
+    stuck = _serve(rules, table, traffic, router, fates, engines, contents, replica, options)
+    engine, totals = engines[max(stuck, 0)], engines[0].totals
+    totals[5] = 0 if routed else engine.pool.free[0]
+    for r in range(1, router.replicas):
+        engines[0].itl[:] += engines[r].itl
+        engines[0].usage[:] += engines[r].usage
+        totals += engines[r].totals
     notes = np.empty((len(engine.notes), 6))
     for row in range(len(engine.notes)):
         notes[row, 0], notes[row, 1], notes[row, 2], notes[row, 3], notes[row, 4], notes[row, 5] = engine.notes[row]
     return Outcome(
         engine.state[0].stuck, fates.sent, fates.scheduled, fates.first_token, fates.last_token, fates.preemptions,
-        fates.cached, itl, usage, totals, notes, replica,
+        fates.cached, engines[0].itl, engines[0].usage, totals, notes, replica,
     )  # fmt: skip
 
 
