@@ -27,6 +27,7 @@ from planner.operations.fits.speculation import fit, held_back, speculation_runs
 from planner.planning.prediction import evaluate, memory_of
 from planner.simulator.replay import replay_workload
 from planner.simulator.replay_result import ReplayResult
+from planner.studies.speculation_tables import draft_table
 
 
 def llama(gpu: str = "H100", **speculation: object) -> Deployment:
@@ -337,6 +338,16 @@ def test_a_draft_costs_sequences() -> None:
     least = memory.pool.sequences(1000) - left / 1000
     assert found.sequences_lost is not None
     assert least - 1 < found.sequences_lost < 2 * least  # more CUDA graphs take the rest
+
+
+def test_the_more_decode_at_once_the_fewer_drafts_are_worth_checking() -> None:
+    """Checking is free only while the step waits for the weights (SmartSpec, arXiv 2406.14066)."""
+    served = llama()
+    alone, full = (
+        draft_table(served, plan(replace(served, speculation=None)), batch, 1000)["fastest k of 1 to 8"]
+        for batch in (1, 384)
+    )
+    assert (full <= alone).all() and (full < alone).any()
 
 
 def test_the_surface_holds_every_combination() -> None:

@@ -13,6 +13,8 @@ from planner.memory.budget import MemoryPlan
 
 EXAMPLE_DRAFT = Speculation("eagle3", 3, 0.62)
 """Considered where a scenario names nothing: what chat-70b cites for an EAGLE-3 head."""
+KS = range(1, 9)
+"""Drafted tokens that are tried."""
 
 
 def possible(deployment: Deployment) -> tuple[str, ...]:
@@ -34,15 +36,19 @@ def break_even_line(
     return pd.DataFrame(rows, columns=["k", "batch", "acceptance_rate"]).dropna()
 
 
-def draft_table(deployment: Deployment, memory: MemoryPlan, batch: float, context: float) -> pd.DataFrame:
-    """One row per way to draft: GiB per GPU, sequences that it costs, speed-up at `batch`."""
+def draft_table(drafted: Deployment, memory: MemoryPlan, batch: float, context: float) -> pd.DataFrame:
+    """One row per way to draft: GiB per GPU, sequences that it costs, speed-up at `batch`, and the fastest k."""
     rows = []
-    for name in dict.fromkeys((deployment.speculation.method if deployment.speculation else "", *possible(deployment))):
-        drafting = deployment.speculation and replace(deployment.speculation, method=name)
+    assert drafted.speculation is not None
+    for name in dict.fromkeys((drafted.speculation.method, *possible(drafted))):
+        way = replace(drafted.speculation, method=name)
         try:
-            found = speculate(replace(deployment, speculation=drafting), batch, context, memory)
+            found = speculate(replace(drafted, speculation=way), batch, context, memory)
+            longer = [replace(drafted, speculation=replace(way, num_speculative_tokens=k)) for k in KS]
+            gains = [speculate(one, batch, context).speedup.mid for one in longer]
         except PlannerError:  # such as MTP on a model without such layers
             continue
-        rows.append((name, found.draft_bytes / GIB, found.sequences_lost, found.speedup, found.verdict))
+        best = KS[gains.index(max(gains))]
+        rows.append((name, found.draft_bytes / GIB, found.sequences_lost, found.speedup, found.verdict, best))
     columns = ["method", "draft (GiB per GPU)", "sequences it costs", "speed-up at the same acceptance", "verdict"]
-    return pd.DataFrame(rows, columns=columns)
+    return pd.DataFrame(rows, columns=[*columns, f"fastest k of {KS[0]} to {KS[-1]}"])
