@@ -184,6 +184,7 @@ MEMORY = {"basis": "reported", "marketed_gb": 24, "gbs": 300, "source": "a log"}
     ("change", "message"),
     [
         ({"tflops": {"bf17": 1}}, "gpus.yaml, entry L4, field tflops.bf17"),
+        ({"tflops": {"bf16": 121}}, "entry L4: field tflops lacks fp16, fp32, fp8"),
         ({"memory": {"gib": -1}}, "gpus.yaml, entry L4, field memory"),
         ({"memory": MEMORY | {"gib": 24}}, "gpus.yaml, entry L4, field memory.*24 GB on the box"),
         ({"sauce": "?"}, "gpus.yaml, entry L4, field sauce: unknown field"),

@@ -119,6 +119,16 @@ def test_a_format_no_engine_here_loads_is_refused() -> None:
         model("google/gemma-3-27b-it-qat-q4_0-gguf")
 
 
+def test_a_configuration_of_ones_own_is_served_under_its_folders_name(tmp_path: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "bad.json").write_text(json.dumps(TINY | {"hidden_size": "?"}))
+    assert model(tmp_path / "config.json").name == model(tmp_path).name == str(tmp_path)
+    with pytest.raises(PlannerError, match=r"^bad\.json.*hidden_size"):
+        model(tmp_path / "bad.json")
+    with pytest.raises(PlannerError, match=r"none\.json': there is no such file"):
+        model(tmp_path / "none.json")
+
+
 def test_a_hub_cache_is_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "models--someone--tiny" / "snapshots" / "abc"
     folder.mkdir(parents=True)

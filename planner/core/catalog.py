@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar, get_args
+from typing import Any, BinaryIO, ClassVar, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -44,6 +44,8 @@ class Entry(BaseModel):
     """Base of every catalog entry: unknown fields are errors, numbers finite, text Unicode, values frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=2**16)
+    others_say: ClassVar[Mapping[str, str]] = {}
+    """Parts of names that people expect here, and what to write instead."""
 
 
 class Sourced(Entry):
@@ -223,7 +225,7 @@ def check(kind: type[E], data: Any, where: str) -> E:
         return found
     except ValidationError as error:
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
-        field = ".".join(str(part) for part in first["loc"]) or "(the whole entry)"
+        field = ".".join(str(part) for part in first["loc"] if part != "[key]") or "(the whole entry)"
         if first["type"] == "extra_forbidden":
             *parents, unknown = first["loc"]
             inside: type[Entry] = kind
@@ -233,9 +235,12 @@ def check(kind: type[E], data: Any, where: str) -> E:
             known = sorted(inside.model_fields)
             close = difflib.get_close_matches(str(unknown), known, n=1, cutoff=0.5)
             hint = f"; did you mean {close[0]}?" if close else f"; accepted: {', '.join(known)}"
+            hint = next((f"; {said}" for part, said in inside.others_say.items() if part in str(unknown)), hint)
             raise PlannerError(f"{where}, field {field}: unknown field{hint}") from None
         if first["type"] == "missing":
             raise PlannerError(f"{where}, field {field}: field is missing") from None
+        if first["type"] == "value_error" and not first["loc"]:
+            raise PlannerError(f"{where}: {first['ctx']['error']}") from None
         wanted = "Input should be a number" if "than" in first["type"] and first["input"] is True else first["msg"]
         raise PlannerError(f"{where}, field {field}: {wanted}, got {first['input']!r:.80}") from None
 

@@ -59,6 +59,15 @@ class GpuEntry(Sourced):
     supported: dict[str, tuple[str, str | None]]
     sold_in: tuple[PositiveInt, ...] = ()
 
+    @model_validator(mode="after")
+    def _every_peak(self) -> Self:
+        known = self.chip.compute_capability or 0.0
+        wanted = {"fp32": 0.0, "fp16": 0.0, "bf16": 8.0, "fp8": 8.9, "fp4": 10.0}
+        least = {name for name, first in wanted.items() if known >= first}
+        if missing := sorted(least - set(self.tflops)):
+            raise ValueError(f"field tflops lacks {', '.join(missing)}")
+        return self
+
 
 class LinkEntry(Sourced):
     """One kind of link: what a GPU sends over it, GB/s per direction."""

@@ -85,7 +85,8 @@ def names() -> tuple[str, ...]:
 def model(
     source: str | Path | Mapping[str, Any], *, quantization: str | None = None, dtype: str | None = None
 ) -> Model:
-    """The model called `source`, or described by a path to a `config.json` or by its content; it keeps that name.
+    """The model called `source`, or described by a path to a `config.json` or by its content; it keeps that name,
+    its folder's where that is one.
 
     Names are looked up in the catalog, in the local Hub cache, as a variant of a catalog model, then on the Hub.
     `quantization` says how the engine shall store a checkpoint of 16 bits (FP8 may become NVFP4 too); for any other it
@@ -96,7 +97,10 @@ def model(
     if isinstance(source, Mapping):
         found = _build(source, named(source.get("_name_or_path") or source.get("model_type") or "config", "model"))
     elif isfile(path := Path(named(source, "model"))) or isfile(path / "config.json"):
-        found = _build(_read(path), str(source))
+        where = path.name if isfile(path) else "config.json"
+        found = _build(_read(path), str(source).removesuffix("/config.json"), where)
+    elif str(source).endswith(".json"):
+        raise PlannerError(f"model {str(source)!r:.300}: there is no such file")
     elif not str(source).isprintable() or len(str(source)) > 200:
         long = f"model {str(source)!r:.80} is longer than 200 letters"
         raise PlannerError(f"{long}, or has one that cannot be printed; no name is so")

@@ -1,7 +1,7 @@
 """What a scenario file may say: fields, types and bounds; `catalogs/scenarios/chat-70b.yaml` explains every one."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, Field, create_model
 from pydantic_core import PydanticCustomError
@@ -92,6 +92,11 @@ class PrefixEntry(Entry):
 
 class WorkloadEntry(Entry):
     """Traffic: lengths or a trace; a rate, users in a closed loop, or requests to finish within some hours."""
+
+    others_say: ClassVar = dict.fromkeys(
+        ("think", "user", "session"),
+        "of N users who ask every T seconds, the rate is N / T; of N who ask again at once, concurrency is N",
+    )
 
     prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
     output_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
