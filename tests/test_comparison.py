@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from pypdf import PdfReader
 
-from planner.core.quantities import PlannerError
+from planner.core.quantities import Interval, PlannerError
 from planner.faces.report import compare
 from planner.planning.scenario import load_scenario
 from planner.planning.search import search
@@ -43,6 +43,17 @@ def test_the_cheapest_that_keeps_its_promises_is_named(plans):
     assert f"${less:,.2f} an hour, {1 - less / more:.0%} less" in cheapest(plans)
     nothing = search(load_scenario(SMALL, {"service_level": {"ttft": {"p95": 1}}}))
     assert "Nothing meets the service level of" in cheapest([plans[0], nothing])
+
+
+def test_cheaper_at_the_middle_price_alone_is_told(plans):
+    def quoted(name, usd):
+        plan = plans[0]
+        chosen = replace(plan.chosen, prediction=replace(plan.chosen.prediction, usd=usd))
+        return replace(plan, chosen=chosen, scenario=replace(plan.scenario, name=name))
+
+    said = cheapest([quoted("h100", Interval(4, 8, 20)), quoted("b200", Interval(5, 7, 9))])
+    assert said.startswith("b200 costs least") and said.endswith("quotes h100 does, $4.00 against $5.00.")
+    assert "quotes" not in cheapest([quoted("h100", Interval(6, 8, 20)), quoted("b200", Interval(5, 7, 9))])
 
 
 def test_two_to_four_are_compared(plans):

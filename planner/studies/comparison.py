@@ -46,17 +46,19 @@ def some(asked: Sequence[object]) -> None:
 def cheapest(plans: Sequence[Plan]) -> str:
     """Which answer that keeps its promises costs least, of equals the safest, and how much less than the next."""
     known = sorted(
-        (round(plan.chosen.usd_per_hour, 2), plan.verdict != "holds", name)
+        (round(usd.mid, 2), plan.verdict != "holds", name, usd.lo)
         for plan, name in zip(plans, titles(plans), strict=True)
-        if plan.chosen and plan.chosen.usd_per_hour is not None
+        if plan.chosen and (usd := plan.chosen.prediction.usd)
     )
     none = [name for plan, name in zip(plans, titles(plans), strict=True) if not plan.chosen]
     said = [f"Nothing meets the service level of {', '.join(none)}."] if none else []
     if len(known) > 1:
-        (usd, risk, name), (more, _, other) = known[:2]
-        alike = [f"{each} (at risk)" if unsafe else each for same, unsafe, each in known[1:] if same == usd]
-        less = f"as much as {' and '.join(alike)}" if alike else f"{1 - usd / more:.0%} less than {other}"
-        said.insert(0, f"{name} costs least{', but is at risk' * risk}: ${usd:,.2f} an hour, {less}.")
+        (middle, risk, name, low), (more, _, other, least) = known[:2]
+        alike = [f"{each} (at risk)" if unsafe else each for same, unsafe, each, _ in known[1:] if same == middle]
+        less = f"as much as {' and '.join(alike)}" if alike else f"{1 - middle / more:.0%} less than {other}"
+        if least < low and not alike:
+            less += f" at the middle price; at the cheapest quotes {other} does, ${least:,.2f} against ${low:,.2f}"
+        said.insert(0, f"{name} costs least{', but is at risk' * risk}: ${middle:,.2f} an hour, {less}.")
     return " ".join(said) or "Without prices they are told apart by their GPUs."
 
 
@@ -121,6 +123,8 @@ def _answered(plan: Plan) -> dict[str, Any]:
     rows |= {"stays free (%)": None if free is None else round(free * 100), "output (tokens/s)": found.output_tps}
     rows |= {"KV cache of a GPU (GiB)": best.prediction.memory.kv_available / GIB}
     rows |= {"drawn by all GPUs (W)": power and power * best.prediction.gpus}
+    if (usd := best.prediction.usd) and usd.lo < usd.hi:
+        rows |= {"USD per hour, by the quotes": f"{usd.lo:,.2f} to {usd.hi:,.2f}"}
     return rows | {"figures": found.how}
 
 
