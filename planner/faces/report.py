@@ -64,7 +64,6 @@ def report(
 
     `overrides` sets fields of the scenario by dotted name, such as {"workload.rate": 12}. `plan.json` and the files
     that start and watch the plan lie beside the PDF, whose path is returned: all of them, or none when anything fails.
-    Raises `PlannerError` for a scenario that cannot be planned and for a notebook that fails.
     """
     path = scenario_path(name)
     out = (out or Path("reports") / path.stem).resolve()
@@ -84,10 +83,9 @@ def compare(
     names: Sequence[str | Path], out: Path | None = None, overrides: Mapping[str, Any] | None = None,
     progress: Callable[[str], None] = print,
 ) -> Path:  # fmt: skip
-    """Write a PDF that holds the answers to several scenarios against each other into the folder `out`; its path.
+    """Write a PDF that holds 2 to `studies.comparison.MOST` answers against each other into the folder `out`; its path.
 
-    `overrides` sets fields of all of them. Raises `PlannerError` for a scenario that cannot be planned, and for fewer
-    than two or more than `studies.comparison.MOST`.
+    `overrides` sets fields of all scenarios.
     """
     some(names)
     asked = [load_scenario(name, overrides) for name in names]
@@ -106,10 +104,7 @@ def compare(
 
 
 def fleet(path: Path, out: Path | None = None, progress: Callable[[str], None] = print) -> Path:
-    """Write a PDF of what the fleet file at `path` asks for into the folder `out`; its path.
-
-    Raises `PlannerError` for a file or a scenario of it that cannot be planned.
-    """
+    """Write a PDF of what the fleet file at `path` asks for into the folder `out`; its path."""
 
     def searched(done: int, of: int) -> None:
         print(f"\rplanner: {done} of {of} searches", end="\n" if done == of else "", file=sys.stderr, flush=True)

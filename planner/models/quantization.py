@@ -109,8 +109,7 @@ def _read(name: str) -> tuple[list[str], str]:
 def named(name: str, targets: tuple[tuple[str, str], ...] = ()) -> Quantization:
     """The quantization called `name`, on all linear layers but the head, or as `targets` say: (modules, format).
 
-    A container ("compressed-tensors", "modelopt") means the format that most of its checkpoints have. Raises
-    `PlannerError` for an unknown name.
+    A container ("compressed-tensors", "modelopt") means the format that most of its checkpoints have.
     """
     known, key = _read(name)
     key = _CONTAINERS.get(key, key)
@@ -131,8 +130,7 @@ def packs(name: str) -> bool:
 def agrees(name: str, stored: Quantization) -> bool:
     """A checkpoint in the format `stored` is what `name` asks for, so that an engine told so would load it.
 
-    FP8 is FP8 whatever its scales span, int4 any format of four-bit whole numbers, fp4 any of four-bit floats. Raises
-    `PlannerError` for an unknown name.
+    FP8 is FP8 whatever its scales span, int4 any format of four-bit whole numbers, fp4 any of four-bit floats.
     """
     known, key = _read(name)
     if key == "auto" or not stored.schemes:

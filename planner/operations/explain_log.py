@@ -278,10 +278,7 @@ def _layout(figures: Mapping[str, float], found: MemoryPlan) -> Comparison | Non
 
 
 def explain_file(path: str | Path, gpu: str | None = None, planned: Deployment | Scenario | None = None) -> Explanation:
-    """The log in the file `path` against the plan of what wrote it (see `deployment_of`), of a scenario on its GPU.
-
-    Raises `PlannerError` for what can't be read or remains unknown.
-    """
+    """The log in the file `path` against the plan of what wrote it (see `deployment_of`), of a scenario on its GPU."""
     text = read_text(Path(path), 8 * MIB, errors="replace")
     errors = startup_errors(text)
     try:

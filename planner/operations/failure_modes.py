@@ -15,12 +15,9 @@ class FailureMode(Entry):
     remedy: str
     source: str
 
-    def told(self, names: Mapping[str, str | None]) -> "FailureMode":
-        """The same with the engine's own `names` of metrics; a role that it does not report keeps its name."""
-        named = {role: name or f"{role} (not reported)" for role, name in names.items()}
-        return self.model_copy(update={"check": self.check.format_map(named)})
-
 
 def failure_modes(names: Mapping[str, str | None]) -> dict[str, FailureMode]:
-    """Every mode by its key, with the engine's own `names` of metrics by role."""
-    return {key: mode.told(names) for key, mode in entries("failure_modes.yaml", FailureMode).items()}
+    """Every mode by its key, with the engine's own `names` of metrics by role; one not reported keeps its role."""
+    named = {role: name or f"{role} (not reported)" for role, name in names.items()}
+    known = entries("failure_modes.yaml", FailureMode)
+    return {key: mode.model_copy(update={"check": mode.check.format_map(named)}) for key, mode in known.items()}

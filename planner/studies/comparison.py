@@ -1,7 +1,7 @@
 """Answers to several questions side by side: what is asked otherwise, and what comes of it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -19,22 +19,24 @@ VERDICTS = {"holds": "keeps every promise", "at_risk": "at risk", "nothing_meets
 def comparison(plans: Sequence[Plan]) -> pd.DataFrame:
     """A row per fact, a column per plan: first what is asked otherwise, then what each answer is and does.
 
-    Costs have their difference from the first plan's in brackets. Raises `PlannerError` for fewer than two plans, or
-    more than `MOST`.
+    Two to `MOST` plans; costs have their difference from the first plan's in brackets.
     """
     some(plans)
     asked = {what: [told(plan.scenario) for plan in plans] for what, told in _ASKED.items()}
     rows: dict[str, list[Any]] = {what: told for what, told in asked.items() if len(set(told)) > 1}
-    answers = [_answered(plan) for plan in plans]
-    rows |= {what: [answer.get(what) for answer in answers] for what in dict.fromkeys(w for a in answers for w in a)}
-    for target in dict.fromkeys(f"{t.name} (ms)" for plan in plans for t in plan.scenario.service_level):
-        rows[target] = [_promise(plan, target) for plan in plans]
-    paid = [_cost(plan) for plan in plans]
-    costs = {name: [usd.get(name) for usd in paid] for name in dict.fromkeys(name for usd in paid for name in usd)}
+    for parts in (map(_answered, plans), map(_promises, plans)):
+        rows |= _by_name(parts)
+    costs = _by_name(map(_cost, plans))
     rows |= {name: [_beside(usd, values[0]) for usd in values] for name, values in costs.items()}
     data = pd.DataFrame(rows.values(), columns=titles(plans))
     data.insert(0, "", list(rows))
     return data
+
+
+def _by_name(parts: Iterable[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """What every part has under each of their names; None where it has nothing."""
+    parts = list(parts)
+    return {name: [part.get(name) for part in parts] for name in dict.fromkeys(name for part in parts for name in part)}
 
 
 def some(asked: Sequence[object]) -> None:
@@ -128,13 +130,11 @@ def _answered(plan: Plan) -> dict[str, Any]:
     return rows | {"figures": found.how}
 
 
-def _promise(plan: Plan, name: str) -> object:
-    """What is predicted of the promise called `name`, and what becomes of it; nothing where it is not made."""
-    target = next((target for target in plan.scenario.service_level if f"{target.name} (ms)" == name), None)
-    if target is None or plan.best is None or plan.best.prediction.performance is None:
-        return None
-    value = plan.best.prediction.performance.told(target.metric, target.percentile)
-    return f"{value * 1e3:,.0f}: {held(target, value)}"
+def _promises(plan: Plan) -> dict[str, str | None]:
+    """What is predicted of each promise, and what becomes of it."""
+    found = plan.best.prediction.performance if plan.best else None
+    told = {t: found.told(t.metric, t.percentile) if found else None for t in plan.scenario.service_level}
+    return {f"{t.name} (ms)": None if v is None else f"{v * 1e3:,.0f}: {held(t, v)}" for t, v in told.items()}
 
 
 def _cost(plan: Plan) -> dict[str, float]:

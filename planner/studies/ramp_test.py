@@ -60,7 +60,12 @@ def ramp_test(deployment: Deployment, workload: Workload, service_level: Sequenc
         return once(deployment, _loaded(workload, 2.0**power), SWEEP, pace=pace)
 
     def broken(pace: float, power: float) -> str:
-        return _breaks(run(power, pace), service_level)
+        """What is not kept: a target, or the rate; nothing where all is."""
+        found = run(power, pace)
+        for target in service_level:
+            if stat(found, target.metric, target.percentile) > target.seconds:
+                return f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
+        return "" if served(found) >= KEEPS_UP else "requests arrive faster than they are served"
 
     def around(power: float) -> Run:
         ends = tuple(run(power, pace) for pace in (1 / slower, slower)) if workload.rate else ()
@@ -80,14 +85,6 @@ def ramp_test(deployment: Deployment, workload: Workload, service_level: Sequenc
 def _loaded(workload: Workload, load: float) -> Workload:
     """`workload` at so many requests/s, or in flight where it has no rate."""
     return workload.at(load) if workload.rate else replace(workload, concurrency=round(load))
-
-
-def _breaks(run: ReplayResult, service_level: Iterable[Target]) -> str:
-    """What one replay does not keep: a target, or the rate; nothing where it keeps all."""
-    for target in service_level:
-        if stat(run, target.metric, target.percentile) > target.seconds:
-            return f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
-    return "" if served(run) >= KEEPS_UP else "requests arrive faster than they are served"
 
 
 def _bisect(loads: Sequence[float], breaks: Callable[[float], str]) -> tuple[float, str]:

@@ -92,7 +92,6 @@ def diagnose(
     """What one or two /metrics pages (files or addresses) of a replica and its start-up `log` say.
 
     `plan` is a scenario or a plan.json; `seconds` the time between two pages where the files' own times do not tell.
-    Raises `PlannerError` for what cannot be read.
     """
     if not pages and log is None:
         raise PlannerError("diagnose needs one or two pages of /metrics, or a log with --log")

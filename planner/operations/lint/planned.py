@@ -64,7 +64,9 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
         load = replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)
     else:
         load = traffic(deployment.args.max_model_len)
-    loads = tuple(predict(deployment, replace(load, concurrency=size)) for size in _sizes(found, load))
+    many, engines = _most(found, load), deployment.engines
+    sizes = sorted({engines, max(1, many // engines // 4) * engines, many}) if found.starts else []
+    loads = tuple(predict(deployment, replace(load, concurrency=size)) for size in sizes)
     steps, better = worthwhile(found, load, () if judged.command.role else tuple(_PROPOSALS))
     return Planned(deployment, found, load, loads, steps, better)
 
@@ -91,16 +93,8 @@ def worthwhile(
 
 def _most(found: MemoryPlan, load: Workload) -> int:
     """Requests in flight over all engines that memory and max_num_seqs carry, at most 256 an engine."""
-    return (
-        max(1, min(found.pool.sequences(round(load.tokens)), found.deployment.args.max_num_seqs, 256))
-        * found.deployment.engines
-    )
-
-
-def _sizes(found: MemoryPlan, load: Workload) -> list[int]:
-    """One request in flight in every engine, some, and as many as fit; none where it does not start."""
-    most, engines = _most(found, load), found.deployment.engines
-    return sorted({engines, max(1, most // engines // 4) * engines, most}) if found.starts else []
+    fit, args = found.pool.sequences(round(load.tokens)), found.deployment.args
+    return max(1, min(fit, args.max_num_seqs, 256)) * found.deployment.engines
 
 
 def _until_it_starts(found: MemoryPlan) -> tuple[list[Step], Deployment]:
