@@ -1,8 +1,9 @@
 """Attacks on what is written: commands that are killed, ended or interrupted at random moments.
 
-`python tests/attack_kills.py --count 50` does so many to every command (`--only report` for the slow one) and prints
-one line per violation: a half file or files of two answers under final names, a changed input, a next run that fails or
-answers otherwise, an answer that `predict --resume` loses or finds again, over 2 s after Ctrl-C, a child left running.
+`python tests/attack_kills.py --count 50` does so many to every command (`--only fleet report` for the slow ones) and
+prints one line per violation: a half file or files of two answers under final names, a changed input, a next run that
+fails or answers otherwise, an answer that `predict --resume` loses or finds again, over 2 s after Ctrl-C, a child left
+running.
 """
 
 import argparse
@@ -38,12 +39,14 @@ ROWS = [
 ]
 CASES = [json.dumps({**CASE, "requests": CASE["requests"][:many]}) for many in (3, 7)]
 QUESTIONS = [yaml.safe_dump({**QUESTION, "workload": {**QUESTION["workload"], "rate": rate}}) for rate in (3, 4)]
+STOCKS = [yaml.safe_dump({"scenarios": ["edge-8b-24gb"], "stock": {"L4": many}}) for many in (6, 8)]
 MEASUREMENTS = [MEASURED, MEASURED.replace("60,24", "70,30")]
 COMMANDS = {
     "plan": (["plan", "mine.yaml", "--out", "out"], "mine.yaml", QUESTIONS),
     "predict": (["predict", "rows.csv", "--out", "answers.csv"], "rows.csv", ROWS),
     "calibrate": (["calibrate", "runs.csv", "--out", "own.yaml"], "runs.csv", MEASUREMENTS),
     "replay": (["replay", "case.json", "--step-log", "steps.csv"], "case.json", CASES),
+    "fleet": (["fleet", "stock.yaml", "--out", "out"], "stock.yaml", STOCKS),
     "report": (["report", "mine.yaml", "--out", "out"], "mine.yaml", QUESTIONS),
 }  # fmt: skip
 """Command line, its input, and what stands in that for the answer that is there before, and for the new one."""
@@ -52,11 +55,10 @@ QUICK = ("plan", "predict", "calibrate", "replay")
 
 
 def contents(folder: Path) -> Mapping[str, bytes]:
-    """Path -> what is in it, without what killed writers leave under names of their own, and dates within a PDF."""
-    files = [path for path in folder.rglob("*") if path.is_file() and "tmp" not in path.relative_to(folder).parts]
-    found = {str(path): path.read_bytes() for path in files if path.suffix not in (".part", ".partial")}
-    pdf = {name: b"whole" for name, text in found.items() if text[:5] == b"%PDF-" and text.rstrip().endswith(b"%%EOF")}
-    return {str(Path(name).relative_to(folder)): text for name, text in (found | pdf).items()}
+    """Path -> what is in it, without what killed writers leave under names of their own."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.suffix not in (".part", ".partial")]
+    names = {str(path.relative_to(folder)): path for path in files if "tmp" not in path.relative_to(folder).parts}
+    return {name: path.read_bytes() for name, path in names.items()}
 
 
 def undisturbed(folder: Path, line: list[str]) -> tuple[int, str]:
