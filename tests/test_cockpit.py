@@ -12,6 +12,7 @@ import yaml
 
 from planner.core.quantities import PlannerError
 from planner.faces import chapter
+from planner.faces.charts import cockpit as charts_cockpit
 from planner.faces.cockpit import FIGURES, Cockpit
 from planner.faces.glance import figures
 from planner.faces.question import (
@@ -193,6 +194,17 @@ def test_costs_of_other_loads_agree_with_the_search():
         wanted = ranked(replace(asked, workload=asked.workload.at(rate))).chosen.usd_per_hour
         near = data.iloc[(data[load] - rate).abs().argmin()]
         assert near[usd] == pytest.approx(wanted, rel=0.01), factor
+
+
+def test_a_step_of_the_cost_has_its_name_where_no_line_crosses_it():
+    """Ending with its step, above it: costs only rise, so that left of there all lines are lower, the plan's too."""
+    data = cost_against_load(ranked(load_scenario("chat-70b")))
+    load, usd, what = data.columns
+    _, names, here, _ = charts_cockpit.cost(data, load, 5.53, 15.78)["layer"]
+    for name in names["data"]["values"]:
+        step = data[data[what] == name["what"]]
+        assert name["load"] == step[load].max() and name["cost"] == step[usd].max()
+    assert names["mark"]["align"] == "right" and here["encoding"]["y2"] == {"datum": 0}
 
 
 def test_one_replica_carries_what_the_rule_says():

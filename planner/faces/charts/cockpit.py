@@ -42,16 +42,18 @@ def cost(data: pd.DataFrame, load: str, here: float, paid: float | None) -> Spec
     """What the cheapest costs against the load, as steps that name their GPUs; the plan, and what is paid for it."""
     unit = str(data.columns[1])
     flat = pd.DataFrame({"load": data[load], "cost": data[unit], "what": data["Deployment"]})
-    firsts = flat[flat["what"] != flat["what"].shift()]
-    wide = firsts[(firsts["load"].shift(-1, fill_value=flat["load"].iloc[-1]) / firsts["load"]) > 1.3]
+    last, left = flat[flat["what"] != flat["what"].shift(-1)], flat["load"].iloc[0]
+    begins = last["load"].shift(fill_value=left)  # a name ends with its step: above it, and left of it, nothing is
+    wide = last[(last["load"] > 1.3 * begins) & (last["load"] > 2 * left)]
     spot = _values([{"load": here, "cost": paid}])
     height = {"field": "cost", "type": "quantitative", "title": unit, "axis": {"tickCount": 5}}
     both = {"x": _across(load), "y": height}
-    named = {"type": "text", "align": "left", "dx": 3, "dy": -7, "fontSize": 10, "color": "currentColor"}
+    below = {} if paid is None else {"y": height, "y2": {"datum": 0}}  # above the plan its step has its name
+    named = {"type": "text", "align": "right", "dx": -3, "dy": -8, "fontSize": 10, "color": "currentColor"}
     layers = [
         {"mark": {"type": "line", "interpolate": "step-before"}, "encoding": both},
         {**_values(wide.to_dict("records")), "mark": named, "encoding": both | {"text": {"field": "what"}}},
-        {**spot, "mark": _DASHED | {"color": MUTED}, "encoding": {"x": _across(load)}},
+        {**spot, "mark": _DASHED | {"color": MUTED}, "encoding": {"x": _across(load)} | below},
         *([] if paid is None else [{**spot, "mark": _SPOT, "encoding": both}]),
     ]
     values = _values(flat.to_dict("records"))
