@@ -46,7 +46,9 @@ def execute(
                 raise PlannerError(error.evalue if error.ename == "PlannerError" else failed) from None
             except RuntimeError as error:  # the kernel died or never answered
                 raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
-            progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s)")
+            now = [one.stem for other, one in running.items() if other.running()]
+            at_work = f"; at work: {', '.join(now)}" if now else "; now the PDF"
+            progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s){at_work}")
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         for kernel in kernels:
