@@ -263,7 +263,7 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
     rows = np.arange(args.max_num_seqs + 1, dtype=float)
     head = _matmul_seconds(w.head, rows, deployment, c)
     alone = float(sum(part[1] for part in parts.values()) + head[1])  # the GPU, for a step of one token
-    issued = EAGER_S * len(deployment.model.architecture.layers) if args.enforce_eager else 0.0
+    issued = EAGER_S * len(deployment.model.architecture.layers) / c.pace if args.enforce_eager else 0.0
     hidden = args.async_scheduling or args.enforce_eager  # where it takes less than the GPU
     exposed = float(_norm(np.array(alone), np.array(c.step_s + issued))) - alone if hidden else c.step_s
     sampling = rows * w.vocab * 4 * SAMPLING_PASSES / gpu.bandwidth
@@ -303,8 +303,8 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
 
 
 EAGER_S = 0.75e-3
-"""What PyTorch takes to issue a layer eagerly: 7B of 28 layers on an A800, 22-23 ms a token instead of 13 (vllm-omni
-issue 7960, 2026-09)."""
+"""What PyTorch takes to issue a layer eagerly, whatever its size and the GPU's pace: on an A800 7B of 28 layers 22-23
+ms a token (13 with graphs), its talker of a quarter of the width 19-20 (5.4-6; vllm-omni issue 7960, 2026-09)."""
 EXPERT_KERNELS = 6
 """Launched by one fused-experts layer: sorting, quantizing, two products, activation, sum."""
 SAMPLING_PASSES = 4
