@@ -123,7 +123,7 @@ class Candidate:
         first, rest = (f"{pool.layout.replicas} x {pool.with_replicas(1).layout}{_beside(pool)}"
                        for pool in self.prediction.pools)  # fmt: skip
         where = f"{sum(pool.gpus for pool in self.prediction.pools)} x {self.deployment.gpu.name}"
-        return f"{where}, prefill {first}, decode {rest}, {_formats(self.deployment)}"
+        return f"{where}, prefill {first}, decode {rest}, {formats(self.deployment)}"
 
 
 def tuned(preference: tuple[int, ...]) -> tuple[int, ...]:
@@ -134,16 +134,17 @@ def tuned(preference: tuple[int, ...]) -> tuple[int, ...]:
 def describe(deployment: Deployment) -> str:
     """A deployment in a few words: GPUs, layout, formats, and the engine where it is another than vLLM."""
     where = f"{deployment.gpus} x {deployment.gpu.name}"
-    return f"{where}, {deployment.layout}{_beside(deployment)}, {_formats(deployment)}"
+    return f"{where}, {deployment.layout}{_beside(deployment)}, {formats(deployment)}"
 
 
-def _formats(deployment: Deployment) -> str:
+def formats(deployment: Deployment) -> str:
+    """What it computes in, drafts by and runs on, where that is not the usual."""
     stored = deployment.model.quantization.method
-    formats = [deployment.model.dtype if stored == "none" else stored]
-    formats += [f"{deployment.args.kv_cache_dtype} KV"] if deployment.args.kv_cache_dtype not in (None, "auto") else []
-    formats += [deployment.speculation.method] if deployment.speculation else []
-    formats += [deployment.engine.name] if deployment.engine.name != "vllm" else []
-    return ", ".join(formats)
+    parts = [deployment.model.dtype if stored == "none" else stored]
+    parts += [f"{deployment.args.kv_cache_dtype} KV"] if deployment.args.kv_cache_dtype not in (None, "auto") else []
+    parts += [deployment.speculation.method] if deployment.speculation else []
+    parts += [deployment.engine.name] if deployment.engine.name != "vllm" else []
+    return ", ".join(parts)
 
 
 def _beside(deployment: Deployment) -> str:

@@ -5,7 +5,7 @@ Frames have columns as people read them, units included; what is predicted stand
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import product
+from itertools import compress, product
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from planner.facts.gpus import gpu, links
 from planner.latency.calibration import calibration_of
 from planner.latency.step_model import step_model
 from planner.parallelism.layouts import collectives, legal_layouts, pipeline_bubble, refuse
-from planner.planning.candidate import Candidate, asked_rps, held, judge, most_rps
+from planner.planning.candidate import Candidate, asked_rps, formats, held, judge, most_rps
 from planner.planning.deployments import deployment_of
 from planner.planning.scenario import CandidateGpu, Scenario
 from planner.planning.search import Plan, search
@@ -159,11 +159,12 @@ def comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candidate]:
 
 
 def replicas(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
-    """The candidates by the shape of one replica, and by GPU where there are several."""
-    several = len({candidate.deployment.gpu.name for candidate in candidates}) > 1
-    shapes = [str(replace(candidate.deployment.layout, replicas=1)) for candidate in candidates]
-    names = (f"{c.deployment.gpu.name}, " * several + shape for c, shape in zip(candidates, shapes, strict=True))
-    return dict(zip(names, candidates, strict=True))
+    """The candidates by the shape of one replica, and by GPU and format where there are several."""
+    ones = [candidate.deployment.with_replicas(1) for candidate in candidates]
+    parts = [(one.gpu.name, str(one.layout), formats(one)) for one in ones]
+    gpus, _, stored = map(set, zip(*parts, strict=True))
+    told = len(gpus) > 1, True, len(stored) > 1
+    return {", ".join(compress(each, told)): candidate for each, candidate in zip(parts, candidates, strict=True)}
 
 
 def replicas_of(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:

@@ -36,7 +36,7 @@ def legal(data: pd.DataFrame) -> alt.TopLevelMixin:
 def memory(candidates: Mapping[str, Candidate]) -> alt.TopLevelMixin:
     """What fills the fullest GPU of each candidate."""
     drawn = budget({name: candidate.prediction.memory for name, candidate in candidates.items()})
-    return drawn.properties(height=alt.Step(11))
+    return drawn.properties(height=alt.Step(16))
 
 
 def sent(data: pd.DataFrame) -> alt.TopLevelMixin:
