@@ -12,7 +12,7 @@ from planner.facts.prices import price_per_hour
 from planner.latency.performance import Performance
 from planner.models.registry import model
 from planner.parallelism.layouts import legal_layouts
-from planner.planning.candidate import Candidate, energy, free_share, milliseconds, run_hours
+from planner.planning.candidate import Candidate, asked_rps, energy, free_share, milliseconds, most_rps, run_hours
 from planner.planning.confidence import DRAWS, confidence
 from planner.planning.deployments import deployment_of
 from planner.planning.passed_over import passed_over
@@ -183,19 +183,18 @@ def alternatives(plan: Plan) -> pd.DataFrame:
 
 
 def distance(plan: Plan, candidate: Candidate) -> str:
-    """How far a candidate is from each promise that it misses."""
-    found, parts, named = candidate.prediction.performance, [], set()
-    for target in plan.scenario.service_level:
-        if found is None:
-            break
-        value = found.told(target.metric, target.percentile).mid
-        if target.seconds < value < math.inf and target.name in candidate.constraints:
-            over = value / target.seconds
-            far = f"{over - 1:.0%} over" if over < 3 else f"{over:,.0f} times"
-            parts.append(f"{target.name} {milliseconds(value - target.seconds)} too long ({far})")
-            named.add(target.name)
-    rest = [miss for name, miss in zip(candidate.constraints, candidate.misses, strict=True) if name not in named]
-    return "; ".join([*rest, *parts]) or "nothing"
+    """How far a candidate is from what it misses, in a few words; of a wait that grows the figures tell."""
+    found, missed = candidate.prediction.performance, dict(zip(candidate.constraints, candidate.misses, strict=True))
+    if found and "capacity" in missed and (most := most_rps(plan.scenario, found)):
+        missed["capacity"] = (
+            f"{asked_rps(plan.scenario, candidate.prediction):.3g} of {most.mid:.3g} requests/s at most"
+        )
+    for target in plan.scenario.service_level if found else ():
+        if target.name in missed and found:
+            over = found.told(target.metric, target.percentile).mid / target.seconds
+            far = f"{over - 1:.0%} over" if over < 3 else f"{over:,.0f} times the limit"
+            missed[target.name] = f"{target.name} {far}" if math.isfinite(over) else ""
+    return "; ".join(filter(None, missed.values())) or "nothing"
 
 
 def passing(plan: Plan) -> pd.DataFrame:
