@@ -107,7 +107,8 @@ def test_what_would_pass_passes() -> None:
     assert found.meets and not found.at_risk
     table = summary.alternatives(stuck)
     assert set(table["figures"]) <= {"replayed", "closed form"} and table["figures"].iloc[0] == "replayed"
-    assert "too long" in table["what is missing"].iloc[0]
+    over = found.prediction.performance.ttft["p95"].mid / 0.008
+    assert table["what is missing"].iloc[0] == f"p95 TTFT {over:.0f} times the limit"
 
 
 def test_an_answer_for_no_more_money_costs_no_more() -> None:
