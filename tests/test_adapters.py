@@ -199,12 +199,19 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
     assert without.chosen.prediction.performance.tpot["mean"].mid < plan.chosen.prediction.performance.tpot["mean"].mid
 
 
-def test_one_endpoint_for_all_costs_less_the_more_adapters_there_are() -> None:
-    found = endpoints(scenario(ASKED, "adapters"))
-    assert found is not None and found.break_even is not None
+@pytest.mark.parametrize(
+    "gpus", [[{"gpu": "H100-SXM", "at_most": 8}], [{"gpu": "L40S", "at_most": 8}, {"gpu": "L4", "at_most": 9}]]
+)
+def test_one_endpoint_for_all_costs_less_the_more_adapters_there_are(gpus: list[dict[str, object]]) -> None:
+    found = endpoints(scenario({**ASKED, "gpus": gpus}, "adapters"))
+    assert found is not None and found.break_even is not None and found.break_even > 1
     costs = found.frame.pivot(index="Adapters", columns="Endpoints", values="USD per hour")
     assert costs["one for each"].is_monotonic_increasing and costs["one for all"].is_monotonic_increasing
+    assert costs["one for each"][1] <= costs["one for all"][1], "merged into the weights it is no dearer"
     assert costs["one for each"][40] >= 40 * found.own_usd > costs["one for all"][40]
+
+
+def test_without_adapters_endpoints_are_not_compared() -> None:
     assert endpoints(scenario({**ASKED, "adapters": None}, "plain")) is None
 
 
