@@ -17,8 +17,7 @@ PENDING = "#b36a1e"
 
 def figures(plan: Plan) -> dict[str, str]:
     """Everything that is shown of an answer, as HTML by the place where it stands."""
-    asked, best = plan.scenario, plan.best
-    found = best.prediction.performance if best else None
+    asked, best, found = plan.scenario, plan.best, plan.performance
     if best is None or found is None:
         why = table(summary.rejections(plan), "What was tried, and why it cannot be.").html if plan.rejected else ""
         return {"answer": _verdict(plan), "why": why}
@@ -46,8 +45,7 @@ def figures(plan: Plan) -> dict[str, str]:
 
 def _verdict(plan: Plan) -> str:
     """The answer in words, its main figures, and each promise."""
-    best, parts = plan.best, [note(summary.verdict(plan)).html]
-    found = best.prediction.performance if best else None
+    best, found, parts = plan.best, plan.performance, [note(summary.verdict(plan)).html]
     if best and found:
         parts.append(_tiles(plan))
         parts.append(table(layout_study.promises(plan.scenario, best)).html)
@@ -60,7 +58,7 @@ def _verdict(plan: Plan) -> str:
 
 def _day(plan: Plan) -> str:
     """What each hour of the day takes, once the plan is replayed; nothing where the question has no day."""
-    found = plan.best.prediction.performance if plan.best else None
+    found = plan.performance
     if plan.scenario.day is None or found is None:
         return ""
     if not found.requests:
@@ -106,7 +104,7 @@ def _tiles(plan: Plan) -> str:
 
 def badge(plan: Plan | None, busy: bool = False) -> str:
     """Where the figures come from, and whether better ones are on their way."""
-    found = plan.best.prediction.performance if plan and plan.best else None
+    found = plan.performance if plan else None
     if plan is None:
         said, color = "working", charts.MUTED
     elif busy:

@@ -194,8 +194,7 @@ def _day(scaling: Scaling, renting: Renting) -> dict[str, Any]:
 
 def told(plan: Plan) -> str:
     """The answer in a dozen lines."""
-    scenario, best = plan.scenario, plan.best
-    found = best.prediction.performance if best else None
+    scenario, best, found = plan.scenario, plan.best, plan.performance
     values: dict[str, Any] = {"plan": plan, "asked": scenario, "best": best, "found": found}
     if best and found:
         values |= {"launches": launches, "hours": run_hours(scenario, best)}

@@ -18,6 +18,7 @@ from typing import Literal
 
 from planner.facts.deployment import ParallelLayout
 from planner.facts.prices import price_per_hour
+from planner.latency.performance import Performance
 from planner.planning.candidate import Candidate
 from planner.planning.confirmation import Confirmed, confirm, nearest, stated
 from planner.planning.options import Rejection, evaluated, within
@@ -73,6 +74,11 @@ class Plan:
     def best(self) -> Candidate | None:
         """The chosen candidate, else the one that comes nearest to the service level; None where nothing fits."""
         return next(iter(self.candidates), None)
+
+    @property
+    def performance(self) -> Performance | None:
+        """What that one is predicted to do."""
+        return self.best.prediction.performance if self.best else None
 
     @property
     def verdict(self) -> Literal["holds", "at_risk", "nothing_meets"]:

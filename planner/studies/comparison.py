@@ -68,8 +68,7 @@ def promised(plans: Sequence[Plan]) -> pd.DataFrame:
     """A row per promise and plan: predicted as a share of the limit, as an interval; of each promise that is made."""
     rows = []
     for name, plan in zip(titles(plans), plans, strict=True):
-        found = plan.best.prediction.performance if plan.best else None
-        if found is None:
+        if (found := plan.performance) is None:
             continue
         for target in plan.scenario.service_level:
             value = found.told(target.metric, target.percentile)
@@ -114,8 +113,7 @@ _ASKED: dict[str, Callable[[Scenario], str]] = {
 
 def _answered(plan: Plan) -> dict[str, Any]:
     """What the answer is and does, but for promises and costs."""
-    best = plan.best
-    found = best.prediction.performance if best else None
+    best, found = plan.best, plan.performance
     rows: dict[str, Any] = {"answer": VERDICTS[plan.verdict], "deployment": best and best.what}
     rows |= {"what limits it": plan.binding.constraint}
     if best is None or found is None:
@@ -132,7 +130,7 @@ def _answered(plan: Plan) -> dict[str, Any]:
 
 def _promises(plan: Plan) -> dict[str, str | None]:
     """What is predicted of each promise, and what becomes of it."""
-    found = plan.best.prediction.performance if plan.best else None
+    found = plan.performance
     told = {t: found.told(t.metric, t.percentile) if found else None for t in plan.scenario.service_level}
     return {f"{t.name} (ms)": None if v is None else f"{v * 1e3:,.0f}: {held(t, v)}" for t, v in told.items()}
 

@@ -17,8 +17,7 @@ from planner.studies.ramp_test import ramp_test
 
 def room(plan: Plan, ramped: bool = False) -> str:
     """How much traffic it serves at most, what is free of that, and its `growth`."""
-    scenario, best = plan.scenario, plan.best
-    found = best.prediction.performance if best else None
+    scenario, best, found = plan.scenario, plan.best, plan.performance
     if best is None or found is None or found.capacity is None:
         return ""
     wanted, free = asked_rps(scenario, best.prediction), free_share(scenario, best.prediction) or 0.0
@@ -42,10 +41,8 @@ def growth(plan: Plan, ramped: bool = False) -> str:
 
     `ramped` replays the ramp of the chapter on batching for it, of which there is none for pools; else closed form.
     """
-    scenario, best = plan.scenario, plan.best
-    if best is None or scenario.workload.rate is None or best.prediction.performance is None:
-        return ""
-    if (most := most_rps(scenario, best.prediction.performance)) is None:
+    scenario, best, found = plan.scenario, plan.best, plan.performance
+    if best is None or found is None or scenario.workload.rate is None or not (most := most_rps(scenario, found)):
         return ""
     wanted, kept, how = asked_rps(scenario, best.prediction), None, ""
     what, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
@@ -125,10 +122,10 @@ def largest(plan: Plan) -> pd.DataFrame:
 
 def _risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
     """(weight, which of the risks in `phrases.yaml`, how large): a miss that is to be expected weighs 3."""
-    best, scenario = plan.best, plan.scenario
-    if best is None or best.prediction.performance is None:
+    scenario, best, found = plan.scenario, plan.best, plan.performance
+    if best is None or found is None:
         return
-    found, workload, deployment = best.prediction.performance, scenario.workload, best.deployment
+    workload, deployment = scenario.workload, best.deployment
     if plan.reasons:
         yield 3, "edge" if plan.chosen else "miss", "; ".join(plan.reasons)
     told = [found.told(target.metric, target.percentile) for target in scenario.service_level]

@@ -199,8 +199,7 @@ def distance(plan: Plan, candidate: Candidate) -> str:
 
 def passing(plan: Plan) -> pd.DataFrame:
     """Where nothing meets the service level: which limits, and which rate, the nearest plan would keep."""
-    best, rows = plan.best, []
-    found = best.prediction.performance if best else None
+    best, found, rows = plan.best, plan.performance, []
     if best is None or found is None:
         return pd.DataFrame(columns=["change", "from", "to", "to be safe"])
     for target in plan.scenario.service_level:
