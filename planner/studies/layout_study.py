@@ -174,10 +174,13 @@ def replicas_of(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
         layout, memory = candidate.deployment.layout, candidate.prediction.memory
         row: dict[str, Any] = {"One replica": name, "GPUs": layout.gpus_per_replica}
         row |= {"Weights (GiB per GPU)": memory.weights / GIB, "KV cache (GiB per GPU)": memory.kv_available / GIB}
+        row |= {"max_num_batched_tokens": candidate.deployment.args.max_num_batched_tokens}
         row |= {f"Sequences of {length:,} tokens": memory.pool.sequences(length)}
         served = served_within(plan.scenario, candidate.deployment) or None
         rows.append(row | {"Requests/s": served, "Requests/s per GPU": served and served / layout.gpus_per_replica})
-    return pd.DataFrame(rows)
+    data = pd.DataFrame(rows)
+    alike = data["max_num_batched_tokens"].nunique() == 1
+    return data.drop(columns="max_num_batched_tokens") if alike else data
 
 
 def promises(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
