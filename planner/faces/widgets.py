@@ -75,8 +75,7 @@ def table(frame: pd.DataFrame, caption: str = "") -> Shown:
 def _cell(said: str) -> str:
     """Text that may go on in another line after a slash, and not within an interval, a date or GB/s."""
     kept = re.sub(r"(\([\d.,]+) to ((?:[\d.,]+|growing)\))", "\\1\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}\\2", said)
-    if re.fullmatch(r"\d{4}-\d\d-\d\d", kept):
-        kept = kept.replace("-", "\N{NON-BREAKING HYPHEN}")
+    kept = re.sub(r"\b\d{4}-\d\d(-\d\d)?\b", lambda date: date[0].replace("-", "\N{NON-BREAKING HYPHEN}"), kept)
     return re.sub(r"(?<!<)/(?!s\b)", "/<wbr>", escape(kept))
 
 
