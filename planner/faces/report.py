@@ -164,7 +164,7 @@ def _title(plan: Plan) -> dict[str, Any]:
     """What stands on the title page."""
     scenario = plan.scenario
     answer = {"name": scenario.name, "question": " ".join(scenario.question.split()), "verdict": verdict(plan)}
-    answer["spare"] = " ".join([room(plan, ramped=True), lost(plan)[1]]) if plan.chosen else ""
+    answer["spare"] = " ".join([room(plan), lost(plan)[1]]) if plan.chosen else ""
     return _on_a_page(answer, _facts(plan))
 
 

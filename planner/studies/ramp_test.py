@@ -23,6 +23,8 @@ from planner.studies.tail_latency import KEEPS_UP, SWEEP, tail, waits
 
 OCTAVE = 0.1
 """The bisection for a ceiling stops within this power of two."""
+OVERLOADED = "requests arrive faster than they are served"
+"""Why a ramp ends where no promise does."""
 CROWD, SAMPLES = 300, 120
 """Requests of a run whose gauges are drawn, and samples of the gauges over it."""
 
@@ -65,7 +67,7 @@ def ramp_test(deployment: Deployment, workload: Workload, service_level: Sequenc
         for target in service_level:
             if stat(found, target.metric, target.percentile) > target.seconds:
                 return f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
-        return "" if served(found) >= KEEPS_UP else "requests arrive faster than they are served"
+        return "" if served(found) >= KEEPS_UP else OVERLOADED
 
     def around(power: float) -> Run:
         ends = tuple(run(power, pace) for pace in (1 / slower, slower)) if workload.rate else ()

@@ -12,10 +12,10 @@ from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 from planner.studies.at_a_glance import kept_up_to
 from planner.studies.phrases import BASES, PHRASES
-from planner.studies.ramp_test import ramp_test
+from planner.studies.ramp_test import OVERLOADED, ramp_test
 
 
-def room(plan: Plan, ramped: bool = False) -> str:
+def room(plan: Plan) -> str:
     """How much traffic it serves at most, what is free of that, and its `growth`."""
     scenario, best, found = plan.scenario, plan.best, plan.performance
     if best is None or found is None or found.capacity is None:
@@ -33,22 +33,22 @@ def room(plan: Plan, ramped: bool = False) -> str:
     if scenario.workload.rate is None:
         return said
     free_said = f"So {max(free, 0.0):.0%} stay free, where {scenario.headroom:.0%} are asked for."
-    return f"{said} {free_said} {growth(plan, ramped)}"
+    return f"{said} {free_said} {growth(plan)}"
 
 
-def growth(plan: Plan, ramped: bool = False) -> str:
+def growth(plan: Plan) -> str:
     """By how much the traffic may grow: until the first promise breaks, or what is to stay free is used up.
 
-    `ramped` replays the ramp of the chapter on batching for it, of which there is none for pools; else closed form.
+    Of a replayed plan by the ramp of the chapter on batching, of which there is none for pools; else in closed form.
     """
     scenario, best, found = plan.scenario, plan.best, plan.performance
     if best is None or found is None or scenario.workload.rate is None or not (most := most_rps(scenario, found)):
         return ""
     wanted, kept, how = asked_rps(scenario, best.prediction), None, ""
     what, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
-    if ramped and not best.pooled and not scenario.offline:
+    if best.stated and not best.pooled and not scenario.offline:
         ramp = ramp_test(best.deployment, scenario.workload, scenario.service_level)
-        kept = ramp.ceiling, ramp.why
+        kept = None if ramp.why == OVERLOADED else (ramp.ceiling, ramp.why)
     elif not scenario.offline:
         kept, how = kept_up_to(scenario, best), " (closed form)"
     planned = (1 - scenario.headroom) * most.mid
