@@ -64,8 +64,8 @@ def growth(plan: Plan) -> str:
     over = (most if kept is None else kept[0]) / wanted + -1.0
     end = f"{kept[1]}{how}" if kept else end
     low = f" ({_more(over.lo)} at the pessimistic end)" if over.lo > 0 else ""
-    used = f"The {what} may grow {_more(planned / wanted - 1)} until that is used up"
-    return f"{used}, and {_more(over.mid)}{low} until {end}."
+    used = f"{_more(planned / wanted - 1)} until that is used up, and " if scenario.headroom else ""
+    return f"The {what} may grow {used}{_more(over.mid)}{low} until {end}."
 
 
 def _more(share: float) -> str:
