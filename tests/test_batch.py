@@ -249,6 +249,15 @@ def test_a_trace_brings_lengths_and_rate(tmp_path: Path) -> None:
     assert [float(row["request_tps"]) for row in rows] == pytest.approx([2, 4], rel=0.04)  # and the last one's answer
 
 
+def test_of_a_trace_of_hours_the_busiest_is_predicted_as_it_is_planned(tmp_path: Path) -> None:
+    seconds = [*range(0, 3600, 10), *range(3600, 7200)]
+    lines = [f"{at},{100 if at < 3600 else 300},20\n" for at in seconds]
+    (tmp_path / "t.csv").write_text("arrival,prompt_tokens,output_tokens\n" + "".join(lines))
+    _, (row,) = predicted(tmp_path, "model,gpu,trace", "meta-llama/Llama-3.1-8B,H100,t.csv")
+    assert float(row["request_tps"]) == pytest.approx(1, rel=0.02)
+    assert float(row["total_tps"]) == pytest.approx(320, rel=0.02)
+
+
 def test_disaggregated_pools_count_all_gpus_and_decode_undisturbed() -> None:
     pools = {"prefill_workers": "1", "prefill_tp": "1", "decode_workers": "1", "decode_tp": "1"}
     apart, together = predict_row({**CHAT, **pools}), predict_row(CHAT)

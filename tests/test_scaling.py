@@ -302,6 +302,19 @@ def test_the_file_for_keda_has_the_plans_hours_threshold_and_patience() -> None:
     assert by_the_clock(replace(found, clock=False), 90.0) == []
 
 
+def test_spare_replicas_run_beside_those_that_the_traffic_asks_for() -> None:
+    """When idle, and when the planned ones are full: else the loss of one would break a promise."""
+    plan, found = planned()
+    deployment = replace(plan.chosen.deployment, spare_replicas=2)
+    prediction = replace(plan.chosen.prediction, deployment=deployment)
+    for followed in (None, replace(found, deployment=deployment)):
+        (text,) = documents(prediction, (), wanted=["kubernetes"], scaling=followed)["k8s/scale.yaml"].split("---")
+        spec = yaml.safe_load(text)["spec"]
+        watched = spec["triggers"][-1]["metadata"]
+        assert spec["minReplicaCount"] == 3
+        assert watched["query"].endswith(f") + 2 * {watched['threshold']}")
+
+
 def test_the_answer_tells_the_day() -> None:
     plan, found = planned()
     told_json, text = answer(plan)["day"], told(plan)

@@ -215,3 +215,12 @@ def test_a_plan_is_not_at_risk_by_too_few_places() -> None:
                             "workload": lengths, "service_level": level}, "s"))  # fmt: skip
     assert plan.chosen
     assert plan.chosen.prediction.performance.told("ttft", "p95").hi < 2.0
+
+
+def test_what_the_closed_form_puts_far_beyond_a_limit_is_replayed_where_it_costs_less() -> None:
+    """It says 31 ms where at most 21 may be, and the replay 20: four GPUs were recommended where two hold."""
+    lengths = {"prompt_tokens": {"mean": 1905, "p95": 4003}, "output_tokens": {"mean": 19, "p95": 51}, "rate": 4.535}
+    level, gpus = {"ttft": {"p95": 3916}, "tpot": {"p95": 21}}, [{"gpu": "A100-SXM-80GB", "at_most": 8}]
+    plan = search(scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["fp8"],
+                            "gpus": gpus, "workload": lengths, "service_level": level}, "s"))  # fmt: skip
+    assert plan.chosen and plan.chosen.deployment.layout.gpus == 2

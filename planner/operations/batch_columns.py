@@ -218,7 +218,7 @@ def read_workload(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> W
     load |= {"prefix_hit_rate": cells.get("prefix_hit_rate", 1.0 if "prefix_tokens" in cells else 0.0)}
     load |= {name: cells[name] for name in ("adapters", "adapter_zipf") if name in cells}
     if "trace" in cells:
-        base = Workload.from_trace(read_trace(folder / cells["trace"]), rate)
+        base = Workload.from_trace(read_trace(folder / cells["trace"]).busiest_hour(), rate)
         given = {name: value for name, value in (load | {"num_prompts": prompts}).items() if name in cells}
         given |= {of: _lengths(cells, name) for of, name in (("prompt", "isl"), ("output", "osl")) if name in cells}
         if concurrency and not rate:  # its lengths, with so many always in flight

@@ -20,7 +20,7 @@ from planner.facts.deployment import ParallelLayout
 from planner.facts.prices import price_per_hour
 from planner.latency.performance import Performance
 from planner.planning.candidate import Candidate
-from planner.planning.confirmation import Confirmed, confirm, nearest, stated
+from planner.planning.confirmation import Confirmed, confirm, nearest, settled, stated
 from planner.planning.options import Rejection, evaluated, within
 from planner.planning.pools import in_pools, left_out
 from planner.planning.renting import Renting, renting_of
@@ -29,6 +29,8 @@ from planner.planning.scenario import CandidateGpu, Scenario
 
 TWICE = 2.0
 """Pools that cost more than so many times the plan without them are of no interest."""
+AGAIN = 3
+"""Cheaper candidates that are replayed once a plan holds, however far the closed form puts them from holding."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +157,8 @@ def _without_pools(scenario: Scenario) -> Plan:
     if more:
         candidates += more
         found = confirm(scenario, candidates)
+    while held := _hidden(scenario, found, candidates):
+        found.holding = sorted([*held, *found.holding], key=attrgetter("rank"))
     looked_at = {c.place for c in (*found.holding, *found.failing)}
     rest = [c for c in candidates if c.place not in looked_at]
     ordered = [] if found.holding else nearest(scenario, [*found.failing, *rest])
@@ -170,6 +174,17 @@ def _without_pools(scenario: Scenario) -> Plan:
     if day:
         vars(plan)["scaling"] = day
     return plan
+
+
+def _hidden(scenario: Scenario, found: Confirmed, candidates: Sequence[Candidate]) -> list[Candidate]:
+    """What holds and costs less than all that was `found`, of what the closed form puts too far from it to be tried."""
+    if not found.holding:
+        return []
+    unpriced, cost = found.holding[0].price
+    known = {candidate.place for candidate in found.failing}
+    cheaper = within(scenario, (unpriced, cost * (1 - 1e-6)), [*found.holding, *candidates])
+    places = {c.place: c for c in sorted(cheaper, key=attrgetter("margin"), reverse=True) if c.place not in known}
+    return [one for c in [*places.values()][::-1][:AGAIN] if (one := settled(scenario, c)).meets]
 
 
 def _answered(

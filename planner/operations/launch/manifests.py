@@ -159,10 +159,12 @@ def _threshold(prediction: Prediction, scaling: Scaling | None) -> float:
 def _scale(prediction: Prediction, scaling: Scaling | None) -> dict[str, Any]:
     """When replicas come and go."""
     stable_s = scaling.stable_s if scaling else stable(start_seconds(prediction.deployment))
-    found = {"in_flight": _threshold(prediction, scaling), "stable_s": round(stable_s), "least": 1, "hours": []}
+    spares, begins = prediction.deployment.spare_replicas, start_up(prediction.deployment, FIRST)
+    found = {
+        "in_flight": _threshold(prediction, scaling), "stable_s": round(stable_s), "least": 1 + spares, "hours": [],
+    }  # fmt: skip
     if scaling is None:
         return found
-    spares, begins = prediction.deployment.spare_replicas, start_up(prediction.deployment, FIRST)
     clock = by_the_clock(scaling, max(scaling.lead_s, begins.total.hi if begins else 0.0))
     hours = [(start, end, count + spares) for start, end, count in clock]
     return found | {"least": min(scaling.replicas) + spares, "hours": hours}
