@@ -35,7 +35,7 @@ from scenario_generator import generate, small
 from planner.core.quantities import GIB, Interval, PlannerError
 from planner.faces import cli
 from planner.facts.deployment import Deployment, ParallelLayout, deploy_on, machines
-from planner.facts.engines import resolve
+from planner.facts.engines import resolve, unsupported
 from planner.facts.prices import Prices, price_per_hour
 from planner.latency.speculation import step_of
 from planner.latency.step_work import work
@@ -46,6 +46,7 @@ from planner.operations.batch_columns import ENGINE_ARGS
 from planner.operations.launch import documents
 from planner.parallelism.layouts import legal_layouts
 from planner.planning.candidate import Candidate, describe, judge, replayed
+from planner.planning.passed_over import passed_over
 from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, scenario
 from planner.planning.search import Plan, search
 from planner.planning.variants import TOKENS
@@ -217,6 +218,11 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     cells = {f"{m}_ms_{at}": table.loc[m.upper(), f"{at} (ms)"] for m, at in product(METRICS, POINTS)}
     asked_for = {f"{t.name} (ms)": told.get(f"{t.metric}_ms_{t.percentile}", math.nan) for t in asked.service_level}
     found = _unlike("the summary", told, cells)
+    found += [
+        f"passed over, yet it holds for less: {other}" for other in passed_over(plan)
+        if other.candidate and other.candidate.stated and other.candidate.meets
+        and other.candidate.price[1] < plan.chosen.price[1] * plan.chosen.paid * (1 - 1e-6)
+    ]  # fmt: skip
     found += _unlike("the table of alternatives", asked_for, summary.alternatives(plan).iloc[0].to_dict())
     answer = predict_row(row_of(plan))
     if answer["status"] != "ok":
@@ -363,7 +369,8 @@ def _cheaper(asked: Scenario, below: Bill) -> list[tuple[float, Callable[..., De
     """Every legal combination with as many replicas as cost less: what it costs, and what deploys it."""
     found: list[tuple[float, Callable[..., Deployment]]] = []
     given, longest = asked.speculation, asked.workload.total_quantile(0.999)
-    for wanted, quantization in product(asked.gpus, asked.quantizations):
+    known = [wanted for wanted in asked.gpus if not unsupported(wanted.gpu, asked.engine)]
+    for wanted, quantization in product(known, asked.quantizations):
         served, price = model(asked.model, quantization=quantization), price_per_hour(wanted.gpu, asked.prices)
         length = min(math.ceil(longest * 1.01), served.architecture.max_position)
         layouts = legal_layouts(served, wanted.gpu, wanted.at_most, wanted.node, asked.engine)
