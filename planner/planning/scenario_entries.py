@@ -95,7 +95,8 @@ class WorkloadEntry(Entry):
 
     others_say: ClassVar = dict.fromkeys(
         ("think", "user", "session"),
-        "of N users who ask every T seconds, answer and thinking together, rate is N / T; of N who ask at once, concurrency is N",
+        "of N users who ask every T seconds, answer and thinking together, the rate is N / T; "
+        "of N who ask again at once, concurrency is N",
     )
 
     prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None
