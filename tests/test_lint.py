@@ -147,7 +147,7 @@ def test_what_is_risky_is_written_at_the_value_that_is_named() -> None:
     assert again.planned and again.planned.memory.status == "ok"
 
 
-@pytest.mark.parametrize("share", ["1.2", "0", "-0.5"])
+@pytest.mark.parametrize("share", ["1.2", "0", "-0.5", "nan"])
 def test_a_share_of_memory_beyond_all_or_of_nothing_never_starts(share: str) -> None:
     """vLLM 0.20.2, CacheConfig: Field(gt=0, le=1)."""
     found = lint(f"vllm serve m --gpu-memory-utilization {share} --enable-chunked-prefill", "0.20.2")

@@ -133,6 +133,11 @@ def test_plain_trace_with_poisson_arrivals_has_burstiness_one(tmp_path: Path) ->
             "line 2, field isl: None is not a number",
         ),
         (MOONCAKE + "{oops\n", "line 4: not a JSON object"),
+        (MOONCAKE.replace("[0, 2]", f"[0, {2**70}]"), "line 3, field hash_ids: expected whole numbers below"),
+        (
+            "arrival,prompt_tokens,output_tokens" + "\n2026-03-29,5,5" * 100 + "\n2026-03-30,5,5",
+            "busiest hour arrive at the same time",
+        ),
     ],
 )
 def test_a_broken_trace_names_line_and_field(tmp_path: Path, text: str, message: str) -> None:

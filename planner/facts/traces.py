@@ -104,7 +104,8 @@ class Trace:
     def busiest_hour(self) -> Trace:
         """What came in the busiest hour since the first request; all of it where that tells little."""
         hours = (self.arrival // HOUR).astype(int)
-        own = np.flatnonzero(hours == np.bincount(hours).argmax())
+        known, counts = np.unique(hours, return_counts=True)
+        own = np.flatnonzero(hours == known[counts.argmax()])
         if len(own) < FEWEST or len(own) == len(hours):
             return self
         hashes = self.hash_ids and self.hash_ids[own[0] : own[-1] + 1]
@@ -206,8 +207,8 @@ def _json_lines(path: Path, head: str, file: TextIO) -> Trace:
         hashes.append(ids := request.get("hash_ids") or ())
         blocks += len(ids) if isinstance(ids, list) else 0
         _bounded(path, len(cells), blocks)
-        if isinstance(ids, list) and not all(isinstance(block, int) for block in ids):
-            raise PlannerError(f"{where}, field hash_ids: expected whole numbers, got {ids!r:.60}")
+        if isinstance(ids, list) and not all(isinstance(block, int) and abs(block) < 2**63 for block in ids):
+            raise PlannerError(f"{where}, field hash_ids: expected whole numbers below 2^63, got {ids!r:.60}")
     frame = pd.DataFrame(cells, columns=list(fields), dtype=object)
     mooncake = fields == MOONCAKE and not any(isinstance(ids, dict) for ids in hashes)
     known = tuple(tuple(ids) if isinstance(ids, list) else () for ids in hashes)
@@ -265,7 +266,7 @@ def _trace(
         without = f" ({left_out} more have no output token)" if left_out else ""
         raise PlannerError(f"{path.name} has {len(time)} requests{without}; a trace needs at least two")
     for field, bad, problem in (
-        (fields[0], np.isnan(time), "is not a time"),
+        (fields[0], np.isnan(time), "is not a time; expected all numbers, or all ISO dates (2026-03-29T12:00:00)"),
         (fields[1], ~np.isfinite(prompt), "is not a number"),
         (fields[2], ~np.isfinite(output), "is not a number"),
         (fields[0], time < 0, "must not be negative"),
@@ -281,10 +282,12 @@ def _trace(
             row = int(np.argmax(bad))
             where = f"{path.name}, line {lines[row]}, field {field}"
             raise PlannerError(f"{where}: {cells[field].iloc[kept[row]]} {problem}")
-    if time[-1] <= time[0]:
-        raise PlannerError(f"{path.name}: all requests arrive at the same time, so it has no rate")
     hashes = None if hash_ids is None else tuple(hash_ids[row] for row in kept)
-    return Trace(path.resolve(), time - time[0], prompt.astype(np.int64), output.astype(np.int64), hashes, left_out)
+    counts = prompt.astype(np.int64), output.astype(np.int64)
+    trace = Trace(path.resolve(), time - time[0], *counts, hashes, left_out)
+    if not trace.busiest_hour().arrival[-1]:
+        raise PlannerError(f"{path.name}: all requests of its busiest hour arrive at the same time, so it has no rate")
+    return trace
 
 
 def _unit(field: str, first: float, unit: float) -> float:
