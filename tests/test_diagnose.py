@@ -312,6 +312,14 @@ def test_a_plan_json_is_the_plan(tmp_path: Path) -> None:
     assert planned.rate == pytest.approx((plan.scenario.workload.rate or 0) / plan.chosen.deployment.layout.replicas)
 
 
+@pytest.mark.parametrize("line", ["vllm:num_requests_running 1e400", "vllm:num_requests_waiting NaN",
+                                  'vllm:time_to_first_token_seconds_bucket{le="NaN"} 3'])  # fmt: skip
+def test_a_page_of_what_is_no_number_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "page").write_text(f"python_gc NaN\nvllm:prompt_tokens_total 5\n{line}\n")
+    with pytest.raises(PlannerError, match=r"page is not a /metrics page: vllm:\w+ is .* finite number below 1e\+15"):
+        read_page(tmp_path / "page")
+
+
 def test_a_page_of_a_restarted_server_counts_from_its_start(tmp_path: Path) -> None:
     server, _ = played("8B on L40S", "more requests")
     pages, _ = server.pages(tmp_path)

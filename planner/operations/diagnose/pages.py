@@ -17,6 +17,8 @@ from planner.facts.workload import Lengths, Side, Workload
 
 MOST = 16 * MIB
 """Bytes of one page."""
+MOST_TOLD = 1e15
+"""What an engine's metrics stay below: tokens of years, and times since 1970."""
 SIDES: Mapping[Side, tuple[str, str]] = {
     "prompt": ("prompt_lengths", "prompt_tokens"), "output": ("output_lengths", "generation_tokens"),
 }  # fmt: skip
@@ -68,7 +70,11 @@ def read_page(where: str | Path) -> Page:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                float(sample.labels.get("le", 0))
+                edge, value = float(sample.labels.get("le", 0)), abs(float(sample.value))
+                if sample.name.startswith(tuple(PREFIXES)) and (math.isnan(edge) or not value < MOST_TOLD):
+                    raise ValueError(
+                        f"{sample.name} is {sample.value:g}; a finite number below {MOST_TOLD:g} is needed"
+                    )
                 samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
     except (ValueError, KeyError, IndexError, OverflowError) as error:
         raise PlannerError(f"{where} is not a /metrics page: {str(error)[:120] or type(error).__name__}") from None
