@@ -345,3 +345,12 @@ def test_the_unit_is_little_exposed_and_sees_the_gpus(tmp_path: Path, card: str)
     assert "MemoryDenyWriteExecute" not in settings and "PrivateNetwork" not in settings
     assert ("render" in settings.get("SupplementaryGroups", "")) == (card == "MI300X")  # /dev/kfd is that group's
     assert settings["Environment"].count("%C/" + settings["CacheDirectory"]) == 2
+
+
+def test_the_checklist_names_only_files_that_are_written_and_the_engine_to_install() -> None:
+    found = evaluate(deployment(), WORKLOAD)
+    kinds = deploy.DEFAULT_FILES, ("checklist",)
+    whole, alone = (deploy.documents(found, TARGETS, wanted=wanted)["checklist.md"] for wanted in kinds)
+    for name in ("bench.sh", "alerts.yml", "runbook.md", "grafana.json"):
+        assert name in whole and name not in alone
+    assert "the server is vllm 0.20.2, installed" in alone

@@ -252,7 +252,7 @@ def sweep_file(
     return table
 
 
-SHOWN = ("verdict", "gpu", "gpus_rented", "usd_per_hour", "ttft_ms_p95", "tpot_ms_p95")
+SHOWN = ("verdict", "gpu", "gpus_rented", "usd_per_hour", "ttft_ms_p95", "tpot_ms_p95", "figures")
 """Columns of a table that a terminal shows beside the fields that were set."""
 
 

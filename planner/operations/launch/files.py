@@ -87,7 +87,7 @@ def documents(
         "scaled": manifests.scaled(prediction, scaling) if "kubernetes" in wanted else None,
         **alerts.watched(prediction, targets, at),
     }  # fmt: skip
-    names = file_names(prediction, wanted)
+    names = values["files"] = file_names(prediction, wanted)
     made = manifests.manifests([kind for kind in wanted if kind in manifests.FILES], start, prediction, scaling)
     made |= {"trtllm.yaml": start.config} | ({"grafana.json": dashboard(values)} if "grafana.json" in names else {})
     return {name: made[name] if name in made else render(name, **values) for name in names}
