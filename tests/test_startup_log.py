@@ -96,6 +96,16 @@ def test_a_text_without_figures_is_refused() -> None:
         read_log("INFO: Application startup complete.")
 
 
+def test_a_log_that_ends_while_weights_load_is_held_against_the_plan() -> None:
+    log = read_log(
+        "non-default args: {'model': 'Qwen/Qwen3-32B', 'max_model_len': 16384}\n"
+        "torch.OutOfMemoryError: CUDA out of memory. GPU 0 has a total capacity of 44.39 GiB\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    told = str(explain(log, plan(deployment_of(log, "L40S"))))
+    assert "ends with: OutOfMemoryError" in told and "The plan says: No available memory" in told
+
+
 def test_the_plan_of_the_same_deployment_agrees_line_by_line() -> None:
     log = read_log(V019)
     arguments = dict(log.arguments)

@@ -135,9 +135,9 @@ class Explanation:
         return f"Furthest off is {named}, by {off} {unit}. It rests on {PHRASES['rests_on'][self.culprit.term]}."
 
     def __str__(self) -> str:
-        head = [str(self.plan.deployment), f"{'':<22}{'planned, 80% interval':<42}{'logged':>12}"]
+        head = [f"{'':<22}{'planned, 80% interval':<42}{'logged':>12}", *map(str, self.lines)] if self.lines else []
         failed = [f"The log ends with: {self.log.failure}", f"The plan says: {self.plan.reason or self.plan.status}"]
-        return "\n".join([*head, *map(str, self.lines), *(failed if self.log.failure else []), self.verdict])
+        return "\n".join([str(self.plan.deployment), *head, *(failed if self.log.failure else []), self.verdict])
 
     @property
     def outlook(self) -> str:

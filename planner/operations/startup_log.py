@@ -48,8 +48,6 @@ def read_log(text: str) -> StartupLog:
             values = [float(hit.replace(",", "")) for hit in found]
             value = min(values) if name in _SMALLEST else max(values)
             figures[name] = value if name in COUNTS else value * GIB
-    if not {"weights", "kv_available", "kv_tokens", "free"} & set(figures):
-        raise PlannerError('no vLLM start-up figures found; lines such as "Available KV cache memory: ..." would be')
     arguments, said = dict[str, Any](), dict[str, str]()
     for hit in _ARGUMENT.finditer(text):
         name, word = (group for group in hit.groups() if group is not None)
@@ -63,7 +61,9 @@ def read_log(text: str) -> StartupLog:
         spoken = [re.search(rf"\b{key}['\"]?\s*[=:]\s*{form}", speculative[1]) for key, form in _SPECULATION.items()]
         arguments["speculation"] = tuple(match and match[1] for match in spoken)
     arguments |= {f"gpu_{name}": round(figures[name]) for name in ("total", "free") if name in figures}
-    failures = re.findall(PHRASES["failure"], text)
+    failures = [found for found in re.findall(PHRASES["failure"], text) if "root cause above" not in found]
+    if not {"weights", "kv_available", "kv_tokens", "free"} & set(figures) and not (failures and "model" in arguments):
+        raise PlannerError('no vLLM start-up figures found; lines such as "Available KV cache memory: ..." would be')
     return StartupLog(
         figures,
         {name: value for name, value in arguments.items() if value not in (None, "auto")},
