@@ -136,14 +136,18 @@ class Explanation:
 
     def __str__(self) -> str:
         head = [f"{'':<22}{'planned, 80% interval':<42}{'logged':>12}", *map(str, self.lines)] if self.lines else []
-        failed = [f"The log ends with: {self.log.failure}", f"The plan says: {self.plan.reason or self.plan.status}"]
-        return "\n".join([str(self.plan.deployment), *head, *(failed if self.log.failure else []), self.verdict])
+        weigh = f"weights take {self.plan.weights / GIB:.1f} of {self.plan.deployment.gpu.memory / GIB:.1f} GiB"
+        said = f"The plan says: {self.plan.reason or self.plan.status}; {weigh} on a GPU"
+        failed = [f"The log ends with: {self.log.failure}", said] if self.log.failure else []
+        return "\n".join([str(self.plan.deployment), *head, *failed, *([self.verdict] if self.lines else [])])
 
     @property
     def outlook(self) -> str:
         """What helps, or how many requests fit and which arguments serve more; empty where the log does not fit."""
         if self.errors or not self.fits:
-            return "\n".join(f"{error.phrase.title}: {error.remedy}" for error in self.errors)
+            helps = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
+            then = ["Next: planner lint of its command, with --gpu, proposes one that starts."] if helps else []
+            return "\n".join(helps + then)
         as_logged = plan(replace(self.plan.deployment, memory_calibration=tuple(self.calibration.items())))
         args, load = as_logged.deployment.args, traffic(as_logged.deployment.args.max_model_len)
         size = f"{load.prompt.mean:,.0f} + {load.output.mean:,.0f} tokens"
