@@ -689,3 +689,8 @@ def test_awq_that_is_asked_for_by_name_is_slow_and_of_a_bf16_checkpoint_refused(
         found = lint(f"vllm serve {model} --quantization awq", "0.20.2").commands[0]
         assert [one.verdict for one in found.judged.findings] == [verdict]
         assert ("--quantization" in found.mended.command.argv) == (verdict == "contradicts")
+
+
+def test_a_misspelt_option_with_a_value_out_of_range_is_mended_in_both() -> None:
+    told = str(lint("vllm serve Qwen/Qwen3-8B --gpu-memory-utilizaton 1.5", "0.33.0"))
+    assert "= vllm serve Qwen/Qwen3-8B --gpu-memory-utilization 0.95" in told
