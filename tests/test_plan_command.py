@@ -140,9 +140,11 @@ def test_bad_input_ends_with_2_and_one_sentence(
 def test_a_person_gets_a_dozen_lines(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(mine)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert 10 <= len(lines) <= 17
+    assert 10 <= len(lines) <= 18
     told = {line.split("  ")[0]: line for line in lines}
     assert {"Question", "Verdict", "Run", "Command", "Cost", "p95 TTFT", "p95 TPOT", "Capacity"} <= set(told)
+    mid, low, high = asked(capsys, mine)[1]["predicted"]["e2e_ms"]["p95"]
+    assert told["p95 E2E"].split("  ", 1)[1].strip() == f"{mid:,.0f} ({low:,.0f} to {high:,.0f}) ms, not promised"
     assert not any(word in " ".join(lines) for word in ("nan", "None", "Interval(", "inf "))
 
 

@@ -242,6 +242,8 @@ def check(kind: type[E], data: Any, where: str) -> E:
         if first["type"] == "value_error" and not first["loc"]:
             raise PlannerError(f"{where}: {first['ctx']['error']}") from None
         wanted = "Input should be a number" if "than" in first["type"] and first["input"] is True else first["msg"]
+        if first["type"] == "float_parsing":
+            wanted = "Input should be a number, worked out (2.5 for 60/24)"
         raise PlannerError(f"{where}, field {field}: {wanted}, got {first['input']!r:.80}") from None
 
 

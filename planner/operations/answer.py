@@ -236,9 +236,9 @@ def _promise(target: Target, found: Performance) -> tuple[str, str]:
 
 
 def _not_promised(scenario: Scenario, found: Performance) -> list[tuple[str, str]]:
-    """The p95 of TTFT and TPOT where users wait and nothing is promised of it."""
-    said = {target.metric for target in scenario.service_level}
-    beside = {name: found.told(name, "p95") for name in ("ttft", "tpot") if name not in said and not scenario.offline}
+    """The p95 of TTFT, TPOT and E2E where users wait and nothing is promised of it."""
+    said = LATENCIES if scenario.offline else {"itl", *(target.metric for target in scenario.service_level)}
+    beside = {name: found.told(name, "p95") for name in LATENCIES if name not in said}
     return [
         (f"p95 {name.upper()}", f"{value * 1e3:,.0f} ms, not promised")
         for name, value in beside.items()

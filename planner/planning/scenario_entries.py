@@ -95,8 +95,8 @@ class WorkloadEntry(Entry):
 
     others_say: ClassVar = dict.fromkeys(
         ("think", "user", "session"),
-        "of N users who ask every T seconds, answer and thinking together, the rate is N / T; "
-        "of N who ask again at once, concurrency is N",
+        "of N users who ask every T seconds, answer and thinking together, the rate is N / T, on the safe side, as "
+        "users who still wait ask no more; of N who ask again at once, concurrency is N",
     )
 
     prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_described)] = None

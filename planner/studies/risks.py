@@ -57,19 +57,15 @@ def growth(plan: Plan) -> str:
         if not rate.mid:
             return f"No rate keeps every promise: {why} even in an idle engine{how}."
         more = rate.mid / wanted - 1
-        may = f"The {what} may grow {_more(more)}" if more >= 0.005 else f"There is no room for more {what}"
+        may = f"The {what} may grow by {more:,.0%}" if more >= 0.005 else f"There is no room for more {what}"
         return f"{may}: beyond {rate:.3g} requests/s {why}{how}, though capacity is left."
     if planned < wanted:
         return f"There is no room for more {what}."
     over = (most if kept is None else kept[0]) / wanted + -1.0
     end = f"{kept[1]}{how}" if kept else end
-    low = f" ({_more(over.lo)} at the pessimistic end)" if over.lo > 0 else ""
-    used = f"{_more(planned / wanted - 1)} until that is used up, and " if scenario.headroom else ""
-    return f"The {what} may grow {used}{_more(over.mid)}{low} until {end}."
-
-
-def _more(share: float) -> str:
-    return f"by {share:.0%}" if share < 2 else f"to {1 + share:.3g} times"
+    low = f" (by {over.lo:,.0%} at the pessimistic end)" if over.lo > 0 else ""
+    used = f"by {planned / wanted - 1:,.0%} until that is used up, and " if scenario.headroom else ""
+    return f"The {what} may grow {used}by {over.mid:,.0%}{low} until {end}."
 
 
 def lost(plan: Plan) -> tuple[Candidate | None, str]:
