@@ -694,3 +694,5 @@ def test_awq_that_is_asked_for_by_name_is_slow_and_of_a_bf16_checkpoint_refused(
 def test_a_misspelt_option_with_a_value_out_of_range_is_mended_in_both() -> None:
     told = str(lint("vllm serve Qwen/Qwen3-8B --gpu-memory-utilizaton 1.5", "0.33.0"))
     assert "= vllm serve Qwen/Qwen3-8B --gpu-memory-utilization 0.95" in told
+    found = lint("vllm serve Qwen/Qwen3-8B --tensor-paralel-size=two", "0.33.0").findings
+    assert "takes a whole number, got 'two'" in found[-1].why

@@ -7,7 +7,7 @@ import difflib
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -35,7 +35,8 @@ class Judged:
     command: Command
     options: Options
     version: str
-    parsed: Parsed
+    asked: Parsed
+    parsed: Parsed  # as `asked`, with misspelt options as they were meant
     findings: tuple[Finding, ...]
 
     @property
@@ -53,8 +54,11 @@ class Judged:
 def judge(command: Command, version: str) -> Judged:
     """The verdicts on a command at a version of its engine, in the order in which things stand there."""
     known = options(command.engine, version)
-    parsed = known.parse(command.argv)
-    findings = [flag(given, known, version) for given in parsed.given]
+    asked = known.parse(command.argv)
+    findings = [flag(given, known, version) for given in asked.given]
+    parsed = _meant(command, asked, findings, known)
+    pairs = zip(asked.given, parsed.given, strict=True)
+    findings += [flag(meant, known, version) for given, meant in pairs if meant.error and meant != given]
     findings += words(command, parsed, version)
     findings += environment(command, version)
     findings += settings(command, version)
@@ -65,7 +69,16 @@ def judge(command: Command, version: str) -> Judged:
             findings.append(extra)
         elif (findings[at].verdict == "ok" and not findings[at].why) or (extra.mend and not findings[at].mend):
             findings[at] = extra
-    return Judged(command, known, version, parsed, tuple(findings))
+    return Judged(command, known, version, asked, parsed, tuple(findings))
+
+
+def _meant(command: Command, asked: Parsed, findings: Sequence[Finding], known: Options) -> Parsed:
+    """The command line with its misspelt options as they were meant, so that their values are judged too."""
+    unknown = (found for found in findings if found.verdict == "unknown" and found.instead in known.spellings)
+    right = {found.written.split()[0]: found.instead for found in unknown}
+    parted = [word.partition("=") for word in command.argv]
+    meant = known.parse([right.get(name, name) + sign + value for name, sign, value in parted])
+    return meant if len(meant.given) == len(asked.given) else asked
 
 
 def flag(given: Given, known: Options, version: str) -> Finding:

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.operations.flags import Given
 from planner.operations.lint.deployment import names
-from planner.operations.lint.judging import Judged, current, judge
+from planner.operations.lint.judging import Judged, current
 from planner.operations.lint.launching import Command
 from planner.operations.lint.verdicts import Change, Finding, changes, secret
 
@@ -23,12 +23,11 @@ class Mended:
 
 def mended(judged: Judged, settings: Mapping[str, Any] | None = None) -> Mended:
     """The command without what its version does not take or do, and with `settings` (arguments -> values) in place."""
-    as_given, judged = judged.parsed.given, _spelt_right(judged)
     known, old = judged.options, {found.name: found for found in judged.findings}
     words, diff, drafting = list[str](), list[str](), dict[str, Any]()
     wanted = dict(settings or {})
     drafts = names("vllm").drafting if "--speculative-config" in known.spellings else {}
-    for asked, given in zip(as_given, judged.parsed.given, strict=True):
+    for asked, given in zip(judged.asked.given, judged.parsed.given, strict=True):
         spelt = given.written.replace("_", "-") if known.lists.underscores else given.written
         name = given.option.name if given.option and spelt not in old else spelt
         argument = given.option.argument if given.option else ""
@@ -73,17 +72,6 @@ def mended(judged: Judged, settings: Mapping[str, Any] | None = None) -> Mended:
             model.remove(found.written)
     argv = (*model, *words)
     return Mended(replace(judged.command, argv=argv, environment=environment), tuple(diff))
-
-
-def _spelt_right(judged: Judged) -> Judged:
-    """The same command with its misspelt options as they were meant, so that their values are judged too."""
-    meant = {found.name: found.instead for found in judged.findings if found.verdict == "unknown"}
-    right = {one.written: meant.get(one.written, "") for one in judged.parsed.given if one.option is None}
-    right = {wrong: name for wrong, name in right.items() if name in judged.options.spellings}
-    parted = [word.partition("=") for word in judged.command.argv]
-    argv = [right.get(name, name) + sign + value for name, sign, value in parted]
-    found = judge(replace(judged.command, argv=tuple(argv)), judged.version) if right else judged
-    return found if len(found.parsed.given) == len(judged.parsed.given) else judged
 
 
 def _changed(name: str, was: list[str], now: list[str]) -> list[str]:
