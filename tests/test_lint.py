@@ -16,12 +16,15 @@ from launch_plans import plans
 from planner.core.quantities import PlannerError
 from planner.faces.cli import main
 from planner.operations.flags import lists, options
+from planner.operations.launch import documents
 from planner.operations.lint import lint
 from planner.operations.lint.mending import mended
 from planner.operations.lint.reading import read
 from planner.operations.lint.rules import rules
 from planner.operations.lint.shell import statements
 from planner.operations.lint.verdicts import changes
+from planner.planning.scenario import load_scenario
+from planner.planning.search import search
 
 COMMANDS = yaml.safe_load((Path(__file__).parent / "data" / "commands.yaml").read_text(encoding="utf-8"))
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -54,7 +57,9 @@ def test_what_is_wrong_in_the_commands_of_guides(guide: dict[str, Any]) -> None:
         judged = one.judged
         again = judged.options.parse(mended(judged).command.argv)
         left = {one.written for one in again.given if one.error}
-        open_ = {name for name, verdict in guide["finds"].items() if verdict in ("unknown", "contradicts")}
+        open_ = {
+            name for name, verdict in guide["finds"].items() if verdict in ("unknown", "wrong value", "contradicts")
+        }
         assert left <= open_  # what only its author can say
 
 
@@ -324,6 +329,25 @@ def test_the_version_is_that_of_the_image_unless_another_is_asked_for() -> None:
     assert "vllm 0.19.0 is read by the options of 0.18.0" in str(lint("vllm serve m", "0.19.0"))
 
 
+def test_script_and_unit_of_a_plan_are_read_at_its_version(tmp_path: Path) -> None:
+    """The unit starts the script that lies beside it."""
+    asked = load_scenario("edge-8b-24gb")
+    for name, text in documents(search(asked).best.prediction, asked.service_level).items():
+        (tmp_path / name).write_text(text)
+    for name in ("serve.sh", "headroom@.service"):
+        found = lint(str(tmp_path / name))
+        assert [one.judged.version for one in found.commands] == [asked.engine.version] and not found.notes
+        assert found.verdict == "ok"
+
+
+def test_an_option_that_went_between_two_lists_is_a_risk_and_a_wrong_value_is_no_unknown_option() -> None:
+    """Engine V0, and with it several steps at once, left vLLM with 0.11, between the lists of 0.10 and 0.12."""
+    steps = "vllm serve m --num-scheduler-steps 8"
+    assert verdicts(steps, "0.11.0") == {"--num-scheduler-steps": "risky"} and "of 0.10.0" in str(lint(steps, "0.11.0"))
+    assert verdicts(steps, "0.12.0") == {"--num-scheduler-steps": "removed"}
+    assert verdicts("vllm serve m --max-num-seqs many", "0.20.2") == {"--max-num-seqs": "wrong value"}
+
+
 def test_drift_between_two_versions() -> None:
     found = lint("vllm serve m --swap-space 4 -tp 2 --disable-custom-all-reduce", "0.10.0", to="0.33.0")
     drift = {one.name: (one.verdict, one.instead) for one in found.drift}
@@ -478,6 +502,11 @@ def test_the_exit_says_fine_at_risk_or_to_mend(capsys: pytest.CaptureFixture[str
 
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lint", "vllm", "serve", "m", "--swap-space", "8", "--engine-version", "0.20.2"]) == 1
+    with pytest.raises(SystemExit):
+        main(["lint", "vllm serve m", "--engine-verison", "0.20.2"])
+    with pytest.raises(PlannerError, match="no server starts in ''"):
+        lint("")
     assert main(["lint", "vllm serve m --max-num-seqs 8", "--engine-version", "0.20.2"]) == 0
     assert main(["lint", "vllm serve m --swap-space 8", "--engine-version", "0.20.2"]) == 1
     assert main(["lint", "ollama run m"]) == 2

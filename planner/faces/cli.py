@@ -24,7 +24,11 @@ TEMPLATES = Path(__file__).with_name("templates")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when all went well, 1 when rows of a batch failed, 2 for unusable input."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options, rest = parser.parse_known_args(arguments)
+    if rest and len(getattr(options, "what", ())) < 2:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    options.rest = rest
     gc.set_threshold(200_000, 20, 50)  # a search makes many small objects and few circles: a tenth of its time
     try:
         done = int(options.run(options) or 0)
@@ -265,9 +269,9 @@ def _lint(options: argparse.Namespace) -> int:
     from planner.planning.scenario import load_scenario
 
     traffic = load_scenario(options.scenario).workload if options.scenario else None
-    found = lint(
-        options.what, options.engine_version, engine=options.engine, gpu=options.gpu, to=options.to, workload=traffic
-    )
+    words = [*options.what, *options.rest]
+    what, version = words[0] if len(words) == 1 else shlex.join(words), options.engine_version
+    found = lint(what, version, engine=options.engine, gpu=options.gpu, to=options.to, workload=traffic)
     print(json.dumps(found.json(), indent=2, allow_nan=False) if options.json else found)
     return {"ok": 0, "at_risk": 3, "mend": 1}[found.verdict]
 

@@ -92,6 +92,9 @@ def flag(given: Given, known: Options, version: str) -> Finding:
     if given.error:
         return Finding("flag", name, written, *_wrong_value(given, known), refused=True)
     verdict, why = _still(change, name, version)
+    after = next((one for one in known.lists.versions if known.note and release(one) > release(version)), known.version)
+    if verdict == "ok" and given.option.name not in options(known.engine, after).spellings:
+        verdict, why = "risky", f"in {known.version}, not in {after}: {version} is between them"
     return Finding("flag", name, written, verdict, why, change.advice if why else "")
 
 
@@ -155,18 +158,18 @@ def _wrong_value(given: Given, known: Options) -> tuple[Verdict, str, str]:
     name, value = given.option.name, given.words[0] if given.words else ""
     why = given.error.partition(": ")[2]
     if given.option.kind == "nothing" and value.lower() in ("true", "false"):
-        return "unknown", why, name if value.lower() == "true" else " or ".join(given.option.off[:1]) or "nothing"
+        return "wrong value", why, name if value.lower() == "true" else " or ".join(given.option.off[:1]) or "nothing"
     if "json" in given.option.kind and re.fullmatch(r"\w+=\w+(,\w+=\w+)*", value):
         pairs = (pair.split("=") for pair in value.split(","))
-        return "unknown", why, f"{name} {json.dumps({key: int(v) if v.isdigit() else v for key, v in pairs})}"
+        return "wrong value", why, f"{name} {json.dumps({key: int(v) if v.isdigit() else v for key, v in pairs})}"
     if value and given.option.choices:
         had = [v for v in versions_with(known.engine, name) if value in options(known.engine, v)[name].choices]
         if had:
             gone = release(had[-1]) < release(known.version)
             return "removed", f"{value} was there up to {had[-1]}; {why}" if gone else why, ""
         close = difflib.get_close_matches(value, given.option.choices, n=1, cutoff=0.6)
-        return "unknown", why, f"{name} {close[0]}" if close else ""
-    return "unknown", why, ""
+        return "wrong value", why, f"{name} {close[0]}" if close else ""
+    return "wrong value", why, ""
 
 
 def words(command: Command, parsed: Parsed, version: str) -> Iterator[Finding]:

@@ -40,7 +40,10 @@ def read(what: str, engine: str | None = None) -> Read:
     text = re.sub(r"(?<=[ \t])[`^][ \t]*\r?\n", "\\\\\n", text)  # lines that PowerShell and cmd carry on
     if len(text) > LARGEST:
         raise PlannerError(f"a command line has at most {LARGEST:,} characters, got {len(text):,}")
-    found = tuple(_configured(command, beside) for command in islice(_commands(text, name, engine), MOST))
+    started = list(islice(_commands(text, name, engine), MOST))
+    for script in () if started else re.findall(r"^ExecStart=.*?(\S+\.sh)\b", text, re.MULTILINE):
+        started += islice(_commands(beside.find(script) or "", "", engine), MOST)
+    found = tuple(_configured(_of_plan(command, text), beside) for command in started)
     metrics = tuple(dict.fromkeys(word for word in _METRIC.findall(text) if "_" in word))
     if not found and not metrics:
         where = path.name if path else f"{what!r:.60}"
@@ -50,6 +53,12 @@ def read(what: str, engine: str | None = None) -> Read:
             f"`text-generation-launcher`, or one of their images{hint}"
         )
     return Read(found, metrics)
+
+
+def _of_plan(command: Command, text: str) -> Command:
+    """The command with the version that heads the scripts and units of a plan, where it names none itself."""
+    title = re.search(rf"^# .+ on .+, {command.engine} (\d[\w.+]*)$", text[:2000], re.MULTILINE)
+    return replace(command, version=title[1]) if title and not command.version else command
 
 
 class _Beside(NamedTuple):
@@ -100,7 +109,7 @@ def _configured(command: Command, beside: _Beside) -> Command:
 def _file(what: str) -> Path | None:
     """The file that is meant; None where it is a command line."""
     with suppress(OSError, ValueError):
-        if len(what) < 4096 and "\n" not in what and Path(what).exists():
+        if 0 < len(what) < 4096 and "\n" not in what and Path(what).exists():
             return Path(what)
     if re.fullmatch(r"[\w./~-]+\.(service|ya?ml|json|sh|txt|env|conf)", what):
         raise PlannerError(f"cannot read {what}: no such file")

@@ -9,8 +9,10 @@ from pydantic import Field
 from planner.core.catalog import Entry, check, read_yaml
 from planner.operations.flags import FLAGS
 
-Verdict = Literal["ok", "removed", "renamed", "unknown", "default changed", "contradicts", "useless", "risky"]
-MEND = ("removed", "renamed", "unknown", "contradicts", "risky")
+Verdict = Literal[
+    "ok", "removed", "renamed", "unknown", "wrong value", "default changed", "contradicts", "useless", "risky"
+]
+MEND = ("removed", "renamed", "unknown", "wrong value", "contradicts", "risky")
 """Verdicts after which there is something to mend; the others only tell."""
 
 
