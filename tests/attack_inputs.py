@@ -273,7 +273,7 @@ def command(rng: random.Random, folder: Path) -> Any:
         if argument == "--set":
             return f"{rng.choice((*FIELDS, any_text()))}={any_text()}"
         if argument in ("--out", "--step-log", "--requests", "file"):
-            return rng.choice(("o.yaml", "out", "o.csv", any_text().lstrip("/."), *line[1:2]))
+            return rng.choice(("o.yaml", "out", "o.csv", "o" + any_text(), *line[1:2]))  # no name may be nan
         known = "chat-70b" if argument == "scenario" else rng.choice(list(FILES))
         likely = LIKELY.get(argument, "mine.yaml")
         return any_text() if line[0] == "report" else rng.choice((likely, likely, known, str(folder), any_text()))

@@ -187,6 +187,10 @@ def test_a_case_that_would_take_hours_is_refused(tmp_path: Path) -> None:
     (tmp_path / "case.json").write_text(json.dumps({"config": config, "requests": requests}))
     with pytest.raises(PlannerError, match=r"1\.07e\+09 steps together are more than"):
         run_case(tmp_path / "case.json")
+    config["block_size"] = 16_000_000  # which would take a gigabyte
+    (tmp_path / "case.json").write_text(json.dumps({"config": config, "requests": requests}))
+    with pytest.raises(PlannerError, match="block_size"):
+        run_case(tmp_path / "case.json")
 
 
 def test_a_number_where_a_log_names_a_format_or_gpu_is_refused() -> None:
@@ -258,6 +262,7 @@ def test_a_file_name_longer_than_names_may_be_is_refused(tmp_path: Path, capsys:
     (tmp_path / "runs.csv").write_text(
         "gpu,model,concurrency,isl,osl,measured_ttft_ms,measured_tpot_ms\nH100,Qwen/Qwen3-8B,1,100,10,20,8\n"
     )
-    for command in (["calibrate"], ["predict", "--resume"]):
-        assert main([*command, str(tmp_path / "runs.csv"), "--out", str(tmp_path / ("1" * 300))]) == 2
+    runs = str(tmp_path / "runs.csv")
+    for command in (["calibrate", runs], ["predict", "--resume", runs], ["plan", "edge-8b-24gb"]):
+        assert main([*command, "--out", str(tmp_path / ("1" * 300))]) == 2
         assert "too long" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 from collections import Counter
 from contextlib import suppress
@@ -278,7 +279,7 @@ def write(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
 
 def _filled_in(path: Path) -> bool:
     """Whether a file of variables sets any."""
-    return path.exists() and any(line.strip() and line[0] != "#" for line in read_text(path).splitlines())
+    return os.path.exists(path) and any(line.strip() and line[0] != "#" for line in read_text(path).splitlines())
 
 
 def _earlier(out: Path) -> set[str]:

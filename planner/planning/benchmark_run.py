@@ -289,10 +289,9 @@ def _figures(deployment: Deployment, workload: Workload, *, quick: bool, most: I
 
     `most` is the capacity, where it need not be replayed.
     """
-    with ThreadPoolExecutor(1) as beside:
-        waiting = beside.submit(lambda: most or capacity(deployment, workload))
-        found = run(deployment, workload, quick=quick)
-        most = waiting.result()
+    waiting = _workers(os.getpid()).submit(lambda: most or capacity(deployment, workload))
+    found = run(deployment, workload, quick=quick)
+    most = waiting.result()
     mid, rate = found.mid, _rate(found, most)
     outputs, prompts = workload.output.mean, workload.prompt.mean
     if is_finite(workload):  # the run itself may serve a little more than a crowd that waits

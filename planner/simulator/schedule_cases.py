@@ -47,7 +47,7 @@ class CaseConfig(Entry):
     max_num_seqs: Positive
     max_num_batched_tokens: Positive
     num_blocks: Annotated[int, Field(ge=2, le=2**24, strict=True)]
-    block_size: Positive
+    block_size: Annotated[int, Field(ge=1, le=2**20, strict=True)]
     max_model_len: Positive
     enable_prefix_caching: bool = False
     enable_chunked_prefill: bool = True
