@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from planner.core.quantities import GIB, PlannerError
+from planner.faces.cli import main
 from planner.facts.deployment import deploy_on
 from planner.memory.budget import plan
 from planner.operations.explain_log import EXAMPLE as GRANITE
@@ -194,6 +195,11 @@ INFO Available KV cache memory: 19.42 GiB
         explain_file(log, planned=asked)
     found = explain_file(log, "L40S", asked)
     assert found.plan.deployment.gpu.name == "L40S" and found.fits
+    assert "on 2 x L40S, TP2, vllm 0.20.2, fp8_block\nThe scenario plans 2 x L40S, TP1 x PP2, fp8\n" in str(found)
+    assert main(["explain-log", str(log), "--gpu", "L40S"]) == 0
+    log.write_text(f"{text}RuntimeError: Engine core initialization failed.\n")
+    assert main(["explain-log", str(log), "--gpu", "L40S"]) == 1
+    log.write_text(text)
     wrong = explain_file(log, "H200", asked)
     assert not wrong.fits and not wrong.fragment and "does not fit" in wrong.verdict
     for line in ("device_name=NVIDIA_L40S,dtype=fp8_w8a8.json", "Free memory on device (43.9/44.40 GiB)"):

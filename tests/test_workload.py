@@ -138,6 +138,7 @@ def test_plain_trace_with_poisson_arrivals_has_burstiness_one(tmp_path: Path) ->
             "arrival,prompt_tokens,output_tokens" + "\n2026-03-29,5,5" * 100 + "\n2026-03-30,5,5",
             "busiest hour arrive at the same time",
         ),
+        ("arrival,prompt_tokens,output_tokens\n0,5,5\n0.000000001,5,5", "broken.csv: .* arrive at the same time"),
     ],
 )
 def test_a_broken_trace_names_line_and_field(tmp_path: Path, text: str, message: str) -> None:

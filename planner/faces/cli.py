@@ -238,7 +238,7 @@ def _fleet(options: argparse.Namespace) -> None:
     print(f"report: {fleet(options.fleet, options.out)}")
 
 
-def _explain_log(options: argparse.Namespace) -> None:
+def _explain_log(options: argparse.Namespace) -> int:
     from planner.operations.explain_log import explain_file
     from planner.planning.scenario import load_scenario
 
@@ -248,6 +248,7 @@ def _explain_log(options: argparse.Namespace) -> None:
         print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{found.fragment}")
     if found.outlook:
         print(f"\n{found.outlook}")
+    return int(bool(found.log.failure or found.errors))
 
 
 def _diagnose(options: argparse.Namespace) -> int:

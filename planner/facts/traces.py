@@ -285,7 +285,7 @@ def _trace(
     hashes = None if hash_ids is None else tuple(hash_ids[row] for row in kept)
     counts = prompt.astype(np.int64), output.astype(np.int64)
     trace = Trace(path.resolve(), time - time[0], *counts, hashes, left_out)
-    if not trace.busiest_hour().arrival[-1]:
+    if trace.busiest_hour().arrival[-1] < 1e-9 * len(time):
         raise PlannerError(f"{path.name}: all requests of its busiest hour arrive at the same time, so it has no rate")
     return trace
 

@@ -19,6 +19,7 @@ from planner.models.registry import Model, model
 from planner.operations.diagnose.startup_errors import StartupError, startup_errors
 from planner.operations.lint.planned import traffic, worthwhile
 from planner.operations.startup_log import COUNTS, PHRASES, StartupLog, read_log
+from planner.planning.candidate import describe, formats
 from planner.planning.scenario import Scenario
 from planner.planning.scenario_entries import engine_arguments
 from planner.planning.search import search
@@ -76,6 +77,7 @@ class Explanation:
     plan: MemoryPlan
     lines: tuple[Comparison, ...]
     errors: tuple[StartupError, ...] = ()
+    asked: str = ""  # what a scenario plans, in a few words
 
     @cached_property
     def culprit(self) -> Comparison | None:
@@ -139,7 +141,9 @@ class Explanation:
         weigh = f"weights take {self.plan.weights / GIB:.1f} of {self.plan.deployment.gpu.memory / GIB:.1f} GiB"
         said = f"The plan says: {self.plan.reason or self.plan.status}; {weigh} on a GPU"
         failed = [f"The log ends with: {self.log.failure}", said] if self.log.failure else []
-        return "\n".join([str(self.plan.deployment), *head, *failed, *([self.verdict] if self.lines else [])])
+        logged = f"{self.plan.deployment}, {formats(self.plan.deployment)}"
+        asked = [f"The scenario plans {self.asked}"] if self.asked else []
+        return "\n".join([logged, *asked, *head, *failed, *([self.verdict] if self.lines else [])])
 
     @property
     def outlook(self) -> str:
@@ -188,7 +192,8 @@ def deployment_of(log: StartupLog, gpu: str | None = None, planned: Deployment |
         said.setdefault("max_loras", 1)
     base: dict[str, Any] = {}
     if planned is not None:
-        base = {size: getattr(planned.layout, size) for size in ("tp", "pp", "dp", "ep", "dcp")}
+        sizes = () if log.complete else ("tp", "pp", "dp", "ep", "dcp")
+        base = {size: getattr(planned.layout, size) for size in sizes}
         base |= {name: getattr(planned, name) for name in ("other_tenants", "gpus_per_node", "speculation")}
         base |= {"engine": planned.engine.name, "engine_version": planned.engine.version}
         base |= {"memory_calibration": dict(planned.memory_calibration), **({} if log.complete else vars(planned.args))}
@@ -290,6 +295,8 @@ def explain_file(path: str | Path, gpu: str | None = None, planned: Deployment |
     except PlannerError as error:
         said = "".join(f"; it ended so: {one.phrase.title}. {one.remedy}" for one in errors)
         raise PlannerError(f"{error}{said}") from None
+    asked = ""
     if isinstance(planned, Scenario):
         planned = _planned(planned, log, gpu)
-    return replace(explain(log, plan(deployment_of(log, gpu, planned))), errors=tuple(errors))
+        asked = describe(planned)
+    return replace(explain(log, plan(deployment_of(log, gpu, planned))), errors=tuple(errors), asked=asked)
