@@ -353,4 +353,7 @@ def test_the_checklist_names_only_files_that_are_written_and_the_engine_to_insta
     whole, alone = (deploy.documents(found, TARGETS, wanted=wanted)["checklist.md"] for wanted in kinds)
     for name in ("bench.sh", "alerts.yml", "runbook.md", "grafana.json"):
         assert name in whole and name not in alone
-    assert "the server is vllm 0.20.2, installed" in alone
+    assert "the server is vllm 0.20.2, installed" in alone and alone.endswith("inference\n")
+    assert "`systemctl daemon-reload`, `systemctl enable --now headroom@0`" in whole and "systemctl" not in alone
+    held = deploy.documents(found, TARGETS, wanted=("checklist", "kubernetes"))["checklist.md"]
+    assert "kubectl get crd scaledobjects.keda.sh" in held and "KEDA" not in whole

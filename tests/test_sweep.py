@@ -168,6 +168,7 @@ def test_a_sweep_killed_three_times_resumes_and_a_repeated_one_answers_from_the_
     assert not (tmp_path / "out.csv").exists()
     again = subprocess.run(command(path, "out.csv", "--workers", "1"), capture_output=True, text=True, check=True)
     assert f"{total} of {total} points, {before} from the store" in again.stderr
+    assert "workers start; on a new machine they compile first" in again.stderr
     assert kept(store) == total
     table = pd.read_csv(tmp_path / "out.csv")
     assert (table["status"] == "ok").all()

@@ -219,6 +219,9 @@ def _sweep(options: argparse.Namespace) -> int:
     from planner.operations.sweep import sweep_file, told
 
     def progress(done: int, points: int, kept: int) -> None:
+        if done == kept < points:
+            said = "planner: workers start; on a new machine they compile first, up to a minute or two"
+            print(said, file=sys.stderr, flush=True)
         if sys.stderr.isatty() or done in (kept, points):
             _progress(done, points, f"points, {kept:,} from the store")
 
