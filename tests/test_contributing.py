@@ -99,8 +99,8 @@ def test_the_table_of_runs_can_be_fitted_to(tmp_path: Path) -> None:
     table.write_text(rows, encoding="utf-8")
     points = read_results([table]).points
     assert [(p.deployment.gpu.name, p.workload.concurrency, p.ttft, p.tpot) for p in points] == [
-        ("RTX-4090", 1, pytest.approx(0.060), pytest.approx(0.024)),
-        ("RTX-4090", 32, pytest.approx(0.350), pytest.approx(0.031)),
+        ("RTX-4090", 1, pytest.approx(0.078), pytest.approx(0.0184)),
+        ("RTX-4090", 32, pytest.approx(0.640), pytest.approx(0.0265)),
     ]
 
 
