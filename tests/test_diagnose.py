@@ -270,7 +270,21 @@ def test_histograms_keep_their_mean_and_order() -> None:
 def test_nothing_is_made_up_within_the_first_bucket() -> None:
     """Queues of 1 ms in a first bucket of 300 ms: interpolated, their p99 would read 297 ms."""
     seen = Histogram(np.array([0.3, 0.5, np.inf]), np.array([97.0, 3.0, 0.0]), 0.1, 100.0)
-    assert (seen.told(0.95), seen.told(0.99)) == ("under 300", "433")
+    assert (seen.told(0.95), seen.told(0.99)) == ("under 300", "300 to 500")
+
+
+def test_a_promise_whose_limit_lies_within_a_bucket_is_left_open() -> None:
+    """97 of 100 within 300 ms, the others within 500: what is promised of p95 is kept, of p99 by 500 ms, not by 400."""
+    seen = Histogram(np.array([0.3, 0.5, np.inf]), np.array([97.0, 3.0, 0.0]), 20.0, 100.0)
+    limits = (("p95", 0.3), ("p99", 0.5), ("p99", 0.4), ("p99", 0.2), ("mean", 0.1))
+    names = engine_metrics(engine("vllm", "0.20.2"))
+    targets = tuple(Target("ttft", at, limit) for at, limit in limits)
+    case = Case(
+        Measured("vllm", names, None, 100.0, {"ttft": seen}), Planned(deployed("8B on H100"), None, None, targets)
+    )
+    said = [promise.partition(": ")[2] for promise in case.promises]
+    assert said[:2] == ["kept", "kept"] and "nobody can tell" in said[2]
+    assert said[3:] == ["3% of requests miss it", "the mean is 200 ms"]
 
 
 def test_what_cannot_be_judged_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

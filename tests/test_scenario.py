@@ -222,6 +222,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
             "max_num_batched_tokens .* must be greater than",
         ),
         ({"engine_version": "0.20.2", "kv_cache_dtype": ["fp9"]}, "mine: kv_cache_dtype 'fp9' is none of auto"),
+        ({"engine_version": "0.33.0", "kv_cache_dtype": ["fp9"]}, "mine: kv_cache_dtype 'fp9' is none of auto"),
         ({"engine_args": {"max_num_seqs": 6.4}}, "engine_args, field max_num_seqs: .*integer.*, got 6.4"),
         ({"engine_args": {"enforce_eager": "banana"}}, "engine_args, field enforce_eager: .*boolean.*, got 'banana'"),
         ({"quantization": ["fp7"]}, "unknown quantization 'fp7'"),

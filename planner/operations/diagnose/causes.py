@@ -114,6 +114,18 @@ class Case:
         return found
 
     @property
+    def promises(self) -> list[str]:
+        """What becomes of each promise that the page tells of."""
+        broken, said = dict(self.broken), []
+        for target in self.planned.targets if self.planned else ():
+            if histogram := self.measured.histograms.get(target.metric):
+                at, mean = target.percentile, target.percentile == "mean"
+                kept = mean or histogram.bucket(int(at[1:]) / 100)[1] <= target.seconds
+                what = "kept" if kept else "its limit lies within a bucket, so that nobody can tell"
+                said.append(f"{target}: {_kept(target, broken[target]) if target in broken else what}")
+        return said
+
+    @property
     def queues(self) -> bool:
         """Requests wait for a good part of their time to the first token, which misses its limit where there is one."""
         limits = [target.seconds for target in self.planned.targets if target.metric == "ttft"] if self.planned else []

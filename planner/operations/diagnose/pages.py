@@ -112,9 +112,14 @@ class Histogram:
         return float(low if math.isinf(high) else low + (high - low) * (q - before) / (reached[k] - before))
 
     def told(self, q: float) -> str:
-        """A quantile in ms; of one in the first bucket, which may lie anywhere in it, that it is under its edge."""
-        first = bool(self.counts[0] >= q * self.counts.sum())
-        return f"under {self.edges[0] * 1e3:,.0f}" if first else f"{self.quantile(q) * 1e3:,.0f}"
+        """Between which edges a quantile lies, in ms."""
+        low, high = (f"{edge * 1e3:,.0f}" for edge in self.bucket(q))
+        return f"under {high}" if low == "0" else f"over {low}" if high == "inf" else f"{low} to {high}"
+
+    def bucket(self, q: float) -> tuple[float, float]:
+        """The edges of the bucket in which a quantile lies: it may be anywhere there."""
+        k = int(np.searchsorted(np.cumsum(self.counts) / self.counts.sum(), q))
+        return float(self.edges[k - 1]) if k else 0.0, float(self.edges[k])
 
     def above(self, edge: float) -> float:
         """The share of observations above the lowest edge from `edge` on."""
@@ -145,6 +150,7 @@ class Measured:
     in_flight_grew: float = 0.0
     deferred: float | None = None  # requests that wait for an adapter, or what else is not room
     cpu: float | None = None  # seconds a second of the process that answers
+    whole: bool = False  # since the server started, by one page
 
     def mean(self, role: str) -> float | None:
         """Mean of a histogram."""
@@ -256,6 +262,7 @@ def measured(pages: Sequence[Page], version: str | None = None, seconds: float |
         in_flight[-1] - in_flight[0] if before else in_flight[-1],
         _mean(page.total(names.names["waiting_by_reason"], reason="deferred") for page in seen),
         cpu / seconds if cpu is not None and seconds else None,
+        before is None,
     )  # fmt: skip
 
 
