@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.sparse import block_diag, csr_array, diags_array
 
 from planner.core.catalog import CATALOGS, read_text, read_yaml
 from planner.core.quantities import MIB, Z80, PlannerError, told_of
@@ -121,7 +122,7 @@ def measured_runs(path: Path = RUNS) -> list[MeasuredRun]:
 class Pool:
     """Measured runs, and the parts that their coefficients are sums of.
 
-    `parts` are (level, group, coefficient); `of` [runs] the indices of each run's, and `which` of their coefficients.
+    `parts` are (level, group, coefficient); `adds` [runs x coefficients, parts] is 1 where a part adds to it.
     """
 
     def __init__(self, runs: Sequence[MeasuredRun]) -> None:
@@ -132,21 +133,19 @@ class Pool:
         self.noise = NOISE * np.array([[STEADY if run.workload.rate else 1.0] for run in runs])
         self.beside = np.zeros_like(self.measured)  # ln(replayed / closed form)
         places: dict[tuple[str, str, str], int] = {}
-        self.of, self.which = [], []
-        for run in runs:
-            mine = [(level, group, name) for level, group in run.groups.items() for name in self.names]
-            mine = [part for part in mine if _spread(part[0], part[2]) > 0]
-            self.of.append(np.array([places.setdefault(part, len(places)) for part in mine]))
-            self.which.append(np.array([self.names.index(name) for _, _, name in mine]))
+        rows, columns = list[int](), list[int]()
+        for k, run in enumerate(runs):
+            for (level, group), (which, name) in product(run.groups.items(), enumerate(self.names)):
+                if _spread(level, name) > 0:
+                    rows.append(k * len(self.names) + which)
+                    columns.append(places.setdefault((level, group, name), len(places)))
         self.parts = list(places)
         self.spread = np.array([_spread(level, name) for level, _, name in places])
+        self.adds = csr_array((np.ones(len(rows)), (rows, columns)), shape=(self.start.size, len(places)))
 
     def logs(self, sums: np.ndarray) -> np.ndarray:
         """[runs, coefficients] logarithms of each run's coefficients."""
-        logs = self.start.copy()
-        for row, of, which in zip(logs, self.of, self.which, strict=True):
-            np.add.at(row, which, sums[of])
-        return logs
+        return np.asarray(self.start + (self.adds @ sums).reshape(self.start.shape))
 
     def steps(self, logs: np.ndarray) -> list[StepModel]:
         values = np.exp(logs).tolist()
@@ -190,15 +189,15 @@ class Pool:
         """[runs, metrics] of the squares of these errors; 0 where nothing was measured."""
         return np.where(np.isfinite(errors), 1 / (self.noise**2 + np.nan_to_num(errors) ** 2 / FREEDOM), 0.0)
 
+    def by_part(self, slopes: np.ndarray) -> csr_array:
+        """[runs x metrics, parts] of slopes by coefficient."""
+        return block_diag(slopes, "csr") @ self.adds
+
     def normal(self, slopes: np.ndarray, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The normal matrix, and the gradient, both without the priors."""
-        weight = self.weights(errors)
-        matrix, gradient = np.zeros((len(self.parts), len(self.parts))), np.zeros(len(self.parts))
-        for k in range(len(self.runs)):
-            own = slopes[k][:, self.which[k]]
-            matrix[np.ix_(self.of[k], self.of[k])] += (own * weight[k][:, None]).T @ own
-            gradient[self.of[k]] += own.T @ (weight[k] * np.nan_to_num(errors[k]))
-        return matrix, gradient
+        own, weight = self.by_part(slopes), self.weights(errors).ravel()
+        weighted = own.T @ diags_array(weight)
+        return (weighted @ own).toarray(), weighted @ np.nan_to_num(errors.ravel())
 
     def loss(self, errors: np.ndarray, sums: np.ndarray) -> float:
         """Minus twice the logarithm of the posterior, but for a constant."""
@@ -229,19 +228,21 @@ class Pooled:
         weighted slopes; few runs only change it a little: H^-1 + H^-1 A' (1 - A H^-1 A')^-1 A H^-1 (Woodbury).
         """
         pool, shared = self.pool, np.array([level != "curve" for level, _, _ in self.pool.parts])
-        weighted = [self._weighted(k, shared) for k in range(len(pool.runs))]
+        by_part, weight = pool.by_part(self.slopes), np.sqrt(pool.weights(self.errors)).ravel()
+        slopes = (diags_array(weight) @ by_part)[:, shared]
+        errors = np.nan_to_num(self.errors.ravel()) * weight
         prior = (1 / pool.spread**2)[shared]
-        matrix = sum((slopes.T @ slopes for slopes, _ in weighted), np.diag(prior))
-        gradient = sum((slopes.T @ errors for slopes, errors in weighted), self.sums[shared] * prior)
+        matrix = (slopes.T @ slopes).toarray() + np.diag(prior)
+        gradient = slopes.T @ errors + self.sums[shared] * prior
         inverse, found = np.linalg.inv(matrix), {}
         for what in ("curve", *NEW):
-            wholes: dict[str, list[int]] = {}
-            for k, run in enumerate(pool.runs):
-                wholes.setdefault(run.held_back[what], []).append(k)
+            wholes = np.array([run.held_back[what] for run in pool.runs])
             found[what] = np.full_like(self.errors, np.nan)
-            for rows in wholes.values():
-                own = np.vstack([weighted[k][0] for k in rows])
-                pull = gradient - own.T @ np.concatenate([weighted[k][1] for k in rows])
+            for whole in np.unique(wholes):
+                rows = wholes == whole
+                measured = np.flatnonzero(np.repeat(rows, len(METRICS)) & (weight > 0))
+                own = slopes[measured].toarray()
+                pull = gradient - own.T @ errors[measured]
                 if len(own) < len(matrix):
                     half = own @ inverse
                     step = inverse @ pull
@@ -250,22 +251,8 @@ class Pooled:
                     step = np.linalg.solve(matrix - own.T @ own, pull)
                 moved = np.where(shared, 0.0, -self.sums)
                 moved[shared] = -step
-                for k in rows:
-                    found[what][k] = self.errors[k] + self.slopes[k][:, pool.which[k]] @ moved[pool.of[k]]
+                found[what][rows] = (self.errors + (by_part @ moved).reshape(self.errors.shape))[rows]
         return found
-
-    @cached_property
-    def weights(self) -> np.ndarray:
-        return self.pool.weights(self.errors)
-
-    def _weighted(self, k: int, shared: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Of run k's measured metrics: slopes [metrics, shared parts] and errors, over what they may differ by."""
-        errors, of = self.errors[k], self.pool.of[k]
-        use, keep = np.isfinite(errors), shared[of]
-        weight = np.sqrt(self.weights[k, use])
-        slopes = np.zeros((use.sum(), len(shared)))
-        slopes[:, of[keep]] = self.slopes[k][np.ix_(use, self.pool.which[k][keep])]
-        return slopes[:, shared] * weight[:, None], errors[use] * weight
 
     def summary(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
         """By engine, what was left out and metric: runs, median and mean error, share inside the 80% interval.
