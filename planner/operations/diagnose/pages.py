@@ -103,14 +103,6 @@ class Histogram:
         """Mean of all observations."""
         return self.total / self.count
 
-    def quantile(self, q: float) -> float:
-        """Between the edges of a bucket as if its observations were spread evenly; the last edge beyond it."""
-        reached = np.cumsum(self.counts) / self.counts.sum()
-        k = int(np.searchsorted(reached, q))
-        low, high = (self.edges[k - 1] if k else 0.0), self.edges[k]
-        before = reached[k - 1] if k else 0.0
-        return float(low if math.isinf(high) else low + (high - low) * (q - before) / (reached[k] - before))
-
     def told(self, q: float) -> str:
         """Between which edges a quantile lies, in ms."""
         low, high = (f"{edge * 1e3:,.0f}" for edge in self.bucket(q))
