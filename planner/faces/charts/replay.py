@@ -38,7 +38,8 @@ def tails(curves: Mapping[str, pd.DataFrame], limits: Mapping[str, Sequence[tupl
             layers += [
                 promised.mark_rule(strokeDash=[5, 4], color=BAD).encode(x2="from"),
                 promised.mark_point(shape="triangle-down", color=BAD, size=60),
-                promised.mark_text(align="left", dx=7, color="currentColor").encode(text="text:N"),
+                # at its left end, where the curve is lowest
+                promised.mark_text(align="left", dx=3, dy=-7, color="currentColor").encode(x="from:Q", text="text:N"),
             ]
         panels.append(alt.layer(*layers).properties(width=beside(2), height=150))
     return alt.hconcat(*panels)
