@@ -17,6 +17,7 @@ from planner.planning.search import Plan, search
 CHAT = {
     "question": "?",
     "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "engine_version": "0.33.0",
     "quantization": ["checkpoint", "fp8"],
     "gpus": [{"gpu": "L40S", "at_most": 4}],
     "workload": {"prompt_tokens": {"mean": 900, "p95": 2200}, "output_tokens": {"mean": 150, "p95": 400}, "rate": 9},

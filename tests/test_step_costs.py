@@ -245,7 +245,8 @@ def test_no_load_of_a_known_pair_is_less_certain_than_all_that_may_be_new(engine
 def test_throughput_of_what_is_new_is_less_certain_than_tpot() -> None:
     """Runs at a fixed batch of vLLM 0.11 on B200, whose kernels were young, with the model or the release held back."""
     known, unknown = (
-        deploy_on(name, "B200", max_model_len=4096) for name in ("openai/gpt-oss-120b", "google/gemma-2-9b")
+        deploy_on(name, "B200", engine_version="0.33.0", max_model_len=4096)
+        for name in ("openai/gpt-oss-120b", "google/gemma-2-9b")
     )
     reach = [[math.log(found.hi / found.mid) for found in rates(deployment)] for deployment in (known, unknown)]
     assert reach[0] == pytest.approx([calibration_of(known).sigma_tpot * Z80] * 2)

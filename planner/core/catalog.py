@@ -1,7 +1,6 @@
 """Read what people write, YAML and JSON, bounded and checked on load, with errors that name file, entry and field."""
 
 import csv
-import difflib
 import hashlib
 import io
 import json
@@ -17,7 +16,7 @@ from typing import Any, BinaryIO, ClassVar, TypeVar, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from planner.core.quantities import MIB, PlannerError
+from planner.core.quantities import MIB, PlannerError, closest
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 
@@ -233,8 +232,8 @@ def check(kind: type[E], data: Any, where: str) -> E:
                 if parent in inside.model_fields:
                     inside = _entry_in(inside.model_fields[str(parent)].annotation) or inside
             known = sorted(inside.model_fields)
-            close = difflib.get_close_matches(str(unknown), known, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]}?" if close else f"; accepted: {', '.join(known)}"
+            close = closest(str(unknown), known, 0.5)
+            hint = f"; did you mean {close}?" if close else f"; accepted: {', '.join(known)}"
             hint = next((f"; {said}" for part, said in inside.others_say.items() if part in str(unknown)), hint)
             raise PlannerError(f"{where}, field {field}: unknown field{hint}") from None
         if first["type"] == "missing":

@@ -39,6 +39,11 @@ def told_of(where: str) -> Iterator[None]:
         raise PlannerError(f"{where}: {error}") from None
 
 
+def closest(name: str, known: Iterable[str], alike: float) -> str:
+    """The nearest of the `known` names, at least so much `alike`; empty where none is."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=alike)), "")
+
+
 def did_you_mean(name: str, known: Iterable[str], what: str, alike: float = 0.5) -> PlannerError:
     """The error for an unknown `name`: the nearest known ones, at least so much `alike`, or all of them when few."""
     known = sorted(known)

@@ -1,6 +1,5 @@
 """A row of the batch interface as a deployment and a workload: which columns there are, and how a cell is read."""
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.core.catalog import read_yaml
-from planner.core.quantities import PlannerError, bytes_of, told_of
+from planner.core.quantities import PlannerError, bytes_of, closest, told_of
 from planner.facts.deployment import Deployment, Speculation, deploy_on
 from planner.facts.engines import behind_dynamo, engine, unsupported
 from planner.facts.gpus import gpu
@@ -49,8 +48,8 @@ def unknown(name: str) -> bool:
     return name not in ("", *INPUTS, *COLUMNS["measured"])
 
 
-def _meant(name: str) -> str | None:
-    return next(iter(difflib.get_close_matches(COLUMNS["called"].get(name, name), INPUTS, n=1, cutoff=0.85)), None)
+def _meant(name: str) -> str:
+    return closest(COLUMNS["called"].get(name, name), INPUTS, 0.85)
 
 
 def ignored(name: str) -> str:

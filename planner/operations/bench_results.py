@@ -1,6 +1,5 @@
 """Measured runs from files: what `vllm bench serve --save-result` writes, and tables of serving points."""
 
-import difflib
 import io
 import math
 from collections import Counter
@@ -14,7 +13,7 @@ import numpy as np
 from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from planner.core.catalog import Entry, check, csv_lines, parse_json, read_text
-from planner.core.quantities import MIB, PlannerError, told_of
+from planner.core.quantities import MIB, PlannerError, closest, told_of
 from planner.facts.arrivals import arrivals
 from planner.facts.deployment import Deployment
 from planner.facts.engines import engine
@@ -193,8 +192,8 @@ def _table(path: Path, wanted: Deployment | None) -> tuple[list[Point], list[str
             f"{MEASURED[1]}, or InferenceX's (system, model_path, silicon_ttft_ms, ...), got {', '.join(header)[:80]!r}"
         )
     for wrong in set() if theirs else set(header) - set(INPUTS) - set(MEASURED):
-        if near := difflib.get_close_matches(wrong, set(MEASURED) - set(header), n=1, cutoff=0.85):
-            raise PlannerError(f"{path.name}, line 1: unknown column {wrong}; did you mean {near[0]}?")
+        if near := closest(wrong, set(MEASURED) - set(header), 0.85):
+            raise PlannerError(f"{path.name}, line 1: unknown column {wrong}; did you mean {near}?")
     points, notes, left_out = list[Point](), Counter[str](), Counter[str]()
     of = ("", "") if wanted is None else (wanted.gpu.name, wanted.engine.name)
     for line, row in rows:

@@ -3,7 +3,6 @@
 What is gone since when follows from `catalogs/flags/ENGINE.csv`; `changes.yaml` and `rules.yaml` there say the rest.
 """
 
-import difflib
 import json
 import re
 import shlex
@@ -12,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from planner.core.quantities import PlannerError
+from planner.core.quantities import PlannerError, closest
 from planner.facts import engines
 from planner.facts.engines import Engine, release
 from planner.operations.flags import Given, Options, Parsed, left_open, listed, lists, options, versions_with
@@ -146,10 +145,9 @@ def _gone(name: str, written: str, known: Options, version: str, change: Change)
     if later:
         return Finding("flag", name, written, "unknown", f"it comes with {later[0]}, or shortly before", "")
     alike = [one for one in known.by_spelling if one[2:5] == name[2:5] or one[-5:] == name[-5:]]
-    close = difflib.get_close_matches(name, alike, n=1, cutoff=0.75)
     several, none = known.find(name), f"no option of {known.engine} {known.version}"
     why = f"it may be {' or '.join(several[:3])}" if len(several) > 1 else none
-    return Finding("flag", name, written, "unknown", why, close[0] if close else "")
+    return Finding("flag", name, written, "unknown", why, closest(name, alike, 0.75))
 
 
 def _wrong_value(given: Given, known: Options) -> tuple[Verdict, str, str]:
@@ -167,8 +165,8 @@ def _wrong_value(given: Given, known: Options) -> tuple[Verdict, str, str]:
         if had:
             gone = release(had[-1]) < release(known.version)
             return "removed", f"{value} was there up to {had[-1]}; {why}" if gone else why, ""
-        close = difflib.get_close_matches(value, given.option.choices, n=1, cutoff=0.6)
-        return "wrong value", why, f"{name} {close[0]}" if close else ""
+        close = closest(value, given.option.choices, 0.6)
+        return "wrong value", why, close and f"{name} {close}"
     return "wrong value", why, ""
 
 
@@ -230,8 +228,8 @@ def environment(command: Command, version: str) -> Iterator[Finding]:
         elif had:
             yield Finding("environment", name, written, "unknown", f"read since {had[0]}, or shortly before", "")
         else:
-            close = [*difflib.get_close_matches(name, known, n=1, cutoff=0.8), ""]
-            yield Finding("environment", name, written, "unknown", f"vllm {nearest} does not read it", close[0])
+            why = f"vllm {nearest} does not read it"
+            yield Finding("environment", name, written, "unknown", why, closest(name, known, 0.8))
 
 
 def current(value: str) -> str:

@@ -1,9 +1,9 @@
 """A verdict on every metric that a text names: what a version's /metrics page has of it."""
 
-import difflib
 import re
 from collections.abc import Sequence
 
+from planner.core.quantities import closest
 from planner.operations.flags import listed, lists, options
 from planner.operations.lint.judging import Judged
 from planner.operations.lint.verdicts import Change, Finding, changes
@@ -26,8 +26,8 @@ def metric(name: str, engine: str, version: str) -> Finding:
         return Finding("metric", name, name, change.verdict, f"not on /metrics of {nearest}{last}", instead)
     if later:
         return Finding("metric", name, name, "unknown", f"on /metrics since {later[0]}, or shortly before")
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-    return Finding("metric", name, name, "unknown", f"not on /metrics of {engine} {nearest}", close[0] if close else "")
+    why = f"not on /metrics of {engine} {nearest}"
+    return Finding("metric", name, name, "unknown", why, closest(name, known, 0.8))
 
 
 def _spellings(name: str) -> list[str]:
