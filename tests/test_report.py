@@ -9,7 +9,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pypdf import PageObject, PdfReader
 
 from planner.core.quantities import PlannerError
@@ -94,6 +94,16 @@ def test_every_kind_of_content_reaches_the_page(written):
         assert expected in written.text
     assert "import altair" not in written.text and "VBox" not in written.text  # neither code nor a widget's name
     assert len(written.said) == 2 and written.said[0].startswith("Question") and "1-made" in written.said[1]
+
+
+def test_a_chart_is_drawn_with_the_names_that_svg_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    drawn: list[str] = []
+    monkeypatch.setattr("vl_convert.svg_to_pdf", lambda svg: drawn.append(svg) or b"")
+    svg = '<svg width="9" height="9" viewBox="-1 0 9 9"><clipPath id="a"></clipPath></svg>'
+    shown = new_output("display_data", {"text/html": svg})
+    nbformat.write(new_notebook(cells=[new_code_cell("", outputs=[shown])]), tmp_path / "a.ipynb")
+    report_module._typst(tmp_path / "a.ipynb", tmp_path, ())
+    assert 'viewBox="-1 0 9 9"' in drawn[0] and "</clipPath>" in drawn[0]
 
 
 def test_a_table_with_many_columns_stays_on_the_page(written):

@@ -32,6 +32,8 @@ NOTEBOOKS = shipped("notebooks")
 TEMPLATE = Path(__file__).with_name("templates") / "report.typ"
 TEXT_WIDTH = 640
 """Width of the page's text in a chart's pixels: a chart's type comes out a little smaller than the page's."""
+SVG_NAMES = ("viewBox", "clipPath", "linearGradient")
+"""What of a chart nbconvert writes in small letters, as HTML may."""
 SHOWN = ["text/html", "image/svg+xml", "image/png", "text/markdown", "text/latex", "text/plain"]
 """Outputs that reach the page, the first that a cell offers: widgets are left out for their plain HTML."""
 
@@ -196,8 +198,10 @@ def _typst(notebook: Path, work: Path, left_out: Sequence[str]) -> str:
     from traitlets.config import Config
 
     def placed(match: re.Match[str]) -> str:
-        file = f"{notebook.stem}-{match.start()}.pdf"
-        (work / file).write_bytes(vl_convert.svg_to_pdf(match[0]))
+        file, drawn = f"{notebook.stem}-{match.start()}.pdf", match[0]
+        for name in SVG_NAMES:
+            drawn = drawn.replace(name.lower(), name)
+        (work / file).write_bytes(vl_convert.svg_to_pdf(drawn))
         share = min(100, round(float(match[1]) / TEXT_WIDTH * 100))
         return f'<img src="{file}" width="{share}%">'
 
