@@ -340,6 +340,19 @@ def test_script_and_unit_of_a_plan_are_read_at_its_version(tmp_path: Path) -> No
         assert found.verdict == "ok"
 
 
+def test_a_file_of_a_plan_is_judged_on_the_gpu_that_heads_it(tmp_path: Path) -> None:
+    """A share of memory that is safe on its GPU is none to mend, and nothing is proposed for traffic it was not made for.
+
+    An L40S keeps 0.9 GiB outside of 0.98, more than vLLM takes there without NCCL; an RTX 4090 0.5 GiB.
+    """
+    command = f"vllm serve {LLAMA} --max-model-len 8192 --max-num-seqs 32 --gpu-memory-utilization 0.98"
+    for gpu, layout, verdict in (("L40S", "TP1 of ", "ok"), ("L40S", "", "ok"), ("RTX-4090", "TP1 of ", "at_risk")):
+        (tmp_path / "serve.sh").write_text(f"# {LLAMA} on {layout}{gpu}, vllm 0.33.0\nexec {command}\n")
+        found = lint(str(tmp_path / "serve.sh"))
+        assert found.verdict == verdict and f"on 1 x {gpu}" in str(found)
+        assert (found.commands[0].mended.diff == ()) == (verdict == "ok")
+
+
 def test_an_option_that_went_between_two_lists_is_a_risk_and_a_wrong_value_is_no_unknown_option() -> None:
     """Engine V0, and with it several steps at once, left vLLM with 0.11, between the lists of 0.10 and 0.12."""
     steps = "vllm serve m --num-scheduler-steps 8"

@@ -120,8 +120,8 @@ def lint(
 ) -> Lint:  # fmt: skip
     """Judge the command line, or the file, `what` for an engine's version; on a `gpu` also what it does and is worth.
 
-    The version is that of the image where none is given, or else the newest that is listed. `to` is another version
-    that the command is to move to. Nothing of `what` is run. Raises `PlannerError` where nothing can be made of it.
+    The version is that of the image where none is given, or else the newest that is listed; a file of a plan names its
+    version, and its GPU where no `gpu` is given. `to` is another version that the command is to move to. Nothing of `what` is run. Raises `PlannerError` where nothing can be made of it.
     """
     text = read(what, engine)
     notes = list[str]()
@@ -136,9 +136,10 @@ def lint(
         judged = _judged(command, at)
         notes += filter(None, (judged.options.note, command.note))
         pool = f"a {command.role} worker of pools is planned as a server of its own, which does both"
-        notes += [pool] if command.role and gpu else []
+        on = gpu or command.planned_on or None
+        notes += [pool] if command.role and on else []
         notes += [] if version or command.version else [f"no version given: judged for {command.engine} {at}"]
-        found.append(_planned(judged, gpu, at, workload))
+        found.append(_planned(judged, on, at, workload))
         drift += later(judged, to) if to else []
     watched = metrics(text.metrics, [one.judged for one in found], version) if text.metrics else []
     if to and text.metrics:

@@ -44,6 +44,7 @@ class Command:
     visible: int | None = None  # GPUs that its container is given
     launched: str = ""  # by another program than the engine's own: this, and its own options
     renamed: Mapping[str, str] = field(default_factory=dict)  # that program's names of options -> the engine's
+    planned_on: str = ""  # the GPU, where a plan of ours wrote it
 
     @property
     def line(self) -> str:

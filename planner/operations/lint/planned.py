@@ -67,7 +67,8 @@ def planned(judged: Judged, gpu: str, version: str, workload: Workload | None = 
     many, engines = _most(found, load), deployment.engines
     sizes = sorted({engines, max(1, many // engines // 4) * engines, many}) if found.starts else []
     loads = tuple(predict(deployment, replace(load, concurrency=size)) for size in sizes)
-    steps, better = worthwhile(found, load, () if judged.command.role else tuple(_PROPOSALS))
+    fixed = judged.command.role or (judged.command.planned_on and not workload)  # chosen for traffic that is not named
+    steps, better = worthwhile(found, load, () if fixed else tuple(_PROPOSALS))
     return Planned(deployment, found, load, loads, steps, better)
 
 

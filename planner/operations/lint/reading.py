@@ -56,9 +56,9 @@ def read(what: str, engine: str | None = None) -> Read:
 
 
 def _of_plan(command: Command, text: str) -> Command:
-    """The command with the version that heads the scripts and units of a plan, where it names none itself."""
-    title = re.search(rf"^# .+ on .+, {command.engine} (\d[\w.+]*)$", text[:2000], re.MULTILINE)
-    return replace(command, version=title[1]) if title and not command.version else command
+    """The command with the GPU, and where it names none itself the version, that head the files of a plan."""
+    title = re.search(rf"^# .+ on (?:.+ of )?(.+), {command.engine} (\d[\w.+]*|nightly\S*)$", text[:2000], re.MULTILINE)
+    return replace(command, version=command.version or title[2], planned_on=title[1]) if title else command
 
 
 class _Beside(NamedTuple):
