@@ -224,8 +224,8 @@ def measured(pages: Sequence[Page], version: str | None = None, seconds: float |
     before = pages[0] if len(pages) == 2 and answered[0] <= answered[1] else None  # else it was started anew
     if len(pages) == 2 and before is None and not _started_later(after, pages[0]):
         raise PlannerError(
-            f"{after.where} was saved before {pages[0].where}: the same server had answered fewer requests by then; "
-            "name the earlier page first"
+            f"the earlier page comes first: {after.where} was saved before {pages[0].where}, for it had answered fewer "
+            "requests; of a server started anew in between, give the later page alone"
         )
 
     def grown(name: str | None) -> float | None:
@@ -259,9 +259,9 @@ def measured(pages: Sequence[Page], version: str | None = None, seconds: float |
 
 
 def _started_later(after: Page, before: Page) -> bool:
-    """Whether the server of `after` may have started after `before` was taken."""
+    """Whether the server of `after` says that it started after that of `before`; files' times tell who copied them."""
     now, then = (page.total("process_start_time_seconds") for page in (after, before))
-    return after.taken + SOON > before.taken if now is None or then is None else now > then
+    return now is not None and then is not None and now > then
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
