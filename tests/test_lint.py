@@ -341,7 +341,7 @@ def test_script_and_unit_of_a_plan_are_read_at_its_version(tmp_path: Path) -> No
 
 
 def test_a_file_of_a_plan_is_judged_on_the_gpu_that_heads_it(tmp_path: Path) -> None:
-    """A share of memory that is safe on its GPU is none to mend, and nothing is proposed for traffic it was not made for.
+    """A share of memory that is safe on its GPU is none to mend, and nothing is proposed for other traffic.
 
     An L40S keeps 0.9 GiB outside of 0.98, more than vLLM takes there without NCCL; an RTX 4090 0.5 GiB.
     """

@@ -121,7 +121,8 @@ def lint(
     """Judge the command line, or the file, `what` for an engine's version; on a `gpu` also what it does and is worth.
 
     The version is that of the image where none is given, or else the newest that is listed; a file of a plan names its
-    version, and its GPU where no `gpu` is given. `to` is another version that the command is to move to. Nothing of `what` is run. Raises `PlannerError` where nothing can be made of it.
+    version, and its GPU where no `gpu` is given. `to` is another version that the command is to move to. Nothing of
+    `what` is run. Raises `PlannerError` where nothing can be made of it.
     """
     text = read(what, engine)
     notes = list[str]()
