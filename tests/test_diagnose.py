@@ -210,6 +210,40 @@ def test_a_server_with_fewer_places_than_planned_is_told_so(tmp_path: Path) -> N
     assert "of at most 64" in str(told) and "max_num_seqs 128" not in str(told)
 
 
+def test_another_server_than_the_planned_one_is_told_before_all_else(tmp_path: Path) -> None:
+    """One GPU's server held against a plan of four: its steps are longer, but no link is to blame."""
+    planned, runs = (deploy_on(*SERVED["8B on H100"][:2], tp=n, max_model_len=16384, max_num_seqs=48) for n in (4, 1))
+    load = rated(runs, CHAT, 0.5)
+    pages, seconds = Server(runs, load).pages(tmp_path)
+    pool = memory_of(runs).pool
+    blocks = f'vllm:cache_config_info{{block_size="{pool.layout.block_size}",num_gpu_blocks="{pool.num_blocks}"}} 1\n'
+    pages[1].write_text(pages[1].read_text() + blocks)
+    page = measured([read_page(page) for page in pages], None, seconds)
+    first = {}
+    for name, deployment in (("planned", planned), ("runs", runs)):
+        plan = Planned.of(deployment, load, PROMISES)
+        told = Diagnosis(Case(page, plan), plan)
+        assert str(told).startswith(f"Held against one replica of the plan: {deployment}, max_num_seqs 48")
+        first[name] = [one.mode for one in told.findings][:1]
+    assert first == {"planned": ["other_settings"], "runs": []}
+
+
+def test_what_the_plan_bears_does_not_lead_over_a_symptom() -> None:
+    """Requests start over and wait, prompts are longer than planned, and the planned replica would keep its promise."""
+    served, load = deployed("8B on H100").with_args(max_num_seqs=48), CHAT.at(1.0)
+    page = replace(
+        spent(ttft=3.0, queue=2.0, e2e=6.0),
+        counters={"preemptions": 25.0, "prompt_tokens": 2e5, "generation_tokens": 2e4},
+        gauges={"running": 40.0, "waiting": 20.0, "kv_usage": 0.99},
+    )
+    planned = Planned.of(served, load, (Target("ttft", "p99", 2.0),))
+    modes = [[one.mode for one in findings(Case(replace(page, most_running=most), planned))] for most in (40.0, 70.0)]
+    assert modes[0][0] == "kv_preemption" and modes[0][-1] == "assumption"
+    assert modes[1][:2] == ["other_settings", "kv_preemption"]
+    late = Planned.of(served, load, (Target("ttft", "p99", 0.001),))  # not borne: the traffic is the cause
+    assert findings(Case(replace(page, most_running=40.0), late))[0].mode == "assumption"
+
+
 def test_what_the_first_token_waits_for_is_said_beside_a_replay(tmp_path: Path) -> None:
     base = deployed("8B on L40S")
     server, planned = Server(base, rated(base, CHAT, 0.5)), Planned.of(base, rated(base, CHAT, 0.5), PROMISES)

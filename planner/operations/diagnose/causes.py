@@ -86,9 +86,9 @@ class Case:
     @property
     def running(self) -> float:
         """Requests that run at once, by Little's law or, where that is unknown, the gauge."""
-        rate, e2e, queue = self.measured.rate, self.measured.mean("e2e"), self.measured.mean("queue") or 0.0
+        seconds, e2e, queue = self.measured.seconds, self.measured.mean("e2e"), self.measured.mean("queue") or 0.0
         gauge = self.measured.gauges.get("running", 0.0)
-        return max(gauge, rate * (e2e - queue)) if rate and e2e else gauge
+        return max(gauge, self.measured.requests / seconds * (e2e - queue)) if seconds and e2e else gauge
 
     @property
     def waiting(self) -> float:
@@ -112,6 +112,14 @@ class Case:
             if value > limit:
                 found.append((target, value))
         return found
+
+    @property
+    def bearable(self) -> bool:
+        """The planned replica would keep every promise under the measured traffic."""
+        replay, targets = self.replayed, self.planned.targets if self.planned else ()
+        if replay is None or replay.saturated or not targets:
+            return False
+        return all(replay.at(each.metric, each.percentile).mid <= each.seconds for each in targets)
 
     @property
     def promises(self) -> list[str]:
@@ -157,7 +165,13 @@ class Case:
 
 def findings(case: Case) -> list[Finding]:
     """Every mode that the figures speak for, the likeliest cause first; none where all is as it should be."""
-    found = [found for rule in RULES for found in rule(case)]
+    gathered: dict[str, tuple[str, ...]] = {}
+    for rule in RULES:
+        for each in rule(case):
+            gathered[each.mode] = gathered.get(each.mode, ()) + each.evidence
+    found = [Finding(*each) for each in gathered.items()]
+    if case.bearable:
+        found.sort(key=lambda each: each.mode in LOAD)
     said = tuple(f"promised is a {target}, {_kept(target, value)}" for target, value in case.broken)
     return found or [Finding("broken_promise", said)] * bool(said)
 
@@ -165,6 +179,22 @@ def findings(case: Case) -> list[Finding]:
 def _kept(target: Target, value: float) -> str:
     """How a promise of `Case.broken` is not kept."""
     return f"the mean is {value * 1e3:,.0f} ms" if target.percentile == "mean" else f"{value:.0%} of requests miss it"
+
+
+def settings(case: Case) -> Iterator[Finding]:
+    """The server has other room or places than the plan, on which every other cause rests."""
+    if case.planned is None:
+        return
+    memory, slots, said = memory_of(case.planned.deployment), case.slots or 0, []
+    pool, room = case.measured.pool, memory.pool.num_blocks * memory.pool.layout.block_size
+    kv = memory.kv_available
+    low, high = (room * max(edge, 0.0) / max(kv.mid, 1.0) for edge in (kv.lo / MORE, kv.hi * MORE))
+    if pool is not None and not low <= pool <= high:
+        said.append(f"its KV cache has room for {pool:,.0f} tokens (num_gpu_blocks x block_size), planned {room:,.0f}")
+    if case.measured.most_running > slots:
+        said.append(f"{case.measured.most_running:.0f} run at once, planned are at most {slots} (max_num_seqs)")
+    if said:
+        yield Finding("other_settings", tuple(said))
 
 
 def adapter_starvation(case: Case) -> Iterator[Finding]:
@@ -302,7 +332,9 @@ def prefill_contention(case: Case) -> Iterator[Finding]:
 
 
 RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
-    adapter_starvation, drafts_rejected, cold_prefix_cache, slow_machine, assumption, kv_preemption, queueing,
+    settings, adapter_starvation, drafts_rejected, cold_prefix_cache, slow_machine, assumption, kv_preemption, queueing,
     front_end, prefill_contention,
 )  # fmt: skip
-"""From the most particular evidence to the most general."""
+"""From the most particular evidence to the most general, after whether it is the planned server at all."""
+LOAD = ("drafts_rejected", "cold_prefix_cache", "assumption")
+"""Modes that the replay knows of: where it bears them, whatever else was found explains more."""

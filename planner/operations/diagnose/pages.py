@@ -143,6 +143,8 @@ class Measured:
     deferred: float | None = None  # requests that wait for an adapter, or what else is not room
     cpu: float | None = None  # seconds a second of the process that answers
     whole: bool = False  # since the server started, by one page
+    most_running: float = 0.0  # requests at once, on either page
+    pool: float | None = None  # tokens that the blocks of one engine hold
 
     def mean(self, role: str) -> float | None:
         """Mean of a histogram."""
@@ -255,6 +257,8 @@ def measured(pages: Sequence[Page], version: str | None = None, seconds: float |
         _mean(page.total(names.names["waiting_by_reason"], reason="deferred") for page in seen),
         cpu / seconds if cpu is not None and seconds else None,
         before is None,
+        max(page.total(names.names["running"]) or 0.0 for page in seen),
+        _pool(after, names.names.get("cache_config") or ""),
     )  # fmt: skip
 
 
@@ -262,6 +266,12 @@ def _started_later(after: Page, before: Page) -> bool:
     """Whether the server of `after` says that it started after that of `before`; files' times tell who copied them."""
     now, then = (page.total("process_start_time_seconds") for page in (after, before))
     return now is not None and then is not None and now > then
+
+
+def _pool(page: Page, name: str) -> float | None:
+    """Blocks x block size of the smallest engine, from the labels of vLLM's `cache_config_info`."""
+    told = [[labels.get(of, "") for of in ("num_gpu_blocks", "block_size")] for labels, _ in page.samples.get(name, ())]
+    return min((float(n) * float(size) for n, size in told if n.isdecimal() and size.isdecimal()), default=None)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -49,6 +49,16 @@ class Diagnosis:
         return remedies(self.case, self.findings[0].mode) if self.case and self.findings else []
 
     @property
+    def replica(self) -> str:
+        """Which deployment the page is held against."""
+        if self.planned is None:
+            return ""
+        deployment = self.planned.deployment
+        args, pool = deployment.args, memory_of(deployment).pool
+        limits = f"max_num_seqs {args.max_num_seqs}, max_num_batched_tokens {args.max_num_batched_tokens}"
+        return f"{deployment}, {limits}, a KV cache of {pool.kv_tokens:,} tokens"
+
+    @property
     def plan_says(self) -> str:
         """Whether the planned deployment starts at all; empty without a plan."""
         if self.planned is None:
@@ -69,6 +79,7 @@ class Diagnosis:
         return {
             "verdict": [*(error.key for error in self.errors), *(found.mode for found in self.findings)] or ["healthy"],
             "findings": [{"mode": found.mode, "evidence": list(found.evidence)} for found in self.findings],
+            "held_against": self.replica or None,
             "errors": [
                 {"error": error.key, "mode": error.phrase.mode, "figures": dict(error.figures), "line": error.line,
                  "remedy": error.remedy}
