@@ -104,6 +104,15 @@ def test_capacity_is_what_a_long_crowded_run_serves(name: str, slots: int) -> No
     assert capacity(card, load).mid == pytest.approx(served, rel=0.04)
 
 
+def test_capacity_where_more_begin_than_the_pool_holds() -> None:
+    """All answers are alike, so that they grow together until half of them are preempted."""
+    card = deploy_on("allenai/OLMoE-1B-7B-0125", "A100-SXM-80GB", quantization="fp8", max_num_seqs=1008)
+    load = Workload(Lengths.fixed(356), Lengths.fixed(1024), rate=1.0)
+    found = once(card, replace(load, rate=None, concurrency=1120), 20 * 1008, seed=5)
+    assert found.preemptions.any()
+    assert capacity(card, load).mid == pytest.approx(len(found.output) / found.duration, rel=0.06)
+
+
 def test_capacity_does_not_depend_on_what_arrives(most: float) -> None:
     for other in (CHAT.at(9.0), replace(CHAT, burstiness=0.2), replace(CHAT, rate=None, concurrency=5)):
         assert capacity(CARD, other).mid == pytest.approx(most)
