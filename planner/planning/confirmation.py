@@ -265,14 +265,15 @@ def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = No
             before, wanted = size, size * MORE if queues else taken * FEWER
             step = SEQS_STEP if wanted >= SEQS_STEP else 1
             size = min(max(round(wanted / step), 1) * step, limit)
-            if len(looks) == LOOKS - 1 and size < SEQS_STEP and not queues:
-                size = 1  # where even a few that share steps are too many
             if size in looks:
                 break
             if (found := look(size)).margin > best.margin:  # too far
                 look(round(math.sqrt(before * size)))
                 break
             best = found
+        else:
+            if promising and not best.meets and not queues and size < SEQS_STEP:
+                look(1)  # even a few that share steps may be too many
     return list(looks.values())
 
 
