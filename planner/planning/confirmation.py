@@ -271,9 +271,6 @@ def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = No
                 look(round(math.sqrt(before * size)))
                 break
             best = found
-        else:
-            if promising and not best.meets and not queues and size < SEQS_STEP:
-                look(1)  # even a few that share steps may be too many
     return list(looks.values())
 
 
