@@ -123,7 +123,8 @@ def test_what_is_scraped_has_the_name_that_alerts_and_dashboard_count(kind: str)
     asked = {json.loads(name) for file in ("alerts.yml", "grafana.json")
              for name in re.findall(r'job=("(?:[^"\\]|\\.)*")', found[file].replace('\\"', '"'))}  # fmt: skip
     (scraped,) = yaml.safe_load(found["prometheus.yml"])["scrape_configs"]
-    (monitor,) = yaml.safe_load_all(found["k8s/monitor.yaml"])
+    monitor, ruled = yaml.safe_load_all(found["k8s/monitor.yaml"])
+    assert ruled["spec"]["groups"] == yaml.safe_load(found["alerts.yml"])["groups"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     (relabelled,) = endpoint["relabelings"]
     assert relabelled["targetLabel"] == "job" and asked == {scraped["job_name"]} == {relabelled["replacement"]}

@@ -57,6 +57,7 @@ class Device(Sourced):
     resource: str
     groups: tuple[str, ...]
     compose: dict[str, Any]
+    product: str | None = None
 
 
 class Parser(Entry):

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from markupsafe import Markup
+
 from planner.core.quantities import PlannerError
 from planner.facts.engine_metrics import engine_metrics
 from planner.facts.workload import DEFAULT_SECONDS, Lengths
@@ -75,13 +77,13 @@ def documents(
     if prediction.prefill:
         return _of_pools(prediction, targets, storage, file_names(prediction, wanted))
     deployment = prediction.deployment
-    layout, engine = deployment.layout, deployment.engine
+    engine = deployment.engine
     start = launch(prediction, storage)
     at = alerts.endpoints(deployment.replicas, start.port, start.replicas_per_node, start.nodes)
     values: dict[str, Any] = {
-        "title": start.title, "launch": start, "p": prediction, "d": deployment, "layout": layout, "targets": targets,
+        **manifests.shown(start, prediction), "p": prediction, "targets": targets, "storage": storage,
         "checkpoint": checkpoint(deployment), "ramp": ramp(prediction), "prefix": shared_prefix(prediction),
-        "directory": DIRECTORY, "drain_s": start.drain_s, "range_ratio": RANGE_RATIO, "prompts": benchmark_prompts,
+        "directory": DIRECTORY, "range_ratio": RANGE_RATIO, "prompts": benchmark_prompts,
         "script": script, "environment": manifests.environment(engine),
         "goodput": goodput(targets), "start_up": start.start_up,
         "scaled": manifests.scaled(prediction, scaling) if "kubernetes" in wanted else None,
@@ -89,6 +91,8 @@ def documents(
     }  # fmt: skip
     names = values["files"] = file_names(prediction, wanted)
     made = manifests.manifests([kind for kind in wanted if kind in manifests.FILES], start, prediction, scaling)
+    if {"alerts.yml", "k8s/monitor.yaml"} <= {*names}:
+        made["k8s/monitor.yaml"] += render("k8s/rules.yaml", rules=Markup(render("alerts.yml", **values)), **values)
     made |= {"trtllm.yaml": start.config} | ({"grafana.json": dashboard(values)} if "grafana.json" in names else {})
     return {name: made[name] if name in made else render(name, **values) for name in names}
 

@@ -78,7 +78,7 @@ def manifests(
     wanted: Sequence[str], launch: Launch, prediction: Prediction, scaling: Scaling | None = None
 ) -> dict[str, str]:
     """File name -> text of the wanted kinds of `FILES`, by a `scaling`'s day; `PlannerError` for what none can say."""
-    values = _values(launch, prediction) | _scale(prediction, scaling)
+    values = shown(launch, prediction) | _scale(prediction, scaling)
     found: dict[str, str] = {}
     for kind in wanted:
         _possible(kind, launch)
@@ -114,7 +114,7 @@ def _possible(kind: str, launch: Launch) -> None:
         raise PlannerError(f"files: {named} spans nodes by a launcher of its own, not by {kind}")
 
 
-def _values(launch: Launch, prediction: Prediction) -> dict[str, Any]:
+def shown(launch: Launch, prediction: Prediction) -> dict[str, Any]:
     """What all templates may show."""
     deployment = launch.deployment
     begins, start_s = start_up(deployment, FIRST), start_seconds(deployment)
