@@ -47,8 +47,22 @@ def test_each_engine_and_format_has_a_line_in_the_answer_and_in_the_summary() ->
 
 def test_a_format_that_the_scenario_lists_later_is_passed_over_for_that() -> None:
     plan = search(asked(quantization=["fp8", "checkpoint"], gpus=[{"gpu": "H100-SXM", "at_most": 1}]))
-    (why,) = (other.why for other in passed_over(plan) if other.what == "the checkpoint's own weights")
-    assert "does it too" in why and why.endswith("`quantization` of the scenario lists it later")
+    (other,) = (other for other in passed_over(plan) if other.what == "the checkpoint's own weights")
+    assert "does it too" in other.why and other.why.endswith("`quantization` of the scenario lists it later")
+
+
+def test_what_another_format_would_gain_is_what_its_replay_says() -> None:
+    level, traffic = {"tpot": {"p95": 60}}, {"prompt_tokens": {"exactly": 8000}, "output_tokens": {"exactly": 500}}
+    card = [{"gpu": "L40S", "at_most": 1}]
+    changes = {"gpus": card, "kv_cache_dtype": ["auto", "fp8_e4m3"], "workload": {**traffic, "rate": 0.2}}
+    plan = search(asked(quantization=["fp8"], service_level=level, **changes))
+    (other,) = (other for other in passed_over(plan) if other.what == "fp8_e4m3 KV cache")
+    assert plan.chosen is not None and other.candidate is not None
+    again = [replayed(plan.scenario, c).prediction.performance for c in (other.candidate, plan.chosen)]
+    most, least = (one.capacity.mid for one in again if one and one.capacity)
+    fast, slow = (round(one.tpot["p95"].mid * 1e3) for one in again if one)
+    assert f"serves {most / least - 1:.0%} more" in other.why
+    assert f"p95 TPOT {fast} ms, not {slow} ms" in other.why
 
 
 def test_what_does_not_start_says_so() -> None:

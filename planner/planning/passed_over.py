@@ -1,12 +1,14 @@
 """Why not another GPU, engine or format: what each that the scenario allows comes to at the price of the plan."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import attrgetter
 
-from planner.planning.candidate import Candidate, judge_all
+from planner.planning.candidate import Candidate, judge_all, milliseconds, most_rps
 from planner.planning.confirmation import stated
 from planner.planning.options import within
+from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 
 LATER = (
@@ -66,7 +68,8 @@ def _why(plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candid
     if near := sorted(within(scenario, chosen.price, others), key=attrgetter("margin")):
         found = stated(scenario, near[0])
         if found.meets:
-            said = f"{found.what} does it too, for {_costs(found)}, but {_after(found, chosen)}"
+            gains = _gains(scenario, found, chosen)
+            said = f"{found.what} does it too, for {_costs(found)}{gains}; {_after(found, chosen)}"
             return PassedOver(what, found, said)
         said = f"of all that costs no more, {found.what} comes nearest, but {'; '.join(found.misses)}"
         return PassedOver(what, found, said)
@@ -80,6 +83,23 @@ def _why(plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candid
 def _costs(candidate: Candidate) -> str:
     unpriced, cost = candidate.price
     return f"{cost:,.0f} GPU{'s' * (cost != 1)}" if unpriced else f"${cost:,.2f} per hour"
+
+
+def _gains(scenario: Scenario, found: Candidate, chosen: Candidate) -> str:
+    """What `found` serves more or less than `chosen`, and the promise that `chosen` keeps most narrowly in both."""
+    new, old = found.prediction.performance, chosen.prediction.performance
+    if new is None or old is None or not ((most := most_rps(scenario, new)) and (least := most_rps(scenario, old))):
+        return ""
+    more = round(100 * (most.mid / least.mid - 1))
+    said = f", and serves {abs(more)}% {'more' if more > 0 else 'less'}" if more else ", and serves as much"
+    paced = {t: old.told(t.metric, t.percentile).mid for t in scenario.service_level}
+    paced = {t: value for t, value in paced.items() if not math.isnan(value)}  # answers of one token have no pace
+    if not paced:
+        return said
+    target = max(paced, key=lambda t: paced[t] / t.seconds)
+    after = milliseconds(new.told(target.metric, target.percentile).mid)
+    before = milliseconds(paced[target])
+    return f"{said}, {target.name} {after}, not {before}" if after != before else said
 
 
 def _after(found: Candidate, chosen: Candidate) -> str:
