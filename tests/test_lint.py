@@ -371,6 +371,22 @@ def test_drift_between_two_versions() -> None:
     assert lint("vllm serve m", "0.33.0", to="0.33.0").drift == ()
 
 
+def test_a_default_that_changed_is_named_and_kept_by_words_of_its_own() -> None:
+    """--disable-log-requests has no value."""
+    found = lint("vllm serve Qwen/Qwen3-8B", "0.10.0", to="0.12.0")
+    kept = [one for one in found.drift if one.verdict == "default changed"]
+    assert kept and all(one.name in one.written and one.why for one in kept)
+    assert "--no-disable-log-requests" in {one.instead for one in kept}
+
+
+def test_what_is_filled_in_where_it_runs_still_is_in_what_is_better(tmp_path: Path) -> None:
+    (tmp_path / "serve.sh").write_text(
+        """vllm serve m --swap-space 4 --port "$((8000 + replica))" --api-server-count '$(id)'"""
+    )
+    told = str(lint(str(tmp_path / "serve.sh"), "0.33.0"))
+    assert """--port "$((8000 + replica))" --api-server-count '$(id)'""" in told
+
+
 def test_old_drafting_becomes_one_json() -> None:
     text = "vllm serve m --speculative-model [ngram] --num-speculative-tokens 5 --ngram-prompt-lookup-max 4"
     better = lint(text, "0.20.2").commands[0].mended.command

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from planner.operations.flags import options
+from planner.operations.flags import Option, options
 from planner.operations.lint.judging import DEFAULTS, Judged, engine_at, judge
 from planner.operations.lint.verdicts import Finding
 
@@ -26,7 +26,7 @@ def _listed(judged: Judged, to: str) -> Iterator[Finding]:
             continue
         before, after = old[name].default, new[name].default
         if before != after and before and after:
-            yield _changed(name, before, after, f"{name} {before}")
+            yield _changed(name, before, after, _keeping(new[name], before))
 
 
 def _known(judged: Judged, to: str) -> Iterator[Finding]:
@@ -38,13 +38,19 @@ def _known(judged: Judged, to: str) -> Iterator[Finding]:
     for argument, fact in DEFAULTS.items():
         name, before, after = f"--{argument.replace('_', '-')}", first.facts[fact], second.facts[fact]
         if argument not in judged.parsed.values and before != after:
-            off = new[name].off[0] if before is False and new[name].off else f"{name} {before}"
-            yield _changed(name, _word(before), _word(after), name if before is True else off)
+            yield _changed(name, _word(before), _word(after), _keeping(new[name], _word(before)))
+
+
+def _keeping(option: Option, before: Any) -> str:
+    """What keeps the default as it was; empty where the option has no words for it."""
+    if before == "on":
+        return option.name
+    return next(iter(option.off), "") if before == "off" else f"{option.name} {before}"
 
 
 def _changed(name: str, before: Any, after: Any, keep: str) -> Finding:
     why = f"the default is {after}, it was {before}"
-    return Finding("flag", name, f"{before} -> {after}", "default changed", why, keep)
+    return Finding("flag", name, f"{name} {before} -> {after}", "default changed", why, keep)
 
 
 def _word(value: Any) -> Any:

@@ -56,7 +56,7 @@ class Command:
         words, theirs = self.argv, {ours: name for name, ours in self.renamed.items()}
         if theirs:  # it names the model in an option of its own
             words = tuple(theirs.get(word, word) for word in words if word.startswith("-") or word != words[0])
-        return " ".join([self.launched or program, *map(shlex.quote, words)])
+        return " ".join([self.launched or program, *map(quoted, words)])
 
     @property
     def role(self) -> str:
@@ -64,6 +64,13 @@ class Command:
         pattern = r"--(?:is-|disaggregation-mode[ =])(prefill|decode)|kv_(producer|consumer)"
         said = re.search(pattern, f"{self.launched} {' '.join(self.argv)}")
         return {"producer": "prefill", "consumer": "decode"}.get(said[2], said[1]) if said else ""
+
+
+def quoted(word: str) -> str:
+    """A word as a shell takes it, whose variables and sums are still filled in there; `$(...)` never runs by itself."""
+    parts = re.split(r"(\$\{[A-Za-z_]\w*(?::?[-=?+][^$`\"\\{}]*)?\}|\$\(\([\w +*/%-]*\)\))", word)
+    escaped = (part if at % 2 else re.sub(r'([\\"`$])', r"\\\1", part) for at, part in enumerate(parts))
+    return f'"{"".join(escaped)}"' if parts[1:] else shlex.quote(word)
 
 
 def commands_of(

@@ -1,7 +1,6 @@
 """The command as it should be written for its version: what is gone left out, what was renamed under its new name."""
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 from planner.operations.flags import Given
 from planner.operations.lint.deployment import names
 from planner.operations.lint.judging import Judged, current
-from planner.operations.lint.launching import Command
+from planner.operations.lint.launching import Command, quoted
 from planner.operations.lint.verdicts import Change, Finding, changes, secret
 
 
@@ -83,7 +82,7 @@ def _changed(name: str, was: list[str], now: list[str]) -> list[str]:
 
 
 def _line(sign: str, words: list[str]) -> str:
-    return f"{sign} {' '.join(map(shlex.quote, words))}"
+    return f"{sign} {' '.join(map(quoted, words))}"
 
 
 def _renamed(judged: Judged, given: Given, name: str, found: Finding) -> list[str]:
