@@ -201,7 +201,8 @@ def test_custom_resources_values_and_the_dashboard_follow_their_schemas() -> Non
             for text in plan.texts(file):
                 jsonschema.validators.validator_for(rules)(rules).validate(yaml.safe_load(text))
                 seen[file] = seen.get(file, 0) + 1
-    kinds = {"LeaderWorkerSet", "ScaledObject", "PodMonitor", "LLMInferenceService", "DynamoGraphDeployment"}
+    kinds = {"LeaderWorkerSet", "ScaledObject", "PodMonitor", "PrometheusRule", "LLMInferenceService",
+             "DynamoGraphDeployment"}  # fmt: skip
     assert set(seen) == kinds | set(files), seen
 
 
