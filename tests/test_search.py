@@ -224,3 +224,14 @@ def test_what_the_closed_form_puts_far_beyond_a_limit_is_replayed_where_it_costs
     plan = search(scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["fp8"],
                             "gpus": gpus, "workload": lengths, "service_level": level}, "s"))  # fmt: skip
     assert plan.chosen and plan.chosen.deployment.layout.gpus == 2
+
+
+def test_one_request_at_a_time_is_tried_where_a_few_are_too_slow() -> None:
+    """Long prompts hold up short answers: two L4 keep the pace for one request, and an A100 was recommended."""
+    level = {"itl": {"mean": 29, "p99": 73}, "tpot": {"p95": 32, "p99": 49}, "ttft": {"p50": 9157}}
+    lengths = {"prompt_tokens": {"mean": 16634.6}, "output_tokens": {"mean": 131.8}, "rate": 0.1}
+    gpus = [{"gpu": "A100-SXM-40GB", "at_most": 4}, {"gpu": "L4", "at_most": 4}]
+    plan = search(scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["awq"],
+                            "gpus": gpus, "engine": "sglang", "engine_version": "0.5.4", "workload": lengths,
+                            "service_level": level}, "s"))  # fmt: skip
+    assert plan.chosen and plan.chosen.what.startswith("2 x L4") and plan.chosen.deployment.args.max_num_seqs == 1

@@ -199,18 +199,20 @@ def settled(scenario: Scenario, candidate: Candidate, *, retune: bool = True) ->
 def _climbed(scenario: Scenario, looks: list[Candidate]) -> list[Candidate]:
     """First looks at longer and shorter steps than the best of `looks` has, for as long as they come nearer to holding.
 
-    The closed form errs about one length more than about another, and hides a better one so.
+    The closed form errs about one length more than about another, and hides a better one so. Where the pace is far off
+    the shortest steps are looked at first: a prompt holds up the others for a step, and its length is theirs.
     """
     best = min(looks, key=attrgetter("margin"))
     known = {look.deployment.args.max_num_batched_tokens for look in looks}
     args, preference, found = best.deployment.args, tuned(best.preference), []
     if "max_num_batched_tokens" in scenario.engine_args:
         return []
+    far = best.margin > FULL_PACE and _slow(best)
     longer = [size for size in TOKENS if size > args.max_num_batched_tokens]
     shorter = [size for size in TOKENS[::-1] if size < args.max_num_batched_tokens]
-    for sizes in (longer, shorter):
+    for sizes in (TOKENS[:1], TOKENS[1:]) if far else (longer, shorter):
         for size in sizes:
-            if not 1 < best.margin <= FULL_PACE or size in known:
+            if size in known or best.margin <= 1 or (best.margin > FULL_PACE and sizes != TOKENS[:1]):
                 break
             knobs = {"max_num_batched_tokens": size, "gpu_memory_utilization": args.gpu_memory_utilization}
             try:
@@ -224,6 +226,11 @@ def _climbed(scenario: Scenario, looks: list[Candidate]) -> list[Candidate]:
             best = look
             found.append(look)
     return found
+
+
+def _slow(look: Candidate) -> bool:
+    """Whether it keeps all but its pace."""
+    return {name.split()[-1].lower() for name in look.constraints} <= {*PACES, "memory"}
 
 
 def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = None) -> list[Candidate]:
@@ -256,7 +263,7 @@ def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = No
         limit = max(most, min(MAX_SEQS, candidate.deployment.args.max_num_batched_tokens))
         size = _pacing(scenario, candidate)
         best = look(size)
-        queues = not {name.split()[-1].lower() for name in best.constraints} <= {*PACES, "memory"}
+        queues = not _slow(best)
         promising = than is None or best.margin < than.margin
         while promising and not best.meets and len(looks) < LOOKS:
             taken = min(_most_running(best), size)
@@ -271,6 +278,9 @@ def _looks(scenario: Scenario, candidate: Candidate, than: Candidate | None = No
                 look(round(math.sqrt(before * size)))
                 break
             best = found
+        else:
+            if promising and not best.meets and not queues and size < SEQS_STEP:
+                look(1)  # even a few that share steps may be too many
     return list(looks.values())
 
 

@@ -183,8 +183,11 @@ def _hidden(scenario: Scenario, found: Confirmed, candidates: Sequence[Candidate
     unpriced, cost = found.holding[0].price
     known = {candidate.place for candidate in found.failing}
     cheaper = within(scenario, (unpriced, cost * (1 - 1e-6)), [*found.holding, *candidates])
-    places = {c.place: c for c in sorted(cheaper, key=attrgetter("margin"), reverse=True) if c.place not in known}
-    return [one for c in [*places.values()][::-1][:AGAIN] if (one := settled(scenario, c)).meets]
+    places: dict[object, Candidate] = {}
+    for candidate in sorted(cheaper, key=attrgetter("margin")):
+        places.setdefault(candidate.place, candidate)
+    tried = [places[place] for place in [place for place in places if place not in known][:AGAIN]]
+    return [one for candidate in tried if (one := settled(scenario, candidate)).meets]
 
 
 def _answered(
