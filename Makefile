@@ -10,18 +10,18 @@ report: .venv/ready
 	$(BIN)/planner report $(SCENARIO)
 
 lab: .venv/ready
-	$(BIN)/jupyter lab --LabApp.extra_labextensions_path=planner/faces/lab --notebook-dir=notebooks start.ipynb
+	$(BIN)/jupyter lab --LabApp.extra_labextensions_path=planner/ui/lab --notebook-dir=notebooks start.ipynb
 
 test: .venv/ready-dev
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 # All engines' step costs, fitted to catalogs/validation/measured_runs.csv: half an hour on two cores.
 fit: .venv/ready
-	$(BIN)/python -m planner.operations.fits.pooled_catalog
+	$(BIN)/python -m planner.calibration.catalog_writer
 
 # What pools of prefill and decode cost beside the step costs, fitted to catalogs/validation/pools.csv: some minutes.
 pools: .venv/ready
-	$(BIN)/python -m planner.operations.fits.pools
+	$(BIN)/python -m planner.calibration.pool_cost_fit
 
 # After a change in the physics: the lessons' committed outputs anew, to be read before they are committed.
 lessons: .venv/ready-dev

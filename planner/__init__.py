@@ -9,21 +9,21 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PLACES = {
-    "Interval": "core.quantities:Interval",
-    "PlannerError": "core.quantities:PlannerError",
-    "Deployment": "facts.deployment:Deployment",
-    "deploy_on": "facts.deployment:deploy_on",
-    "Lengths": "facts.workload:Lengths",
-    "Workload": "facts.workload:Workload",
-    "memory_plan": "memory.budget:plan",
+    "Interval": "core.intervals:Interval",
+    "PlannerError": "core.errors:PlannerError",
+    "Deployment": "engines.deployment:Deployment",
+    "deploy_on": "engines.deployment:deploy_on",
+    "Lengths": "workload.length_distribution:LengthDistribution",
+    "Workload": "workload.workload:Workload",
+    "memory_plan": "memory.memory_plan:plan_memory",
     "evaluate": "planning.prediction:evaluate",
     "predict": "planning.prediction:predict",
-    "replay": "planning.benchmark_run:run",
+    "replay": "planning.simulation_runs:run_simulation",
     "Scenario": "planning.scenario:Scenario",
     "load_scenario": "planning.scenario:load_scenario",
     "Plan": "planning.search:Plan",
-    "plan": "planning.search:search",
-    "answer": "operations.answer:answer",
+    "plan": "planning.search:search_deployments",
+    "answer": "ui.plan_json:serialize_plan",
 }
 __all__ = ["__version__", *_PLACES]
 

@@ -1,5 +1,5 @@
 """`python -m planner` is the command `planner`."""
 
-from planner.faces.cli import main
+from planner.ui.cli import main
 
 raise SystemExit(main())

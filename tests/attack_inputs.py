@@ -39,25 +39,26 @@ from scenario_generator import generate
 from test_output_files import MEASURED
 from test_plan_command import QUESTION
 
-from planner.core.quantities import PlannerError
-from planner.faces import cli
-from planner.facts.deployment import Deployment, deploy_on
-from planner.facts.traces import AZURE, MOONCAKE, PLAIN, read_trace
-from planner.facts.workload import Lengths, Workload
-from planner.memory.budget import plan
-from planner.models.registry import _config, model, models
-from planner.operations.batch import predict_row
-from planner.operations.bench_results import read_results
-from planner.operations.diagnose import diagnose
-from planner.operations.explain_log import EXAMPLE, explain_file
-from planner.operations.fleet_file import fleet_plan, told
-from planner.operations.lint import lint
-from planner.operations.sweep import answer as sweep_answer
-from planner.operations.sweep_points import load_sweep
-from planner.operations.traffic_profile import traffic_profile
-from planner.planning.fleet import Option
-from planner.planning.scenario import load_scenario, overridden
-from planner.simulator.schedule_cases import run_case
+from planner.calibration.benchmark_results import read_benchmark_results
+from planner.core.errors import PlannerError
+from planner.engines.deployment import Deployment, deploy_on
+from planner.memory.memory_plan import plan_memory
+from planner.models.registry import _merge_entry_config, list_models, load_model
+from planner.planning.scenario import apply_overrides, load_scenario
+from planner.simulator.schedule_cases import run_schedule_case
+from planner.tools.batch import predict_row
+from planner.tools.diagnostics import diagnose
+from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG, explain_log_file
+from planner.tools.diagnostics.traffic_profile import build_traffic_profile
+from planner.tools.fleet.allocation import FleetOption
+from planner.tools.fleet.fleet_file import format_fleet_plan, plan_fleet
+from planner.tools.lint.report import lint
+from planner.tools.sweep.runner import answer_point as sweep_answer
+from planner.tools.sweep.sweep_spec import load_sweep_spec
+from planner.ui import cli
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.traces import AZURE_COLUMNS, MOONCAKE_FIELDS, PLAIN_COLUMNS, read_trace
+from planner.workload.workload import Workload
 
 SECONDS, BYTES = 10.0, 10**9
 """Of one input: on its processor, and at once."""
@@ -131,7 +132,7 @@ ATOMS = ("a", "e", ".", "*", "+", "?", "(", ")", "|", "[a-z]", r"\d", "{2,}", "^
 
 
 def configuration(rng: random.Random, folder: Path) -> Any:
-    config = spoilt(_config(rng.choice(models())), rng)
+    config = spoilt(_merge_entry_config(rng.choice(list_models())), rng)
     if rng.random() < 0.3:
         patterns = [
             "re:" * (rng.random() < 0.8) + "".join(rng.choices(ATOMS, k=rng.choice((3, 9, 30)))) for _ in range(3)
@@ -140,7 +141,7 @@ def configuration(rng: random.Random, folder: Path) -> Any:
         config["quantization_config"] = {"quant_method": "fp8", "config_groups": rng.choice((None, groups)),
                                          "ignore": patterns}  # fmt: skip
     path = written(folder / "config.json", json.dumps(config), rng)
-    return plan(deploy_on(model(path), rng.choice(("H100", "L4", "B200")), tp=rng.choice((1, 2, 8))))
+    return plan_memory(deploy_on(load_model(path), rng.choice(("H100", "L4", "B200")), tp=rng.choice((1, 2, 8))))
 
 
 ASKED: dict[str, Any] = {
@@ -158,16 +159,16 @@ def question(rng: random.Random, folder: Path) -> Any:
     written(folder / "day.csv", "arrival,prompt_tokens,output_tokens\n0,9,9\n5,9,9\n86400,9,9\n", rng)
     asked = {**ASKED, "workload.day": rng.choice((ASKED["workload.day"], "campus-rag", "day.csv"))}
     few = {name: asked[name] for name in rng.sample(sorted(ASKED), rng.choice((0, 1, 1, 4)))}
-    data = overridden(generate(rng.randrange(300), folder)[1], few, "mine")
+    data = apply_overrides(generate(rng.randrange(300), folder)[1], few, "mine")
     data = spoilt({name: data[name] for name in few if name in data} if rng.random() < 0.3 else data, rng) or data
-    whole = {**overridden(QUESTION, few, "mine"), **data}
+    whole = {**apply_overrides(QUESTION, few, "mine"), **data}
     with contextlib.suppress(yaml.YAMLError):
         asked = load_scenario(written(folder / "mine.yaml", yaml.safe_dump(whole), rng))
         return f"{asked} {asked.day or ''}"
 
 
 def trace(rng: random.Random, folder: Path) -> Any:
-    fields = rng.choice((AZURE, PLAIN, MOONCAKE, ("time_ms", "isl", "osl")))
+    fields = rng.choice((AZURE_COLUMNS, PLAIN_COLUMNS, MOONCAKE_FIELDS, ("time_ms", "isl", "osl")))
     rows = [dict(zip(fields, (i, 100 + i, 20), strict=True)) for i in range(20)]
     if rng.random() < 0.5:
         rows = spoilt([row | {"hash_ids": [1, 2, i]} for i, row in enumerate(rows)], rng)
@@ -181,12 +182,12 @@ def trace(rng: random.Random, folder: Path) -> Any:
 
 
 def log(rng: random.Random, folder: Path) -> Any:
-    text = EXAMPLE.read_text(encoding="utf-8")
+    text = EXAMPLE_LOG.read_text(encoding="utf-8")
     for _ in range(rng.randrange(4)):
         if hits := list(re.finditer(r"(?<=[=: (])[\w.',-]{1,40}", text)):
             hit = rng.choice(hits)
             text = text[: hit.start()] + str(rng.choice(JUNK))[:200_000] + text[hit.end() :]
-    return explain_file(written(folder / "vllm.log", text, rng), rng.choice(("H100", "H100", None, "L4")))
+    return explain_log_file(written(folder / "vllm.log", text, rng), rng.choice(("H100", "H100", None, "L4")))
 
 
 ROW = {"id": "1", "model": "meta-llama/Llama-3.1-8B-Instruct", "gpu": "H100", "tp": "1", "isl": "1000", "osl": "200",
@@ -220,10 +221,10 @@ def benchmark(rng: random.Random, folder: Path) -> Any:
         measured = cells(rng) | {"measured_ttft_ms": str(rng.choice([50, *JUNK])), "measured_tpot_ms": "9"}
         file = io.StringIO(newline="")
         csv.writer(file).writerows([measured, measured.values()])
-        found = read_results([written(folder / "b.csv", file.getvalue(), rng)])
+        found = read_benchmark_results([written(folder / "b.csv", file.getvalue(), rng)])
     else:
         text = json.dumps(spoilt(rng.choice((BENCH, [BENCH, BENCH])), rng))
-        found = read_results([written(folder / "b.json", text, rng)], _deployment())
+        found = read_benchmark_results([written(folder / "b.json", text, rng)], _deployment())
     return [{"rate": p.workload.rate or 0, "tokens": p.workload.context, "ttft": p.ttft or 0} for p in found.points]
 
 
@@ -240,14 +241,14 @@ CASE = {"config": {"max_num_seqs": 4, "max_num_batched_tokens": 64, "num_blocks"
 def case(rng: random.Random, folder: Path, spoil: Callable[..., Any] = spoilt) -> Any:
     cached = CASE["config"] | {"enable_prefix_caching": rng.random() < 0.5}
     data = spoil({"config": cached, "requests": REQUESTS}, rng)
-    return run_case(written(folder / "case.json", json.dumps(data), rng), folder / "steps.csv")
+    return run_schedule_case(written(folder / "case.json", json.dumps(data), rng), folder / "steps.csv")
 
 
-COMMANDS = yaml.safe_load((cli.TEMPLATES / "commands.yaml").read_text(encoding="utf-8"))
+COMMANDS = yaml.safe_load((cli.CLI_TEMPLATE_DIR / "commands.yaml").read_text(encoding="utf-8"))
 FILES = {
     "mine.yaml": yaml.safe_dump(QUESTION),
     "runs.csv": MEASURED,
-    "vllm.log": EXAMPLE.read_text(encoding="utf-8"),
+    "vllm.log": EXAMPLE_LOG.read_text(encoding="utf-8"),
     "bench.json": json.dumps(BENCH),
     "case.json": json.dumps(CASE),
     "own.yaml": "H100-SXM: {coefficients: {}}",
@@ -338,7 +339,7 @@ def served(rng: random.Random, folder: Path) -> Any:
 def _pages() -> list[str]:
     """Of a healthy server."""
     with tempfile.TemporaryDirectory() as folder:
-        load = Workload(Lengths.typical(500, "prompt"), Lengths.typical(100, "output"), rate=4.0)
+        load = Workload(LengthDistribution.typical(500, "prompt"), LengthDistribution.typical(100, "output"), rate=4.0)
         return [path.read_text() for path in Server(_deployment(), load, requests=100).pages(Path(folder))[0]]
 
 
@@ -359,13 +360,13 @@ def _metrics(rng: random.Random, folder: Path) -> list[Path]:
 
 def metrics(rng: random.Random, folder: Path) -> Any:
     """What is wrong with a server, by its pages and sometimes its log."""
-    saved = written(folder / "vllm.log", EXAMPLE.read_text(encoding="utf-8"), rng) if rng.random() < 0.2 else None
+    saved = written(folder / "vllm.log", EXAMPLE_LOG.read_text(encoding="utf-8"), rng) if rng.random() < 0.2 else None
     return diagnose(_metrics(rng, folder), saved, seconds=rng.choice((None, 60.0))).data()
 
 
 def profile(rng: random.Random, folder: Path) -> Any:
     """A server's traffic, which has to be one that a scenario takes."""
-    found = yaml.safe_load(traffic_profile(_metrics(rng, folder), rng.choice((None, 60.0))))
+    found = yaml.safe_load(build_traffic_profile(_metrics(rng, folder), rng.choice((None, 60.0))))
     (folder / "mine.yaml").write_text(yaml.safe_dump({**QUESTION, **found}))
     return str(load_scenario(folder / "mine.yaml").workload)
 
@@ -380,7 +381,7 @@ def points(rng: random.Random, folder: Path) -> Any:
         "sample": {"points": 5, "seed": 1, "fields": {**some, "headroom": {"low": 0.01, "high": 1, "scale": "log"}}}
     }
     whole = {**data, **rng.choice(({"grid": some}, drawn))}
-    found = load_sweep(written(folder / "sweep.yaml", yaml.safe_dump(spoilt(whole, rng)), rng))
+    found = load_sweep_spec(written(folder / "sweep.yaml", yaml.safe_dump(spoilt(whole, rng)), rng))
     return sweep_answer(found, found.points[0]) if found.answer == "predict" and not found.replay else None
 
 
@@ -390,8 +391,11 @@ def fleet(rng: random.Random, folder: Path) -> Any:
             "usd_per_hour_at_most": 100, "power_at_most": 9000}  # fmt: skip
     path = written(folder / "fleet.yaml", yaml.safe_dump(spoilt(data, rng)), rng)
     one = (rng.randrange(1, 9), rng.random() * 10, rng.random() * 700, rng.choice((1.0, 0.5, 1e-6)))
-    with mock.patch("planner.operations.fleet_file.options_of", lambda _, kind, known=(): [Option("all", kind, *one)]):
-        return told(fleet_plan(path))
+    with mock.patch(
+        "planner.tools.fleet.fleet_file.generate_fleet_options",
+        lambda _, kind, known=(): [FleetOption("all", kind, *one)],
+    ):
+        return format_fleet_plan(plan_fleet(path))
 
 
 DOORS: dict[str, Door] = {

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from attack_inputs import CASE, MEASURED, QUESTION
 
-from planner.faces.cli import main as planner
+from planner.ui.cli import main as planner
 
 ROOT = Path(__file__).parents[1]
 ROW = "{},meta-llama/Llama-3.1-8B-Instruct,H100,{},64,{}\n"

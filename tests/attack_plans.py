@@ -32,29 +32,33 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from scenario_generator import generate, small
 
-from planner.core.quantities import GIB, Interval, PlannerError
-from planner.faces import cli
-from planner.facts.deployment import Deployment, ParallelLayout, deploy_on, machines
-from planner.facts.engines import resolve, unsupported
-from planner.facts.prices import Prices, price_per_hour
-from planner.latency.speculation import step_of
-from planner.latency.step_work import work
-from planner.memory.budget import memory_of, safe_utilization
-from planner.models.registry import model, models
-from planner.operations.batch import predict_row
-from planner.operations.batch_columns import ENGINE_ARGS
-from planner.operations.launch import documents
-from planner.parallelism.layouts import legal_layouts
-from planner.planning.candidate import Candidate, describe, judge, replayed
-from planner.planning.passed_over import passed_over
-from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, scenario
-from planner.planning.search import Plan, search
-from planner.planning.variants import TOKENS
-from planner.planning.what_if import affordable
-from planner.simulator.replay import replay_workload
-from planner.simulator.replay_result import ReplayResult
-from planner.studies import summary
-from planner.studies.tail_latency import latencies
+from planner.analysis import plan_summary as summary
+from planner.analysis.tail_latency import build_latency_table
+from planner.core.errors import PlannerError
+from planner.core.intervals import Interval
+from planner.core.units import GIB
+from planner.deploy import render_artifacts
+from planner.engines.deployment import Deployment, ParallelLayout, choose_machines, deploy_on
+from planner.engines.engine import explain_unsupported_gpu
+from planner.engines.engine_args import resolve_engine_args
+from planner.hardware.prices import PriceSelection, look_up_gpu_price
+from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_work import count_step_work
+from planner.memory.memory_plan import find_safe_memory_utilization, get_memory_plan
+from planner.models.registry import list_models, load_model
+from planner.parallelism.layouts import list_legal_layouts
+from planner.planning.alternatives import explain_alternatives
+from planner.planning.candidate import Candidate, describe_deployment
+from planner.planning.engine_tuning import BATCHED_TOKENS_VALUES
+from planner.planning.evaluation import evaluate_candidate, simulate_candidate
+from planner.planning.scenario import CandidateGpu, Scenario, load_scenario, parse_scenario
+from planner.planning.search import Plan, search_deployments
+from planner.planning.table_rows import ENGINE_ARG_COLUMNS
+from planner.planning.what_if import limit_to_budget
+from planner.simulator.results import SimulationResult
+from planner.simulator.simulation import simulate_workload
+from planner.tools.batch import predict_row
+from planner.ui import cli
 
 METRICS, POINTS = ("ttft", "tpot", "itl", "e2e"), ("mean", "p50", "p95", "p99")
 RUN, SEEDS, MORE = 1500, (101, 102), tuple(range(103, 115))
@@ -138,7 +142,7 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
 
 def _beyond_hardware(asked: Scenario, deployment: Deployment, performance: Any) -> Iterator[str]:
     """FLOP/s above the matrix units' peak, or steps faster than the weights can be read."""
-    gpu, layout, need = deployment.gpu, deployment.layout, work(deployment)
+    gpu, layout, need = deployment.gpu, deployment.layout, count_step_work(deployment)
     cached = asked.workload.cached_tokens if deployment.args.enable_prefix_caching else 0.0
     tokens = performance.total_tps.mid - performance.request_tps.mid * cached
     busy = tokens / layout.gpus * layout.tp * sum(m.flops / gpu.flops[m.dtype] for m in need.matmuls)
@@ -193,7 +197,7 @@ def row_of(plan: Plan) -> dict[str, str]:
         "engine_version": deployment.engine.version, "interconnect": wanted.interconnect,
         "gpus_per_node": wanted.gpus_per_node, "quantization": scenario.quantizations[plan.chosen.preference[0]],
         **{size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")},
-        **{name: getattr(args, name) for name in ENGINE_ARGS}, "other_tenants_gib": deployment.other_tenants / GIB,
+        **{name: getattr(args, name) for name in ENGINE_ARG_COLUMNS}, "other_tenants_gib": deployment.other_tenants / GIB,
         "request_rate": workload.rate, "concurrency": workload.concurrency, "burstiness": workload.burstiness,
         "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
         "adapters": workload.adapters, "adapter_zipf": workload.adapter_zipf,
@@ -214,20 +218,20 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
         return []
     told = stated(plan.chosen)
     assert plan.chosen.prediction.performance
-    table = latencies(plan.chosen.prediction.performance).set_index("Latency")
+    table = build_latency_table(plan.chosen.prediction.performance).set_index("Latency")
     cells = {f"{m}_ms_{at}": table.loc[m.upper(), f"{at} (ms)"] for m, at in product(METRICS, POINTS)}
     asked_for = {f"{t.name} (ms)": told.get(f"{t.metric}_ms_{t.percentile}", math.nan) for t in asked.service_level}
     found = _unlike("the summary", told, cells)
     found += [
-        f"passed over, yet it holds for less: {other}" for other in passed_over(plan)
+        f"passed over, yet it holds for less: {other}" for other in explain_alternatives(plan)
         if other.candidate and other.candidate.stated and other.candidate.meets
         and other.candidate.price[1] < plan.chosen.price[1] * plan.chosen.paid * (1 - 1e-6)
     ]  # fmt: skip
-    found += _unlike("the table of alternatives", asked_for, summary.alternatives(plan).iloc[0].to_dict())
+    found += _unlike("the table of alternatives", asked_for, summary.build_candidate_table(plan).iloc[0].to_dict())
     answer = predict_row(row_of(plan))
     if answer["status"] != "ok":
         found.append(f"planner predict says {answer['status']} of the plan's own row: {answer.get('error')}")
-    other = asked.prices != Prices() or plan.chosen.deployment.gpus_rented != plan.chosen.deployment.layout.gpus
+    other = asked.prices != PriceSelection() or plan.chosen.deployment.gpus_rented != plan.chosen.deployment.layout.gpus
     unpriced = {name: value for name, value in told.items() if not (other and name.startswith("usd"))}
     return found + _unlike("planner predict", unpriced, answer) + _texts(asked, plan.chosen, told)
 
@@ -238,8 +242,8 @@ CONFIG = "trtllm.yaml"
 
 def _texts(asked: Scenario, chosen: Candidate, told: Mapping[str, float]) -> list[str]:
     """What the deployment files say of model, arguments and figures."""
-    args, texts = chosen.deployment.args, documents(chosen.prediction, asked.service_level)
-    others = {name for name in models() if name != asked.model}
+    args, texts = chosen.deployment.args, render_artifacts(chosen.prediction, asked.service_level)
+    others = {name for name in list_models() if name != asked.model}
     named = {file: set(re.findall(r"[\w.-]+/[\w.-]+", text)) for file, text in texts.items()}
     wrong = [file for file, names in named.items() if others & names or (asked.model not in names and file != CONFIG)]
     found = [f"{', '.join(wrong)}: asked was {asked.model}, named is {others & named[wrong[0]]}"] if wrong else []
@@ -289,7 +293,7 @@ def referee(
 
     Beside them the replayed seconds by metric and percentile. Empty where `deployment` cannot start.
     """
-    memory, table, workload = memory_of(deployment), step_of(deployment), asked.workload
+    memory, table, workload = get_memory_plan(deployment), build_step_model(deployment), asked.workload
     seqs, engines = deployment.args.max_num_seqs or 1, deployment.layout.replicas * deployment.layout.dp
     longest = workload.prompt.quantile(1 - getattr(asked, "refused_at_most", 0.01))
     if not memory.starts or longest >= (deployment.args.max_model_len or 0):
@@ -299,13 +303,13 @@ def referee(
     crowd = replace(workload, rate=None, concurrency=slots, num_prompts=many, trace=None)
     usual = workload if workload.trace else replace(workload, num_prompts=run * engines)
     try:
-        runs = [replay_workload(deployment, memory.pool, table, crowd, seed=seeds[0])]
+        runs = [simulate_workload(deployment, memory.pool, table, crowd, seed=seeds[0])]
         rate = _steady_rate(runs[0])
         if not asked.offline:
-            runs = [replay_workload(deployment, memory.pool, table, usual, seed=seed) for seed in seeds]
+            runs = [simulate_workload(deployment, memory.pool, table, usual, seed=seed) for seed in seeds]
         elif workload.requests < many:  # the first of a short job come at once, and are more of it
             job = replace(crowd, num_prompts=workload.requests)
-            runs = [replay_workload(deployment, memory.pool, table, job, seed=seed) for seed in seeds]
+            runs = [simulate_workload(deployment, memory.pool, table, job, seed=seed) for seed in seeds]
     except PlannerError:
         return {}
     found = {f"{m} {at}": float(np.mean([one.stats(m)[at] for one in runs])) for m, at in product(METRICS, POINTS)}
@@ -318,7 +322,7 @@ def _seconds(found: Mapping[str, float], target: Any) -> float:
     return found.get(f"{target.metric} {target.percentile}", math.nan)
 
 
-def _steady_rate(run: ReplayResult) -> float:
+def _steady_rate(run: SimulationResult) -> float:
     """Requests/s between the first and the last quarter of a run: without its filling and its end."""
     done = np.sort(run.sent + run.e2e)
     low, high = len(done) // 4, 3 * len(done) // 4
@@ -362,18 +366,18 @@ def bill(plan: Plan) -> Bill:
 def paid_gpus(asked: Scenario, wanted: CandidateGpu, layout: ParallelLayout, replicas: int) -> int:
     """GPUs that are rented for so many replicas and the spare ones."""
     many = replicas + asked.spare_replicas
-    return sum(machines(many, layout.gpus, wanted.units)) if wanted.units else many * layout.gpus
+    return sum(choose_machines(many, layout.gpus, wanted.units)) if wanted.units else many * layout.gpus
 
 
 def _cheaper(asked: Scenario, below: Bill) -> list[tuple[float, Callable[..., Deployment]]]:
     """Every legal combination with as many replicas as cost less: what it costs, and what deploys it."""
     found: list[tuple[float, Callable[..., Deployment]]] = []
     given, longest = asked.speculation, asked.workload.total_quantile(0.999)
-    known = [wanted for wanted in asked.gpus if not unsupported(wanted.gpu, asked.engine)]
+    known = [wanted for wanted in asked.gpus if not explain_unsupported_gpu(wanted.gpu, asked.engine)]
     for wanted, quantization in product(known, asked.quantizations):
-        served, price = model(asked.model, quantization=quantization), price_per_hour(wanted.gpu, asked.prices)
+        served, price = load_model(asked.model, quantization=quantization), look_up_gpu_price(wanted.gpu, asked.prices)
         length = min(math.ceil(longest * 1.01), served.architecture.max_position)
-        layouts = legal_layouts(served, wanted.gpu, wanted.at_most, wanted.node, asked.engine)
+        layouts = list_legal_layouts(served, wanted.gpu, wanted.at_most, wanted.node, asked.engine)
         speculations = [None, given.load()] if given and given.allowed else [None]
         for layout, kv, speculation in product(layouts, asked.kv_cache_dtypes, speculations):
             each = price.usd if price else 1.0
@@ -398,7 +402,7 @@ def check_nothing_cheaper(asked: Scenario, plan: Plan) -> list[str]:
     found: list[str] = []
     below, until = bill(plan), time.perf_counter() + PATIENCE
     legal = _cheaper(asked, below)
-    instead = f"{describe(plan.chosen.deployment) if plan.chosen else 'nothing'}, {below[1]:.2f}"
+    instead = f"{describe_deployment(plan.chosen.deployment) if plan.chosen else 'nothing'}, {below[1]:.2f}"
     tried = {"max_num_seqs": (64, 16), "max_num_batched_tokens": (512, 16384)}
     sizes = [{}, *({name: size} for name in tried if name not in asked.engine_args for size in tried[name])]
     for usd, deploy in sorted(legal, key=lambda item: -item[0]) if len(legal) <= BRUTE else ():
@@ -413,7 +417,7 @@ def check_nothing_cheaper(asked: Scenario, plan: Plan) -> list[str]:
                     continue
                 share, name = worst(asked, referee(asked, deployment, seeds=MORE))
                 if share <= 1 - SLACK:
-                    what = f"{describe(deployment)}, max_num_seqs {deployment.args.max_num_seqs}, {usd:.2f}"
+                    what = f"{describe_deployment(deployment)}, max_num_seqs {deployment.args.max_num_seqs}, {usd:.2f}"
                     found.append(f"{what}: {share:.0%} of {name} at most when replayed; recommended is {instead}")
                     break
     return found
@@ -446,18 +450,24 @@ def check_metamorphic(asked: Scenario, plan: Plan) -> list[str]:
     for what, changes in harder:
         if time.perf_counter() < until and changes.get("gpus", gpus):
             with contextlib.suppress(PlannerError):
-                other = search(replace(asked, **changes))
+                other = search_deployments(replace(asked, **changes))
                 if bill(other) < before and not math.isclose(bill(other)[1], before[1], rel_tol=1e-6):
                     found.append(f"{what} costs {bill(other)[1]:.2f}, {before[1]:.2f} before; {other.chosen}")
-    if {fingerprint(search(asked)), fingerprint(search(replace(asked, name="b")))} != {fingerprint(plan)}:
+    if {fingerprint(search_deployments(asked)), fingerprint(search_deployments(replace(asked, name="b")))} != {
+        fingerprint(plan)
+    }:
         found.append("a second search, or one under another name, says something else")
-    turned = bill(search(replace(asked, gpus=gpus[::-1], quantizations=asked.quantizations[::-1])))
+    turned = bill(search_deployments(replace(asked, gpus=gpus[::-1], quantizations=asked.quantizations[::-1])))
     if turned != before:
         found.append(f"in another order of GPUs and formats it costs {turned[1]:.2f}, {before[1]:.2f} before")
-    prices = {wanted.gpu.name: price_per_hour(wanted.gpu, asked.prices) for wanted in gpus}
+    prices = {wanted.gpu.name: look_up_gpu_price(wanted.gpu, asked.prices) for wanted in gpus}
     if plan.chosen and all(prices.values()):
-        twice = search(replace(asked, prices=Prices({name: 2 * price.usd for name, price in prices.items() if price})))
-        same = twice.chosen and describe(twice.chosen.deployment) == describe(plan.chosen.deployment)
+        twice = search_deployments(
+            replace(asked, prices=PriceSelection({name: 2 * price.usd for name, price in prices.items() if price}))
+        )
+        same = twice.chosen and describe_deployment(twice.chosen.deployment) == describe_deployment(
+            plan.chosen.deployment
+        )
         if not same or not math.isclose(bill(twice)[1], 2 * before[1], rel_tol=1e-9):
             found.append(f"with prices doubled it is {twice.chosen}, before {plan.chosen}")
     return found
@@ -467,9 +477,11 @@ def check_knobs(asked: Scenario, plan: Plan) -> list[str]:
     """No other value of one engine argument, given in the scenario, makes anything cheaper that holds when replayed."""
     if plan.best is None:
         return []
-    cheaper = affordable(asked, plan.chosen, 0.98) if plan.chosen else asked
+    cheaper = limit_to_budget(asked, plan.chosen, 0.98) if plan.chosen else asked
     found, below, args = [], bill(plan), plan.best.deployment.args
-    usual = resolve({"max_model_len": args.max_model_len}, asked.engine, plan.best.deployment.gpu, model(asked.model))
+    usual = resolve_engine_args(
+        {"max_model_len": args.max_model_len}, asked.engine, plan.best.deployment.gpu, load_model(asked.model)
+    )
     tokens, seqs, share = args.max_num_batched_tokens, args.max_num_seqs, args.gpu_memory_utilization
     others = [("max_num_batched_tokens", size) for size in (tokens // 2, 2 * tokens, usual.max_num_batched_tokens)]
     others += [("max_num_seqs", size) for size in (seqs // 2, seqs - 8, seqs + 8, 2 * seqs, usual.max_num_seqs)]
@@ -477,7 +489,7 @@ def check_knobs(asked: Scenario, plan: Plan) -> list[str]:
     others += [("enable_prefix_caching", not args.enable_prefix_caching), ("enable_chunked_prefill", False)]
     for name, value in [other for other in others if cheaper.gpus and other[0] not in asked.engine_args]:
         with contextlib.suppress(PlannerError):
-            other = search(replace(cheaper, engine_args={**asked.engine_args, name: value}))
+            other = search_deployments(replace(cheaper, engine_args={**asked.engine_args, name: value}))
             if other.chosen and other.chosen.cost[0] == below[0] and other.chosen.cost[1] < 0.98 * below[1]:
                 replays = (worst(asked, referee(asked, other.chosen.deployment, seeds=who)) for who in (SEEDS, MORE))
                 if all(used <= 1 - SLACK for used, _ in replays):
@@ -491,18 +503,21 @@ def check_brute(asked: Scenario, plan: Plan) -> list[str]:
     Of each as many replicas as cost less: with fewer, each of them has more to do.
     """
     below = bill(plan)
-    instead = f"{describe(plan.chosen.deployment) if plan.chosen else 'nothing'}, {below[1]:.2f}"
+    instead = f"{describe_deployment(plan.chosen.deployment) if plan.chosen else 'nothing'}, {below[1]:.2f}"
     found: list[tuple[float, str]] = []
     for usd, deploy in _cheaper(asked, (below[0], below[1] / 1.02)):
         with contextlib.suppress(PlannerError):
             usual = deploy()
-            shares = {usual.args.gpu_memory_utilization, safe_utilization(usual) or usual.args.gpu_memory_utilization}
-            for tokens, seqs, used in product(TOKENS, SEQS, sorted(shares)):
+            shares = {
+                usual.args.gpu_memory_utilization,
+                find_safe_memory_utilization(usual) or usual.args.gpu_memory_utilization,
+            }
+            for tokens, seqs, used in product(BATCHED_TOKENS_VALUES, SEQS, sorted(shares)):
                 knobs = {"max_num_batched_tokens": tokens, "max_num_seqs": seqs, "gpu_memory_utilization": used}
                 with contextlib.suppress(PlannerError):
                     share, name = _held(asked, deploy(**knobs))
                     if share <= 1 - SLACK:
-                        what = f"{describe(usual)}, {knobs}, {usd:.2f}"
+                        what = f"{describe_deployment(usual)}, {knobs}, {usd:.2f}"
                         found.append((share, f"{what}: {share:.0%} of {name} at most; recommended is {instead}"))
     return [text for _, text in sorted(found)[:3]]
 
@@ -513,7 +528,7 @@ def _held(asked: Scenario, deployment: Deployment) -> tuple[float, str]:
     found = found if found[0] > 1.2 else worst(asked, referee(asked, deployment))
     if found[0] > 1 - SLACK:
         return found
-    stated = replayed(asked, judge(asked, deployment, deployment.layout.replicas))
+    stated = simulate_candidate(asked, evaluate_candidate(asked, deployment, deployment.layout.replicas))
     return max(found, (stated.margin, stated.constraints[0] if stated.constraints else found[1]))
 
 
@@ -537,8 +552,8 @@ def attack(seed: int, folder: Path, checks: tuple[str, ...] = USUAL) -> tuple[st
     path.write_text(yaml.safe_dump(data, sort_keys=False))
     seconds, answer, kind, found = 0.0, "", "exception", []
     try:
-        asked = scenario(data, name, folder)
-        plan = search(asked)
+        asked = parse_scenario(data, name, folder)
+        plan = search_deployments(asked)
         seconds = time.perf_counter() - begun
         answer = f"{plan.chosen or f'nothing meets it. {plan.binding}'}\n{fingerprint(plan)}"
         for kind in checks:
@@ -565,7 +580,7 @@ def main() -> int:
     checks, times, kinds, answers = tuple(filter(None, options.checks.split(","))), [], Counter[str](), []
     seeds = range(options.seed, options.seed + options.count)
     with tempfile.TemporaryDirectory() as folder:
-        search(load_scenario("edge-8b-24gb"))  # compiles
+        search_deployments(load_scenario("edge-8b-24gb"))  # compiles
         for seed in seeds:
             answer, seconds, found = attack(seed, Path(folder), checks)
             times.append(seconds)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page, sync_playwright
 
-from planner.faces.report import walk
+from planner.ui.pdf_report import list_chapter_notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
@@ -88,7 +88,10 @@ def run_notebook(page: Page, address: str, notebook: str) -> None:
     page.goto(f"{address}/tree/{notebook}?reset")
     idle = f"{PANEL}?.sessionContext?.session?.kernel?.status === 'idle'"
     page.wait_for_function(idle, timeout=90_000)
-    if notebook not in ("start.ipynb", *(chapter.name for chapter in walk())):  # those run by themselves
+    if notebook not in (
+        "start.ipynb",
+        *(chapter.name for chapter in list_chapter_notebooks()),
+    ):  # those run by themselves
         page.evaluate("window.jupyterapp.commands.execute('notebook:run-all-cells')")
     page.wait_for_function(f"{CODE}.every(cell => cell.model.executionCount) && {idle}", timeout=600_000)
     page.wait_for_timeout(1_000)

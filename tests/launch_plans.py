@@ -9,16 +9,16 @@ from typing import Any
 
 import yaml
 
-from planner.core.quantities import PlannerError
-from planner.facts.deployment import Deployment, Speculation, deploy_on
-from planner.facts.draft_models import kind
-from planner.facts.engines import EngineArgs
-from planner.models.registry import model
-from planner.operations.flags import options
-from planner.operations.launch import Launch, launch_of
-from planner.operations.launch.words import Variable, Word
-from planner.operations.lint.deployment import arguments, drafting, layout_of
-from planner.parallelism.layouts import refuse
+from planner.core.errors import PlannerError
+from planner.deploy import LaunchSpec, build_deployment_launch
+from planner.deploy.arguments import Argument, EnvVariable
+from planner.engines.cli_options import get_cli_options
+from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.engine_args import EngineArgs
+from planner.engines.speculation_methods import normalize_method_name
+from planner.models.registry import load_model
+from planner.parallelism.layouts import explain_illegal_layout
+from planner.tools.lint.deployment_reader import read_draft_settings, read_engine_args, read_layout
 
 VERSIONS = {
     "vllm": ["0.5.4", "0.6.6", "0.7.3", "0.8.5", "0.9.2", "0.10.0", "0.12.0", "0.14.1", "0.16.0", "0.18.0", "0.20.2",
@@ -71,9 +71,9 @@ def drawn(engine: str, draw: random.Random) -> Deployment:
     speculation = None
     if draw.random() < 0.4:
         method = draw.choice(METHODS[engine])
-        draft = model("meta-llama/Llama-3.2-1B-Instruct") if method == "draft_model" else None
+        draft = load_model("meta-llama/Llama-3.2-1B-Instruct") if method == "draft_model" else None
         head = draw.choice([None, "some/head", "it's $HOME/head"])
-        speculation = Speculation(method, draw.choice([1, 3, 5]), 0.6, draft, head if draft is None else None)
+        speculation = SpeculationConfig(method, draw.choice([1, 3, 5]), 0.6, draft, head if draft is None else None)
     quantization = draw.choice([None, None, "fp8", "awq"])
     return deploy_on(
         name, draw.choice(GPUS), **layout, engine=engine, engine_version=draw.choice(VERSIONS[engine]),
@@ -81,7 +81,7 @@ def drawn(engine: str, draw: random.Random) -> Deployment:
     )  # fmt: skip
 
 
-def plans(engine: str, many: int, seed: int = 0) -> Iterator[Launch]:
+def plans(engine: str, many: int, seed: int = 0) -> Iterator[LaunchSpec]:
     """So many launches of deployments that the engine takes."""
     found = 0
     for at in count():
@@ -89,9 +89,9 @@ def plans(engine: str, many: int, seed: int = 0) -> Iterator[Launch]:
             return
         try:
             deployment = drawn(engine, random.Random(f"{engine} {seed} {at}"))
-            if refuse(deployment.model, deployment.layout, deployment.gpus_per_node, deployment.engine):
+            if explain_illegal_layout(deployment.model, deployment.layout, deployment.gpus_per_node, deployment.engine):
                 continue
-            made = launch_of(deployment)
+            made = build_deployment_launch(deployment)
         except PlannerError:
             continue
         found += 1
@@ -107,30 +107,36 @@ def planned(deployment: Deployment) -> dict[str, Any]:
     if deployment.engine.name == "sglang" and not deployment.model.architecture.is_moe:
         layout = replace(layout, dp=1, replicas=layout.dp)  # copies of a dense model are whole replicas
     return {
-        "layout": layout, **args, "speculation": drafts and (kind(drafts.method), drafts.num_speculative_tokens),
+        "layout": layout, **args, "speculation": drafts and (normalize_method_name(drafts.method), drafts.num_speculative_tokens),
     }  # fmt: skip
 
 
-def arrived(launch: Launch) -> dict[str, Any]:
+def arrived(launch: LaunchSpec) -> dict[str, Any]:
     """What `planner lint` reads in the command, over the engine's own defaults of what is left out."""
     deployment = launch.deployment
     engine = deployment.engine
-    parsed = options(engine.name, engine.version).parse([filled(word) for flag in launch.flags for word in flag.words])
+    parsed = get_cli_options(engine.name, engine.version).parse(
+        [filled(word) for flag in launch.flags for word in flag.words]
+    )
     assert not parsed.errors and not parsed.positional, parsed
     values = parsed.values | (yaml.safe_load(launch.config) if launch.config else {})
     values |= {name.lower(): value for name, value in launch.environment.items()}
     _spans(launch, values)
-    drafts = drafting(engine.name, values)
-    method = kind(deployment.speculation.method) if "speculative_model" in values else drafts and kind(drafts[0])
+    drafts = read_draft_settings(engine.name, values)
+    method = (
+        normalize_method_name(deployment.speculation.method)
+        if "speculative_model" in values
+        else drafts and normalize_method_name(drafts[0])
+    )
     if values.get("speculative_model") == "[ngram]":  # any other was named by its weights alone before 0.8.5
         method = "ngram"
     return {
-        "layout": layout_of(engine.name, values), **_defaults(deployment), **arguments(engine.name, values),
+        "layout": read_layout(engine.name, values), **_defaults(deployment), **read_engine_args(engine.name, values),
         "speculation": drafts and (method, drafts[1]),
     }  # fmt: skip
 
 
-def _spans(launch: Launch, values: dict[str, Any]) -> None:
+def _spans(launch: LaunchSpec, values: dict[str, Any]) -> None:
     """The nodes and ranks of the command hold exactly the GPUs of a replica; it is reached, and measured."""
     layout, ranks = (
         launch.deployment.layout,
@@ -151,10 +157,10 @@ def _spans(launch: Launch, values: dict[str, Any]) -> None:
         assert values["gpus_per_node"] * launch.nodes == ranks
 
 
-def filled(word: Word) -> str:
+def filled(word: Argument) -> str:
     """An argument where every variable is set."""
     set_to = {"NODE_RANK": "1", "MASTER_ADDR": "10.0.0.1"}
-    return "".join(set_to.get(part.name, "some/head") if isinstance(part, Variable) else str(part) for part in word)
+    return "".join(set_to.get(part.name, "some/head") if isinstance(part, EnvVariable) else str(part) for part in word)
 
 
 def _defaults(deployment: Deployment) -> dict[str, Any]:
@@ -168,6 +174,6 @@ def _defaults(deployment: Deployment) -> dict[str, Any]:
     return defaults
 
 
-def described(launch: Launch) -> str:
+def described(launch: LaunchSpec) -> str:
     """The launch in a failed test's message."""
     return json.dumps(launch.command)

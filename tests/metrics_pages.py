@@ -6,12 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from planner.facts.deployment import Deployment
-from planner.facts.engine_metrics import engine_metrics
-from planner.facts.workload import Workload
-from planner.planning.benchmark_run import once
+from planner.engines.deployment import Deployment
+from planner.engines.metric_names import get_metric_names
+from planner.planning.simulation_runs import simulate_once
 from planner.simulator import kernel_types as kinds
-from planner.simulator.replay_result import ReplayResult
+from planner.simulator.results import SimulationResult
+from planner.workload.workload import Workload
 
 TOKENS = [n * 10**k for k in range(5) for n in (1, 2, 5)]
 """Edges of the histograms of lengths (vLLM)."""
@@ -32,7 +32,7 @@ class Server:
 
     def pages(self, folder: Path, name: str = "page") -> tuple[list[Path], float]:
         """Two pages in `folder`, and the seconds between them."""
-        run = once(self.deployment, self.workload, self.requests, pace=self.pace, seed=self.seed, gauge_s=1.0)
+        run = simulate_once(self.deployment, self.workload, self.requests, pace=self.pace, seed=self.seed, gauge_s=1.0)
         first, last = run.sent[0], float(run.sent[-1])
         moments = first + (last - first) * 0.3, last
         paths = [folder / f"{name}-{k}.txt" for k in range(2)]
@@ -40,9 +40,9 @@ class Server:
             path.write_text(self.page(run, moment), encoding="utf-8")
         return paths, moments[1] - moments[0]
 
-    def page(self, run: ReplayResult, moment: float) -> str:
+    def page(self, run: SimulationResult, moment: float) -> str:
         """What /metrics says at `moment`, seconds of the replay."""
-        known = engine_metrics(self.deployment.engine)
+        known = get_metric_names(self.deployment.engine)
         names, outcome = known.names, run.outcome
         first = outcome.first_token * run.second <= moment
         done = outcome.last_token * run.second <= moment
@@ -76,7 +76,9 @@ class Server:
         histogram("output_lengths", run.output[done], TOKENS)
         if name := names.get("itl"):  # of all gaps a share, as large as that of the tokens
             share = run.output[done].sum() / run.output.sum()
-            gaps = kinds.ITL_FIRST * 10 ** (np.arange(kinds.ITL_BINS) / kinds.ITL_PER_DECADE) * run.second
+            gaps = (
+                kinds.ITL_FIRST_BIN_S * 10 ** (np.arange(kinds.NUM_ITL_BINS) / kinds.ITL_BINS_PER_DECADE) * run.second
+            )
             counts = outcome.itl * share
             for edge in known.buckets["itl"]:
                 lines.append(f"{name}_bucket{label(le=float(edge))} {counts[gaps <= edge].sum():.0f}")

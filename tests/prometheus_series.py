@@ -6,18 +6,19 @@ from typing import Any
 
 import yaml
 
-from planner.facts.engine_metrics import engine_metrics
-from planner.operations.alerts import job, planned_acceptance, promises, quoted, thresholds
+from planner.deploy.alerts import build_slo_alerts, compute_alert_thresholds, get_prometheus_job, quote_promql
+from planner.engines.metric_names import get_metric_names
+from planner.latency.speculative_decoding import compute_planned_acceptance
 from planner.planning.prediction import Prediction
-from planner.planning.scenario import Target
+from planner.planning.slo import SloTarget
 
 
 class Traffic:
     """Series of a Prometheus every other minute, for two hours: as planned, until a fact of it is changed."""
 
-    def __init__(self, prediction: Prediction, targets: Sequence[Target]) -> None:
+    def __init__(self, prediction: Prediction, targets: Sequence[SloTarget]) -> None:
         self.prediction, self.targets = prediction, targets
-        self.names = engine_metrics(self.prediction.deployment.engine).names
+        self.names = get_metric_names(self.prediction.deployment.engine).names
         self.model = self.prediction.deployment.model.name
         found = self.prediction.performance
         assert found is not None
@@ -27,7 +28,10 @@ class Traffic:
         self.tokens = found.output_tps.mid
         self.late: dict[str, float] = {}  # share of requests above the edge
         self.mean: dict[str, float] = {}  # seconds
-        self.hits, self.accepted = prediction.load.cached_share, planned_acceptance(prediction.deployment) or 0.0
+        self.hits, self.accepted = (
+            prediction.load.cached_share,
+            compute_planned_acceptance(prediction.deployment) or 0.0,
+        )
 
     def series(self) -> list[dict[str, str]]:
         made: dict[str, str] = {}
@@ -35,10 +39,10 @@ class Traffic:
         def put(name: str | None, value: float, grows: bool, **labels: str) -> None:
             if name is not None:
                 pairs = {"model_name": self.model, "instance": "a:1", **labels}
-                text = ",".join(f"{key}={quoted(shown)}" for key, shown in pairs.items())
+                text = ",".join(f"{key}={quote_promql(shown)}" for key, shown in pairs.items())
                 made[f"{name}{{{text}}}"] = f"0+{value * 120:.6f}x58" if grows else f"{value:.6f}x58"
 
-        for promise in promises(self.prediction, self.targets):
+        for promise in build_slo_alerts(self.prediction, self.targets):
             if promise.histogram:
                 role = promise.target.metric
                 put(f"{promise.histogram}_count", self.rate, True)
@@ -55,7 +59,9 @@ class Traffic:
         put(self.names["running"], self.rate * self.prediction.performance.at("e2e", "mean").mid, False)
         put(self.names["waiting"], self.waiting, False)
         for place, value in enumerate(self.up):
-            made[f'up{{job={quoted(job(self.prediction.deployment))},instance="node-{place}"}}'] = f"{value}x58"
+            made[
+                f'up{{job={quote_promql(get_prometheus_job(self.prediction.deployment))},instance="node-{place}"}}'
+            ] = f"{value}x58"
         return [{"series": name, "values": values} for name, values in made.items()]
 
 
@@ -67,11 +73,11 @@ def spoil(traffic: Traffic, alert: str) -> None:
                 traffic.mean[role] = 1.1 * max(t.seconds for t in traffic.targets if t.metric == role)
                 return
             times = 4.0 if alert.endswith("AboveServiceLevel") else 100.0
-            share = {one.target.metric: one.late for one in promises(traffic.prediction, traffic.targets)
+            share = {one.target.metric: one.late for one in build_slo_alerts(traffic.prediction, traffic.targets)
                      if one.target.percentile != "mean"}  # fmt: skip
             traffic.late[role] = min(times * share[role], 1.0)
             return
-    limits = thresholds(traffic.prediction, traffic.targets)
+    limits = compute_alert_thresholds(traffic.prediction, traffic.targets)
     facts: dict[str, Callable[[], dict[str, Any]]] = {
         "ReplicasMissing": lambda: {"up": [0] * len(traffic.up)},
         "KvCacheAbovePlan": lambda: {"kv": (limits.kv_usage + 1) / 2},
@@ -85,7 +91,7 @@ def spoil(traffic: Traffic, alert: str) -> None:
     vars(traffic).update(facts[alert]())
 
 
-def rule_tests(prediction: Prediction, targets: Sequence[Target], text: str) -> dict[str, Any]:
+def rule_tests(prediction: Prediction, targets: Sequence[SloTarget], text: str) -> dict[str, Any]:
     """Tests of the rules in `text` for promtool: no alert when all is as planned, and each when it should."""
     found = [rule for group in yaml.safe_load(text)["groups"] for rule in group["rules"] if "alert" in rule]
     names = [rule["alert"] for rule in found]

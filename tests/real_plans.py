@@ -11,15 +11,15 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-from planner.core.quantities import PlannerError
-from planner.models.registry import _config
-from planner.operations.answer import write
-from planner.operations.launch import Launch, launch
-from planner.operations.launch.manifests import FILES, manifests
+from planner.core.errors import PlannerError
+from planner.deploy import LaunchSpec, build_launch
+from planner.deploy.manifests import MANIFEST_FILES, render_manifests
+from planner.models.registry import _merge_entry_config
 from planner.planning.prediction import Prediction, evaluate
-from planner.planning.scenario import scenario
-from planner.planning.scenario_entries import DEFAULT_FILES
-from planner.planning.search import Plan, search
+from planner.planning.scenario import parse_scenario
+from planner.planning.scenario_schema import DEFAULT_ARTIFACTS
+from planner.planning.search import Plan, search_deployments
+from planner.ui.plan_files import write_plan_files
 
 LLAMA, LARGE = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
 EXPERTS = "deepseek-ai/DeepSeek-V3"
@@ -102,7 +102,7 @@ class Written:
 
     plan: Plan
     prediction: Prediction
-    launch: Launch
+    launch: LaunchSpec
     folder: Path
 
     def texts(self, *names: str) -> Iterator[str]:
@@ -118,9 +118,9 @@ def written(name: str) -> Written:
     if asked["model"] in ODD:
         model = folder / asked["model"]
         model.mkdir()
-        (model / "config.json").write_text(json.dumps(_config("meta-llama/Llama-3.1-8B")))
+        (model / "config.json").write_text(json.dumps(_merge_entry_config("meta-llama/Llama-3.1-8B")))
         asked["model"] = str(model)
-    plan = search(scenario(asked, name))
+    plan = search_deployments(parse_scenario(asked, name))
     assert plan.chosen, plan
     if plan.scenario.speculation:  # whether or not it pays here
         served = replace(plan.chosen.deployment, speculation=plan.scenario.speculation.load())
@@ -128,12 +128,12 @@ def written(name: str) -> Written:
         plan = replace(plan, chosen=replace(plan.chosen, deployment=served, prediction=prediction))
     assert plan.chosen
     prediction = plan.chosen.prediction
-    started = launch(prediction)
-    wanted = list(DEFAULT_FILES)
-    for kind in FILES:
+    started = build_launch(prediction)
+    wanted = list(DEFAULT_ARTIFACTS)
+    for kind in MANIFEST_FILES:
         with suppress(PlannerError):
-            manifests([kind], started, prediction)
+            render_manifests([kind], started, prediction)
             wanted.append(kind)
     out = folder / "out"
-    write(replace(plan, scenario=replace(plan.scenario, wanted=tuple(wanted))), out)
+    write_plan_files(replace(plan, scenario=replace(plan.scenario, wanted=tuple(wanted))), out)
     return Written(plan, prediction, started, out)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from planner.facts.engines import engine, release
-from planner.facts.gpus import Gpu, gpu
-from planner.models.registry import Model, model
-from planner.planning.scenario_entries import LengthsEntry, ScenarioEntry, WorkloadEntry
+from planner.engines.engine import get_engine, parse_release
+from planner.hardware.gpus import Gpu, get_gpu
+from planner.models.registry import Model, load_model
+from planner.planning.scenario_schema import LengthsEntry, ScenarioEntry, WorkloadEntry
 
 MODELS = (
     "meta-llama/Llama-3.2-1B", "google/gemma-3-1b-it", "Qwen/Qwen2.5-1.5B", "ibm-granite/granite-3.3-2b-instruct",
@@ -75,8 +75,10 @@ def generate(seed: int, folder: Path) -> tuple[str, dict[str, Any]]:
     dice = Draw(seed)
     odd = dice.happens(0.1)
     size = dice.log(1e9, 1.1e12)
-    name = dice.of(sorted(MODELS, key=lambda name: abs(math.log(model(name).architecture.params_total / size)))[:6])
-    served = model(name)
+    name = dice.of(
+        sorted(MODELS, key=lambda name: abs(math.log(load_model(name).architecture.params_total / size)))[:6]
+    )
+    served = load_model(name)
     served_by = dice.of(("vllm",) * 7 + ("sglang", "sglang", "trtllm"))
     tasks = [task for task in TASKS if odd or TASKS[task][0][0] * 3 < served.architecture.max_position]
     task = dice.of(tasks + [task for task in tasks if task != "labels"])
@@ -109,9 +111,9 @@ def small(seed: int) -> tuple[str, dict[str, Any]]:
     dice = Draw(seed)
     name, task = dice.of(MODELS[:10]), dice.of(("chat", "rag", "completion", "writing"))
     prompt, output = (dice.log(*bounds) for bounds in TASKS[task])
-    card = gpu(dice.of(("L4", "A10G", "L40S", "RTX-4090", "A100-SXM-80GB", "H100-SXM")))
-    rate = dice.log(0.5, 3) * _rate_of_one(model(name), card, prompt, output)
-    pace = dice.log(1, 4) * 2 * model(name).architecture.params_total / card.bandwidth * 1e3
+    card = get_gpu(dice.of(("L4", "A10G", "L40S", "RTX-4090", "A100-SXM-80GB", "H100-SXM")))
+    rate = dice.log(0.5, 3) * _rate_of_one(load_model(name), card, prompt, output)
+    pace = dice.log(1, 4) * 2 * load_model(name).architecture.params_total / card.bandwidth * 1e3
     return f"small-{seed}", {
         "question": f"{task}: seed {seed}?", "model": name, "quantization": dice.of((["checkpoint"], ["fp8"])),
         "kv_cache_dtype": dice.of((["auto"], ["auto", "fp8"])), "gpus": [{"gpu": card.name, "at_most": 4}],
@@ -140,7 +142,7 @@ def _cards(dice: Draw, served: Model, served_by: str, odd: bool) -> list[Gpu]:
         pool |= {*AMD} if served_by == "vllm" else {AMD[0]}
     if odd:
         pool = {*CONSUMER, *WORKSTATION, *CLOUD, *LARGE, *AMD}
-    return [gpu(name) for name in dice.some(sorted(pool), 4)]
+    return [get_gpu(name) for name in dice.some(sorted(pool), 4)]
 
 
 def _rate_of_one(served: Model, card: Gpu, prompt: float, output: float) -> float:
@@ -247,6 +249,6 @@ def _extras(dice: Draw, data: dict[str, Any], served: Model, cards: list[Gpu]) -
         rate = round(dice.rng.uniform(0.3, 0.85), 2)
         data["speculation"] = {"method": method, "num_speculative_tokens": dice.of((1, 2, 3, 5)),
                                "acceptance_rate": rate, "allowed": dice.happens(0.7)}  # fmt: skip
-    started = engine(data["engine"], data.get("engine_version"))
-    if all(release(card.supported.get(started.name, ("99.0.0", None))[0]) > started.release for card in cards):
+    started = get_engine(data["engine"], data.get("engine_version"))
+    if all(parse_release(card.supported.get(started.name, ("99.0.0", None))[0]) > started.release for card in cards):
         data.pop("engine_version", None)  # nobody asks for GPUs that all came after their engine

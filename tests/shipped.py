@@ -5,17 +5,17 @@ from typing import Any
 
 from altair import TopLevelMixin
 
-from planner.faces.chapter import kept_plan
 from planner.latency.performance import Performance
 from planner.planning.scenario import load_scenario
 from planner.planning.search import Plan
-from planner.queueing.steady_state import Case, closed_loops, open_loops
+from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops
+from planner.ui.notebook_session import search_cached
 
 
 @cache
 def plan_of(name: str) -> Plan:
     """The plan of a shipped scenario."""
-    return kept_plan(load_scenario(name))
+    return search_cached(load_scenario(name))
 
 
 def drawn_rows(chart: TopLevelMixin, key: str) -> dict[Any, dict[str, Any]]:
@@ -26,9 +26,9 @@ def drawn_rows(chart: TopLevelMixin, key: str) -> dict[Any, dict[str, Any]]:
 
 def closed_loop(*case: Any) -> Performance:
     """`closed_loops` of one `Case`, given by its fields."""
-    return closed_loops([Case(*case)])[0]
+    return solve_closed_loops([LoadCase(*case)])[0]
 
 
 def open_loop(*case: Any) -> Performance:
     """`open_loops` of one `Case`, given by its fields."""
-    return open_loops([Case(*case)])[0]
+    return solve_open_loops([LoadCase(*case)])[0]

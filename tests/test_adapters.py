@@ -5,35 +5,38 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.core.quantities import PlannerError
-from planner.facts.arrivals import arrivals
-from planner.facts.deployment import deploy_on
-from planner.facts.workload import Lengths, Workload, popularity
-from planner.latency.adapters import adapter_bytes, adapter_costs, different
-from planner.latency.speculation import step_of
-from planner.memory.budget import memory_of
-from planner.operations.launch import documents, launch
-from planner.planning.benchmark_run import once
+from planner.analysis.adapter_tables import compare_adapter_endpoints
+from planner.core.errors import PlannerError
+from planner.deploy import build_launch, render_artifacts
+from planner.engines.deployment import deploy_on
+from planner.latency.lora_adapters import compute_adapter_bytes, compute_adapter_costs, estimate_distinct_adapters
+from planner.latency.speculative_decoding import build_step_model
+from planner.memory.memory_plan import get_memory_plan
 from planner.planning.prediction import evaluate
-from planner.planning.scenario import scenario
-from planner.planning.search import search
-from planner.simulator.kernel_types import ENTRY, Rules, StepTable, Traffic
-from planner.simulator.replay import engine_rules, replay, replay_workload, step_table
-from planner.simulator.replay_result import ReplayResult
-from planner.studies.adapters import endpoints
+from planner.planning.scenario import parse_scenario
+from planner.planning.search import search_deployments
+from planner.planning.simulation_runs import simulate_once
+from planner.simulator.kernel_types import NOTE_ENTRY, EngineRules, RequestBatch, StepCostTable
+from planner.simulator.results import SimulationResult
+from planner.simulator.simulation import build_engine_rules, build_step_cost_table, simulate_requests, simulate_workload
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.request_generator import sample_arrivals
+from planner.workload.workload import Workload, compute_adapter_popularity
 
-STEPS = StepTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300))
+STEPS = StepCostTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300))
 N, ADAPTERS = 1500, 16
 
 
-def served(slots: int, host: int = ADAPTERS, table: StepTable = STEPS, log: bool = False) -> ReplayResult:
+def served(slots: int, host: int = ADAPTERS, table: StepCostTable = STEPS, log: bool = False) -> SimulationResult:
     rng = np.random.default_rng(0)
-    rules = Rules(
+    rules = EngineRules(
         64, 512, 3000, 1024, False, True, 0, False, False, False, np.array([[0, 16]]), max_loras=slots,
         max_cpu_loras=host,
     )  # fmt: skip
     prompt, output, adapter = rng.integers(10, 300, N), rng.integers(1, 200, N), rng.integers(-1, ADAPTERS, N)
-    return replay(rules, table, Traffic(arrivals(N, 8.0, 1.0, rng), prompt, output, adapter=adapter), log=log)
+    return simulate_requests(
+        rules, table, RequestBatch(sample_arrivals(N, 8.0, 1.0, rng), prompt, output, adapter=adapter), log=log
+    )
 
 
 @pytest.mark.parametrize("slots", [1, 2, 4])
@@ -41,7 +44,7 @@ def test_a_step_has_at_most_so_many_adapters_and_lets_others_past(slots: int) ->
     rng = np.random.default_rng(0)
     rng.integers(10, 300, N), rng.integers(1, 200, N)
     adapter = rng.integers(-1, ADAPTERS, N)
-    step, request = served(slots, log=True).outcome.noted(ENTRY, 2).astype(int).T
+    step, request = served(slots, log=True).outcome.noted(NOTE_ENTRY, 2).astype(int).T
     pairs = np.unique(np.stack([step, adapter[request]])[:, adapter[request] >= 0], axis=1)
     assert np.bincount(pairs[0]).max() == slots
     found = served(slots).outcome
@@ -85,14 +88,18 @@ def test_an_hour_with_hundreds_of_adapters(
         model, "H100-SXM-64GB", engine_version="0.9.2", max_num_seqs=2048, max_loras=slots, max_lora_rank=16,
         enable_prefix_caching=False,
     )  # fmt: skip
-    rng, seconds, step = np.random.default_rng(0), 3600.0, step_of(deployment)
+    rng, seconds, step = np.random.default_rng(0), 3600.0, build_step_model(deployment)
     asked = np.resize(per_adapter, adapters)
     n = int(asked.sum() * seconds)
     prompt, output = rng.gamma(1.2, 223 / 1.2, n).astype(int) + 1, rng.gamma(1.6, 193 / 1.6, n).astype(int) + 1
     adapter = rng.choice(adapters, n, p=asked / asked.sum())
-    sent = Traffic(np.sort(rng.random(n)) * seconds, prompt, output, adapter=adapter)
-    rules = engine_rules(deployment, memory_of(deployment).pool)._replace(max_loras=slots, max_cpu_loras=adapters)
-    found = replay(rules, step_table(step)._replace(**adapter_costs(deployment)), sent).outcome
+    sent = RequestBatch(np.sort(rng.random(n)) * seconds, prompt, output, adapter=adapter)
+    rules = build_engine_rules(deployment, get_memory_plan(deployment).pool)._replace(
+        max_loras=slots, max_cpu_loras=adapters
+    )
+    found = simulate_requests(
+        rules, build_step_cost_table(step)._replace(**compute_adapter_costs(deployment)), sent
+    ).outcome
     served = output[found.last_token <= seconds].sum() / seconds
     assert served == pytest.approx(out_tps, rel=0.15)
 
@@ -107,26 +114,35 @@ def test_first_requests_wait_for_adapters_that_come_from_disk() -> None:
     prompt, output = rng.gamma(1.2, 223 / 1.2, n).astype(int) + 1, rng.gamma(1.6, 193 / 1.6, n).astype(int) + 1
     asked = np.resize((0.05, 0.0125, 0.003125), 160)
     adapter = rng.choice(160, n, p=asked / asked.sum())
-    sent = Traffic(np.sort(rng.random(n)) * 3600, prompt, output, adapter=adapter)
-    rules = engine_rules(deployment, memory_of(deployment).pool)._replace(max_loras=64, max_cpu_loras=160)
-    costs = adapter_costs(deployment)
-    found = replay(rules, step_table(step_of(deployment))._replace(**costs), sent)
+    sent = RequestBatch(np.sort(rng.random(n)) * 3600, prompt, output, adapter=adapter)
+    rules = build_engine_rules(deployment, get_memory_plan(deployment).pool)._replace(max_loras=64, max_cpu_loras=160)
+    costs = compute_adapter_costs(deployment)
+    found = simulate_requests(rules, build_step_cost_table(build_step_model(deployment))._replace(**costs), sent)
     assert found.quantile("ttft", 0.5) * 1e3 == pytest.approx(51.6, rel=0.1)
     assert found.ttft.mean() * 1e3 == pytest.approx(80.0, rel=0.25)
     assert found.quantile("ttft", 0.99) * 1e3 == pytest.approx(423.6, rel=0.2)
-    warm = replay(rules, step_table(step_of(deployment))._replace(**{**costs, "adapter_cold_s": 0.0}), sent)
+    warm = simulate_requests(
+        rules, build_step_cost_table(build_step_model(deployment))._replace(**{**costs, "adapter_cold_s": 0.0}), sent
+    )
     assert warm.quantile("ttft", 0.99) * 1e3 < 0.3 * 423.6
 
 
 def test_adapters_without_slots_are_refused() -> None:
     deployment = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2")
-    workload = Workload(Lengths.fixed(200), Lengths.fixed(20), rate=1.0, num_prompts=50, adapters=8, adapter_zipf=1.0)
-    pool, step = memory_of(deployment).pool, step_of(deployment)
+    workload = Workload(
+        LengthDistribution.fixed(200),
+        LengthDistribution.fixed(20),
+        rate=1.0,
+        num_prompts=50,
+        adapters=8,
+        adapter_zipf=1.0,
+    )
+    pool, step = get_memory_plan(deployment).pool, build_step_model(deployment)
     with pytest.raises(PlannerError, match="max_loras"):
-        replay_workload(deployment, pool, step, workload)
+        simulate_workload(deployment, pool, step, workload)
     with_slots = deployment.with_args(max_loras=4)
     loads = workload, replace(workload, adapters=0)
-    adapted, plain = (replay_workload(with_slots, pool, step, load) for load in loads)
+    adapted, plain = (simulate_workload(with_slots, pool, step, load) for load in loads)
     assert adapted.tpot.mean() > plain.tpot.mean()
 
 
@@ -144,9 +160,9 @@ def test_the_closed_form_counts_adapters_as_the_replay_does_where_all_have_a_slo
     zipf: float, load: dict[str, float]
 ) -> None:
     deployment = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=4096, max_loras=64)
-    lengths = Lengths.lognormal(600, 2000), Lengths.lognormal(200, 500)
+    lengths = LengthDistribution.lognormal(600, 2000), LengthDistribution.lognormal(200, 500)
     workload = Workload(*lengths, adapters=64, adapter_zipf=zipf, **load)  # type: ignore[arg-type]
-    steady, replayed = evaluate(deployment, workload).performance, once(deployment, workload, 1500)
+    steady, replayed = evaluate(deployment, workload).performance, simulate_once(deployment, workload, 1500)
     assert steady is not None
     assert steady.tpot["mean"].mid == pytest.approx(replayed.tpot.mean(), rel=0.06)
     plain = evaluate(deployment, replace(workload, adapters=0)).performance
@@ -159,16 +175,16 @@ def test_where_slots_are_scarce_the_closed_form_promises_less_than_the_replay(sl
         "meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=4096, max_loras=slots,
         max_cpu_loras=64,
     )  # fmt: skip
-    lengths = Lengths.lognormal(600, 2000), Lengths.lognormal(200, 500)
+    lengths = LengthDistribution.lognormal(600, 2000), LengthDistribution.lognormal(200, 500)
     workload = Workload(*lengths, concurrency=128, num_prompts=1500, adapters=64, adapter_zipf=1.0)
-    steady, replayed = evaluate(deployment, workload).performance, once(deployment, workload, 1500)
+    steady, replayed = evaluate(deployment, workload).performance, simulate_once(deployment, workload, 1500)
     assert steady is not None and 0.4 * replayed.request_tps < steady.request_tps.mid < 1.02 * replayed.request_tps
 
 
 def test_a_mean_number_of_different_adapters_is_what_chance_makes_of_it() -> None:
-    drawn = np.random.default_rng(0).choice(40, (4000, 24), p=popularity(40, 1.2))
+    drawn = np.random.default_rng(0).choice(40, (4000, 24), p=compute_adapter_popularity(40, 1.2))
     found = np.mean([len(set(row)) for row in drawn.tolist()])
-    assert different(40, 1.2, 24)[24] == pytest.approx(found, rel=0.01)
+    assert estimate_distinct_adapters(40, 1.2, 24)[24] == pytest.approx(found, rel=0.01)
 
 
 def test_a_higher_rank_costs_its_bytes_and_a_cold_adapter_more_than_one_in_host_memory() -> None:
@@ -176,25 +192,25 @@ def test_a_higher_rank_costs_its_bytes_and_a_cold_adapter_more_than_one_in_host_
         deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_loras=4, max_lora_rank=rank)
         for rank in (16, 64)
     )
-    costs = adapter_costs(low), adapter_costs(high)
-    assert adapter_bytes(high) == 4 * adapter_bytes(low)
+    costs = compute_adapter_costs(low), compute_adapter_costs(high)
+    assert compute_adapter_bytes(high) == 4 * compute_adapter_bytes(low)
     more = costs[1]["adapter_s"] - costs[0]["adapter_s"]
-    assert more == pytest.approx(3 * adapter_bytes(low) / low.gpu.bandwidth)
+    assert more == pytest.approx(3 * compute_adapter_bytes(low) / low.gpu.bandwidth)
     assert costs[0]["adapter_cold_s"] > costs[0]["adapter_load_s"] > costs[0]["adapter_s"]
 
 
 def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> None:
-    asked = scenario(ASKED, "adapters")
-    plan = search(asked)
+    asked = parse_scenario(ASKED, "adapters")
+    plan = search_deployments(asked)
     assert plan.chosen is not None and plan.chosen.stated
     args = plan.chosen.deployment.args
     assert (args.max_lora_rank, args.max_cpu_loras) == (16, 40) and 1 <= args.max_loras <= 40
-    started = str(launch(plan.chosen.prediction))
+    started = str(build_launch(plan.chosen.prediction))
     for flag in ("--enable-lora", f"--max-loras {args.max_loras}", "--max-cpu-loras 40", "--lora-modules", "ADAPTER"):
         assert flag in started
-    (rented,) = documents(plan.chosen.prediction, (), wanted=["runpod"]).values()
+    (rented,) = render_artifacts(plan.chosen.prediction, (), wanted=["runpod"]).values()
     assert "\n# LORA_MODULES=[" in rented and "$" not in rented, "an environment file fills nothing in"
-    without = search(scenario({**ASKED, "adapters": None}, "plain"))
+    without = search_deployments(parse_scenario({**ASKED, "adapters": None}, "plain"))
     assert without.chosen is not None and without.chosen.prediction.performance and plan.chosen.prediction.performance
     assert without.chosen.prediction.performance.tpot["mean"].mid < plan.chosen.prediction.performance.tpot["mean"].mid
 
@@ -203,7 +219,7 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
     "gpus", [[{"gpu": "H100-SXM", "at_most": 8}], [{"gpu": "L40S", "at_most": 8}, {"gpu": "L4", "at_most": 9}]]
 )
 def test_one_endpoint_for_all_costs_less_the_more_adapters_there_are(gpus: list[dict[str, object]]) -> None:
-    found = endpoints(scenario({**ASKED, "gpus": gpus}, "adapters"))
+    found = compare_adapter_endpoints(parse_scenario({**ASKED, "gpus": gpus}, "adapters"))
     assert found is not None and found.break_even is not None and found.break_even > 1
     costs = found.frame.pivot(index="Adapters", columns="Endpoints", values="USD per hour")
     assert costs["one for each"].is_monotonic_increasing and costs["one for all"].is_monotonic_increasing
@@ -212,7 +228,7 @@ def test_one_endpoint_for_all_costs_less_the_more_adapters_there_are(gpus: list[
 
 
 def test_without_adapters_endpoints_are_not_compared() -> None:
-    assert endpoints(scenario({**ASKED, "adapters": None}, "plain")) is None
+    assert compare_adapter_endpoints(parse_scenario({**ASKED, "adapters": None}, "plain")) is None
 
 
 @pytest.mark.parametrize(
@@ -226,4 +242,4 @@ def test_without_adapters_endpoints_are_not_compared() -> None:
 )
 def test_adapters_that_no_engine_serves_are_refused(adapters: dict[str, object], message: str) -> None:
     with pytest.raises(PlannerError, match=message):
-        scenario({**ASKED, "adapters": adapters}, "wrong")
+        parse_scenario({**ASKED, "adapters": adapters}, "wrong")

@@ -17,20 +17,26 @@ import numpy as np
 import pytest
 from shipped import drawn_rows, plan_of
 
-from planner.core.quantities import GIB, Interval
-from planner.faces.charts import summary as charts_summary
-from planner.faces.charts.base import FAR
-from planner.latency.performance import POINTS, Performance
-from planner.operations.answer import answer, told
-from planner.operations.batch import predict_row
-from planner.operations.launch import documents, launch, ramp
-from planner.operations.launch.files import benchmark_prompts
-from planner.planning.benchmark_run import run
-from planner.planning.candidate import Candidate, asked_rps, describe, free_share
-from planner.planning.capacity import capacity
-from planner.planning.scenario import scenario, scenarios
-from planner.planning.search import Plan, search
-from planner.studies import layout_study, risks, summary, tail_latency
+from planner.analysis import layout_tables as layout_study
+from planner.analysis import plan_risks as risks
+from planner.analysis import plan_summary as summary
+from planner.analysis import tail_latency
+from planner.core.intervals import Interval
+from planner.core.units import GIB
+from planner.deploy import build_launch, predict_benchmark_ramp, render_artifacts
+from planner.deploy.artifacts import count_benchmark_prompts
+from planner.latency.performance import LATENCY_STATISTICS, Performance
+from planner.planning.candidate import Candidate, describe_deployment
+from planner.planning.capacity import estimate_capacity
+from planner.planning.evaluation import compute_free_capacity, compute_offered_rps
+from planner.planning.scenario import list_scenarios, parse_scenario
+from planner.planning.search import Plan, search_deployments
+from planner.planning.simulation_runs import run_simulation
+from planner.tools.batch import predict_row
+from planner.ui.charts import summary as charts_summary
+from planner.ui.charts.base import MAX_DRAWN_UTILIZATION
+from planner.ui.plan_json import serialize_plan
+from planner.ui.plan_text import format_plan
 
 pytestmark = pytest.mark.slow
 
@@ -73,13 +79,13 @@ def traced(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module", params=[*scenarios(), *OTHERS])
+@pytest.fixture(scope="module", params=[*list_scenarios(), *OTHERS])
 def plan(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Plan:
     name = request.param
     if name not in OTHERS:
         return plan_of(name)
     folder = traced(tmp_path_factory.getbasetemp())
-    return search(scenario({**SMALL, **OTHERS[name]}, name, folder))
+    return search_deployments(parse_scenario({**SMALL, **OTHERS[name]}, name, folder))
 
 
 @pytest.fixture
@@ -107,7 +113,7 @@ def same(one: object, other: Interval) -> bool:
 
 def cells(performance: Performance, read: str = "at") -> Iterator[tuple[str, str, Interval]]:
     """Metric, point and ms of every latency."""
-    for metric, point in product(LATENCIES, POINTS):
+    for metric, point in product(LATENCIES, LATENCY_STATISTICS):
         yield metric, point, getattr(performance, read)(metric, point) * 1e3
 
 
@@ -116,7 +122,7 @@ def test_figures_rest_on_a_replay_and_hang_together(plan: Plan, chosen: Candidat
     assert performance.requests > 0 and performance.capacity is not None
     workload = plan.scenario.workload
     if workload.rate is not None and not plan.scenario.offline:
-        assert performance.capacity == capacity(chosen.deployment, chosen.prediction.workload)
+        assert performance.capacity == estimate_capacity(chosen.deployment, chosen.prediction.workload)
     assert performance.capacity.mid >= performance.request_tps.mid * (1 - 1e-9) or performance.saturated
     rate = workload.rate
     if rate is not None and not plan.scenario.offline and workload.trace is None:
@@ -129,11 +135,11 @@ def test_figures_rest_on_a_replay_and_hang_together(plan: Plan, chosen: Candidat
 
 
 def test_the_summary_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
-    table = tail_latency.latencies(performance).set_index("Latency")
+    table = tail_latency.build_latency_table(performance).set_index("Latency")
     for metric, point, value in cells(performance, "told"):
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
-    first = summary.alternatives(plan).iloc[0]
-    assert first["deployment"] == describe(chosen.deployment)
+    first = summary.build_candidate_table(plan).iloc[0]
+    assert first["deployment"] == describe_deployment(chosen.deployment)
     assert first["service level"] == ("at risk" if plan.verdict == "at_risk" else "meets")
     for target in plan.scenario.service_level:
         value = performance.told(target.metric, target.percentile) * 1e3
@@ -141,9 +147,9 @@ def test_the_summary_says_what_the_plan_says(plan: Plan, chosen: Candidate, perf
 
 
 def test_promises_are_judged_alike_everywhere(plan: Plan, chosen: Candidate, performance: Performance) -> None:
-    table = layout_study.promises(plan.scenario, chosen).set_index("Promise")
-    drawn = drawn_rows(charts_summary.promises(plan.scenario, chosen), "target")
-    stated = {f"{row['percentile']} {row['metric'].upper()}": row for row in answer(plan)["service_level"]}
+    table = layout_study.build_slo_table(plan.scenario, chosen).set_index("Promise")
+    drawn = drawn_rows(charts_summary.plot_slos(plan.scenario, chosen), "target")
+    stated = {f"{row['percentile']} {row['metric'].upper()}": row for row in serialize_plan(plan)["service_level"]}
     for target in plan.scenario.service_level:
         value = performance.told(target.metric, target.percentile)
         if math.isnan(value.mid):
@@ -154,8 +160,8 @@ def test_promises_are_judged_alike_everywhere(plan: Plan, chosen: Candidate, per
         assert same(row["Predicted"], value * 1e3) and row["Limit"] == pytest.approx(target.seconds * 1e3)
         assert entry["predicted_ms"] == ends(replayed * 1e3) and entry["limit_ms"] == row["Limit"]
         share = value / target.seconds
-        assert (bar["mid"], bar["hi"]) == (min(share.mid, FAR), min(share.hi, FAR))
-        assert bar["further"] == (share.hi > FAR)
+        assert (bar["mid"], bar["hi"]) == (min(share.mid, MAX_DRAWN_UTILIZATION), min(share.hi, MAX_DRAWN_UTILIZATION))
+        assert bar["further"] == (share.hi > MAX_DRAWN_UTILIZATION)
         assert same(row["Share of the limit (%)"], share * 100)
         broken = any(target.name in miss for miss in chosen.misses)
         risky = any(risk.startswith(target.name) for risk in chosen.risks)
@@ -168,32 +174,32 @@ def test_promises_are_judged_alike_everywhere(plan: Plan, chosen: Candidate, per
 def test_what_is_planned_for_and_what_stays_free_is_the_same_everywhere(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
-    found, lines = answer(plan), told(plan)
-    assert found["planned_rps"] == pytest.approx(asked_rps(plan.scenario, chosen.prediction))
-    free = free_share(plan.scenario, chosen.prediction)
+    found, lines = serialize_plan(plan), format_plan(plan)
+    assert found["planned_rps"] == pytest.approx(compute_offered_rps(plan.scenario, chosen.prediction))
+    free = compute_free_capacity(plan.scenario, chosen.prediction)
     assert found["headroom"] == pytest.approx(free)
     assert f", {free:.0%} free at {found['planned_rps']:.3g}" in lines
     if plan.scenario.workload.rate is not None:
-        row = layout_study.promises(plan.scenario, chosen).iloc[-1]
+        row = layout_study.build_slo_table(plan.scenario, chosen).iloc[-1]
         assert row["Limit"] == pytest.approx(found["planned_rps"])
         assert 1 - row["Limit"] / row["Predicted"].mid == pytest.approx(free)
-        assert f"{max(free, 0):.0%} stay free" in risks.room(plan)
+        assert f"{max(free, 0):.0%} stay free" in risks.describe_headroom(plan)
 
 
 def test_the_tail_that_is_drawn_is_the_one_that_is_stated(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
-    found = run(chosen.deployment, chosen.prediction.workload)
-    table = tail_latency.latencies(found, plan.scenario.service_level).set_index("Latency")
+    found = run_simulation(chosen.deployment, chosen.prediction.workload)
+    table = tail_latency.build_latency_table(found, plan.scenario.service_level).set_index("Latency")
     for metric, point, value in cells(performance, "told"):
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
     assert table.loc["Queue", "p99 (ms)"].mid == pytest.approx(performance.queue * 1e3, nan_ok=True)
     assert found.requests == performance.requests and found.preemptions == performance.preemptions
-    assert same(tail_latency.tail(found)["p99 TTFT (ms)"], performance.ttft["p99"] * 1e3)
+    assert same(tail_latency.build_tail_row(found)["p99 TTFT (ms)"], performance.ttft["p99"] * 1e3)
 
 
 def test_plan_json_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
-    found = answer(plan)
+    found = serialize_plan(plan)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     for metric, point, value in cells(performance):
         assert found["predicted"][f"{metric}_ms"][point] == ends(value), (metric, point)
@@ -221,9 +227,9 @@ def test_plan_json_says_what_the_plan_says(plan: Plan, chosen: Candidate, perfor
 
 
 def test_the_terminal_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
-    lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in told(plan).splitlines())
+    lines = dict(re.split(r"\s{2,}", line, maxsplit=1) for line in format_plan(plan).splitlines())
     assert lines["Verdict"] == {"holds": "holds", "at_risk": "holds, but at risk"}[plan.verdict]
-    assert lines["Run"] == f"{plan.scenario.model} on {describe(chosen.deployment)}"
+    assert lines["Run"] == f"{plan.scenario.model} on {describe_deployment(chosen.deployment)}"
     assert lines["Capacity"].startswith(f"{performance.capacity:.3g} requests/s")
     if plan.scenario.workload.rate is None:
         assert f"send {performance.request_tps.mid:.3g} requests/s" in lines["Traffic"]
@@ -241,7 +247,7 @@ def test_the_terminal_says_what_the_plan_says(plan: Plan, chosen: Candidate, per
 
 
 def test_files_say_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
-    texts = documents(chosen.prediction, plan.scenario.service_level)
+    texts = render_artifacts(chosen.prediction, plan.scenario.service_level)
     memory, args, layout = chosen.prediction.memory, chosen.deployment.args, chosen.deployment.layout
     checklist = texts["checklist.md"]
     for metric in ("TTFT", "ITL"):
@@ -254,8 +260,8 @@ def test_files_say_what_the_plan_says(plan: Plan, chosen: Candidate, performance
         assert f": ${chosen.usd_per_hour:,.2f} an hour" in checklist
     for target in plan.scenario.service_level:
         assert f"- [ ] {target}\n" in checklist
-    command = launch(chosen.prediction).command
-    assert answer(plan)["command"] == command
+    command = build_launch(chosen.prediction).command
+    assert serialize_plan(plan)["command"] == command
     for number in (args.max_num_seqs, args.max_model_len, layout.tp):
         if number > 1:
             assert str(number) in command
@@ -267,13 +273,13 @@ def test_files_say_what_the_plan_says(plan: Plan, chosen: Candidate, performance
 
 
 def test_the_benchmark_states_what_its_own_runs_are_predicted_to_do(plan: Plan, chosen: Candidate) -> None:
-    script = documents(chosen.prediction, plan.scenario.service_level)["bench.sh"]
+    script = render_artifacts(chosen.prediction, plan.scenario.service_level)["bench.sh"]
     steps = dict(re.findall(r'"([\d.]+) (\d+)"', script))
-    for rate, found in ramp(chosen.prediction).items():
+    for rate, found in predict_benchmark_ramp(chosen.prediction).items():
         (line,) = re.findall(rf"^#   {rate:<12.3g} (.*)$", script, re.MULTILINE)
         stated = " ".join(f"{getattr(found, metric)['p99'] * 1e3:.0f}" for metric in ("ttft", "itl"))
         assert " ".join(line.split()) == stated or found.saturated
-        assert int(steps[f"{rate:.3g}"]) == benchmark_prompts(rate)
+        assert int(steps[f"{rate:.3g}"]) == count_benchmark_prompts(rate)
 
 
 def test_a_row_of_the_plan_predicts_the_plan(plan: Plan, chosen: Candidate, performance: Performance) -> None:

@@ -14,32 +14,33 @@ import pytest
 import yaml
 from prometheus_series import Traffic, case, rule_tests
 
-from planner.facts.deployment import Speculation, deploy_on
-from planner.facts.engine_metrics import engine_metrics
-from planner.facts.engines import engine
-from planner.facts.workload import Lengths, Workload
-from planner.operations.alerts import endpoints, job, promises, thresholds
-from planner.operations.launch import documents
+from planner.deploy import render_artifacts
+from planner.deploy.alerts import build_slo_alerts, compute_alert_thresholds, get_prometheus_job, list_metrics_endpoints
+from planner.engines.deployment import SpeculationConfig, deploy_on
+from planner.engines.engine import get_engine
+from planner.engines.metric_names import get_metric_names
 from planner.planning.prediction import Prediction, evaluate
-from planner.planning.scenario import Target
+from planner.planning.slo import SloTarget
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 SEEN = yaml.safe_load((Path(__file__).parent / "data" / "metric_names.yaml").read_text())
 PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian's package prometheus) is not installed")
-TARGETS = (Target("ttft", "p99", 0.8), Target("tpot", "p95", 0.04), Target("itl", "p95", 0.05),
-           Target("e2e", "p50", 20.0), Target("tpot", "mean", 0.03))  # fmt: skip
-WORKLOAD = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(200, 500), rate=4.0, prefix_tokens=400,
+TARGETS = (SloTarget("ttft", "p99", 0.8), SloTarget("tpot", "p95", 0.04), SloTarget("itl", "p95", 0.05),
+           SloTarget("e2e", "p50", 20.0), SloTarget("tpot", "mean", 0.03))  # fmt: skip
+WORKLOAD = Workload(LengthDistribution.lognormal(1000, 3000), LengthDistribution.lognormal(200, 500), rate=4.0, prefix_tokens=400,
                     prefix_hit_rate=0.9)  # fmt: skip
 OFFLINE = replace(WORKLOAD, rate=None, concurrency=256, num_prompts=5000, prefix_hit_rate=0.0)
 
 
 @cache
-def planned(kind: str) -> tuple[Prediction, tuple[Target, ...]]:
+def planned(kind: str) -> tuple[Prediction, tuple[SloTarget, ...]]:
     name, _, version = kind.partition(" ")
     offline = version == "offline"
     base: dict[str, Any] = {"replicas": 2, "max_model_len": 8192, "max_num_seqs": 64, "engine": name}
     base |= {"engine_version": version or None} if not offline else {}
-    drafting = Speculation("ngram", 4, 0.5) if version == "0.33.0" else None
+    drafting = SpeculationConfig("ngram", 4, 0.5) if version == "0.33.0" else None
     served = deploy_on("meta-llama/Llama-3.1-8B", "H100", **base, speculation=drafting)
     return evaluate(served, OFFLINE if offline else WORKLOAD), () if offline else TARGETS
 
@@ -49,7 +50,7 @@ KINDS = ["vllm 0.20.2", "vllm 0.33.0", "vllm 0.10.0", "vllm 0.8.5", "sglang 0.5.
 
 @cache
 def files(kind: str) -> dict[str, str]:
-    return documents(*planned(kind))
+    return render_artifacts(*planned(kind))
 
 
 def rules(kind: str) -> list[dict[str, Any]]:
@@ -91,7 +92,7 @@ def test_a_pace_between_two_edges_is_not_taken_for_one_beyond_the_limit(tmp_path
 def test_replicas_that_come_and_go_with_the_traffic_are_counted_against_it(tmp_path: Path) -> None:
     """Autoscaled down to one is no alarm by night; two asked for and one there is, and so is none at all."""
     prediction, targets = planned("vllm 0.33.0")
-    found = documents(prediction, targets, wanted=("alerts", "kubernetes"))
+    found = render_artifacts(prediction, targets, wanted=("alerts", "kubernetes"))
     (scale,) = yaml.safe_load_all(found["k8s/scale.yaml"])
     each = float(scale["spec"]["triggers"][0]["metadata"]["threshold"])
     assert scale["spec"]["minReplicaCount"] == 1 and scale["spec"]["maxReplicaCount"] == 2
@@ -99,7 +100,7 @@ def test_replicas_that_come_and_go_with_the_traffic_are_counted_against_it(tmp_p
     def at(up: int, busy: float) -> dict[str, Any]:
         model = prediction.deployment.model.name
         labels = f'{{model_name="{model}", instance="a:1"}}'
-        series = [f'up{{job="{job(prediction.deployment)}", instance="a:1"}} {up}x60']
+        series = [f'up{{job="{get_prometheus_job(prediction.deployment)}", instance="a:1"}} {up}x60']
         if up:
             running, waiting = f"vllm:num_requests_running{labels}", f"vllm:num_requests_waiting{labels}"
             series = [*series, f"{running} {busy}x60", f"{waiting} 0x60"]
@@ -119,7 +120,7 @@ def test_replicas_that_come_and_go_with_the_traffic_are_counted_against_it(tmp_p
 
 @pytest.mark.parametrize("kind", ["vllm 0.33.0", "sglang 0.5.23"])
 def test_what_is_scraped_has_the_name_that_alerts_and_dashboard_count(kind: str) -> None:
-    found = documents(*planned(kind), wanted=("alerts", "dashboard", "kubernetes", "compose"))
+    found = render_artifacts(*planned(kind), wanted=("alerts", "dashboard", "kubernetes", "compose"))
     asked = {json.loads(name) for file in ("alerts.yml", "grafana.json")
              for name in re.findall(r'job=("(?:[^"\\]|\\.)*")', found[file].replace('\\"', '"'))}  # fmt: skip
     (scraped,) = yaml.safe_load(found["prometheus.yml"])["scrape_configs"]
@@ -137,7 +138,7 @@ def test_spares_run_and_are_scraped_and_an_alert_waits_for_what_the_traffic_need
     prediction, targets = planned("vllm 0.33.0")
     spared = replace(prediction, deployment=replace(prediction.deployment, spare_replicas=1))
     kinds = "script alerts dashboard kubernetes compose kserve skypilot production-stack runpod"
-    found = documents(spared, targets, wanted=kinds.split())
+    found = render_artifacts(spared, targets, wanted=kinds.split())
     assert "of the 3 that the plan" in found["serve.sh"] and "at most 3" in found["runpod.env"]
     assert len(yaml.safe_load(found["compose.yaml"])["services"]) == 3
     workload = next(yaml.safe_load_all(found["k8s/serve.yaml"]))
@@ -172,7 +173,7 @@ def test_prometheus_reads_rules_and_configuration(tmp_path: Path, kind: str) -> 
 
 @pytest.mark.parametrize("kind", KINDS[:2] + KINDS[4:5])
 def test_every_name_is_on_that_versions_page(kind: str) -> None:
-    known, seen = engine_metrics(engine(*kind.split())), set(SEEN[kind]["names"])
+    known, seen = get_metric_names(get_engine(*kind.split())), set(SEEN[kind]["names"])
     shown_by_its_flag = {"vllm:lora_requests_info"}  # only where adapters are served
     assert {name for name in known.names.values() if name} - shown_by_its_flag <= seen
     for role, edges in known.buckets.items():
@@ -181,10 +182,10 @@ def test_every_name_is_on_that_versions_page(kind: str) -> None:
 
 
 def test_late_is_what_is_above_an_edge_that_lies_at_or_above_the_limit() -> None:
-    by_key = {promise.key: promise for promise in promises(*planned("vllm 0.20.2"))}
+    by_key = {promise.key: promise for promise in build_slo_alerts(*planned("vllm 0.20.2"))}
     assert (by_key["tpot_p95"].edge, by_key["itl_p95"].edge, by_key["ttft_p99"].edge) == (0.05, 0.05, 1.0)
     assert by_key["tpot_mean"].edge is None
-    assert {promise.key: promise.edge for promise in promises(*planned("sglang 0.5.4"))}["itl_p95"] == 0.06
+    assert {promise.key: promise.edge for promise in build_slo_alerts(*planned("sglang 0.5.4"))}["itl_p95"] == 0.06
     text = files("vllm 0.20.2")["alerts.yml"]
     assert "p95 TPOT of at most 40 ms: the histogram has no edge there. Late is what took over 50 ms" in text
     assert "p95 ITL of at most 50 ms" not in text.split("groups:")[0]
@@ -195,13 +196,13 @@ def test_what_a_version_lacks_is_said() -> None:
     assert "p95 TPOT of at most 40 ms: this version has no such histogram" in files("vllm 0.10.0")["alerts.yml"]
     assert "reports no preemptions" in files("sglang 0.5.4")["alerts.yml"]
     assert "alerts.yml" not in files("tgi") and "runbook.md" not in files("tgi")
-    assert "gateway" in engine_metrics(engine("tgi")).without
+    assert "gateway" in get_metric_names(get_engine("tgi")).without
 
 
 def test_no_budget_is_burnt_at_a_rate_that_cannot_be() -> None:
     """14.4 times the budget of a p50 would be more than all requests: such an alert would never fire."""
     for at in ("p50", "p95", "p99"):
-        promise = replace(promises(*planned("vllm 0.20.2"))[0], target=Target("ttft", at, 0.8))
+        promise = replace(build_slo_alerts(*planned("vllm 0.20.2"))[0], target=SloTarget("ttft", at, 0.8))
         assert all(promise.late < share < 1 for share, _, _ in promise.burns)
 
 
@@ -213,16 +214,16 @@ def test_offline_work_may_queue() -> None:
 def test_thresholds_leave_room_for_what_was_planned() -> None:
     for kind in KINDS:
         prediction, targets = planned(kind)
-        found, limits = prediction.performance, thresholds(prediction, targets)
+        found, limits = prediction.performance, compute_alert_thresholds(prediction, targets)
         assert found is not None and limits.preemptions > found.preemptions
         assert limits.kv_usage is None or found.kv_usage_p99 < limits.kv_usage < 1
         assert limits.rate is None or limits.rate > (prediction.load.rate or 0)
 
 
 def test_one_target_a_replica_and_machines_have_names_where_there_are_several() -> None:
-    assert endpoints(2, 8000, per_node=8) == ["localhost:8000", "localhost:8001"]
-    assert endpoints(9, 8000, per_node=8)[-2:] == ["node-0:8007", "node-1:8000"]
-    assert endpoints(2, 8000, nodes=2) == ["node-0:8000", "node-2:8000"]
+    assert list_metrics_endpoints(2, 8000, per_node=8) == ["localhost:8000", "localhost:8001"]
+    assert list_metrics_endpoints(9, 8000, per_node=8)[-2:] == ["node-0:8007", "node-1:8000"]
+    assert list_metrics_endpoints(2, 8000, nodes=2) == ["node-0:8000", "node-2:8000"]
     assert "localhost:8001" in files("vllm 0.20.2")["prometheus.yml"]
 
 
@@ -230,7 +231,7 @@ def test_one_target_a_replica_and_machines_have_names_where_there_are_several() 
 def test_the_dashboard_asks_for_what_the_engine_reports_and_draws_the_plan(kind: str) -> None:
     board = json.loads(files(kind)["grafana.json"])
     prediction, _ = planned(kind)
-    known = {name for name in engine_metrics(prediction.deployment.engine).names.values() if name}
+    known = {name for name in get_metric_names(prediction.deployment.engine).names.values() if name}
     for panel in board["panels"]:
         steps = [step["value"] for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]]
         assert steps[0] is None and steps[1:] == sorted(steps[1:]), panel["title"]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import PlannerError
-from planner.faces.cli import main
-from planner.operations.batch import OUTPUTS, predict_file, predict_row
-from planner.operations.batch_columns import INPUTS
+from planner.core.errors import PlannerError
+from planner.planning.table_rows import INPUT_COLUMNS, OUTPUT_COLUMNS
+from planner.tools.batch import predict_file, predict_row
+from planner.ui.cli import main
 
 BASE = {"model": "meta-llama/Llama-3.1-8B", "gpu": "H100", "engine_version": "0.19.0"}
 CHAT = {**BASE, "isl": "1024", "osl": "1024", "length_range_ratio": "0.8", "concurrency": "32"}
@@ -21,7 +21,7 @@ def predicted(folder: Path, header: str, *lines: str) -> tuple[int, list[dict[st
     code = predict_file(folder / "rows.csv", folder / "out.csv")
     with (folder / "out.csv").open(newline="") as file:
         reader = csv.DictReader(file)
-        assert reader.fieldnames == list(OUTPUTS)
+        assert reader.fieldnames == list(OUTPUT_COLUMNS)
         return code, list(reader)
 
 
@@ -150,7 +150,7 @@ def test_a_bad_cell_is_one_sentence(cells: dict[str, str], message: str) -> None
 
 
 @settings(max_examples=60, deadline=None)
-@given(column=st.sampled_from(sorted(set(INPUTS) - {"id", "model", "draft_model"})), cell=st.text(max_size=8))
+@given(column=st.sampled_from(sorted(set(INPUT_COLUMNS) - {"id", "model", "draft_model"})), cell=st.text(max_size=8))
 def test_no_cell_ends_in_a_traceback(column: str, cell: str) -> None:
     assert predict_row({**CHAT, column: cell})["status"] in ("ok", "error", "does_not_fit")
 

@@ -6,7 +6,7 @@ import pytest
 from lab import browser, chromium, jupyterlab, run_notebook
 from playwright.sync_api import Page
 
-from planner.faces.report import NOTEBOOKS
+from planner.ui.pdf_report import NOTEBOOK_DIR
 
 pytestmark = [
     pytest.mark.slow,
@@ -15,7 +15,7 @@ pytestmark = [
 
 
 def test_a_slider_redraws_its_chart(tmp_path):
-    shutil.copy(NOTEBOOKS / "2-vram.ipynb", tmp_path)
+    shutil.copy(NOTEBOOK_DIR / "2-vram.ipynb", tmp_path)
     with jupyterlab(tmp_path) as address, browser() as page:
         requests: list[str] = []
         page.on("request", lambda request: requests.append(request.url))
@@ -35,7 +35,7 @@ def test_a_slider_redraws_its_chart(tmp_path):
 def test_a_question_is_asked_saved_and_walked_through(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
     for name in ("start", "2-vram"):
-        shutil.copy(NOTEBOOKS / f"{name}.ipynb", tmp_path)
+        shutil.copy(NOTEBOOK_DIR / f"{name}.ipynb", tmp_path)
     with jupyterlab(tmp_path) as address, browser(width=1400, height=1400) as page:
         page.goto(f"{address}/tree/start.ipynb?reset")
         page.wait_for_selector(".headroom svg", timeout=240_000)  # it runs by itself

@@ -8,34 +8,48 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.core.quantities import Z80, PlannerError
-from planner.facts.coefficients import Calibration, Coefficients, coefficient_names
-from planner.facts.deployment import deploy_on
-from planner.facts.traces import Trace
-from planner.facts.workload import Lengths, Workload
-from planner.latency.calibration import calibrated_by, calibration_of, own_calibrations
-from planner.latency.step_model import step_model
-from planner.operations.bench_results import planned, read_results
-from planner.operations.fits.calibration import REPEATS, Point, fit, predicted, replayed
-from planner.planning.prediction import memory_of
-from planner.simulator.replay import replay_workload
+from planner.calibration.benchmark_results import plan_benchmarked_deployment, read_benchmark_results
+from planner.calibration.user_fit import (
+    REPEAT_SIGMA_TTFT_TPOT,
+    BenchmarkPoint,
+    fit_calibration,
+    predict_means,
+    simulate_means,
+)
+from planner.core.errors import PlannerError
+from planner.core.intervals import Z_SCORE_80PCT
+from planner.engines.coefficients import StepCoefficients, UserCalibration, list_coefficient_names
+from planner.engines.deployment import deploy_on
+from planner.latency.coefficient_lookup import (
+    apply_user_calibrations,
+    get_deployment_coefficients,
+    load_user_calibrations,
+)
+from planner.latency.step_model import build_target_step_model
+from planner.planning.prediction import get_memory_plan
+from planner.simulator.simulation import simulate_workload
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.traces import Trace
+from planner.workload.workload import Workload
 
 DEPLOYMENT = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", max_model_len=8192, enable_prefix_caching=False)
-KNOWN = calibration_of(DEPLOYMENT).coefficients
+KNOWN = get_deployment_coefficients(DEPLOYMENT).coefficients
 BENCH = {
     "completed": 20, "total_input_tokens": 640, "total_output_tokens": 320, "request_rate": "inf",
     "burstiness": 1.0, "max_concurrency": 8, "mean_ttft_ms": 25.0, "mean_tpot_ms": 7.0,
 }  # fmt: skip
 
 
-def machine(seed: int) -> Coefficients:
+def machine(seed: int) -> StepCoefficients:
     """A made-up L40S, each of whose coefficients lies 25% above or below what the catalog says."""
-    sides = np.random.default_rng(seed).choice([-1, 1], len(coefficient_names()))
-    changed = {name: getattr(KNOWN, name) * 1.25**side for name, side in zip(coefficient_names(), sides, strict=True)}
+    sides = np.random.default_rng(seed).choice([-1, 1], len(list_coefficient_names()))
+    changed = {
+        name: getattr(KNOWN, name) * 1.25**side for name, side in zip(list_coefficient_names(), sides, strict=True)
+    }
     return replace(KNOWN, **changed)
 
 
-def measure(c: Coefficients, concurrency: int, rate: float = np.inf, isl: int = 800, osl: int = 150) -> dict:
+def measure(c: StepCoefficients, concurrency: int, rate: float = np.inf, isl: int = 800, osl: int = 150) -> dict:
     """What `vllm bench serve --save-result --save-detailed` would write of such a machine; 2% of noise."""
     rng = np.random.default_rng(int(concurrency + 10 * min(rate, 10)))
     n = 10 * concurrency
@@ -43,8 +57,12 @@ def measure(c: Coefficients, concurrency: int, rate: float = np.inf, isl: int = 
     arrival = np.zeros(n) if np.isinf(rate) else np.cumsum(rng.exponential(1 / rate, n))
     trace = Trace(Path(), arrival - arrival[0], prompt, output)
     load = {"concurrency": concurrency} if np.isinf(rate) else {"rate": trace.rate}
-    work = Workload(Lengths.empirical(prompt), Lengths.empirical(output), num_prompts=n, trace=trace, **load)
-    found = replay_workload(DEPLOYMENT, memory_of(DEPLOYMENT).pool, step_model(DEPLOYMENT, c), work)
+    work = Workload(
+        LengthDistribution.empirical(prompt), LengthDistribution.empirical(output), num_prompts=n, trace=trace, **load
+    )
+    found = simulate_workload(
+        DEPLOYMENT, get_memory_plan(DEPLOYMENT).pool, build_target_step_model(DEPLOYMENT, c), work
+    )
     ttft, tpot = (
         found.stats(metric)["mean"] * 1e3 * np.exp(0.02 * rng.standard_normal()) for metric in ("ttft", "tpot")
     )
@@ -56,46 +74,46 @@ def measure(c: Coefficients, concurrency: int, rate: float = np.inf, isl: int = 
     }  # fmt: skip
 
 
-def runs(c: Coefficients, folder: Path) -> list[Point]:
+def runs(c: StepCoefficients, folder: Path) -> list[BenchmarkPoint]:
     """Seven runs of a made-up machine, through the files that vLLM would write: closed loops, and two open ones."""
     closed, opened = folder / "closed.json", folder / "open.json"
     closed.write_text("\n".join(json.dumps(measure(c, many)) for many in (1, 4, 16, 64, 128)))
     opened.write_text(json.dumps([measure(c, 20, rate) for rate in (1.0, 4.0)]))
-    return list(read_results([closed, opened], DEPLOYMENT).points)
+    return list(read_benchmark_results([closed, opened], DEPLOYMENT).points)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_a_machine_a_quarter_off_is_predicted_within_a_few_per_cent(seed, tmp_path):
     """After seven runs, so are loads that were not among them, and the intervals hold them."""
     truth = machine(seed)
-    found = fit(runs(truth, tmp_path), means=replayed, noise=REPEATS)
+    found = fit_calibration(runs(truth, tmp_path), means=simulate_means, noise=REPEAT_SIGMA_TTFT_TPOT)
     before, after = (np.median(np.abs(found.errors[:, index]), axis=0) for index in (0, 1))
     assert (before > 0.06).all()
     assert (after < 0.04).all()
     unseen = tmp_path / "unseen.json"
     loads = [measure(truth, 32), measure(truth, 96, isl=3000, osl=100), measure(truth, 40, 2.0, isl=500, osl=400)]
     unseen.write_text(json.dumps(loads))
-    for point in read_results([unseen], DEPLOYMENT).points:
-        found_s, measured = np.array(replayed(point, found.after)), np.array([point.ttft, point.tpot])
+    for point in read_benchmark_results([unseen], DEPLOYMENT).points:
+        found_s, measured = np.array(simulate_means(point, found.after)), np.array([point.ttft, point.tpot])
         assert found_s == pytest.approx(measured, rel=0.08)
-        assert (np.abs(np.log(found_s / measured)) < Z80 * np.array([found.sigma(0), found.sigma(1)])).all()
-        assert predicted(point, found.after)[1] == pytest.approx(point.tpot, rel=0.12), "in closed form as well"
+        assert (np.abs(np.log(found_s / measured)) < Z_SCORE_80PCT * np.array([found.sigma(0), found.sigma(1)])).all()
+        assert predict_means(point, found.after)[1] == pytest.approx(point.tpot, rel=0.12), "in closed form as well"
 
 
 def test_more_runs_narrow_the_interval_and_never_below_what_repeats_differ_by(tmp_path):
     points = runs(machine(1), tmp_path)
-    known = calibration_of(DEPLOYMENT)
-    few, some, many = (fit(chosen, rounds=6) for chosen in (points[1:3], points, points * 2))
+    known = get_deployment_coefficients(DEPLOYMENT)
+    few, some, many = (fit_calibration(chosen, rounds=6) for chosen in (points[1:3], points, points * 2))
     for column, prior in ((0, known.sigma_ttft), (1, known.sigma_tpot)):
-        assert prior > few.sigma(column) > some.sigma(column) > many.sigma(column) >= REPEATS[column]
+        assert prior > few.sigma(column) > some.sigma(column) > many.sigma(column) >= REPEAT_SIGMA_TTFT_TPOT[column]
 
 
 def test_one_bad_run_does_no_harm(tmp_path):
     """Another process had the GPU in one of seven runs: it took three times as long."""
     points = runs(machine(1), tmp_path)
-    good = fit(points)
+    good = fit_calibration(points)
     points[2] = replace(points[2], name="disturbed", ttft=3 * points[2].ttft, tpot=3 * points[2].tpot)
-    found = fit(points)
+    found = fit_calibration(points)
     others = np.delete(np.arange(len(points)), 2)
     assert np.abs(found.errors[others, 1, 1] - good.errors[others, 1, 1]).max() < 0.03
     assert found.sigma(1) < 1.5 * good.sigma(1)
@@ -105,30 +123,34 @@ def test_one_bad_run_does_no_harm(tmp_path):
 def test_what_is_held_back_is_what_a_fit_without_that_run_misses(tmp_path):
     """To first order, and so within a few per cent where the whole fit moves little."""
     points = runs(machine(0), tmp_path)
-    found = fit(points, rounds=30)
+    found = fit_calibration(points, rounds=30)
     for index in (0, 3, 6):
-        without = fit(points[:index] + points[index + 1 :], rounds=30)
-        missed = np.log(predicted(points[index], without.after)) - np.log([points[index].ttft, points[index].tpot])
+        without = fit_calibration(points[:index] + points[index + 1 :], rounds=30)
+        missed = np.log(predict_means(points[index], without.after)) - np.log([points[index].ttft, points[index].tpot])
         assert found.held_back[index] == pytest.approx(missed, abs=0.06)
 
 
 def test_one_run_as_predicted_hardly_narrows_the_interval():
     """It says nothing of other loads."""
-    work = Workload(Lengths.fixed(512), Lengths.fixed(256), concurrency=8)
-    bare = Point("only", DEPLOYMENT, work, None, None)
-    ttft, tpot = predicted(bare, KNOWN)
-    assert fit([replace(bare, ttft=ttft, tpot=tpot)], noise=REPEATS).sigma(1) > 0.07
+    work = Workload(LengthDistribution.fixed(512), LengthDistribution.fixed(256), concurrency=8)
+    bare = BenchmarkPoint("only", DEPLOYMENT, work, None, None)
+    ttft, tpot = predict_means(bare, KNOWN)
+    assert fit_calibration([replace(bare, ttft=ttft, tpot=tpot)], noise=REPEAT_SIGMA_TTFT_TPOT).sigma(1) > 0.07
 
 
 def test_what_changed_is_told_in_words():
     truth = replace(KNOWN, memory=KNOWN.memory * 0.85, request_s=KNOWN.request_s * 2)
     points = []
     for many in (1, 2, 4, 8, 16):
-        bare = Point(
-            f"c{many}", DEPLOYMENT, Workload(Lengths.fixed(512), Lengths.fixed(256), concurrency=many), None, None
+        bare = BenchmarkPoint(
+            f"c{many}",
+            DEPLOYMENT,
+            Workload(LengthDistribution.fixed(512), LengthDistribution.fixed(256), concurrency=many),
+            None,
+            None,
         )
-        points.append(replace(bare, **dict(zip(("ttft", "tpot"), predicted(bare, truth), strict=True))))
-    told = str(fit(points, noise=REPEATS))
+        points.append(replace(bare, **dict(zip(("ttft", "tpot"), predict_means(bare, truth), strict=True))))
+    told = str(fit_calibration(points, noise=REPEAT_SIGMA_TTFT_TPOT))
     assert "5 runs of meta-llama/Llama-3.1-8B" in told
     assert "median error of mean TPOT: 1" in told
     slower = (
@@ -141,18 +163,20 @@ def test_what_changed_is_told_in_words():
 
 def test_an_owners_calibration_is_planned_with(tmp_path):
     """It replaces what the catalog says of its GPU, for its models with its own interval, and of nothing else."""
-    found = fit(runs(machine(0), tmp_path)[:4], rounds=2)
+    found = fit_calibration(runs(machine(0), tmp_path)[:4], rounds=2)
     mine = tmp_path / "mine.yaml"
     found.save(mine, "2026-11-21")
-    engine = calibrated_by(DEPLOYMENT.engine, own_calibrations(mine))
-    own = calibration_of(replace(DEPLOYMENT, engine=engine))
+    engine = apply_user_calibrations(DEPLOYMENT.engine, load_user_calibrations(mine))
+    own = get_deployment_coefficients(replace(DEPLOYMENT, engine=engine))
     assert own.basis == "measured" and own.sigma_tpot == pytest.approx(found.sigma(1), abs=1e-3)
     assert own.coefficients.memory == pytest.approx(found.after.memory, rel=0.01)
-    planned_step, catalog_step = (step_model(replace(DEPLOYMENT, engine=e)) for e in (engine, DEPLOYMENT.engine))
+    planned_step, catalog_step = (
+        build_target_step_model(replace(DEPLOYMENT, engine=e)) for e in (engine, DEPLOYMENT.engine)
+    )
     assert planned_step.sigma_tpot < catalog_step.sigma_tpot
     other = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100")
-    assert calibration_of(replace(other, engine=engine)) == calibration_of(other)
-    entry = own_calibrations(mine)["L40S"]
+    assert get_deployment_coefficients(replace(other, engine=engine)) == get_deployment_coefficients(other)
+    entry = load_user_calibrations(mine)["L40S"]
     assert (entry.points, entry.models, entry.versions) == (4, ("llama",), (DEPLOYMENT.engine.version,))
     assert entry.source == "planner calibrate on closed.json" and entry.date == "2026-11-21"
 
@@ -160,13 +184,13 @@ def test_an_owners_calibration_is_planned_with(tmp_path):
 def test_a_release_with_an_entry_of_its_own_is_replaced_by_the_owners():
     """The catalog knows older releases on H100 apart; who measured one means it for what they run."""
     old = deploy_on("Qwen/Qwen3-32B", "H100", engine_version="0.12.0")
-    measured = Calibration(coefficients={"memory": 0.5}, engine="vllm", source="mine", date="2026-11-21")
-    engine = calibrated_by(old.engine, {"H100-SXM": measured})
-    assert calibration_of(replace(old, engine=engine)).coefficients.memory == 0.5
+    measured = UserCalibration(coefficients={"memory": 0.5}, engine="vllm", source="mine", date="2026-11-21")
+    engine = apply_user_calibrations(old.engine, {"H100-SXM": measured})
+    assert get_deployment_coefficients(replace(old, engine=engine)).coefficients.memory == 0.5
 
 
 def test_a_saved_entry_takes_the_place_of_the_one_before(tmp_path):
-    found = fit(runs(machine(0), tmp_path)[:3], rounds=1)
+    found = fit_calibration(runs(machine(0), tmp_path)[:3], rounds=1)
     mine, rest = tmp_path / "mine.yaml", "  coefficients: {memory: 0.7}\n  date: '2026-11'\n"
     mine.write_text(f"# guide\n\nL40S:\n  source: old\n{rest}\nH100-SXM:\n  source: kept\n{rest}")
     found.save(mine, "2026-11")
@@ -176,7 +200,7 @@ def test_a_saved_entry_takes_the_place_of_the_one_before(tmp_path):
 
 
 def test_files_that_cannot_be_written_or_hold_something_else_are_told(tmp_path):
-    found = fit(runs(machine(0), tmp_path)[:2], rounds=1)
+    found = fit_calibration(runs(machine(0), tmp_path)[:2], rounds=1)
     with pytest.raises(PlannerError, match=r"cannot write the calibration .*--out"):
         found.save(tmp_path / "no" / "such.yaml", "2026-11")
     other = tmp_path / "other.yaml"
@@ -198,7 +222,7 @@ def test_a_result_of_vllm_bench_serve_is_read(tmp_path):
     }
     path.write_text("\n".join(json.dumps(run) for run in (BENCH, BENCH | {"request_rate": 2.0}, BENCH | detailed,
                                                            BENCH | detailed | {"request_rate": 1.0})))  # fmt: skip
-    closed, opened, exact, sent = read_results([path], DEPLOYMENT).points
+    closed, opened, exact, sent = read_benchmark_results([path], DEPLOYMENT).points
     assert closed.workload.concurrency == 8 and closed.workload.rate is None
     assert closed.workload.prompt.mean == 32 and closed.tpot == pytest.approx(0.007)
     assert opened.workload.rate == 2.0
@@ -220,7 +244,7 @@ def test_a_table_names_what_ran(tmp_path):
         "gpu_memory_utilization,enable_prefix_caching,measured_ttft_ms,measured_tpot_ms\n"
         "fp8,vllm,0.19.0,MiniMaxAI/MiniMax-M2.5,h200_sxm,1024,1024,0.8,4,4,64,640,256,0.9,false,200.5,17.75\n"
     )
-    (one,), (other,) = read_results([theirs]).points, read_results([ours]).points
+    (one,), (other,) = read_benchmark_results([theirs]).points, read_benchmark_results([ours]).points
     assert (one.deployment.layout, one.deployment.args) == (other.deployment.layout, other.deployment.args)
     assert one.deployment.model.quantization == other.deployment.model.quantization
     assert one.deployment.engine == other.deployment.engine and one.workload == other.workload
@@ -236,18 +260,18 @@ def test_rows_of_other_machines_are_left_out_and_counted(tmp_path):
     path.write_text(
         HEAD + ROW + ROW.replace("L40S", "L4") + ROW.replace("vllm", "sglang") + ROW.replace("vllm,", "vllm,eagle")
     )
-    found = read_results([path], DEPLOYMENT)
+    found = read_benchmark_results([path], DEPLOYMENT)
     assert len(found.points) == 1
     assert all(told in found.notes[0] for told in ("1 of L4 under vllm", "1 of L40S under sglang", "with speculative"))
     with pytest.raises(
         PlannerError, match=r"line 3: one GPU and engine at a time, got L40S under vllm and L4 under vllm"
     ):
-        read_results([path])
+        read_benchmark_results([path])
     path.write_text(HEAD + ROW.replace("L40S", "L4"))
     with pytest.raises(
         PlannerError, match=r"no run to calibrate with\. points\.csv: rows left out: 1 of L4 under vllm"
     ):
-        read_results([path], DEPLOYMENT)
+        read_benchmark_results([path], DEPLOYMENT)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +298,7 @@ def test_what_is_no_result_is_told_with_file_place_and_field(name, text, told, t
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(PlannerError, match=told) as error:
-        read_results([path], DEPLOYMENT)
+        read_benchmark_results([path], DEPLOYMENT)
     assert "\n" not in str(error.value)
 
 
@@ -284,25 +308,25 @@ def test_a_run_that_the_deployment_could_not_have_done_is_named(tmp_path):
     with pytest.raises(
         PlannerError, match=r"long\.json: a request has 9,016 tokens, over the plan's max_model_len 8,192"
     ):
-        read_results([path], DEPLOYMENT)
+        read_benchmark_results([path], DEPLOYMENT)
     path.write_text(json.dumps(BENCH | {"input_lens": [32] * 20, "output_lens": [1] * 20}))
     with pytest.raises(PlannerError, match=r"long\.json: a TPOT of 7 ms was measured, but it can have none"):
-        fit(read_results([path], DEPLOYMENT).points, means=replayed)
+        fit_calibration(read_benchmark_results([path], DEPLOYMENT).points, means=simulate_means)
     with pytest.raises(PlannerError, match="one GPU and engine"):
-        fit([])
+        fit_calibration([])
 
 
 def test_a_json_says_only_how_it_went(tmp_path):
     (tmp_path / "x.json").write_text(json.dumps(BENCH))
     with pytest.raises(PlannerError, match="not what ran: name its scenario"):
-        read_results([tmp_path / "x.json"])
+        read_benchmark_results([tmp_path / "x.json"])
     with pytest.raises(PlannerError, match="without speculation"):
-        from planner.facts.deployment import Speculation
+        from planner.engines.deployment import SpeculationConfig
 
-        read_results([tmp_path / "x.json"], replace(DEPLOYMENT, speculation=Speculation("eagle3", 3)))
+        read_benchmark_results([tmp_path / "x.json"], replace(DEPLOYMENT, speculation=SpeculationConfig("eagle3", 3)))
 
 
 def test_what_a_scenario_s_benchmark_ran_on_is_one_replica_as_the_catalog_knows_it():
     """As its `bench.sh` does; whoever calibrates twice starts from the same place."""
-    deployment, _ = planned("chat-70b")
+    deployment, _ = plan_benchmarked_deployment("chat-70b")
     assert deployment.layout.replicas == 1 and not deployment.engine.calibration

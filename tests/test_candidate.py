@@ -9,16 +9,23 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import Interval
-from planner.facts.deployment import deploy_on
-from planner.planning import benchmark_run
-from planner.planning.benchmark_run import FEWEST, QUICK, once, requests
-from planner.planning.candidate import Candidate, against, judge, milliseconds, replayed
-from planner.planning.capacity import TOKENS, capacity
-from planner.planning.confirmation import confirm, near, settled
+from planner.core.intervals import Interval
+from planner.engines.deployment import deploy_on
+from planner.planning import simulation_runs as benchmark_run
+from planner.planning.candidate import Candidate
+from planner.planning.capacity import MAX_OUTPUT_TOKENS_PER_RUN, estimate_capacity
+from planner.planning.evaluation import check_against_slos, evaluate_candidate, simulate_candidate
 from planner.planning.prediction import evaluate
-from planner.planning.scenario import Scenario, scenario
-from planner.planning.search import search
+from planner.planning.scenario import Scenario, parse_scenario
+from planner.planning.search import search_deployments
+from planner.planning.simulation_runs import (
+    MIN_REQUESTS_PER_RUN,
+    SCREENING_REQUEST_BOUNDS,
+    count_requests_to_simulate,
+    simulate_once,
+)
+from planner.planning.slo import format_latency
+from planner.planning.verification import may_be_feasible, tune_and_simulate, verify_candidates
 
 CHAT: dict[str, Any] = {
     "question": "?",
@@ -32,7 +39,7 @@ CARD = deploy_on(CHAT["model"], "L40S", engine_version="0.20.2", max_model_len=4
 
 
 def asked(**changes: Any) -> Scenario:
-    return scenario({**CHAT, **changes}, "chat")
+    return parse_scenario({**CHAT, **changes}, "chat")
 
 
 def at(rate: float, **changes: Any) -> Scenario:
@@ -41,14 +48,14 @@ def at(rate: float, **changes: Any) -> Scenario:
 
 @cache
 def most() -> Interval:
-    return capacity(CARD, asked().workload)
+    return estimate_capacity(CARD, asked().workload)
 
 
 @cache
 def found(share: float, headroom: float = 0.0) -> Candidate:
     """One card, replayed at a `share` of its capacity."""
     asking = at(share * most().mid, headroom=headroom, service_level={"ttft": {"mean": 1e6}})
-    return replayed(asking, judge(asking, CARD, 1))
+    return simulate_candidate(asking, evaluate_candidate(asking, CARD, 1))
 
 
 def test_headroom_is_the_share_of_the_capacity_that_stays_free() -> None:
@@ -70,10 +77,10 @@ def test_what_is_loaded_beyond_the_pessimistic_end_of_its_capacity_is_at_risk() 
 def test_overload_misses_however_loose_the_limits() -> None:
     """In closed form as well: a queue that grows has no mean."""
     over = at(1.3 * most().mid, headroom=0.0, service_level={"ttft": {"mean": 1e6}})
-    for candidate in (judge(over, CARD, 1), replayed(over, judge(over, CARD, 1))):
+    for candidate in (evaluate_candidate(over, CARD, 1), simulate_candidate(over, evaluate_candidate(over, CARD, 1))):
         assert not candidate.meets and candidate.constraints[0] == "capacity"
         assert candidate.margin == pytest.approx(1.3, rel=0.1)
-    assert judge(over, CARD, 2).meets
+    assert evaluate_candidate(over, CARD, 2).meets
 
 
 def test_a_target_between_the_middle_and_the_pessimistic_end_is_a_risk() -> None:
@@ -83,7 +90,7 @@ def test_a_target_between_the_middle_and_the_pessimistic_end_is_a_risk() -> None
         (1.01 * tpot.hi, True, False), ((tpot.mid + tpot.hi) / 2, True, True), (0.99 * tpot.mid, False, False)
     ):  # fmt: skip
         asking = at(0.5 * most().mid, service_level={"tpot": {"p95": limit * 1e3}}, headroom=0.0)
-        candidate = against(asking, found(0.5).prediction, ())
+        candidate = check_against_slos(asking, found(0.5).prediction, ())
         assert (candidate.meets, candidate.at_risk) == (meets, risky)
 
 
@@ -91,35 +98,35 @@ def test_refused_prompts_may_be_so_many_and_no_more() -> None:
     """An engine for 1,200 tokens refuses one prompt in twenty."""
     short = CARD.with_args(max_model_len=1200)
     for share, meets in ((0.06, True), (0.04, False)):
-        candidate = judge(at(1, refused_at_most=share), short, 1)
+        candidate = evaluate_candidate(at(1, refused_at_most=share), short, 1)
         assert candidate.meets == meets
         assert candidate.constraints == (() if meets else ("max_model_len",))
 
 
 def test_an_offline_plan_must_serve_in_time_with_room_to_spare() -> None:
     done = {"prompt_tokens": {"mean": 500, "p95": 1200}, "output_tokens": {"mean": 100, "p95": 260}}
-    full = judge(asked(workload={**done, "requests": 1000, "within_hours": 1}, service_level={}), CARD, 1)
+    full = evaluate_candidate(asked(workload={**done, "requests": 1000, "within_hours": 1}, service_level={}), CARD, 1)
     served = full.prediction.performance.request_tps.mid
     for share, meets in ((0.75, True), (0.85, False)):
         hours = 200_000 / 3600 / (share * served)
         asking = asked(workload={**done, "requests": 200_000, "within_hours": hours}, service_level={})
-        assert judge(asking, CARD, 1).meets == meets
+        assert evaluate_candidate(asking, CARD, 1).meets == meets
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rate=st.floats(0.1, 40), factor=st.floats(1.0, 3.0), replicas=st.integers(1, 4))
 def test_more_traffic_or_fewer_replicas_never_take_a_smaller_share(rate: float, factor: float, replicas: int) -> None:
     """In closed form, of which the share of the capacity is part."""
-    one, more = (judge(at(r), CARD, replicas) for r in (rate, rate * factor))
+    one, more = (evaluate_candidate(at(r), CARD, replicas) for r in (rate, rate * factor))
     assert more.margin >= one.margin * 0.999
-    assert judge(at(rate), CARD, replicas + 1).margin <= one.margin * 1.001
+    assert evaluate_candidate(at(rate), CARD, replicas + 1).margin <= one.margin * 1.001
 
 
 @given(seconds=st.floats(1e-4, 100), limit=st.floats(1e-4, 100))
 def test_a_sentence_tells_a_figure_from_its_limit(seconds: float, limit: float) -> None:
     """Never "may reach 50 ms, above 50 ms", unless they differ by less than a hundredth of a millisecond."""
     if seconds > limit + (0.011 if seconds >= 10 else 1.1e-5):
-        assert milliseconds(seconds, limit) != milliseconds(limit)
+        assert format_latency(seconds, limit) != format_latency(limit)
 
 
 # --------------------------------------------------------------------------------------------------- the confirmation
@@ -127,7 +134,7 @@ def test_a_sentence_tells_a_figure_from_its_limit(seconds: float, limit: float) 
 
 @pytest.fixture(scope="module")
 def plan():
-    return search(asked(gpus=[{"gpu": "L40S", "at_most": 4}, {"gpu": "L4", "at_most": 4}]))
+    return search_deployments(asked(gpus=[{"gpu": "L40S", "at_most": 4}, {"gpu": "L4", "at_most": 4}]))
 
 
 def test_what_is_stated_is_replayed_and_the_chosen_one_costs_least_of_what_holds(plan) -> None:
@@ -140,22 +147,22 @@ def test_what_is_stated_is_replayed_and_the_chosen_one_costs_least_of_what_holds
 def test_a_replica_less_does_not_hold(plan) -> None:
     replicas = plan.chosen.deployment.layout.replicas
     if replicas > 1:
-        less = settled(plan.scenario, judge(plan.scenario, plan.chosen.deployment, replicas - 1))
+        less = tune_and_simulate(plan.scenario, evaluate_candidate(plan.scenario, plan.chosen.deployment, replicas - 1))
         assert not less.meets
 
 
 def test_no_gpu_alone_holds_for_less(plan) -> None:
     """Each kind of GPU on its own is searched for without the other's plan to rule it out."""
     for wanted in plan.scenario.gpus:
-        alone = search(replace(plan.scenario, gpus=(wanted,))).chosen
+        alone = search_deployments(replace(plan.scenario, gpus=(wanted,))).chosen
         assert alone is None or alone.cost >= plan.chosen.cost
 
 
 def test_confirming_what_fails_rules_nothing_out() -> None:
     """A cheap candidate that only the closed form believes in, and the dearer one that holds."""
     tight = at(0.75 * most().mid, headroom=0.0, service_level={"ttft": {"p99": 700}, "tpot": {"p95": 200}})
-    cases = [judge(tight, CARD, replicas) for replicas in (1, 2, 3)]
-    found = confirm(tight, [case for case in cases if near(tight, case)])
+    cases = [evaluate_candidate(tight, CARD, replicas) for replicas in (1, 2, 3)]
+    found = verify_candidates(tight, [case for case in cases if may_be_feasible(tight, case)])
     assert found.holding and all(c.meets for c in found.holding) and not any(c.meets for c in found.failing)
     cheapest = found.holding[0].deployment.layout.replicas
     assert all(c.deployment.layout.replicas < cheapest for c in found.failing)
@@ -164,14 +171,14 @@ def test_confirming_what_fails_rules_nothing_out() -> None:
 def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:
     """A limit on the pace between that of a busy batch of 128 and that of 48, which still keeps up."""
     large = CARD.with_args(max_num_seqs=128)
-    rate = 0.9 * capacity(CARD.with_args(max_num_seqs=48), asked().workload).mid
+    rate = 0.9 * estimate_capacity(CARD.with_args(max_num_seqs=48), asked().workload).mid
     loose = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}})
-    pace = {size: replayed(loose, judge(loose, CARD.with_args(max_num_seqs=size), 1)).prediction.performance.tpot["p95"]
+    pace = {size: simulate_candidate(loose, evaluate_candidate(loose, CARD.with_args(max_num_seqs=size), 1)).prediction.performance.tpot["p95"]
             for size in (48, 128)}  # fmt: skip
     assert pace[48].mid < 0.97 * pace[128].mid
     limit = (pace[48].mid + pace[128].mid) / 2 * 1e3
     asking = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}, "tpot": {"p95": limit}})
-    found = settled(asking, judge(asking, large, 1))
+    found = tune_and_simulate(asking, evaluate_candidate(asking, large, 1))
     assert found.meets and found.deployment.args.max_num_seqs < 128
 
 
@@ -190,36 +197,36 @@ def test_a_flood_is_served_at_the_capacity_that_the_closed_form_states_of_any_lo
 def test_long_answers_are_looked_at_with_fewer_tokens_than_they_are_stated_with() -> None:
     long = asked(workload={**CHAT["workload"], "output_tokens": {"exactly": 100_000}, "rate": 0.1}).workload
     roomy = CARD.with_args(max_model_len=102_400)
-    assert requests(roomy, long) == TOKENS / 100_000 == FEWEST
-    assert requests(roomy, long, quick=True) == QUICK[1]
+    assert count_requests_to_simulate(roomy, long) == MAX_OUTPUT_TOKENS_PER_RUN / 100_000 == MIN_REQUESTS_PER_RUN
+    assert count_requests_to_simulate(roomy, long, quick=True) == SCREENING_REQUEST_BOUNDS[1]
 
 
 def test_what_a_search_has_replayed_is_not_replayed_again_when_its_schedules_are_forgotten(monkeypatch) -> None:
     """A search of large MoE models replays more deployments than schedules are kept, and then most of them again."""
     asking = at(2)
-    first = replayed(asking, judge(asking, CARD, 1), quick=True)
-    benchmark_run.run.cache_clear()
-    monkeypatch.setattr(benchmark_run, "replay_workload", None)
-    assert replayed(asking, judge(asking, CARD, 1), quick=True) == first
+    first = simulate_candidate(asking, evaluate_candidate(asking, CARD, 1), quick=True)
+    benchmark_run.run_simulation.cache_clear()
+    monkeypatch.setattr(benchmark_run, "simulate_workload", None)
+    assert simulate_candidate(asking, evaluate_candidate(asking, CARD, 1), quick=True) == first
 
 
 def test_candidates_with_other_arguments_are_others() -> None:
     """Slots for adapters among them: as many tokens, sequences and memory do not make them one."""
     slots = [CARD.with_args(max_loras=many, max_lora_rank=16, max_cpu_loras=64) for many in (4, 64)]
-    assert len({judge(asked(), one, 1).identity for one in slots}) == 2
+    assert len({evaluate_candidate(asked(), one, 1).identity for one in slots}) == 2
 
 
 def test_waits_that_grow_are_no_figure() -> None:
     """Beyond its capacity a longer look finds a longer wait, so that none is told; the pace is one."""
     flood = at(10 * most().mid, service_level={"ttft": {"p95": 4000}})
-    short, long = (once(CARD, flood.workload, many) for many in (1000, 4000))
+    short, long = (simulate_once(CARD, flood.workload, many) for many in (1000, 4000))
     assert long.stats("ttft")["p95"] > 3 * short.stats("ttft")["p95"]
     assert long.stats("tpot")["p95"] == pytest.approx(short.stats("tpot")["p95"], rel=0.1)
-    over = replayed(flood, judge(flood, CARD, 1))
+    over = simulate_candidate(flood, evaluate_candidate(flood, CARD, 1))
     assert over.constraints == ("capacity", "p95 TTFT") and over.misses[1] == "p95 TTFT grows for as long as it runs"
     seen = over.prediction.performance
     assert seen is not None and math.isinf(seen.told("e2e", "mean").mid) and seen.waits_grow == "yes"
     assert math.isfinite(seen.told("tpot", "p95").hi)
     ended = replace(flood, workload=replace(flood.workload, num_prompts=1000))  # a run that ends has its figure
-    last = replayed(ended, judge(ended, CARD, 1)).prediction.performance
+    last = simulate_candidate(ended, evaluate_candidate(ended, CARD, 1)).prediction.performance
     assert last is not None and last.saturated and math.isfinite(last.told("ttft", "p95").mid)

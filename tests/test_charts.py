@@ -8,22 +8,27 @@ import pandas as pd
 import pytest
 from shipped import drawn_rows, plan_of
 
-from planner.core.quantities import GIB, Interval
-from planner.faces.charts import base as charts
-from planner.faces.charts import latency as charts_latency
-from planner.faces.charts import layout as charts_layout
-from planner.faces.charts import memory as charts_memory
-from planner.faces.charts import replay as charts_replay
-from planner.faces.charts import summary as charts_summary
-from planner.facts.gpus import gpu
-from planner.facts.prices import Prices
-from planner.planning.benchmark_run import run
-from planner.planning.candidate import describe, judge, replayed
-from planner.planning.framework import Traits, choose
-from planner.planning.scenario import Target
-from planner.planning.search import Plan, search
+from planner.analysis import layout_tables as layout_study
+from planner.analysis import plan_summary as summary
+from planner.analysis import tail_latency
+from planner.core.intervals import Interval
+from planner.core.units import GIB
+from planner.hardware.gpus import get_gpu
+from planner.hardware.prices import PriceSelection
+from planner.planning import search
+from planner.planning.candidate import describe_deployment
+from planner.planning.evaluation import evaluate_candidate, simulate_candidate
+from planner.planning.framework_choice import WorkloadTraits, choose_framework
+from planner.planning.search import Plan, search_deployments
+from planner.planning.simulation_runs import run_simulation
+from planner.planning.slo import SloTarget
 from planner.planning.what_if import WhatIf
-from planner.studies import layout_study, summary, tail_latency
+from planner.ui.charts import base as charts
+from planner.ui.charts import latency as charts_latency
+from planner.ui.charts import layout as charts_layout
+from planner.ui.charts import memory as charts_memory
+from planner.ui.charts import simulation as charts_replay
+from planner.ui.charts import summary as charts_summary
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +39,24 @@ def plan() -> Plan:
 @pytest.fixture(scope="module")
 def nothing(plan: Plan) -> Plan:
     """The same question with a limit that light does not keep."""
-    return search(replace(plan.scenario, service_level=(Target("ttft", "p95", 1e-4),)))
+    return search_deployments(replace(plan.scenario, service_level=(SloTarget("ttft", "p95", 1e-4),)))
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
 
 
 def test_alternatives_come_from_best_to_worst_and_say_what_each_is(plan: Plan) -> None:
-    table = summary.alternatives(plan)
+    table = summary.build_candidate_table(plan)
     states = list(table["service level"])
     order = [state == "misses" for state in states]
-    assert order == sorted(order) and states[0] == layout_study.state(plan.chosen)
-    assert list(table["deployment"]) == [describe(c.deployment) for c in plan.candidates[: len(table)]]
+    assert order == sorted(order) and states[0] == layout_study.get_slo_label(plan.chosen)
+    assert list(table["deployment"]) == [describe_deployment(c.deployment) for c in plan.candidates[: len(table)]]
     held = [float(usd) for usd, state in zip(table["USD per hour"], states, strict=True) if state != "misses"]
     assert held == sorted(held)
 
 
 def test_the_counts_add_up(plan: Plan) -> None:
-    evaluated, closer, meeting, *ruled_out = map(int, re.findall(r"\d+", summary.counts(plan)))
+    evaluated, closer, meeting, *ruled_out = map(int, re.findall(r"\d+", summary.describe_search_effort(plan)))
     assert (evaluated, meeting) == (len(plan.candidates), sum(c.meets for c in plan.candidates))
     assert 0 < closer == sum(c.prediction.performance.requests > 0 for c in plan.candidates)
     assert sum(ruled_out[1:]) == (ruled_out[0] if ruled_out else 0) == len(plan.rejected)
@@ -59,36 +64,38 @@ def test_the_counts_add_up(plan: Plan) -> None:
 
 def test_where_nothing_meets_the_nearest_stands_first(nothing: Plan) -> None:
     assert nothing.chosen is None and nothing.best is not None
-    assert summary.verdict(nothing).startswith("Nothing that was allowed meets the service level.")
-    first = summary.alternatives(nothing).iloc[0]
+    assert summary.summarize_plan(nothing).startswith("Nothing that was allowed meets the service level.")
+    first = summary.build_candidate_table(nothing).iloc[0]
     (promise,) = nothing.scenario.service_level
     over = nothing.best.prediction.performance.ttft["p95"].mid / promise.seconds
-    assert first["deployment"] == describe(nothing.best.deployment)
+    assert first["deployment"] == describe_deployment(nothing.best.deployment)
     assert first["what is missing"].startswith(f"p95 TTFT {over:,.0f} times the limit")
     shares = [c.margin for c in nothing.candidates[:3]]
     assert shares == sorted(shares)
-    table = layout_study.promises(nothing.scenario, nothing.best)
+    table = layout_study.build_slo_table(nothing.scenario, nothing.best)
     assert table["Verdict"][0] == "broken" and table["Share of the limit (%)"][0].mid > 100
-    assert "runner-up" not in summary.limits(nothing)
-    assert summary.subject(nothing) is nothing.best.deployment
+    assert "runner-up" not in summary.explain_binding_constraint(nothing)
+    assert search.get_reference_deployment(nothing) is nothing.best.deployment
 
 
 def test_a_change_costs_what_its_own_plan_costs(plan: Plan) -> None:
-    dearer = search(replace(plan.scenario, prices=Prices({"RTX-3090": 0.94, "RTX-4090": 9, "A10G": 9, "L4": 9})))
-    row = summary.changed(plan, (WhatIf("dearer", dearer),)).iloc[0]
+    dearer = search_deployments(
+        replace(plan.scenario, prices=PriceSelection({"RTX-3090": 0.94, "RTX-4090": 9, "A10G": 9, "L4": 9}))
+    )
+    row = summary.build_what_if_table(plan, (WhatIf("dearer", dearer),)).iloc[0]
     assert (row["USD per hour"], row["plan"]) == ("0.94", "the same")
-    assert describe(dearer.chosen.deployment) == describe(plan.chosen.deployment)
+    assert describe_deployment(dearer.chosen.deployment) == describe_deployment(plan.chosen.deployment)
     assert row["cost change (%)"] == f"{(0.94 / plan.chosen.usd_per_hour - 1) * 100:+.0f}"
 
 
 def test_a_ramp_in_a_table_is_in_ms(plan: Plan) -> None:
     found = plan.chosen.prediction.performance
-    row = summary.ramp_table({0.5: found}).iloc[0]
+    row = summary.build_ramp_table({0.5: found}).iloc[0]
     assert row["requests/s"] == "0.5" and row["TTFT p99 (ms)"].mid == pytest.approx(found.ttft["p99"].mid * 1e3)
 
 
 def test_every_promise_is_told_with_its_share(plan: Plan) -> None:
-    *targets, capacity = layout_study.promises(plan.scenario, plan.chosen).to_dict("records")
+    *targets, capacity = layout_study.build_slo_table(plan.scenario, plan.chosen).to_dict("records")
     assert capacity["Limit"] == plan.scenario.workload.rate
     assert capacity["Predicted"].mid == pytest.approx(plan.chosen.prediction.performance.capacity.mid)
     for target, row in zip(plan.scenario.service_level, targets, strict=True):
@@ -104,52 +111,55 @@ def test_offline_promises_are_broken_where_the_plan_says_so() -> None:
     asked, deployment = plan.scenario, plan.chosen.deployment
     tight = replace(asked, headroom=0.6)
     cases = (
-        (asked, plan.chosen), (asked, judge(asked, deployment, 1)),
-        (tight, judge(tight, deployment, deployment.layout.replicas)),
+        (asked, plan.chosen), (asked, evaluate_candidate(asked, deployment, 1)),
+        (tight, evaluate_candidate(tight, deployment, deployment.layout.replicas)),
     )  # fmt: skip
-    held = [layout_study.promises(*case)["Verdict"][0] != "broken" for case in cases]
+    held = [layout_study.build_slo_table(*case)["Verdict"][0] != "broken" for case in cases]
     assert held == [candidate.meets for _, candidate in cases] == [True, False, False]
 
 
 def test_a_pipeline_of_p_stages_is_idle_p_minus_1_of_m_plus_p_minus_1() -> None:
     """GPipe (arXiv 1811.06965): the bubble is (p - 1) / (m + p - 1)."""
-    found = layout_study.bubbles((4,), most=12).set_index("Micro-batches in a row")["Idle (% of GPU time)"]
+    found = layout_study.build_bubble_table((4,), most=12).set_index("Micro-batches in a row")["Idle (% of GPU time)"]
     assert found[1] == pytest.approx(75) and found[12] == pytest.approx(100 * 3 / 15)
 
 
 def test_what_one_replica_promises_it_keeps_and_no_more(plan: Plan) -> None:
     asked, alone = replace(plan.scenario, headroom=0.0), plan.chosen.deployment.with_replicas(1)
-    rate = layout_study.served_within(asked, alone)
-    meets = [judge(replace(asked, workload=asked.workload.at(share * rate)), alone, 1).meets for share in (0.97, 1.03)]
+    rate = layout_study.estimate_max_rps(asked, alone)
+    meets = [
+        evaluate_candidate(replace(asked, workload=asked.workload.at(share * rate)), alone, 1).meets
+        for share in (0.97, 1.03)
+    ]
     assert meets == [True, False]
 
 
 def test_littles_law_counts_who_is_there(plan: Plan) -> None:
     found = plan.chosen.prediction.performance
     assert found.request_tps.mid == pytest.approx(plan.scenario.workload.rate)
-    assert replayed(plan.scenario, plan.chosen).prediction.performance == found
+    assert simulate_candidate(plan.scenario, plan.chosen).prediction.performance == found
 
 
 # ------------------------------------------------------------------------------------------------------------- charts
 
 
 def test_charted_promises_and_prices_are_the_plans(plan: Plan) -> None:
-    bars = drawn_rows(charts_summary.promises(plan.scenario, plan.chosen), "target")
+    bars = drawn_rows(charts_summary.plot_slos(plan.scenario, plan.chosen), "target")
     for target in plan.scenario.service_level:
         value = getattr(plan.chosen.prediction.performance, target.metric)[target.percentile]
         drawn, limit = bars[str(target)], target.seconds
         assert [drawn[end] for end in ("lo", "mid", "hi")] == pytest.approx(
             [value.lo / limit, value.mid / limit, value.hi / limit]
         )
-    rows = drawn_rows(charts_summary.prices(plan), "deployment")
+    rows = drawn_rows(charts_summary.plot_prices(plan), "deployment")
     for candidate in plan.candidates[:6]:
-        assert rows[describe(candidate.deployment)]["cost"] == candidate.usd_per_hour
-    assert rows[describe(plan.chosen.deployment)]["state"] == layout_study.state(plan.chosen)
+        assert rows[describe_deployment(candidate.deployment)]["cost"] == candidate.usd_per_hour
+    assert rows[describe_deployment(plan.chosen.deployment)]["state"] == layout_study.get_slo_label(plan.chosen)
 
 
 def test_the_framework_chart_draws_its_points() -> None:
-    choice = choose(Traits(), [gpu("H100-SXM")])
-    drawn = drawn_rows(charts_summary.frameworks(choice), "framework")
+    choice = choose_framework(WorkloadTraits(), [get_gpu("H100-SXM")])
+    drawn = drawn_rows(charts_summary.plot_framework_scores(choice), "framework")
     assert {name: row["points"] for name, row in drawn.items()} == {
         score.title: 0 if score.ruled_out else score.points for score in choice.ranked
     }
@@ -157,7 +167,10 @@ def test_the_framework_chart_draws_its_points() -> None:
 
 def test_a_memory_bar_is_as_long_as_the_card(plan: Plan) -> None:
     memory = plan.chosen.prediction.memory
-    for chart in (charts.budget({"the plan": memory}), charts_layout.memory({"the plan": plan.chosen})):
+    for chart in (
+        charts.plot_memory_budget({"the plan": memory}),
+        charts_layout.plot_candidate_memory({"the plan": plan.chosen}),
+    ):
         (rows,) = chart.to_dict()["datasets"].values()
         assert sum(row["gib"] for row in rows) == pytest.approx(memory.total / GIB)
         assert {row["part"]: row["gib"] for row in rows}["weights"] == pytest.approx(memory.weights.mid / GIB, rel=1e-6)
@@ -165,7 +178,7 @@ def test_a_memory_bar_is_as_long_as_the_card(plan: Plan) -> None:
 
 def test_a_line_has_its_interval_and_its_limit() -> None:
     data = pd.DataFrame({"load": [1, 2], "ms": [Interval(1, 2, 4), Interval(2, 3, 5)]})
-    chart = charts.lines(data, "load", "ms", limit=4.5)
+    chart = charts.plot_lines(data, "load", "ms", limit=4.5)
     rows = drawn_rows(chart, "load")
     assert [(rows[n]["lo"], rows[n]["mid"], rows[n]["hi"]) for n in (1, 2)] == [(1, 2, 4), (2, 3, 5)]
     assert 4.5 in drawn_rows(chart, "limit")
@@ -175,22 +188,22 @@ def test_a_sweep_marks_what_does_not_fit() -> None:
     data = pd.DataFrame(
         {"share": [0.5, 0.9], "KV (GiB)": [Interval(0, 0, 0), Interval(1, 2, 3)], "status": ["does_not_fit", "ok"]}
     )
-    rows = drawn_rows(charts_memory.sweep(data, chosen=0.9), "status")
+    rows = drawn_rows(charts_memory.plot_memory_sweep(data, chosen=0.9), "status")
     assert rows["does not fit"]["mid"] == 0 and rows["ok"]["share"] == 0.9
 
 
 def test_one_requests_life_is_its_mean_times(plan: Plan) -> None:
     found = plan.chosen.prediction.performance
-    text = charts_latency.request(found, 120).to_json()
+    text = charts_latency.plot_request_timeline(found, 120).to_json()
     for words in (f"TTFT {found.ttft['mean'].mid * 1e3:,.0f} ms", f"ITL {found.itl['mean'].mid * 1e3:,.1f} ms",
                   f"E2E {found.e2e['mean'].mid:,.2f} s"):  # fmt: skip
         assert words in text
 
 
 def test_a_drawn_tail_passes_through_the_stated_percentiles(plan: Plan) -> None:
-    found = run(plan.chosen.deployment, plan.chosen.prediction.workload)
-    data = tail_latency.distribution(found, "ttft", plan.chosen.prediction.performance)
-    drawn = charts_replay.tails({"TTFT": data}, {"TTFT": [("p95", 1000.0)]})
+    found = run_simulation(plan.chosen.deployment, plan.chosen.prediction.workload)
+    data = tail_latency.build_tail_curve(found, "ttft", plan.chosen.prediction.performance)
+    drawn = charts_replay.plot_tails({"TTFT": data}, {"TTFT": [("p95", 1000.0)]})
     rows, (label,) = drawn_rows(drawn, "name"), (one for one in drawn.hconcat[0].layer if "text" in str(one.mark))
     assert label.encoding.x.shorthand == "from:Q"  # where the curve is lowest
     stated = plan.chosen.prediction.performance.ttft
@@ -200,15 +213,15 @@ def test_a_drawn_tail_passes_through_the_stated_percentiles(plan: Plan) -> None:
 
 
 def test_the_chosen_one_is_drawn_where_it_stands(plan: Plan) -> None:
-    data = layout_study.frame(plan, [c for c in plan.candidates if c.prediction.fits])
-    row = drawn_rows(charts_layout.pareto(data, "p95 TTFT (ms)"), "chosen")[True]
+    data = layout_study.build_candidate_frame(plan, [c for c in plan.candidates if c.prediction.fits])
+    row = drawn_rows(charts_layout.plot_pareto_front(data, "p95 TTFT (ms)"), "chosen")[True]
     assert row["cost"] == plan.chosen.usd_per_hour
     assert row["mid"] == pytest.approx(plan.chosen.prediction.performance.ttft["p95"].mid * 1e3)
 
 
 def test_a_crowd_is_drawn_with_all_its_samples() -> None:
     data = pd.DataFrame({"Seconds": [0.0, 1.0], "running": [3, 4], "waiting": [0, 9]})
-    (rows,) = charts_replay.crowds({"burst": data}).to_dict()["datasets"].values()
+    (rows,) = charts_replay.plot_timelines({"burst": data}).to_dict()["datasets"].values()
     assert sorted((row["kind"], row["requests"]) for row in rows) == [
         ("running", 3), ("running", 4), ("waiting", 0), ("waiting", 9)
     ]  # fmt: skip
@@ -217,6 +230,6 @@ def test_a_crowd_is_drawn_with_all_its_samples() -> None:
 def test_labels_have_room_for_a_wider_font():
     """DejaVu Sans takes 246 px at 11 px where Liberation Sans takes 224 (measured in Chromium)."""
     label = "TP4 x 2 replicas, 8 x H100-SXM, FP8 weights"
-    drawn = charts.svg(alt.Chart(pd.DataFrame({"what": [label], "v": [1]})).mark_bar().encode(x="v", y="what"))
+    drawn = charts.render_svg(alt.Chart(pd.DataFrame({"what": [label], "v": [1]})).mark_bar().encode(x="v", y="what"))
     width, left, across = re.search(r'width="([\d.]+)".*?viewBox="(-?\d+) 0 ([\d.]+)', drawn).groups()
     assert int(left) <= 224 - 246 and width == across

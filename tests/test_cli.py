@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.core.catalog import CATALOGS, check
-from planner.core.quantities import PlannerError
-from planner.faces.cli import main
-from planner.facts.gpus import gpu
-from planner.operations.fleet_file import FleetEntry
-from planner.operations.sweep import answer
-from planner.operations.sweep_points import load_sweep
-from planner.planning.scenario import load_scenario, scenarios
-from planner.planning.search import search
+from planner.core.catalog import CATALOG_DIR, validate_entry
+from planner.core.errors import PlannerError
+from planner.hardware.gpus import get_gpu
+from planner.planning.scenario import list_scenarios, load_scenario
+from planner.planning.search import search_deployments
+from planner.tools.fleet.fleet_file import FleetEntry
+from planner.tools.sweep.runner import answer_point
+from planner.tools.sweep.sweep_spec import load_sweep_spec
+from planner.ui.cli import main
 
 GOOD = """\
 question: How many?
@@ -71,7 +71,7 @@ def test_wrong_arguments_end_with_one_sentence(arguments, capsys):
 
 
 def test_a_log_is_explained_and_gives_a_fragment_to_paste(capsys):
-    log = CATALOGS / "validation" / "granite-3.1-8b-h100.log"
+    log = CATALOG_DIR / "validation" / "granite-3.1-8b-h100.log"
     assert main(["explain-log", str(log), "--gpu", "H100"]) == 0
     printed = capsys.readouterr().out
     assert "Furthest off is memory beside PyTorch, by +0.19 GiB" in printed
@@ -95,9 +95,9 @@ def test_benchmarks_of_a_slow_machine_change_the_plan(tmp_path, capsys):
     errors = re.search(r"median error of mean TPOT: (.*)% before, (.*)% after", printed)
     assert errors and float(errors[2]) < float(errors[1]) / 3
     assert f"calibration: {own}" in printed
-    before = search(load_scenario(tmp_path / "mine.yaml"))
+    before = search_deployments(load_scenario(tmp_path / "mine.yaml"))
     (tmp_path / "mine.yaml").write_text(GOOD + "calibration: own.yaml")
-    after = search(load_scenario(tmp_path / "mine.yaml"))
+    after = search_deployments(load_scenario(tmp_path / "mine.yaml"))
     was, now = (plan.best.prediction.performance for plan in (before, after))
     assert now.basis == "measured" != was.basis
     assert now.tpot["mean"].mid > 1.1 * was.tpot["mean"].mid
@@ -135,14 +135,16 @@ def test_init_writes_a_sweep_and_a_fleet_that_are_understood(tmp_path, capsys, m
     assert main(["init", "sweep.yaml", "--kind", "sweep"]) == main(["init", "fleet.yaml", "--kind", "fleet"]) == 0
     assert "planner fleet fleet.yaml" in capsys.readouterr().out
     text = Path("sweep.yaml").read_text()
-    assert len(load_sweep(Path("sweep.yaml")).points) == 14
+    assert len(load_sweep_spec(Path("sweep.yaml")).points) == 14
     grid, sample = text.split("grid:")[0], re.sub(r"(?m)^# ", "", text[text.index("# sample:") :])
     Path("sweep.yaml").write_text(grid + sample)
-    drawn = load_sweep(Path("sweep.yaml"))
-    assert len(drawn.points) == 1000 and {answer(drawn, point)["status"] for point in drawn.points[:6]} == {"ok"}
+    drawn = load_sweep_spec(Path("sweep.yaml"))
+    assert len(drawn.points) == 1000 and {answer_point(drawn, point)["status"] for point in drawn.points[:6]} == {"ok"}
     whole = re.sub(r"(?m)^# (usd|power)", r"\1", Path("fleet.yaml").read_text())
-    fleet = check(FleetEntry, yaml.safe_load(whole), "fleet.yaml")
-    assert {*fleet.scenarios} <= {*scenarios()} and all(gpu(name) for name in fleet.stock) and fleet.power_at_most
+    fleet = validate_entry(FleetEntry, yaml.safe_load(whole), "fleet.yaml")
+    assert (
+        {*fleet.scenarios} <= {*list_scenarios()} and all(get_gpu(name) for name in fleet.stock) and fleet.power_at_most
+    )
 
 
 def test_init_names_fields_that_exist(tmp_path, monkeypatch):
@@ -211,7 +213,7 @@ def test_a_day_is_said_to_take_a_while_on_a_terminal(capsys, monkeypatch):
     def stopped(_: object) -> None:
         raise PlannerError("stopped")
 
-    monkeypatch.setattr("planner.planning.search.search", stopped)
+    monkeypatch.setattr("planner.planning.search.search_deployments", stopped)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert main(["plan", "chat-70b", "--set", "workload.day=campus-rag"]) == main(["plan", "chat-70b"]) == 2
     assert capsys.readouterr().err.splitlines()[1:] == ["planner: stopped"] * 2
@@ -230,9 +232,7 @@ def test_scenarios_are_listed_with_their_questions(capsys):
 
 
 def test_help_needs_none_of_the_heavy_libraries():
-    script = (
-        "import sys, planner.faces.cli as cli; cli._parser(); print({'pandas', 'numpy', 'pydantic'} & set(sys.modules))"
-    )
+    script = "import sys, planner.ui.cli as cli; cli._build_parser(); print({'pandas', 'numpy', 'pydantic'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "set()"
 

@@ -10,14 +10,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from shipped import closed_loop, open_loop
 
-from planner.facts.deployment import Speculation, deploy_on
-from planner.facts.workload import Lengths, Workload
-from planner.latency.performance import POINTS
-from planner.latency.speculation import step_of
-from planner.latency.step_work import work
-from planner.memory.budget import plan
-from planner.queueing.steady_state import Case, closed_loops, open_loops
-from planner.simulator.replay import replay_workload
+from planner.engines.deployment import SpeculationConfig, deploy_on
+from planner.latency.performance import LATENCY_STATISTICS
+from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_work import count_step_work
+from planner.memory.memory_plan import plan_memory
+from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops
+from planner.simulator.simulation import simulate_workload
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.1-70B-Instruct"
 QWEN, GEMMA = "Qwen/Qwen3-32B", "google/gemma-3-27b-it"
@@ -27,7 +28,7 @@ GPT_OSS, R1 = "openai/gpt-oss-120b", "deepseek-ai/DeepSeek-R1"
 @cache
 def deployed(model, gpu, how):
     deployment = deploy_on(model, gpu, **dict(how))
-    return deployment, plan(deployment)
+    return deployment, plan_memory(deployment)
 
 
 def layouts(model, gpu, tp, pp, **more):
@@ -38,7 +39,7 @@ def layouts(model, gpu, tp, pp, **more):
     )  # fmt: skip
 
 
-EAGLE = Speculation("eagle3", 3, 0.62)
+EAGLE = SpeculationConfig("eagle3", 3, 0.62)
 SCHEDULER = {
     "max_num_seqs": st.sampled_from([1, 2, 16, 256, 1024]),
     "max_num_batched_tokens": st.sampled_from([2048, 8192]),
@@ -55,12 +56,12 @@ DEPLOYED = st.one_of(
 )
 """Dense, windowed, latent and mixture models, speculation, pipelines, one sequence to a thousand, small pools."""
 LENGTHS = st.one_of(
-    st.sampled_from([1, 2, 3, 4, 16, 64, 1000]).map(Lengths.fixed),
-    st.floats(1, 4000).map(Lengths.fixed),
-    st.floats(3, 4000).map(lambda mean: Lengths.lognormal(mean, 2 * mean)),
-    st.floats(1, 4000).map(lambda most: Lengths.uniform(most, 0.5)),
+    st.sampled_from([1, 2, 3, 4, 16, 64, 1000]).map(LengthDistribution.fixed),
+    st.floats(1, 4000).map(LengthDistribution.fixed),
+    st.floats(3, 4000).map(lambda mean: LengthDistribution.lognormal(mean, 2 * mean)),
+    st.floats(1, 4000).map(lambda most: LengthDistribution.uniform(most, 0.5)),
 )
-PROMPTS = st.one_of(LENGTHS, st.sampled_from([8_000, 16_000]).map(Lengths.fixed))
+PROMPTS = st.one_of(LENGTHS, st.sampled_from([8_000, 16_000]).map(LengthDistribution.fixed))
 RATES = st.floats(-3, 3).map(lambda power: 10**power)
 NUMBERS = st.one_of(st.integers(1, 20), st.integers(1, 5000))
 WORKLOADS = st.builds(
@@ -91,7 +92,7 @@ def test_every_figure_is_finite_positive_and_in_order(engine, workload):
         values = numbers_of(found, there)
         assert np.isfinite(values).all() and (values >= 0).all()
         for name in there:
-            p50, p95, p99 = (getattr(found, name)[point].mid for point in POINTS[1:])
+            p50, p95, p99 = (getattr(found, name)[point].mid for point in LATENCY_STATISTICS[1:])
             assert 0 < p50 <= p95 * (1 + 1e-12) and p95 <= p99 * (1 + 1e-12), name
             assert getattr(found, name)["mean"].mid > 0
         assert found.e2e["mean"].mid >= found.ttft["mean"].mid * (1 - 1e-9)
@@ -102,7 +103,12 @@ def test_every_figure_is_finite_positive_and_in_order(engine, workload):
 def test_nothing_beats_the_gpu(engine, workload):
     """FLOP/s of all tokens, and bytes/s of weights and KV cache, at most the data sheet's; no step beats its reads."""
     deployment, memory = engine
-    gpu, layout, counted, step = deployment.gpu, deployment.layout, work(deployment), step_of(deployment)
+    gpu, layout, counted, step = (
+        deployment.gpu,
+        deployment.layout,
+        count_step_work(deployment),
+        build_step_model(deployment),
+    )
     shape = deployment.model.architecture
     multiplied = 2 * (shape.params_active - 2 * shape.vocab * shape.hidden)  # looked up: one, the head: rarely
     least = sum(m.bytes for m in counted.matmuls) + sum(
@@ -152,21 +158,21 @@ CROWDED = deployed(
 
 @settings(deadline=None, max_examples=60)
 @given(DEPLOYED, PROMPTS, LENGTHS)
-@example(CROWDED, Lengths.fixed(1), Lengths.fixed(4))
+@example(CROWDED, LengthDistribution.fixed(1), LengthDistribution.fixed(4))
 def test_more_load_never_lowers_throughput(engine, prompt, output):
     """In open loops; in closed ones not by more than the closed form is off where one regime ends (two fifths)."""
     base = Workload(prompt, output, rate=1.0)
-    found = open_loops([Case(*engine, base.at(rate)) for rate in np.geomspace(1e-3, 1e3, 25)])
+    found = solve_open_loops([LoadCase(*engine, base.at(rate)) for rate in np.geomspace(1e-3, 1e3, 25)])
     assert (np.diff(found.request_tps) >= -1e-9 * found.request_tps[1:]).all()
     ladder = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096]
-    found = closed_loops([Case(*engine, replace(base, rate=None, concurrency=n)) for n in ladder])
+    found = solve_closed_loops([LoadCase(*engine, replace(base, rate=None, concurrency=n)) for n in ladder])
     assert (np.diff(found.request_tps) >= -0.2 * found.request_tps[1:]).all()
 
 
 def test_requests_of_one_token_have_no_gaps():
     """No second token, no time between two: neither TPOT nor ITL is a number, and everything else is."""
     engine = deployed(LLAMA_8B, "H100", ())
-    workload = Workload(Lengths.fixed(500), Lengths.uniform(1.4, 0.7), rate=2.0, concurrency=8)
+    workload = Workload(LengthDistribution.fixed(500), LengthDistribution.uniform(1.4, 0.7), rate=2.0, concurrency=8)
     for found in both(*engine, workload):
         for name in ("tpot", "itl"):
             ends = [end for value in getattr(found, name).values() for end in (value.lo, value.mid, value.hi)]
@@ -184,9 +190,9 @@ PIPELINES = (
     (R1, "B200", {"pp": 2, "tp": 4, "max_num_seqs": 512, "max_num_batched_tokens": 8192}),
 )  # fmt: skip
 SHORT = (
-    (Lengths.fixed(300), Lengths.fixed(1)), (Lengths.lognormal(150, 330), Lengths.lognormal(8, 18)),
-    (Lengths.uniform(1000, 0.5), Lengths.uniform(20, 0.5)), (Lengths.fixed(400), Lengths.uniform(4, 0.5)),
-    (Lengths.lognormal(3000, 6500), Lengths.fixed(40)), (Lengths.uniform(6000, 0.5), Lengths.lognormal(60, 130)),
+    (LengthDistribution.fixed(300), LengthDistribution.fixed(1)), (LengthDistribution.lognormal(150, 330), LengthDistribution.lognormal(8, 18)),
+    (LengthDistribution.uniform(1000, 0.5), LengthDistribution.uniform(20, 0.5)), (LengthDistribution.fixed(400), LengthDistribution.uniform(4, 0.5)),
+    (LengthDistribution.lognormal(3000, 6500), LengthDistribution.fixed(40)), (LengthDistribution.uniform(6000, 0.5), LengthDistribution.lognormal(60, 130)),
 )  # fmt: skip
 
 
@@ -195,10 +201,10 @@ def test_full_pipelines_with_short_outputs_serve_what_the_replay_does():
     off = []
     for k, (model, gpu, how) in enumerate(PIPELINES):
         deployment, memory = deployed(model, gpu, tuple(how.items()))
-        engines, step = deployment.layout.replicas * deployment.layout.dp, step_of(deployment)
+        engines, step = deployment.layout.replicas * deployment.layout.dp, build_step_model(deployment)
         for prompt, output in (SHORT[k % 6], SHORT[(k + 1) % 6], SHORT[(k + 3) % 6]):
             workload = Workload(prompt, output, concurrency=how["max_num_seqs"] * engines)
-            run = replay_workload(deployment, memory.pool, step, workload)
+            run = simulate_workload(deployment, memory.pool, step, workload)
             off.append(closed_loop(deployment, memory, workload).request_tps.mid / (run.request_tps * engines))
     assert max(off) < 1.35
     assert np.median(np.abs(np.log(off))) < 0.08
@@ -206,26 +212,34 @@ def test_full_pipelines_with_short_outputs_serve_what_the_replay_does():
 
 DRAFTING = (
     # budget, drafted, accepted, prompts, outputs, in flight
-    (2048, 4, 0.9, Lengths.uniform(20, 0.5), Lengths.fixed(2), 400),
-    (1024, 5, 0.3, Lengths.fixed(4), Lengths.lognormal(90, 180), 1024),
-    (2048, 3, 0.72, Lengths.lognormal(12, 24), Lengths.lognormal(22, 44), 1500),
-    (2048, 5, 0.6, Lengths.fixed(300), Lengths.fixed(40), 1024),
-    (8192, 5, 0.4, Lengths.fixed(16), Lengths.lognormal(3, 5), 140),
+    (2048, 4, 0.9, LengthDistribution.uniform(20, 0.5), LengthDistribution.fixed(2), 400),
+    (1024, 5, 0.3, LengthDistribution.fixed(4), LengthDistribution.lognormal(90, 180), 1024),
+    (2048, 3, 0.72, LengthDistribution.lognormal(12, 24), LengthDistribution.lognormal(22, 44), 1500),
+    (2048, 5, 0.6, LengthDistribution.fixed(300), LengthDistribution.fixed(40), 1024),
+    (8192, 5, 0.4, LengthDistribution.fixed(16), LengthDistribution.lognormal(3, 5), 140),
 )
 
 
 @pytest.mark.parametrize("budget, k, accepted, prompt, output, in_flight", DRAFTING)
 def test_speculation_serves_what_the_replay_does(budget, k, accepted, prompt, output, in_flight):
     """Outputs of less than a step's tokens, and more tokens to verify than a step holds: then sequences take turns."""
-    how = {"max_num_seqs": 1024, "max_num_batched_tokens": budget, "speculation": Speculation("eagle3", k, accepted)}
+    how = {
+        "max_num_seqs": 1024,
+        "max_num_batched_tokens": budget,
+        "speculation": SpeculationConfig("eagle3", k, accepted),
+    }
     deployment, memory = deployed(LLAMA_8B, "H100", tuple(how.items()))
     workload = Workload(prompt, output, concurrency=in_flight, num_prompts=6 * in_flight)
-    run = replay_workload(deployment, memory.pool, step_of(deployment), workload)
+    run = simulate_workload(deployment, memory.pool, build_step_model(deployment), workload)
     assert closed_loop(deployment, memory, workload).request_tps.mid == pytest.approx(run.request_tps, rel=0.25)
 
 
 def test_two_tokens_are_one_gap():
     """However many drafted tokens a step accepts, it streams only the one that is left."""
     deployment, memory = deployed(LLAMA_8B, "H100", (("speculation", EAGLE),))
-    for found in both(deployment, memory, Workload(Lengths.fixed(500), Lengths.fixed(2), rate=1.0, concurrency=8)):
+    for found in both(
+        deployment,
+        memory,
+        Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(2), rate=1.0, concurrency=8),
+    ):
         assert found.tpot["mean"].mid == pytest.approx(found.itl["mean"].mid)

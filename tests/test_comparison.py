@@ -5,28 +5,36 @@ from dataclasses import replace
 import pytest
 from pypdf import PdfReader
 
-from planner.core.quantities import Interval, PlannerError
-from planner.faces.report import compare
+from planner.analysis.plan_comparison import (
+    MAX_COMPARED_PLANS,
+    build_plan_comparison,
+    compare_slos,
+    describe_cheapest_plan,
+)
+from planner.core.errors import PlannerError
+from planner.core.intervals import Interval
 from planner.planning.scenario import load_scenario
-from planner.planning.search import search
-from planner.studies.comparison import MOST, cheapest, comparison, promised
+from planner.planning.search import search_deployments
+from planner.ui.pdf_report import write_comparison_report
 
 SMALL = "edge-8b-24gb"
 
 
 @pytest.fixture(scope="module")
 def plans():
-    return [search(load_scenario(SMALL, changed)) for changed in ({}, {"gpus": [{"gpu": "L4", "at_most": 8}]})]
+    return [
+        search_deployments(load_scenario(SMALL, changed)) for changed in ({}, {"gpus": [{"gpu": "L4", "at_most": 8}]})
+    ]
 
 
 def test_only_what_differs_is_told_of_the_questions(plans):
-    rows = comparison(plans).set_index("")
+    rows = build_plan_comparison(plans).set_index("")
     assert "GPUs allowed" in rows.index
     assert not {"model", "traffic", "service level"} & set(rows.index)
 
 
 def test_figures_are_those_of_each_plan(plans):
-    rows = comparison(plans).set_index("")
+    rows = build_plan_comparison(plans).set_index("")
     for column, plan in zip(rows.columns, plans, strict=True):
         best = plan.best
         assert f"{best.usd_per_hour:,.2f}" in rows.loc["USD per hour", column]
@@ -35,14 +43,14 @@ def test_figures_are_those_of_each_plan(plans):
             assert rows.loc[f"{target.name} (ms)", column].startswith(f"{value:,.0f}:")
     share = plans[1].best.usd_per_hour / plans[0].best.usd_per_hour - 1
     assert f"({share:+.0%})" in rows.loc["USD per hour"].iloc[1]
-    assert len(promised(plans)) == sum(len(plan.scenario.service_level) for plan in plans)
+    assert len(compare_slos(plans)) == sum(len(plan.scenario.service_level) for plan in plans)
 
 
 def test_the_cheapest_that_keeps_its_promises_is_named(plans):
     less, more = sorted(plan.chosen.usd_per_hour for plan in plans)
-    assert f"${less:,.2f} an hour, {1 - less / more:.0%} less" in cheapest(plans)
-    nothing = search(load_scenario(SMALL, {"service_level": {"ttft": {"p95": 1}}}))
-    assert "Nothing meets the service level of" in cheapest([plans[0], nothing])
+    assert f"${less:,.2f} an hour, {1 - less / more:.0%} less" in describe_cheapest_plan(plans)
+    nothing = search_deployments(load_scenario(SMALL, {"service_level": {"ttft": {"p95": 1}}}))
+    assert "Nothing meets the service level of" in describe_cheapest_plan([plans[0], nothing])
 
 
 def test_cheaper_at_the_middle_price_alone_is_told(plans):
@@ -51,28 +59,30 @@ def test_cheaper_at_the_middle_price_alone_is_told(plans):
         chosen = replace(plan.chosen, prediction=replace(plan.chosen.prediction, usd=usd))
         return replace(plan, chosen=chosen, scenario=replace(plan.scenario, name=name))
 
-    said = cheapest([quoted("h100", Interval(4, 8, 20)), quoted("b200", Interval(5, 7, 9))])
+    said = describe_cheapest_plan([quoted("h100", Interval(4, 8, 20)), quoted("b200", Interval(5, 7, 9))])
     assert said.startswith("b200 costs least") and said.endswith("quotes h100 does, $4.00 against $5.00.")
-    assert "quotes" not in cheapest([quoted("h100", Interval(6, 8, 20)), quoted("b200", Interval(5, 7, 9))])
+    assert "quotes" not in describe_cheapest_plan(
+        [quoted("h100", Interval(6, 8, 20)), quoted("b200", Interval(5, 7, 9))]
+    )
 
 
 def test_two_to_four_are_compared(plans):
-    for many in (1, MOST + 1):
-        with pytest.raises(PlannerError, match=f"2 to {MOST}"):
-            comparison(plans[:1] * many)
+    for many in (1, MAX_COMPARED_PLANS + 1):
+        with pytest.raises(PlannerError, match=f"2 to {MAX_COMPARED_PLANS}"):
+            build_plan_comparison(plans[:1] * many)
 
 
 def test_of_equal_prices_the_safe_one_is_named(plans):
     holds = next(plan for plan in plans if plan.chosen and not plan.chosen.risks)
     first = replace(holds.scenario, name="a-first")
     risky = replace(holds, scenario=first, chosen=replace(holds.chosen, risks=("it may be late",)))
-    assert cheapest([risky, holds]).startswith(f"{holds.scenario.name} costs least: ")
-    assert cheapest([risky, holds]).endswith("as much as a-first (at risk).")
+    assert describe_cheapest_plan([risky, holds]).startswith(f"{holds.scenario.name} costs least: ")
+    assert describe_cheapest_plan([risky, holds]).endswith("as much as a-first (at risk).")
 
 
 @pytest.mark.slow
 def test_a_pdf_holds_them_side_by_side(tmp_path):
-    pdf = compare([SMALL, "chat-70b"], tmp_path, progress=str)
+    pdf = write_comparison_report([SMALL, "chat-70b"], tmp_path, progress=str)
     text = " ".join(" ".join(page.extract_text() for page in PdfReader(pdf).pages).split())
     for said in (f"{SMALL} against chat-70b", "Side by side", "USD per hour", "costs least", "Figure 3"):
         assert said in text

@@ -6,13 +6,16 @@ from functools import cache
 
 import pytest
 
-from planner.core.quantities import Interval
-from planner.facts.prices import Prices
-from planner.operations.answer import answer, told, write
-from planner.planning.candidate import Candidate, against
-from planner.planning.confidence import Confidence, confidence
-from planner.planning.scenario import scenario
-from planner.planning.search import Plan, search
+from planner.core.intervals import Interval
+from planner.hardware.prices import PriceSelection
+from planner.planning.candidate import Candidate
+from planner.planning.confidence import ChoiceConfidence, estimate_choice_confidence
+from planner.planning.evaluation import check_against_slos
+from planner.planning.scenario import parse_scenario
+from planner.planning.search import Plan, search_deployments
+from planner.ui.plan_files import write_plan_files
+from planner.ui.plan_json import serialize_plan
+from planner.ui.plan_text import format_plan
 
 CHAT = {
     "question": "?",
@@ -27,7 +30,7 @@ CHAT = {
 
 @cache
 def searched(rate: float = 9) -> Plan:
-    return search(scenario({**CHAT, "workload": {**CHAT["workload"], "rate": rate}}, "s"))  # type: ignore[dict-item]
+    return search_deployments(parse_scenario({**CHAT, "workload": {**CHAT["workload"], "rate": rate}}, "s"))  # type: ignore[dict-item]
 
 
 def planted(candidate: Candidate, capacity: float, usd: float, sigma: float = 0.1, **layout: int) -> Candidate:
@@ -40,13 +43,15 @@ def planted(candidate: Candidate, capacity: float, usd: float, sigma: float = 0.
     )
     deployment = replace(candidate.deployment, layout=replace(candidate.deployment.layout, **layout))
     found = replace(prediction, deployment=deployment, performance=served, usd=Interval.exactly(usd))
-    return against(searched().scenario, found, candidate.preference)
+    return check_against_slos(searched().scenario, found, candidate.preference)
 
 
-def sure(*candidates: Candidate) -> Confidence:
+def sure(*candidates: Candidate) -> ChoiceConfidence:
     plan = replace(searched(), candidates=candidates, chosen=candidates[0])
-    found = confidence(plan)
-    assert found and found == confidence(replace(plan, candidates=candidates[::-1]))  # whatever the order
+    found = estimate_choice_confidence(plan)
+    assert found and found == estimate_choice_confidence(
+        replace(plan, candidates=candidates[::-1])
+    )  # whatever the order
     return found
 
 
@@ -101,32 +106,32 @@ def test_errors_that_two_layouts_share_do_not_part_them() -> None:
 
 def test_prices_of_all_times_two_change_nothing() -> None:
     plan = searched()
-    prices = Prices({"L40S": 2 * (plan.chosen.usd_per_hour or 0) / plan.chosen.deployment.gpus_rented})  # type: ignore[union-attr]
-    twice = confidence(search(replace(plan.scenario, prices=prices)))
-    once = confidence(plan)
+    prices = PriceSelection({"L40S": 2 * (plan.chosen.usd_per_hour or 0) / plan.chosen.deployment.gpus_rented})  # type: ignore[union-attr]
+    twice = estimate_choice_confidence(search_deployments(replace(plan.scenario, prices=prices)))
+    once = estimate_choice_confidence(plan)
     assert twice and once and (twice.stays, twice.cheaper, twice.broken) == (once.stays, once.cheaper, once.broken)
 
 
 def test_a_plan_says_it_and_its_folder_holds_what_to_measure_first(tmp_path) -> None:  # type: ignore[no-untyped-def]
     plan = searched()
-    found, said = confidence(plan), answer(plan)["confidence"]
+    found, said = estimate_choice_confidence(plan), serialize_plan(plan)["confidence"]
     assert found and said["stays"] == found.stays
     assert said["stays"] + said["cheaper"] + said["alike"] + said["dearer"] == pytest.approx(1)
-    assert f"in {round(found.stays * 1000):,} of 1,000 draws" in told(plan)
+    assert f"in {round(found.stays * 1000):,} of 1,000 draws" in format_plan(plan)
     measured = replace(plan, candidates=tuple(planted(c, ENOUGH / 1.05, 0.5) if c is plan.runner_up else c
                                               for c in plan.candidates))  # fmt: skip
-    first = answer(measured)["confidence"]["measure_first"]
+    first = serialize_plan(measured)["confidence"]["measure_first"]
     assert first["changes_the_choice"] > 0.1
-    write(measured, tmp_path)
+    write_plan_files(measured, tmp_path)
     assert all((tmp_path / name).exists() for name in first["files"]) and first["files"]
     runner_up = plan.runner_up
     assert runner_up and runner_up.deployment.gpu.name in (tmp_path / "measure/bench.sh").read_text()
-    write(search(replace(plan.scenario, service_level=())), tmp_path)
+    write_plan_files(search_deployments(replace(plan.scenario, service_level=())), tmp_path)
     assert not (tmp_path / "measure").exists()
 
 
 def test_it_is_fast() -> None:
     plan = searched()
     begun = time.process_time()
-    confidence(plan)
+    estimate_choice_confidence(plan)
     assert time.process_time() - begun < 0.5

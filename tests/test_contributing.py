@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from planner.core.quantities import PlannerError
-from planner.operations.bench_results import read_results
+from planner.calibration.benchmark_results import read_benchmark_results
+from planner.core.errors import PlannerError
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -93,11 +93,11 @@ def test_the_table_of_runs_can_be_fitted_to(tmp_path: Path) -> None:
     table, rows = tmp_path / "runs.csv", "\n".join(map(str.strip, block.splitlines()))
     with pytest.raises(PlannerError) as refused:
         table.write_text(rows.replace("RTX-4090", "RTX-4091"), encoding="utf-8")
-        read_results([table])
+        read_benchmark_results([table])
     (said,) = re.findall(r"`(runs\.csv, [^`]+)`", RECIPES[CALIBRATION])
     assert str(refused.value).startswith(said)
     table.write_text(rows, encoding="utf-8")
-    points = read_results([table]).points
+    points = read_benchmark_results([table]).points
     assert [(p.deployment.gpu.name, p.workload.concurrency, p.ttft, p.tpot) for p in points] == [
         ("RTX-4090", 1, pytest.approx(0.078), pytest.approx(0.0184)),
         ("RTX-4090", 32, pytest.approx(0.640), pytest.approx(0.0265)),

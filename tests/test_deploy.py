@@ -1,4 +1,4 @@
-"""What `planner.operations.launch` writes is accepted by the programs that will read it."""
+"""What `planner.deploy` writes is accepted by the programs that will read it."""
 
 import json
 import re
@@ -13,25 +13,29 @@ from unittest.mock import patch
 import pytest
 import yaml
 
-from planner.core.quantities import PlannerError, one_line
-from planner.facts.deployment import Deployment, Speculation, deploy_on
-from planner.facts.prices import Prices
-from planner.facts.workload import Lengths, Workload
+from planner.core.errors import PlannerError
+from planner.core.text import escape_to_one_line
+from planner.deploy import LaunchSpec, build_launch
+from planner.deploy import artifacts as deploy
+from planner.engines.cli_options import get_cli_options
+from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.hardware.prices import PriceSelection
 from planner.latency.performance import Performance
-from planner.memory.budget import plan
-from planner.operations.flags import options
-from planner.operations.launch import Launch, launch
-from planner.operations.launch import files as deploy
+from planner.memory.memory_plan import plan_memory
 from planner.planning.prediction import evaluate
-from planner.planning.scenario import Target
+from planner.planning.slo import SloTarget
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 TARGETS = (
-    Target("ttft", "p99", 0.8),
-    Target("itl", "p95", 0.06),
-    Target("tpot", "mean", 0.05),
-    Target("e2e", "p50", 20.0),
+    SloTarget("ttft", "p99", 0.8),
+    SloTarget("itl", "p95", 0.06),
+    SloTarget("tpot", "mean", 0.05),
+    SloTarget("e2e", "p50", 20.0),
 )
-WORKLOAD = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(200, 500), rate=2.0, prefix_tokens=100)
+WORKLOAD = Workload(
+    LengthDistribution.lognormal(1000, 3000), LengthDistribution.lognormal(200, 500), rate=2.0, prefix_tokens=100
+)
 
 
 def deployment(version: str = "0.20.2", engine_name: str = "vllm", **changes: object) -> Deployment:
@@ -41,18 +45,18 @@ def deployment(version: str = "0.20.2", engine_name: str = "vllm", **changes: ob
 
 
 def documents(served: Deployment) -> dict[str, str]:
-    return deploy.documents(evaluate(served, WORKLOAD, Prices({served.gpu.name: 4.0})), TARGETS)
+    return deploy.render_artifacts(evaluate(served, WORKLOAD, PriceSelection({served.gpu.name: 4.0})), TARGETS)
 
 
-def command(served: Deployment) -> Launch:
-    return launch(evaluate(served, WORKLOAD))
+def command(served: Deployment) -> LaunchSpec:
+    return build_launch(evaluate(served, WORKLOAD))
 
 
 VARIANTS = [
     {},
     {"pp": 2, "kv_cache_dtype": "fp8", "enforce_eager": True},
     {"enable_prefix_caching": False, "enable_chunked_prefill": False, "max_num_batched_tokens": 8192},
-    {"speculation": Speculation("eagle3", 3, 0.7)},
+    {"speculation": SpeculationConfig("eagle3", 3, 0.7)},
     {"quantization": "fp8", "block_size": 32},
 ]
 
@@ -61,7 +65,7 @@ VARIANTS = [
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_every_flag_is_an_option_of_that_version_with_a_reason(version: str, changes: dict) -> None:
     found = command(deployment(version, **changes))
-    known = options("vllm", version).spellings
+    known = get_cli_options("vllm", version).spellings
     assert {flag.name for flag in found.flags} <= known
     assert all(len(flag.reason) > 10 for flag in found.flags)
     # what argparse does: an exact option wins over any it is a prefix of, and no flag is given twice
@@ -79,7 +83,7 @@ def test_flags_that_guides_still_name_are_gone() -> None:
         "--task",
     }
     for version in ("0.20.2", "0.33.0"):
-        assert not gone & options("vllm", version).spellings
+        assert not gone & get_cli_options("vllm", version).spellings
 
 
 def test_switching_a_default_off_is_spelled_as_the_version_spells_it() -> None:
@@ -92,7 +96,7 @@ def test_switching_a_default_off_is_spelled_as_the_version_spells_it() -> None:
 
 
 def test_speculation_travels_as_json() -> None:
-    found = command(deployment(speculation=Speculation("ngram", 4, 0.5)))
+    found = command(deployment(speculation=SpeculationConfig("ngram", 4, 0.5)))
     value = next(flag.value for flag in found.flags if flag.name == "--speculative-config")
     assert json.loads(value or "") == {"method": "ngram", "num_speculative_tokens": 4}
 
@@ -144,8 +148,8 @@ def test_the_unit_passes_systemd_analyze(tmp_path: Path) -> None:
 
 def test_the_benchmark_states_what_to_compare_with() -> None:
     prediction = evaluate(deployment(), WORKLOAD)
-    text = deploy.documents(prediction, TARGETS)["bench.sh"]
-    for performance in deploy.ramp(prediction).values():
+    text = deploy.render_artifacts(prediction, TARGETS)["bench.sh"]
+    for performance in deploy.predict_benchmark_ramp(prediction).values():
         assert f"{performance.ttft['p99'].mid * 1e3:.0f} (" in text
         assert f"{performance.itl['p99'].mid * 1e3:.0f} (" in text
     assert "--goodput tpot:50 ttft:800 e2el:20000" in text
@@ -157,18 +161,20 @@ def test_the_benchmark_of_a_plan_that_reuses_a_traces_blocks_reuses_as_much() ->
     reused = replace(WORKLOAD, prefix_tokens=0, prefix_hit_rate=0.4)
     prediction, cold = (evaluate(deployment(), load) for load in (reused, replace(reused, prefix_hit_rate=0.0)))
     assert 380 < prediction.load.cached_tokens < 400  # without those that are too long
-    text = deploy.documents(prediction, TARGETS)["bench.sh"]
+    text = deploy.render_artifacts(prediction, TARGETS)["bench.sh"]
     prefix = int(prediction.load.cached_tokens)
     assert f"--random-prefix-len {prefix} " in text
     (rest,) = re.findall(r"--random-input-len (\d+)", text)
     assert int(rest) + prefix == pytest.approx(reused.prompt.mean, abs=1)
-    pairs = zip(deploy.ramp(prediction).values(), deploy.ramp(cold).values(), strict=True)
+    pairs = zip(
+        deploy.predict_benchmark_ramp(prediction).values(), deploy.predict_benchmark_ramp(cold).values(), strict=True
+    )
     assert all(warm.at("ttft", "p50").mid < other.at("ttft", "p50").mid for warm, other in pairs)
 
 
 def test_an_overloaded_step_of_the_ramp_says_so() -> None:
     heavy = evaluate(deployment(), WORKLOAD.at(500.0))
-    assert "overloaded" in deploy.documents(heavy, TARGETS)["bench.sh"]
+    assert "overloaded" in deploy.render_artifacts(heavy, TARGETS)["bench.sh"]
 
 
 @pytest.mark.parametrize(
@@ -194,7 +200,7 @@ def test_a_version_without_the_option_is_one_clear_sentence() -> None:
 def test_the_checklist_has_the_numbers_of_the_plan() -> None:
     served = deployment()
     text = documents(served)["checklist.md"]
-    assert f"{plan(served).pool.kv_tokens:,} tokens" in text
+    assert f"{plan_memory(served).pool.kv_tokens:,} tokens" in text
     assert "$8.00 an hour" in text
     assert len(text.splitlines()) < 60  # one page
 
@@ -231,14 +237,14 @@ ENGINES = {"vllm": "vllm", "sglang": "python", "trtllm": "trtllm-serve", "tgi": 
 def plain(engine_name: str) -> tuple[Deployment, dict[float, Performance]]:
     """A deployment under its own name, and what its benchmark should measure."""
     base = deployment(None if engine_name != "vllm" else "0.20.2", engine_name)
-    return base, deploy.ramp(evaluate(base, WORKLOAD))
+    return base, deploy.predict_benchmark_ramp(evaluate(base, WORKLOAD))
 
 
 @cache
 def named(name: str, engine_name: str = "vllm") -> dict[str, str]:
     """What is written for a model of that name: one that serves as it does under its own."""
     base, predicted = plain(engine_name)
-    with patch.object(deploy, "ramp", lambda _: predicted):
+    with patch.object(deploy, "predict_benchmark_ramp", lambda _: predicted):
         return documents(replace(base, model=replace(base.model, name=name)))
 
 
@@ -263,7 +269,7 @@ def test_the_engine_is_started_with_exactly_the_name(tmp_path: Path, engine_name
     (tmp_path / "serve.sh").write_text(written["serve.sh"])
     execs = [line for line in written["headroom@.service"].splitlines() if line.startswith("Exec")]
     assert len(execs) == 1
-    command = execs[0].removeprefix("ExecStart=").replace(deploy.DIRECTORY, str(tmp_path)).replace("%i", "0").split()
+    command = execs[0].removeprefix("ExecStart=").replace(deploy.INSTALL_DIR, str(tmp_path)).replace("%i", "0").split()
     checkpoint = f"./{name}" if name.startswith("-") else name
     for script in ([str(tmp_path / "serve.sh")], command[1:]):
         arguments = started(script, tmp_path, ENGINES[engine_name])
@@ -307,7 +313,7 @@ def test_the_checklist_shows_the_name_as_text(name: str) -> None:
     heading = MarkdownIt().parse(named(name)["checklist.md"])[1].children or []
     assert {part.type for part in heading} <= {"text", "text_special"}
     shown = "".join(part.content for part in heading)
-    assert shown.startswith(f"Before launch: {one_line(name)} on TP2")
+    assert shown.startswith(f"Before launch: {escape_to_one_line(name)} on TP2")
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
@@ -349,11 +355,11 @@ def test_the_unit_is_little_exposed_and_sees_the_gpus(tmp_path: Path, card: str)
 
 def test_the_checklist_names_only_files_that_are_written_and_the_engine_to_install() -> None:
     found = evaluate(deployment(), WORKLOAD)
-    kinds = deploy.DEFAULT_FILES, ("checklist",)
-    whole, alone = (deploy.documents(found, TARGETS, wanted=wanted)["checklist.md"] for wanted in kinds)
+    kinds = deploy.DEFAULT_ARTIFACTS, ("checklist",)
+    whole, alone = (deploy.render_artifacts(found, TARGETS, wanted=wanted)["checklist.md"] for wanted in kinds)
     for name in ("bench.sh", "alerts.yml", "runbook.md", "grafana.json"):
         assert name in whole and name not in alone
     assert "the server is vllm 0.20.2, installed" in alone and alone.endswith("inference\n")
     assert "`systemctl daemon-reload`, `systemctl enable --now headroom@0`" in whole and "systemctl" not in alone
-    held = deploy.documents(found, TARGETS, wanted=("checklist", "kubernetes"))["checklist.md"]
+    held = deploy.render_artifacts(found, TARGETS, wanted=("checklist", "kubernetes"))["checklist.md"]
     assert "kubectl get crd scaledobjects.keda.sh" in held and "KEDA" not in whole

@@ -6,15 +6,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import GIB, PlannerError
-from planner.facts.deployment import Deployment, ParallelLayout
-from planner.memory.budget import memory_of
-from planner.memory.limits import preemption_risk
-from planner.models.registry import model
-from planner.operations.batch import predict_row
-from planner.planning.deployments import LENGTH_STEP, SEQS_STEP, context_length, deployment_of
-from planner.planning.scenario import Scenario, scenario
-from planner.planning.search import search
+from planner.core.errors import PlannerError
+from planner.core.units import GIB
+from planner.engines.deployment import Deployment, ParallelLayout
+from planner.memory.concurrency_limits import estimate_preemption_risk
+from planner.memory.memory_plan import get_memory_plan
+from planner.models.registry import load_model
+from planner.planning.deployment_builder import (
+    MODEL_LEN_STEP_TOKENS,
+    NUM_SEQS_STEP,
+    build_deployment,
+    choose_max_model_len,
+)
+from planner.planning.scenario import Scenario, parse_scenario
+from planner.planning.search import search_deployments
+from planner.tools.batch import predict_row
 
 CHAT = {"prompt_tokens": {"mean": 1000, "p95": 3000}, "output_tokens": {"mean": 200, "p95": 500}, "rate": 1}
 
@@ -22,12 +28,12 @@ CHAT = {"prompt_tokens": {"mean": 1000, "p95": 3000}, "output_tokens": {"mean": 
 def asked(served: str, gpu: str, **changes: Any) -> Scenario:
     data = {"question": "?", "model": served, "gpus": [{"gpu": gpu, "at_most": 1}], "engine_version": "0.20.2",
             "workload": CHAT, "service_level": {"tpot": {"p95": 500}}}  # fmt: skip
-    return scenario({**data, **changes}, "mine")
+    return parse_scenario({**data, **changes}, "mine")
 
 
 def deployed(found: Scenario) -> Deployment:
-    served = model(found.model, quantization=found.quantizations[0])
-    return deployment_of(found, found.gpus[0], served, ParallelLayout())
+    served = load_model(found.model, quantization=found.quantizations[0])
+    return build_deployment(found, found.gpus[0], served, ParallelLayout())
 
 
 STARTS = [
@@ -43,7 +49,7 @@ STARTS = [
 def test_what_people_serve_on_one_card_starts(served: str, gpu: str, quantization: str, tenants: int) -> None:
     """Also beside 6 GiB of other processes: with less gpu_memory_utilization and fewer sequences there is room."""
     found = deployed(asked(served, gpu, quantization=[quantization], other_tenants_gib=tenants))
-    memory = memory_of(found)
+    memory = get_memory_plan(found)
     assert memory.status == "ok", memory.reason
     assert 1 <= found.args.max_num_seqs < 1024
     assert memory.pool.sequences(found.args.max_model_len) >= 1
@@ -59,7 +65,7 @@ def test_others_on_the_card_lower_the_utilization_and_no_more_than_needed(tenant
     share, total = found.args.gpu_memory_utilization, found.gpu_total / GIB
     assert share <= 1 - tenants / total
     assert share == alone.args.gpu_memory_utilization or share > 1 - tenants / total - 0.04
-    assert memory_of(found).kv_available.mid <= memory_of(alone).kv_available.mid
+    assert get_memory_plan(found).kv_available.mid <= get_memory_plan(alone).kv_available.mid
 
 
 def test_what_the_owner_sets_stays_set() -> None:
@@ -71,7 +77,7 @@ def test_what_the_owner_sets_stays_set() -> None:
 def test_a_memory_calibration_reaches_the_plan() -> None:
     plain = deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM"))
     own = deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM", memory_calibration={"non_torch": 1.5}))
-    assert memory_of(own).non_torch.mid - memory_of(plain).non_torch.mid == pytest.approx(1.5 * GIB)
+    assert get_memory_plan(own).non_torch.mid - get_memory_plan(plain).non_torch.mid == pytest.approx(1.5 * GIB)
 
 
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
@@ -84,11 +90,14 @@ def test_so_many_sequences_seldom_outgrow_the_pool(mean: float, output: float, g
     lengths = {"prompt_tokens": {"mean": mean}, "output_tokens": {"mean": output}, "rate": 1}
     found = asked("meta-llama/Llama-3.1-8B-Instruct", gpu, workload=lengths, other_tenants_gib=tenants)
     made = deployed(found)
-    memory, seqs = memory_of(made), made.args.max_num_seqs
+    memory, seqs = get_memory_plan(made), made.args.max_num_seqs
     if memory.starts and seqs > 8:
         assert seqs % 8 == 0
-        assert preemption_risk(memory, found.workload, seqs) <= 0.05 + 1e-9
-    assert made.args.max_model_len % LENGTH_STEP == 0 and made.args.max_model_len >= found.workload.total_quantile(0.99)
+        assert estimate_preemption_risk(memory, found.workload, seqs) <= 0.05 + 1e-9
+    assert (
+        made.args.max_model_len % MODEL_LEN_STEP_TOKENS == 0
+        and made.args.max_model_len >= found.workload.total_quantile(0.99)
+    )
 
 
 @pytest.mark.parametrize(("served", "gpu", "quantization"), STARTS)
@@ -99,16 +108,18 @@ def test_a_small_pool_is_filled_beside_its_own_sequences_and_not_the_default(
     found = asked(served, gpu, quantization=[quantization])
     made = deployed(found)
     seqs = made.args.max_num_seqs
-    more = made.with_args(max_num_seqs=seqs + 2 * SEQS_STEP)
-    assert preemption_risk(memory_of(made), found.workload, seqs) <= 0.05
-    assert seqs == 256 or preemption_risk(memory_of(more), found.workload, seqs + 2 * SEQS_STEP) > 0.05
+    more = made.with_args(max_num_seqs=seqs + 2 * NUM_SEQS_STEP)
+    assert estimate_preemption_risk(get_memory_plan(made), found.workload, seqs) <= 0.05
+    assert (
+        seqs == 256 or estimate_preemption_risk(get_memory_plan(more), found.workload, seqs + 2 * NUM_SEQS_STEP) > 0.05
+    )
 
 
 def test_the_context_holds_the_p99_and_never_more_than_the_model() -> None:
     found = asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM")
     tokens = found.workload.total_quantile(0.99)
-    assert 1.1 * tokens <= context_length(found.workload, 0.1, 131072) < 1.1 * tokens + LENGTH_STEP
-    assert context_length(found.workload, 0.1, 2048) == 2048
+    assert 1.1 * tokens <= choose_max_model_len(found.workload, 0.1, 131072) < 1.1 * tokens + MODEL_LEN_STEP_TOKENS
+    assert choose_max_model_len(found.workload, 0.1, 2048) == 2048
 
 
 def test_a_card_that_a_version_no_longer_runs_on_is_told_alike() -> None:
@@ -116,8 +127,8 @@ def test_a_card_that_a_version_no_longer_runs_on_is_told_alike() -> None:
     owned = [{"gpu": "V100-SXM-32GB", "at_most": 1, "sold_in": [1]}]
     old, new = (asked("meta-llama/Llama-3.1-8B-Instruct", "V100-SXM-32GB", engine_version=version, gpus=owned)
                 for version in ("0.19.0", "0.20.2"))  # fmt: skip
-    assert search(old).chosen is not None
-    plan = search(new)
+    assert search_deployments(old).chosen is not None
+    plan = search_deployments(new)
     (rejection,) = plan.rejected
     assert plan.chosen is None and rejection.bottleneck == "engine" and "up to 0.19" in rejection.reason
     row = {"model": new.model, "gpu": "V100 32GB", "isl": "100", "osl": "10", "concurrency": "1"}

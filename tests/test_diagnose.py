@@ -11,24 +11,25 @@ import numpy as np
 import pytest
 from metrics_pages import Server
 
-from planner.core.catalog import entries
-from planner.core.quantities import PlannerError
-from planner.faces.cli import main
-from planner.facts.deployment import Deployment, Speculation, deploy_on
-from planner.facts.engine_metrics import engine_metrics
-from planner.facts.engines import engine
-from planner.facts.workload import Lengths, Workload
-from planner.latency.speculation import step_of
-from planner.memory.budget import memory_of
-from planner.operations.diagnose import diagnose
-from planner.operations.diagnose.causes import Case, findings
-from planner.operations.diagnose.pages import Histogram, Measured, measured, read_page
-from planner.operations.diagnose.plans import Planned, planned_by
-from planner.operations.diagnose.startup_errors import Phrase, startup_errors
-from planner.operations.diagnose.verdict import Diagnosis
-from planner.operations.failure_modes import FailureMode
-from planner.planning.capacity import capacity
-from planner.planning.scenario import Target
+from planner.core.catalog import load_catalog
+from planner.core.errors import PlannerError
+from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.engine import get_engine
+from planner.engines.failure_modes import FailureMode
+from planner.engines.metric_names import get_metric_names
+from planner.latency.speculative_decoding import build_step_model
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.capacity import estimate_capacity
+from planner.planning.slo import SloTarget
+from planner.tools.diagnostics import diagnose
+from planner.tools.diagnostics.diagnosis import Diagnosis
+from planner.tools.diagnostics.failure_detection import DiagnosisCase, find_failure_modes
+from planner.tools.diagnostics.metrics_pages import MetricsHistogram, ReplicaMetrics, measure_replica, read_metrics_page
+from planner.tools.diagnostics.planned_replica import PlannedReplica, load_planned_replica
+from planner.tools.diagnostics.startup_errors import ErrorPhrase, find_startup_errors
+from planner.ui.cli import main
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 SERVED = {
     "8B on H100": ("meta-llama/Llama-3.1-8B-Instruct", "H100", 1, "0.20.2"),
@@ -36,8 +37,8 @@ SERVED = {
     "70B on 4 H100": ("meta-llama/Llama-3.1-70B-Instruct", "H100", 4, "0.20.2"),
     "32B on 2 H100": ("Qwen/Qwen3-32B", "H100", 2, "0.33.0"),
 }
-PROMISES = (Target("ttft", "p95", 5.0), Target("tpot", "p95", 0.2))
-CHAT = Workload(Lengths.lognormal(1000, 2500), Lengths.lognormal(200, 500), rate=1.0)
+PROMISES = (SloTarget("ttft", "p95", 5.0), SloTarget("tpot", "p95", 0.2))
+CHAT = Workload(LengthDistribution.lognormal(1000, 2500), LengthDistribution.lognormal(200, 500), rate=1.0)
 
 
 @cache
@@ -49,45 +50,53 @@ def deployed(name: str) -> Deployment:
 @cache
 def rated(deployment: Deployment, load: Workload, share: float) -> Workload:
     """`load` at a share of what the deployment serves at most."""
-    return load.at(share * capacity(deployment, load).mid)
+    return load.at(share * estimate_capacity(deployment, load).mid)
 
 
-def played(name: str, mode: str) -> tuple[Server, Planned]:
+def played(name: str, mode: str) -> tuple[Server, PlannedReplica]:
     """A server on which `mode` goes wrong, and its plan."""
     base = deployed(name)
     usual = rated(base, CHAT, 0.5)
     few = base.with_args(max_num_seqs=8)
     if mode in ("oversubscribed", "adapter_starvation"):
         load = rated(few, CHAT, 1.3)
-        return Server(few, load, deferred=0.9 * (mode == "adapter_starvation")), Planned.of(few, load)
+        return Server(few, load, deferred=0.9 * (mode == "adapter_starvation")), PlannedReplica.of(few, load)
     if mode in ("tp_communication", "host_bound", "slow_gpu"):
         load, cpu = rated(base, CHAT, 0.2), 1.1 if mode == "host_bound" else 0.4
-        return Server(base, load, pace=2.0, cpu=cpu, requests=600), Planned.of(base, load, PROMISES)
+        return Server(base, load, pace=2.0, cpu=cpu, requests=600), PlannedReplica.of(base, load, PROMISES)
     if mode == "cold_prefix_cache":
         warm = replace(usual, prefix_tokens=800, prefix_hit_rate=0.9)
-        return Server(base, usual), Planned.of(base, warm, PROMISES)
+        return Server(base, usual), PlannedReplica.of(base, warm, PROMISES)
     if mode == "drafts_rejected":
-        good, bad = (replace(base, speculation=Speculation("ngram", 4, a)) for a in (0.7, 0.3))
-        return Server(bad, usual), Planned.of(good, usual, PROMISES)
+        good, bad = (replace(base, speculation=SpeculationConfig("ngram", 4, a)) for a in (0.7, 0.3))
+        return Server(bad, usual), PlannedReplica.of(good, usual, PROMISES)
     if mode == "more requests":
-        return Server(base, usual.at(1.6 * (usual.rate or 0))), Planned.of(base, usual, PROMISES)
+        return Server(base, usual.at(1.6 * (usual.rate or 0))), PlannedReplica.of(base, usual, PROMISES)
     if mode == "longer answers":
-        return Server(base, replace(usual, output=Lengths.lognormal(350, 900))), Planned.of(base, usual, PROMISES)
+        return Server(base, replace(usual, output=LengthDistribution.lognormal(350, 900))), PlannedReplica.of(
+            base, usual, PROMISES
+        )
     if mode == "prefill_contention":
-        load = rated(base, replace(CHAT, prompt=Lengths.lognormal(6000, 12000, largest=15000)), 0.6)
-        alone = float(step_of(base).decode_step(4.0, load.context))
-        return Server(base, load, requests=500), Planned.of(base, load, (Target("tpot", "p95", 1.3 * alone),))
-    pool = memory_of(base).pool
+        load = rated(base, replace(CHAT, prompt=LengthDistribution.lognormal(6000, 12000, largest=15000)), 0.6)
+        alone = float(build_step_model(base).decode_step(4.0, load.context))
+        return Server(base, load, requests=500), PlannedReplica.of(base, load, (SloTarget("tpot", "p95", 1.3 * alone),))
+    pool = get_memory_plan(base).pool
     tight = replace(base, gpu_free=None, other_tenants=0).with_args(
         gpu_memory_utilization=squeezed(base, 20_000), max_num_seqs=64
     )
-    assert memory_of(tight).pool.kv_tokens < pool.kv_tokens
+    assert get_memory_plan(tight).pool.kv_tokens < pool.kv_tokens
     if mode == "kv_preemption":
-        load = replace(CHAT, prompt=Lengths.lognormal(300, 700), output=Lengths.lognormal(700, 1400))
+        load = replace(
+            CHAT, prompt=LengthDistribution.lognormal(300, 700), output=LengthDistribution.lognormal(700, 1400)
+        )
     else:  # oom_admission
-        load = replace(CHAT, prompt=Lengths.lognormal(5500, 6200, largest=7000), output=Lengths.lognormal(60, 120))
+        load = replace(
+            CHAT,
+            prompt=LengthDistribution.lognormal(5500, 6200, largest=7000),
+            output=LengthDistribution.lognormal(60, 120),
+        )
     load = rated(tight, load, 1.25)
-    return Server(tight, load, requests=200), Planned.of(tight, load)
+    return Server(tight, load, requests=200), PlannedReplica.of(tight, load)
 
 
 @cache
@@ -96,7 +105,7 @@ def squeezed(deployment: Deployment, tokens: int) -> float:
     low, high = 0.1, 0.9
     for _ in range(14):
         middle = (low + high) / 2
-        memory = memory_of(deployment.with_args(gpu_memory_utilization=middle))
+        memory = get_memory_plan(deployment.with_args(gpu_memory_utilization=middle))
         low, high = (low, middle) if memory.starts and memory.pool.kv_tokens > tokens else (middle, high)
     return high
 
@@ -107,11 +116,11 @@ MODES = ["kv_preemption", "oom_admission", "oversubscribed", "adapter_starvation
 EXPECTED = {"more requests": "assumption", "longer answers": "assumption"}
 
 
-def found(server: Server, planned: Planned | None, folder: Path) -> list[str]:
+def found(server: Server, planned: PlannedReplica | None, folder: Path) -> list[str]:
     pages, seconds = server.pages(folder)
     version = server.deployment.engine.version
-    case = Case(measured([read_page(page) for page in pages], version, seconds), planned)
-    return [finding.mode for finding in findings(case)]
+    case = DiagnosisCase(measure_replica([read_metrics_page(page) for page in pages], version, seconds), planned)
+    return [finding.mode for finding in find_failure_modes(case)]
 
 
 def test_nine_of_ten_failures_are_named_first(tmp_path: Path) -> None:
@@ -135,7 +144,7 @@ def test_nothing_is_wrong_with_a_healthy_server(tmp_path: Path) -> None:
             traffic = rated(base, load, share)
             for pace in (1.0,) if share != 0.5 else (1.0, 0.9):
                 server = Server(base, traffic, pace=pace, seed=11, requests=800)
-                if modes := found(server, Planned.of(base, traffic, PROMISES), tmp_path):
+                if modes := found(server, PlannedReplica.of(base, traffic, PROMISES), tmp_path):
                     alarms.append((name, share, pace, modes))
     assert not alarms
 
@@ -143,9 +152,12 @@ def test_nothing_is_wrong_with_a_healthy_server(tmp_path: Path) -> None:
 def test_a_replay_of_what_was_measured_keeps_within_max_model_len(tmp_path: Path) -> None:
     """Prompts of 1,900 tokens and answers of 140 in 2,048: the edges of their buckets, 2,000 and 200, do not fit."""
     base = deployed("8B on H100").with_args(max_model_len=2048)
-    load = rated(base, Workload(Lengths.fixed(1900), Lengths.fixed(140), rate=1.0), 0.3)
+    load = rated(base, Workload(LengthDistribution.fixed(1900), LengthDistribution.fixed(140), rate=1.0), 0.3)
     pages, seconds = Server(base, load).pages(tmp_path)
-    case = Case(measured([read_page(page) for page in pages], None, seconds), Planned.of(base, load, PROMISES))
+    case = DiagnosisCase(
+        measure_replica([read_metrics_page(page) for page in pages], None, seconds),
+        PlannedReplica.of(base, load, PROMISES),
+    )
     assert case.replayed and case.replayed.at("tpot", "mean").mid == pytest.approx(case.measured.mean("tpot"), rel=0.1)
 
 
@@ -159,53 +171,61 @@ def test_a_full_cache_is_no_lack_of_places(tmp_path: Path) -> None:
     """Requests wait, a few are preempted, and no block is free: more places in the batch would not help."""
     times = {"ttft": (0.46, 100), "queue": (0.16, 100), "prefill": (0.27, 100)}
     seen = {
-        role: Histogram(np.array([1.0, np.inf]), np.array([n, 0.0]), mean * n, n) for role, (mean, n) in times.items()
+        role: MetricsHistogram(np.array([1.0, np.inf]), np.array([n, 0.0]), mean * n, n)
+        for role, (mean, n) in times.items()
     }
     gauges = {"running": 94.0, "waiting": 5.0, "kv_usage": 0.96}
-    page = Measured("vllm", engine_metrics(engine("vllm")), 60.0, 100.0, seen, gauges, {"preemptions": 5.0})
+    page = ReplicaMetrics("vllm", get_metric_names(get_engine("vllm")), 60.0, 100.0, seen, gauges, {"preemptions": 5.0})
     modes = [
-        [one.mode for one in findings(Case(replace(page, gauges=gauges | {"kv_usage": full})))] for full in (0.96, 0.5)
+        [one.mode for one in find_failure_modes(DiagnosisCase(replace(page, gauges=gauges | {"kv_usage": full})))]
+        for full in (0.96, 0.5)
     ]
     assert [first for first, *_ in modes] == ["kv_preemption", "oversubscribed"]
 
 
-def spent(**means: float) -> Measured:
+def spent(**means: float) -> ReplicaMetrics:
     """A vLLM page of 100 requests, one a second, by what each of them took of every role's seconds."""
     edges = np.array([0.1, 1.0, 5.0, np.inf])
     seen = {
-        role: Histogram(edges, 100.0 * (np.arange(4) == np.searchsorted(edges, mean)), mean * 100, 100)
+        role: MetricsHistogram(edges, 100.0 * (np.arange(4) == np.searchsorted(edges, mean)), mean * 100, 100)
         for role, mean in means.items()
     }
-    return Measured("vllm", engine_metrics(engine("vllm")), 100.0, 100.0, seen, {"running": 4.0, "waiting": 0.0})
+    return ReplicaMetrics(
+        "vllm", get_metric_names(get_engine("vllm")), 100.0, 100.0, seen, {"running": 4.0, "waiting": 0.0}
+    )
 
 
 def test_what_is_neither_queue_nor_prefill_is_the_front_end() -> None:
     """1,017 ms to the first token, 1 ms of it in the queue and 94.5 in prefill: the engine is not what is late."""
     page = spent(ttft=1.017, queue=0.001, prefill=0.0945)
     served = deployed("8B on H100")
-    for planned in (None, Planned.of(served, CHAT, (Target("ttft", "p95", 0.5),))):
-        told = Diagnosis(Case(page, planned), planned)
+    for planned in (None, PlannedReplica.of(served, CHAT, (SloTarget("ttft", "p95", 0.5),))):
+        told = Diagnosis(DiagnosisCase(page, planned), planned)
         assert [one.mode for one in told.findings] == ["front_end"]
         assert "neither queue (1) nor prefill (94)" in str(told) and "--api-server-count" in str(told)
     in_prefill = spent(ttft=1.017, queue=0.001, prefill=0.95)
-    assert not findings(Case(in_prefill))
+    assert not find_failure_modes(DiagnosisCase(in_prefill))
 
 
 def test_a_broken_promise_without_a_known_cause_is_no_health() -> None:
-    promised = Planned.of(deployed("8B on H100"), CHAT, (Target("ttft", "p95", 0.5), Target("e2e", "mean", 1.0)))
-    told = Diagnosis(Case(spent(ttft=1.017, e2e=2.0), promised), promised)
+    promised = PlannedReplica.of(
+        deployed("8B on H100"), CHAT, (SloTarget("ttft", "p95", 0.5), SloTarget("e2e", "mean", 1.0))
+    )
+    told = Diagnosis(DiagnosisCase(spent(ttft=1.017, e2e=2.0), promised), promised)
     assert told.wrong and told.data()["verdict"] == ["broken_promise"]
     assert "100% of requests miss it" in str(told) and "the mean is 2,000 ms" in str(told)
-    assert not Diagnosis(Case(spent(ttft=0.4, e2e=0.9), promised), promised).wrong
+    assert not Diagnosis(DiagnosisCase(spent(ttft=0.4, e2e=0.9), promised), promised).wrong
 
 
 def test_a_server_with_fewer_places_than_planned_is_told_so(tmp_path: Path) -> None:
     """A quarter of the planned places: requests wait, and more places than planned cannot be the remedy."""
     planned, fewer = (deployed("8B on L40S").with_args(max_num_seqs=n) for n in (64, 16))
     load = rated(fewer, CHAT, 1.1)
-    server, plan = Server(fewer, load), Planned.of(planned, load, PROMISES)
+    server, plan = Server(fewer, load), PlannedReplica.of(planned, load, PROMISES)
     pages, seconds = server.pages(tmp_path)
-    told = Diagnosis(Case(measured([read_page(page) for page in pages], None, seconds), plan), plan)
+    told = Diagnosis(
+        DiagnosisCase(measure_replica([read_metrics_page(page) for page in pages], None, seconds), plan), plan
+    )
     assert [one.mode for one in told.findings] == ["other_settings"]
     assert "of at most 64" in str(told) and "max_num_seqs 128" not in str(told)
 
@@ -215,14 +235,14 @@ def test_another_server_than_the_planned_one_is_told_before_all_else(tmp_path: P
     planned, runs = (deploy_on(*SERVED["8B on H100"][:2], tp=n, max_model_len=16384, max_num_seqs=48) for n in (4, 1))
     load = rated(runs, CHAT, 0.5)
     pages, seconds = Server(runs, load).pages(tmp_path)
-    pool = memory_of(runs).pool
+    pool = get_memory_plan(runs).pool
     blocks = f'vllm:cache_config_info{{block_size="{pool.layout.block_size}",num_gpu_blocks="{pool.num_blocks}"}} 1\n'
     pages[1].write_text(pages[1].read_text() + blocks)
-    page = measured([read_page(page) for page in pages], None, seconds)
+    page = measure_replica([read_metrics_page(page) for page in pages], None, seconds)
     first = {}
     for name, deployment in (("planned", planned), ("runs", runs)):
-        plan = Planned.of(deployment, load, PROMISES)
-        told = Diagnosis(Case(page, plan), plan)
+        plan = PlannedReplica.of(deployment, load, PROMISES)
+        told = Diagnosis(DiagnosisCase(page, plan), plan)
         assert str(told).startswith(f"Held against one replica of the plan: {deployment}, max_num_seqs 48")
         first[name] = [one.mode for one in told.findings][:1]
     assert first == {"planned": ["other_settings"], "runs": []}
@@ -236,19 +256,26 @@ def test_what_the_plan_bears_does_not_lead_over_a_symptom() -> None:
         counters={"preemptions": 25.0, "prompt_tokens": 2e5, "generation_tokens": 2e4},
         gauges={"running": 40.0, "waiting": 20.0, "kv_usage": 0.99},
     )
-    planned = Planned.of(served, load, (Target("ttft", "p99", 2.0),))
-    modes = [[one.mode for one in findings(Case(replace(page, most_running=most), planned))] for most in (40.0, 70.0)]
+    planned = PlannedReplica.of(served, load, (SloTarget("ttft", "p99", 2.0),))
+    modes = [
+        [one.mode for one in find_failure_modes(DiagnosisCase(replace(page, most_running=most), planned))]
+        for most in (40.0, 70.0)
+    ]
     assert modes[0][0] == "kv_preemption" and modes[0][-1] == "assumption"
     assert modes[1][:2] == ["other_settings", "kv_preemption"]
-    late = Planned.of(served, load, (Target("ttft", "p99", 0.001),))  # not borne: the traffic is the cause
-    assert findings(Case(replace(page, most_running=40.0), late))[0].mode == "assumption"
+    late = PlannedReplica.of(served, load, (SloTarget("ttft", "p99", 0.001),))  # not borne: the traffic is the cause
+    assert find_failure_modes(DiagnosisCase(replace(page, most_running=40.0), late))[0].mode == "assumption"
 
 
 def test_what_the_first_token_waits_for_is_said_beside_a_replay(tmp_path: Path) -> None:
     base = deployed("8B on L40S")
-    server, planned = Server(base, rated(base, CHAT, 0.5)), Planned.of(base, rated(base, CHAT, 0.5), PROMISES)
+    server, planned = Server(base, rated(base, CHAT, 0.5)), PlannedReplica.of(base, rated(base, CHAT, 0.5), PROMISES)
     pages, seconds = server.pages(tmp_path)
-    told = str(Diagnosis(Case(measured([read_page(page) for page in pages], None, seconds), planned), planned))
+    told = str(
+        Diagnosis(
+            DiagnosisCase(measure_replica([read_metrics_page(page) for page in pages], None, seconds), planned), planned
+        )
+    )
     assert re.search(r"^TTFT .* a replay of this traffic [\d.,]+", told, re.MULTILINE)
     assert re.search(r"^QUEUE ", told, re.MULTILINE) and told.endswith("what the plan promises is kept.")
 
@@ -256,13 +283,13 @@ def test_what_the_first_token_waits_for_is_said_beside_a_replay(tmp_path: Path) 
 def test_another_engines_page_is_read_by_its_names(tmp_path: Path) -> None:
     served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", engine="sglang", max_model_len=16384, max_num_seqs=8)
     load = rated(served, CHAT, 1.3)
-    assert found(Server(served, load), Planned.of(served, load), tmp_path)[0] == "oversubscribed"
+    assert found(Server(served, load), PlannedReplica.of(served, load), tmp_path)[0] == "oversubscribed"
 
 
 def test_remedies_are_replayed_and_help(tmp_path: Path) -> None:
     server, planned = played("8B on L40S", "kv_preemption")
     pages, seconds = server.pages(tmp_path)
-    case = Case(measured([read_page(page) for page in pages], None, seconds), planned)
+    case = DiagnosisCase(measure_replica([read_metrics_page(page) for page in pages], None, seconds), planned)
     told = Diagnosis(case, planned)
     before = case.replayed
     assert before is not None and before.preemptions > 0.1
@@ -273,28 +300,28 @@ def test_remedies_are_replayed_and_help(tmp_path: Path) -> None:
     assert json.loads(json.dumps(told.data(), allow_nan=False))["verdict"][0] == "kv_preemption"
 
 
-@pytest.mark.parametrize("key", sorted(entries("startup_errors.yaml", Phrase)))
+@pytest.mark.parametrize("key", sorted(load_catalog("startup_errors.yaml", ErrorPhrase)))
 def test_every_phrase_matches_the_line_that_it_is_for_and_in_no_time(key: str) -> None:
-    phrase = entries("startup_errors.yaml", Phrase)[key]
-    errors = startup_errors(f"INFO starting\n(EngineCore pid=7) ERROR {phrase.like}\n")
+    phrase = load_catalog("startup_errors.yaml", ErrorPhrase)[key]
+    errors = find_startup_errors(f"INFO starting\n(EngineCore pid=7) ERROR {phrase.like}\n")
     assert [error.key for error in errors] == [key]
     assert "{" not in errors[0].remedy
-    assert phrase.mode is None or phrase.mode in entries("failure_modes.yaml", FailureMode)
+    assert phrase.mode is None or phrase.mode in load_catalog("failure_modes.yaml", FailureMode)
     start = time.perf_counter()
-    startup_errors("\n".join(part * 400 for part in (phrase.like[:40], "(1", "max seq len (", " ", "GiB ")))
+    find_startup_errors("\n".join(part * 400 for part in (phrase.like[:40], "(1", "max seq len (", " ", "GiB ")))
     assert time.perf_counter() - start < 1
 
 
 def test_a_log_says_what_would_start(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
-    log.write_text(entries("startup_errors.yaml", Phrase)["max_model_len_above_pool"].like)
+    log.write_text(load_catalog("startup_errors.yaml", ErrorPhrase)["max_model_len_above_pool"].like)
     told = diagnose(log=log)
     assert told.wrong and "--max-model-len 62336 starts" in str(told)
     assert told.data()["errors"][0]["figures"]["needed_gib"] == "16.00"
 
 
 def test_histograms_keep_their_mean_and_order() -> None:
-    seen = Histogram(np.array([100.0, 200.0, 500.0, np.inf]), np.array([50.0, 30.0, 15.0, 5.0]), 16_000.0, 100.0)
+    seen = MetricsHistogram(np.array([100.0, 200.0, 500.0, np.inf]), np.array([50.0, 30.0, 15.0, 5.0]), 16_000.0, 100.0)
     lengths = seen.lengths()
     assert lengths.mean == pytest.approx(160, rel=0.01)
     assert lengths.p50 <= 115 and 300 < lengths.p95 < 600
@@ -303,18 +330,18 @@ def test_histograms_keep_their_mean_and_order() -> None:
 
 def test_nothing_is_made_up_within_the_first_bucket() -> None:
     """Queues of 1 ms in a first bucket of 300 ms: interpolated, their p99 would read 297 ms."""
-    seen = Histogram(np.array([0.3, 0.5, np.inf]), np.array([97.0, 3.0, 0.0]), 0.1, 100.0)
+    seen = MetricsHistogram(np.array([0.3, 0.5, np.inf]), np.array([97.0, 3.0, 0.0]), 0.1, 100.0)
     assert (seen.told(0.95), seen.told(0.99)) == ("under 300", "300 to 500")
 
 
 def test_a_promise_whose_limit_lies_within_a_bucket_is_left_open() -> None:
     """97 of 100 within 300 ms, the others within 500: what is promised of p95 is kept, of p99 by 500 ms, not by 400."""
-    seen = Histogram(np.array([0.3, 0.5, np.inf]), np.array([97.0, 3.0, 0.0]), 20.0, 100.0)
+    seen = MetricsHistogram(np.array([0.3, 0.5, np.inf]), np.array([97.0, 3.0, 0.0]), 20.0, 100.0)
     limits = (("p95", 0.3), ("p99", 0.5), ("p99", 0.4), ("p99", 0.2), ("mean", 0.1))
-    names = engine_metrics(engine("vllm", "0.20.2"))
-    targets = tuple(Target("ttft", at, limit) for at, limit in limits)
-    page = Measured("vllm", names, None, 100.0, {"ttft": seen}, whole=True)
-    case = Case(page, Planned(deployed("8B on H100"), None, None, targets))
+    names = get_metric_names(get_engine("vllm", "0.20.2"))
+    targets = tuple(SloTarget("ttft", at, limit) for at, limit in limits)
+    page = ReplicaMetrics("vllm", names, None, 100.0, {"ttft": seen}, whole=True)
+    case = DiagnosisCase(page, PlannedReplica(deployed("8B on H100"), None, None, targets))
     assert "all since the server started" in str(Diagnosis(case, case.planned))
     said = [promise.partition(": ")[2] for promise in case.promises]
     assert said[:2] == ["kept", "kept"] and "nobody can tell" in said[2]
@@ -342,20 +369,20 @@ def test_what_cannot_be_judged_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
         assert main([command, *[str(page)] * 3]) == 2 and "got 3" in capsys.readouterr().err
     (tmp_path / "plan.json").write_text('{"layout": {}}')
     with pytest.raises(PlannerError, match=r"not a plan\.json"):
-        planned_by(tmp_path / "plan.json")
+        load_planned_replica(tmp_path / "plan.json")
 
 
 def test_a_plan_json_is_the_plan(tmp_path: Path) -> None:
-    from planner.operations.answer import answer
     from planner.planning.scenario import load_scenario
-    from planner.planning.search import search
+    from planner.planning.search import search_deployments
+    from planner.ui.plan_json import serialize_plan
 
-    plan = search(load_scenario("edge-8b-24gb"))
+    plan = search_deployments(load_scenario("edge-8b-24gb"))
     assert plan.chosen
-    (tmp_path / "plan.json").write_text(json.dumps(answer(plan)))
-    planned = planned_by(tmp_path / "plan.json")
+    (tmp_path / "plan.json").write_text(json.dumps(serialize_plan(plan)))
+    planned = load_planned_replica(tmp_path / "plan.json")
     own = plan.chosen.deployment.with_replicas(1)
-    assert memory_of(planned.deployment).pool == memory_of(own).pool
+    assert get_memory_plan(planned.deployment).pool == get_memory_plan(own).pool
     assert planned.targets == plan.scenario.service_level
     assert planned.rate == pytest.approx((plan.scenario.workload.rate or 0) / plan.chosen.deployment.layout.replicas)
 
@@ -365,23 +392,23 @@ def test_a_plan_json_is_the_plan(tmp_path: Path) -> None:
 def test_a_page_of_what_is_no_number_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "page").write_text(f"python_gc NaN\nvllm:prompt_tokens_total 5\n{line}\n")
     with pytest.raises(PlannerError, match=r"page is not a /metrics page: vllm:\w+ is .* finite number below 1e\+15"):
-        read_page(tmp_path / "page")
+        read_metrics_page(tmp_path / "page")
 
 
 def test_a_page_of_a_restarted_server_counts_from_its_start(tmp_path: Path) -> None:
     server, _ = played("8B on L40S", "more requests")
     pages, _ = server.pages(tmp_path)
-    late, early = (measured([read_page(page)], None, 60.0) for page in reversed(pages))
+    late, early = (measure_replica([read_metrics_page(page)], None, 60.0) for page in reversed(pages))
     for start in ("process_start_time_seconds 1.79e9", ""):  # many servers that share a registry do not say it
         for page in reversed(pages):  # the files' own times say nothing against it
             page.write_text(page.read_text().replace("process_start_time_seconds 1.79e9", start))
         with pytest.raises(PlannerError, match=r"the earlier page comes first: .*page-0.txt was saved before"):
-            measured([read_page(page) for page in reversed(pages)], None, 60.0)
+            measure_replica([read_metrics_page(page) for page in reversed(pages)], None, 60.0)
     pages, _ = server.pages(tmp_path)
     again = pages[0].with_name("again.txt")
     again.write_text(
         pages[0].read_text().replace("process_start_time_seconds 1.79e9", "process_start_time_seconds 1.8e9")
     )
-    restarted = measured([read_page(pages[1]), read_page(again)], None, 60.0)
+    restarted = measure_replica([read_metrics_page(pages[1]), read_metrics_page(again)], None, 60.0)
     assert restarted.requests == early.requests < late.requests
     assert re.search("request", str(late.names))

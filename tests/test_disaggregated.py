@@ -5,19 +5,32 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import PlannerError
-from planner.facts.deployment import Deployment, deploy_on
-from planner.facts.engines import behind_dynamo
-from planner.facts.workload import Lengths, Workload
-from planner.latency.calibration import calibration_of
+from planner.calibration.pool_cost_fit import (
+    DECODE_PRIOR_SIGMAS,
+    POOL_NOISE_TPOT,
+    MeasuredPoolRun,
+    build_pool_costs,
+    fit_pool_costs,
+    load_pool_runs,
+)
+from planner.core.errors import PlannerError
+from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.engine import resolve_dynamo_version
+from planner.latency.coefficient_lookup import get_deployment_coefficients
 from planner.latency.performance import Performance
-from planner.latency.pool_costs import pool_costs
-from planner.operations.batch import predict_row
-from planner.operations.fits.pools import DECODE, NOISE_TPOT, PoolRun, costs_of, fit, pool_runs
-from planner.parallelism.layouts import collectives
+from planner.latency.worker_pool_costs import get_pool_costs
+from planner.parallelism.communication import estimate_collectives
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import Prediction
-from planner.simulator.pools_in_series import DecodePool, Passage, PrefillPool, tandem
+from planner.simulator.disaggregated_pools import (
+    DecodeWorkerPool,
+    PoolTimeline,
+    PrefillWorkerPool,
+    simulate_tandem_pools,
+)
+from planner.tools.batch import predict_row
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 WORKERS = st.integers(1, 4)
 
@@ -27,7 +40,7 @@ def pool(workers: int, tp: int = 1, **args: object) -> Deployment:
 
 
 def closed(concurrency: int, isl: int = 2048, osl: int = 256, runs: int = 10) -> Workload:
-    lengths = Lengths.uniform(isl, 0.8), Lengths.uniform(osl, 0.8)
+    lengths = LengthDistribution.uniform(isl, 0.8), LengthDistribution.uniform(osl, 0.8)
     return Workload(*lengths, concurrency=concurrency, num_prompts=runs * concurrency)
 
 
@@ -40,12 +53,14 @@ def served(prefill: int, decode: int, workload: Workload, **args: object) -> Per
 def by_hand(
     concurrency: int, requests: int, prefill_s: float, step_s: float, steps: int, seats: int = 9, workers: int = 1,
     decoders: int = 1, handover: float = 0.0,
-) -> Passage:  # fmt: skip
+) -> PoolTimeline:  # fmt: skip
     """Prompts of 10 tokens, of which a worker computes one at a time, and decode steps of one length."""
-    first = PrefillPool(workers, 1, np.full(11, prefill_s), np.zeros(11), 0.0)
-    rest = DecodePool(decoders, np.full(seats + 1, step_s), handover)
+    first = PrefillWorkerPool(workers, 1, np.full(11, prefill_s), np.zeros(11), 0.0)
+    rest = DecodeWorkerPool(decoders, np.full(seats + 1, step_s), handover)
     same = np.ones(requests)
-    return Passage(*tandem(first, rest, 0 * same, concurrency, 10 * same, 0 * same, 0 * same, float(steps) * same))
+    return PoolTimeline(
+        *simulate_tandem_pools(first, rest, 0 * same, concurrency, 10 * same, 0 * same, 0 * same, float(steps) * same)
+    )
 
 
 def test_a_schedule_worked_out_by_hand() -> None:
@@ -131,7 +146,7 @@ def test_a_cap_on_the_decode_batch_is_waited_for_before_the_first_token() -> Non
 
 
 def test_an_offered_rate_is_served_until_a_pool_is_full() -> None:
-    lengths = Lengths.fixed(2048), Lengths.fixed(256)
+    lengths = LengthDistribution.fixed(2048), LengthDistribution.fixed(256)
     light, heavy = (served(1, 1, Workload(*lengths, rate=rate, num_prompts=2000)) for rate in (2.0, 200.0))
     assert light.request_tps.mid == pytest.approx(2.0, rel=0.1) and not light.saturated
     assert heavy.saturated and heavy.request_tps.mid < 100
@@ -155,35 +170,38 @@ def test_a_pool_that_does_not_fit_says_so() -> None:
 
 def test_dynamos_version_stands_for_the_engine_that_it_ships() -> None:
     """NVIDIA Dynamo's support matrix: 0.8.1 comes with TensorRT-LLM 1.2.0rc6; SGLang's tables give SGLang's own."""
-    assert behind_dynamo("trtllm", "0.8.1.post2") == "1.2.0rc6"
-    assert behind_dynamo("TensorRT-LLM", "0.7.0.post2") == "1.2.0rc2"
+    assert resolve_dynamo_version("trtllm", "0.8.1.post2") == "1.2.0rc6"
+    assert resolve_dynamo_version("TensorRT-LLM", "0.7.0.post2") == "1.2.0rc2"
     pairs = {"0.9.1": "rc3", "1.1.1": "rc11", "1.2.2": "rc14", "1.3.1": "rc19", "1.4.2": "rc22", "1.5.1": "rc25"}
-    assert {release: behind_dynamo("trtllm", release) for release in pairs} == {
+    assert {release: resolve_dynamo_version("trtllm", release) for release in pairs} == {
         release: f"1.3.0{candidate}" for release, candidate in pairs.items()
     }
-    assert behind_dynamo("trtllm", "1.3.0rc5") == "1.3.0rc5" and behind_dynamo("trtllm", "1.2.1") == "1.2.1"
-    assert behind_dynamo("trtllm", "1.1.0") == "1.1.0" and behind_dynamo("sglang", "0.5.8") == "0.5.8"
+    assert (
+        resolve_dynamo_version("trtllm", "1.3.0rc5") == "1.3.0rc5"
+        and resolve_dynamo_version("trtllm", "1.2.1") == "1.2.1"
+    )
+    assert resolve_dynamo_version("trtllm", "1.1.0") == "1.1.0" and resolve_dynamo_version("sglang", "0.5.8") == "0.5.8"
 
 
 def test_the_exchange_of_experts_takes_what_deepep_measured() -> None:
     """DeepEP, docs/legacy.md: 128 tokens a rank on 8 H800 are dispatched in 77 us and combined in 114 us."""
     decode = deploy_on("deepseek-ai/DeepSeek-V3", "H200", dp=8, ep=8, engine="sglang")
-    coefficients = calibration_of(decode).coefficients
-    (exchange,) = (c for c in collectives(decode, np.array([128.0]), coefficients) if "dispatch" in c.name)
+    coefficients = get_deployment_coefficients(decode).coefficients
+    (exchange,) = (c for c in estimate_collectives(decode, np.array([128.0]), coefficients) if "dispatch" in c.name)
     assert 0.5 < exchange.seconds[0] / exchange.count / 191e-6 < 2
 
 
 @pytest.fixture(scope="module")
-def measured() -> list[PoolRun]:
+def measured() -> list[MeasuredPoolRun]:
     """InferenceX's runs of pools without speculation, 2025-12 to 2026-04."""
-    return pool_runs()
+    return load_pool_runs()
 
 
 @pytest.mark.parametrize(("engine", "ttft", "tpot"), [("sglang", 0.25, 0.09), ("trtllm", 0.22, 0.09)])
-def test_measured_pools_are_predicted(measured: list[PoolRun], engine: str, ttft: float, tpot: float) -> None:
+def test_measured_pools_are_predicted(measured: list[MeasuredPoolRun], engine: str, ttft: float, tpot: float) -> None:
     """Median errors on the runs with at most 600 requests in flight; up to 2.5 s of replay."""
     runs = [run for run in measured if run.decode.engine.name == engine and (run.workload.concurrency or 0) <= 600]
-    costs = pool_costs(runs[0].decode.engine)
+    costs = get_pool_costs(runs[0].decode.engine)
     off = np.abs([np.array(run.replayed(costs)) / (run.ttft, run.tpot) - 1 for run in runs])
     assert len(runs) > 60
     assert np.median(off[:, 0]) < ttft and np.median(off[:, 1]) < tpot
@@ -191,19 +209,24 @@ def test_measured_pools_are_predicted(measured: list[PoolRun], engine: str, ttft
 
 @pytest.mark.parametrize(("gpu", "most"), [("B200", 0.12), ("GB300", 0.18), ("H200-SXM", 0.15)])
 def test_decoding_in_pools_carries_over_to_a_gpu_that_was_left_out(
-    measured: list[PoolRun], gpu: str, most: float
+    measured: list[MeasuredPoolRun], gpu: str, most: float
 ) -> None:
     """TensorRT-LLM's decode workers: fitted without the GPU, Little's law gives its TPOT so well at the median."""
     runs = [run for run in measured if run.decode.engine.name == "trtllm"]
     kept = [run for run in runs if run.decode.gpu.name != gpu]
-    base = pool_costs(runs[0].decode.engine)
-    found = fit(lambda x: np.log([run.tpot_at(costs_of(base, x)) / run.tpot for run in kept]), DECODE, NOISE_TPOT, 4)
-    costs = costs_of(base, found.x)
+    base = get_pool_costs(runs[0].decode.engine)
+    found = fit_pool_costs(
+        lambda x: np.log([run.tpot_at(build_pool_costs(base, x)) / run.tpot for run in kept]),
+        DECODE_PRIOR_SIGMAS,
+        POOL_NOISE_TPOT,
+        4,
+    )
+    costs = build_pool_costs(base, found.x)
     off = [abs(run.tpot_at(costs) / run.tpot - 1) for run in runs if run.decode.gpu.name == gpu]
     assert len(off) >= 11 and np.median(off) < most
 
 
-def test_most_measurements_lie_in_the_intervals(measured: list[PoolRun]) -> None:
+def test_most_measurements_lie_in_the_intervals(measured: list[MeasuredPoolRun]) -> None:
     """80% intervals, on runs of the fit."""
     inside = []
     for run in (run for run in measured if (run.workload.concurrency or 0) <= 600):

@@ -4,54 +4,62 @@ from dataclasses import replace
 
 import pytest
 
-from planner.memory.budget import memory_of
-from planner.planning.candidate import judge
-from planner.planning.options import Rejection, options
+from planner.analysis.sensitivity import (
+    MEASURE_DIRECTIONS,
+    MEASURE_LABELS,
+    PLAN_LABEL,
+    build_decision_table,
+    compute_knob_effects,
+    reset_tuning,
+    sweep_knobs,
+)
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.evaluation import evaluate_candidate
 from planner.planning.scenario import load_scenario
-from planner.planning.search import ranked
-from planner.studies.knobs import GOOD, MEASURES, PLAN, decisions, effects, knobs, untuned
+from planner.planning.search import search_analytically
+from planner.planning.search_space import RejectedOption, generate_search_options
 
 
 @pytest.fixture(scope="module")
 def plan():
-    return ranked(load_scenario("chat-70b"))
+    return search_analytically(load_scenario("chat-70b"))
 
 
 @pytest.fixture(scope="module")
 def turned(plan):
-    return knobs(plan.scenario, plan.chosen).set_index(["knob", "setting"])
+    return sweep_knobs(plan.scenario, plan.chosen).set_index(["knob", "setting"])
 
 
 def test_figures_are_those_of_the_changed_deployment(plan, turned):
     deployment = plan.chosen.deployment
     half = deployment.with_args(max_num_seqs=deployment.args.max_num_seqs // 2)
-    found = judge(plan.scenario, half, half.layout.replicas).prediction.performance
+    found = evaluate_candidate(plan.scenario, half, half.layout.replicas).prediction.performance
     row = turned.loc[("max_num_seqs", f"{half.args.max_num_seqs}")]
     assert row["p95 TTFT (ms)"] == pytest.approx(found.ttft["p95"].mid * 1e3)
     assert row["output tokens/s at most"] == pytest.approx(found.capacity.mid * plan.scenario.workload.output.mean)
 
 
 def test_directions_are_those_of_the_physics(turned):
-    base = turned.loc[(PLAN, "")]
-    pool, served, cost = (MEASURES[name] for name in ("KV cache", "throughput", "cost"))
+    base = turned.loc[(PLAN_LABEL, "")]
+    pool, served, cost = (MEASURE_LABELS[name] for name in ("KV cache", "throughput", "cost"))
     assert turned.loc[("gpu_memory_utilization", "0.95"), pool] > base[pool]
     assert turned.loc[("gpu_memory_utilization", "0.8"), pool] < base[pool]
     assert turned.loc[("replicas", "2"), served] == pytest.approx(2 * base[served], rel=0.01)
     assert turned.loc[("replicas", "2"), cost] == pytest.approx(base[cost], rel=0.01)
     assert turned.loc[("enforce_eager", "True"), served] < base[served]
-    assert turned.loc[("tensor parallel", "8"), MEASURES["ITL"]] < base[MEASURES["ITL"]]
+    assert turned.loc[("tensor parallel", "8"), MEASURE_LABELS["ITL"]] < base[MEASURE_LABELS["ITL"]]
 
 
 def legal(scenario):
-    found = options(scenario, lambda *_: True)
-    return (one for one in found if not isinstance(one, Rejection))
+    found = generate_search_options(scenario, lambda *_: True)
+    return (one for one in found if not isinstance(one, RejectedOption))
 
 
 def test_one_gpu_has_no_half():
     """A plan of TP1 is never turned to TP0."""
     asked = load_scenario("edge-8b-24gb")
     single = next(one for one, *_ in legal(asked) if one.layout.tp == 1)
-    turned = knobs(asked, judge(asked, single, 1))
+    turned = sweep_knobs(asked, evaluate_candidate(asked, single, 1))
     assert "0" not in set(turned.loc[turned["knob"] == "tensor parallel", "setting"])
 
 
@@ -63,16 +71,16 @@ def test_experts_stay_over_all_ranks_of_attention_data_parallelism():
     }
     asked = load_scenario("chat-70b", changes)
     wide = next(one for one, *_ in legal(asked) if one.layout.dp == 8 and one.layout.ep == 8)
-    turned = knobs(asked, judge(asked, wide, 1))
+    turned = sweep_knobs(asked, evaluate_candidate(asked, wide, 1))
     assert {"max_num_seqs", "replicas"} <= set(turned["knob"])
 
 
 def test_effects_say_what_helps(plan, turned):
-    told = effects(turned.reset_index())
-    assert set(told["measure"]) == set(GOOD)
+    told = compute_knob_effects(turned.reset_index())
+    assert set(told["measure"]) == set(MEASURE_DIRECTIONS)
     finite = told[told["change"].abs() < 1e6]
     for _, row in finite.iterrows():
-        assert row["benefit"] == pytest.approx(GOOD[row["measure"]] * row["change"])
+        assert row["benefit"] == pytest.approx(MEASURE_DIRECTIONS[row["measure"]] * row["change"])
     eager = told[told["knob"] == "enforce_eager: True"].set_index("measure")
     if turned.loc[("enforce_eager", "True"), "note"] == "overloaded":
         assert eager.loc["TTFT", "told"] == "overloaded"
@@ -80,16 +88,19 @@ def test_effects_say_what_helps(plan, turned):
 
 def test_nothing_turned_is_the_engines_own():
     asked = load_scenario("long-documents")
-    plain = untuned(asked)
+    plain = reset_tuning(asked)
     assert plain.quantizations == (None,) and plain.kv_cache_dtypes == ("auto",) and plain.speculation is None
-    best = ranked(replace(plain, gpus=asked.gpus)).best
+    best = search_analytically(replace(plain, gpus=asked.gpus)).best
     assert best.deployment.args.kv_cache_dtype in (None, "auto")
-    assert memory_of(best.deployment).starts
+    assert get_memory_plan(best.deployment).starts
 
 
 def test_the_matrix_holds_each_scenario_against_no_knob():
     asked = load_scenario("chat-70b")
-    (row,) = decisions([asked], ranked).to_dict("records")
-    usd, usual = ranked(asked).chosen.usd_per_hour, ranked(untuned(asked)).chosen.usd_per_hour
+    (row,) = build_decision_table([asked], search_analytically).to_dict("records")
+    usd, usual = (
+        search_analytically(asked).chosen.usd_per_hour,
+        search_analytically(reset_tuning(asked)).chosen.usd_per_hour,
+    )
     assert row["USD per hour"] == f"{usd:,.2f}" and row["its USD per hour"] == f"{usual:,.2f}"
     assert row["saved (%)"] == round((1 - usd / usual) * 100)

@@ -7,24 +7,16 @@ from typing import Any, cast
 
 import pytest
 
-from planner.core.catalog import entries
-from planner.core.quantities import PlannerError
-from planner.facts import engines
-from planner.facts.draft_models import lacking
-from planner.facts.engine_metrics import engine_metrics
-from planner.facts.engines import (
-    EngineArgs,
-    EngineEntry,
-    cudagraph_sizes,
-    engine,
-    plugin,
-    release,
-    resolve,
-    unsupported,
-)
-from planner.facts.gpus import gpu
+from planner.core.catalog import load_catalog
+from planner.core.errors import PlannerError
+from planner.engines import engine as engines
+from planner.engines.engine import EngineEntry, explain_unsupported_gpu, find_required_plugin, get_engine, parse_release
+from planner.engines.engine_args import EngineArgs, list_cudagraph_sizes, resolve_engine_args
+from planner.engines.metric_names import get_metric_names
+from planner.engines.speculation_methods import explain_unsupported_method
+from planner.hardware.gpus import get_gpu
 from planner.models.registry import Model
-from planner.simulator.replay import is_recent
+from planner.simulator.simulation import uses_v033_scheduler
 
 
 def served(max_position: int = 131072, hybrid: bool = False, dtype: str = "bfloat16") -> Model:
@@ -34,7 +26,7 @@ def served(max_position: int = 131072, hybrid: bool = False, dtype: str = "bfloa
 
 
 def defaults(version: str, card: str, **given: Any) -> EngineArgs:
-    return resolve(given, engine("vllm", version), gpu(card), served())
+    return resolve_engine_args(given, get_engine("vllm", version), get_gpu(card), served())
 
 
 @pytest.mark.parametrize(
@@ -68,7 +60,7 @@ def test_default_utilization(version: str, share: float) -> None:
 
 @pytest.mark.parametrize(("version", "cached"), [("0.20.2", False), ("0.33.0", True)])
 def test_prefix_caching_of_hybrids(version: str, cached: bool) -> None:
-    args = resolve({}, engine("vllm", version), gpu("H100"), served(hybrid=True))
+    args = resolve_engine_args({}, get_engine("vllm", version), get_gpu("H100"), served(hybrid=True))
     assert args.enable_prefix_caching is cached
     assert defaults(version, "H100").enable_prefix_caching is True
 
@@ -89,7 +81,7 @@ def test_prefix_caching_of_hybrids(version: str, cached: bool) -> None:
     ],
 )
 def test_cudagraph_sizes(version: str, card: str, given: dict[str, Any], k: int, count: int, largest: int) -> None:
-    sizes = cudagraph_sizes(engine("vllm", version), defaults(version, card, **given), gpu(card), k)
+    sizes = list_cudagraph_sizes(get_engine("vllm", version), defaults(version, card, **given), get_gpu(card), k)
     assert (len(sizes), max(sizes, default=0)) == (count, largest)
 
 
@@ -112,35 +104,39 @@ def test_turing_refuses_an_fp8_kv_cache_from_0_24_on(card: str, version: str, ru
     ("version", "package"), [("0.27.1", None), ("0.28.0", "vllm-bnb-plugin"), ("0.33.0", "vllm-bnb-plugin")]
 )
 def test_bitsandbytes_left_the_tree_at_0_28(version: str, package: str | None) -> None:
-    assert plugin(engine("vllm", version), "bitsandbytes") == package
-    assert plugin(engine("vllm", version), "awq") is None
+    assert find_required_plugin(get_engine("vllm", version), "bitsandbytes") == package
+    assert find_required_plugin(get_engine("vllm", version), "awq") is None
 
 
 @pytest.mark.parametrize("method", ["medusa", "mlp_speculator"])
 def test_heads_that_0_33_no_longer_drafts_with(method: str) -> None:
-    assert lacking(method, engine("vllm", "0.20.2")) is None
-    assert f"lacks the speculative method {method}" in (lacking(method, engine("vllm", "0.33.0")) or "")
+    assert explain_unsupported_method(method, get_engine("vllm", "0.20.2")) is None
+    assert f"lacks the speculative method {method}" in (
+        explain_unsupported_method(method, get_engine("vllm", "0.33.0")) or ""
+    )
 
 
 def test_the_newest_known_releases() -> None:
-    assert engine("vllm").version == "0.33.0"
-    assert engine("sglang").version == "0.5.23" and engine("sglang", "0.5.23").note == ""
-    assert engine("trtllm", "1.2.1").note == "" and engine("trtllm", "1.3.0rc25").facts_version == "1.3.0"
-    assert "mxfp8" in engine("sglang").facts["kv_cache_dtypes"]  # declared by 0.5.23, not by 0.5.10
-    assert "mxfp8" not in engine("sglang", "0.5.10").facts["kv_cache_dtypes"]
+    assert get_engine("vllm").version == "0.33.0"
+    assert get_engine("sglang").version == "0.5.23" and get_engine("sglang", "0.5.23").note == ""
+    assert get_engine("trtllm", "1.2.1").note == "" and get_engine("trtllm", "1.3.0rc25").facts_version == "1.3.0"
+    assert "mxfp8" in get_engine("sglang").facts["kv_cache_dtypes"]  # declared by 0.5.23, not by 0.5.10
+    assert "mxfp8" not in get_engine("sglang", "0.5.10").facts["kv_cache_dtypes"]
 
 
 def test_tensorrt_llm_reuses_blocks_by_default() -> None:
-    assert engine("trtllm").facts["prefix_caching"] is True
+    assert get_engine("trtllm").facts["prefix_caching"] is True
 
 
 @pytest.mark.parametrize(("version", "cached"), [("0.27.1", False), ("0.28.0", True)])
 def test_hybrids_cache_prefixes_from_0_28_on(version: str, cached: bool) -> None:
-    assert engine("vllm", version).facts["prefix_caching_hybrid"] is cached
+    assert get_engine("vllm", version).facts["prefix_caching_hybrid"] is cached
 
 
 def test_no_default_exceeds_what_the_model_can_use() -> None:
-    args = resolve({"max_num_seqs": 4}, engine("vllm", "0.20.2"), gpu("H100"), served(max_position=1024))
+    args = resolve_engine_args(
+        {"max_num_seqs": 4}, get_engine("vllm", "0.20.2"), get_gpu("H100"), served(max_position=1024)
+    )
     assert args.max_num_batched_tokens == 4 * 1024
     assert defaults("0.20.2", "H100", max_num_batched_tokens=512).max_num_seqs == 512
     assert defaults("0.20.2", "L4", enable_chunked_prefill=False).max_num_batched_tokens == 131072
@@ -185,34 +181,34 @@ def test_refuses_what_the_engine_refuses(given: dict[str, Any], message: str) ->
     ],
 )
 def test_versions_in_between_use_the_nearest_earlier_facts(version: str, facts: str) -> None:
-    known = engine("vllm", version)
+    known = get_engine("vllm", version)
     assert known.facts_version == facts
-    exact = release(version) == release(facts)
+    exact = parse_release(version) == parse_release(facts)
     assert (known.note == "") is exact
     assert facts in known.note or exact
 
 
 def test_a_nightly_build_is_the_newest_known() -> None:
-    nightly, newest = engine("vllm", "nightly-5b8c30d62b754b57"), engine("vllm")
+    nightly, newest = get_engine("vllm", "nightly-5b8c30d62b754b57"), get_engine("vllm")
     assert nightly.release == newest.release and nightly.facts == newest.facts
     assert nightly.note == f"vllm nightly-5b8c30d62b754b57 is planned with the facts of {newest.facts_version}"
 
 
 def test_versions_outside_are_refused() -> None:
-    newest = engine("vllm").version
-    major, minor, _ = release(newest)
+    newest = get_engine("vllm").version
+    major, minor, _ = parse_release(newest)
     for outside in ("0.4.2", f"{major}.{minor + 1}.0"):
         with pytest.raises(PlannerError, match=f"accepted: 0.5.0 to {newest}"):
-            engine("vllm", outside)
+            get_engine("vllm", outside)
     with pytest.raises(PlannerError, match=r"write it like 0\.20\.2"):
-        engine("vllm", "newest")
+        get_engine("vllm", "newest")
 
 
 def test_versions_inherit_from_the_version_before_in_whatever_order_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
-    backwards = dict(reversed(entries("engines.yaml", EngineEntry).items()))
-    expected = engines._catalog()
-    monkeypatch.setattr(engines, "entries", lambda *_: backwards)
-    assert engines._catalog.__wrapped__() == expected
+    backwards = dict(reversed(load_catalog("engines.yaml", EngineEntry).items()))
+    expected = engines._load_engine_catalog()
+    monkeypatch.setattr(engines, "load_catalog", lambda *_: backwards)
+    assert engines._load_engine_catalog.__wrapped__() == expected
 
 
 @pytest.mark.parametrize(
@@ -220,17 +216,17 @@ def test_versions_inherit_from_the_version_before_in_whatever_order_they_stand(m
     [("0.20.2rc1", False), ("0.21.0.dev12+gabc", False), ("0.33.0rc2", True), ("nightly-5b8c30d62b754b57", True)],
 )
 def test_builds_between_releases_schedule_as_their_release(version: str, recent: bool) -> None:
-    assert is_recent(version) is recent
+    assert uses_v033_scheduler(version) is recent
 
 
 def test_unknown_engine() -> None:
     with pytest.raises(PlannerError, match="unknown engine 'vlm'; did you mean vllm"):
-        engine("vlm")
-    assert engine("TensorRT-LLM").name == "trtllm"
+        get_engine("vlm")
+    assert get_engine("TensorRT-LLM").name == "trtllm"
 
 
 def test_facts_that_changed_what_logs_mean() -> None:
-    old, graphs, new, last = (engine("vllm", version).facts for version in ("0.19.0", "0.20.0", "0.20.2", "0.33.0"))
+    old, graphs, new, last = (get_engine("vllm", version).facts for version in ("0.19.0", "0.20.0", "0.20.2", "0.33.0"))
     assert (old["kv_tokens"], graphs["kv_tokens"], new["kv_tokens"]) == ("blocks", "blocks", "concurrency")
     assert (old["cudagraph_memory"], graphs["cudagraph_memory"]) == ("outside", "estimated")
     assert (new["window_batches"], last["window_batches"]) == ("one", "concurrent")
@@ -238,23 +234,25 @@ def test_facts_that_changed_what_logs_mean() -> None:
 
 
 def test_metric_names_follow_the_version() -> None:
-    assert engine_metrics(engine("vllm", "0.8.5")).names["kv_usage"] == "vllm:gpu_cache_usage_perc"
+    assert get_metric_names(get_engine("vllm", "0.8.5")).names["kv_usage"] == "vllm:gpu_cache_usage_perc"
     for version in ("0.20.2", "0.33.0"):  # read from the running engines
-        metrics = engine_metrics(engine("vllm", version)).names
+        metrics = get_metric_names(get_engine("vllm", version)).names
         assert metrics["kv_usage"] == "vllm:kv_cache_usage_perc"
         assert metrics["itl"] == "vllm:inter_token_latency_seconds"
         assert metrics["tpot"] == "vllm:request_time_per_output_token_seconds"
 
 
 def test_support_begins_and_ends() -> None:
-    assert unsupported(gpu("V100"), engine("vllm", "0.19.1")) is None
-    assert "up to 0.19" in (unsupported(gpu("V100"), engine("vllm", "0.20.2")) or "")  # CUDA 13 wheels lack sm_70
-    assert "from 0.9.0 on" in (unsupported(gpu("B200"), engine("vllm", "0.8.5")) or "")
-    assert "does not support" in (unsupported(gpu("MI300X"), engine("trtllm")) or "")
-    assert unsupported(gpu("MI300X"), engine("sglang")) is None
+    assert explain_unsupported_gpu(get_gpu("V100"), get_engine("vllm", "0.19.1")) is None
+    assert "up to 0.19" in (
+        explain_unsupported_gpu(get_gpu("V100"), get_engine("vllm", "0.20.2")) or ""
+    )  # CUDA 13 wheels lack sm_70
+    assert "from 0.9.0 on" in (explain_unsupported_gpu(get_gpu("B200"), get_engine("vllm", "0.8.5")) or "")
+    assert "does not support" in (explain_unsupported_gpu(get_gpu("MI300X"), get_engine("trtllm")) or "")
+    assert explain_unsupported_gpu(get_gpu("MI300X"), get_engine("sglang")) is None
 
 
 def test_resolving_twice_changes_nothing() -> None:
     once = defaults("0.33.0", "B200", max_model_len=8192)
-    assert resolve(vars(once), engine("vllm", "0.33.0"), gpu("B200"), served()) == once
+    assert resolve_engine_args(vars(once), get_engine("vllm", "0.33.0"), get_gpu("B200"), served()) == once
     assert replace(once, block_size=None) == once  # block sizes belong to the KV layout

@@ -1,4 +1,4 @@
-"""`planner.operations.flags` reads command lines as the launchers' own parsers do."""
+"""`planner.engines.cli_options` reads command lines as the launchers' own parsers do."""
 
 import argparse
 import io
@@ -11,13 +11,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import PlannerError
-from planner.facts import engines
-from planner.facts.engine_metrics import engine_metrics
-from planner.operations import flags
-from planner.operations.flags import listed, lists, options, recorded, versions_with
+from planner.core.errors import PlannerError
+from planner.engines import cli_options as flags
+from planner.engines import engine as engines
+from planner.engines.cli_options import (
+    get_cli_options,
+    list_versions_with_spelling,
+    load_flag_lists,
+    load_recorded_names,
+    load_recorded_options,
+)
+from planner.engines.metric_names import get_metric_names
 
-LISTED = [(engine, version) for engine in ("vllm", "sglang", "trtllm", "tgi") for version in lists(engine).versions]
+LISTED = [
+    (engine, version) for engine in ("vllm", "sglang", "trtllm", "tgi") for version in load_flag_lists(engine).versions
+]
 COUNTS = {"?": {"nargs": "?"}, "+": {"nargs": "+"}, "*": {"nargs": "*"}, "": {}}
 
 
@@ -27,7 +35,7 @@ def reference(engine: str, version: str) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(add_help=False)
     made.add_argument("model_tag", nargs="?")
     kinds = {"int": int, "float": float, "json": json.loads}
-    for option in {option.name: option for option in options(engine, version).by_spelling.values()}.values():
+    for option in {option.name: option for option in get_cli_options(engine, version).by_spelling.values()}.values():
         if option.kind == "nothing":
             made.add_argument(option.name, *option.also, dest=option.argument, action="store_true", default=None)
             for name in option.off:
@@ -55,7 +63,7 @@ def judged(engine: str, version: str, words: list[str]) -> dict[str, object] | N
 def command_lines(draw: st.DrawFn) -> tuple[str, str, list[str]]:
     """Words as people write them: options whole, cut short, misspelt, tied to a value or not, with and without one."""
     engine, version = draw(st.sampled_from([(e, v) for e, v in LISTED if e in ("vllm", "sglang")]))
-    names = sorted(options(engine, version).spellings - {"-h", "--help", "-O"})
+    names = sorted(get_cli_options(engine, version).spellings - {"-h", "--help", "-O"})
     words = []
     for _ in range(draw(st.integers(0, 5))):
         name = draw(st.sampled_from(names))
@@ -69,8 +77,8 @@ def command_lines(draw: st.DrawFn) -> tuple[str, str, list[str]]:
 @settings(max_examples=400, deadline=None)
 def test_a_command_line_is_read_as_argparse_reads_it(line: tuple[str, str, list[str]]) -> None:
     engine, version, words = line
-    kinds = {option.argument: option for option in options(engine, version).by_spelling.values()}
-    read, wanted = options(engine, version).parse(words), judged(engine, version, words)
+    kinds = {option.argument: option for option in get_cli_options(engine, version).by_spelling.values()}
+    read, wanted = get_cli_options(engine, version).parse(words), judged(engine, version, words)
     loose = any(
         g.option and g.option.kind in ("bool", "size", "size or auto", "json or text", "json") for g in read.given
     )
@@ -87,7 +95,7 @@ def test_a_command_line_is_read_as_argparse_reads_it(line: tuple[str, str, list[
 
 @pytest.mark.parametrize(("engine", "version"), LISTED)
 def test_every_option_is_taken_with_a_value_of_its_kind_and_refused_without(engine: str, version: str) -> None:
-    known = options(engine, version)
+    known = get_cli_options(engine, version)
     right = {
         "bool": "true",
         "int": "3",
@@ -113,7 +121,7 @@ def test_every_option_is_taken_with_a_value_of_its_kind_and_refused_without(engi
 
 
 def test_what_vllm_reads_differently_from_argparse() -> None:
-    read = options("vllm", "0.20.2").parse
+    read = get_cli_options("vllm", "0.20.2").parse
     assert read(["--max_model_len=8k"]).values == {"max_model_len": 8000}
     assert read(["--max-model-len", "8K"]).values == {"max_model_len": 8192}
     assert read(["--max-model-len", "1.5k"]).values == {"max_model_len": 1500}
@@ -126,64 +134,71 @@ def test_what_vllm_reads_differently_from_argparse() -> None:
         "compilation_config": {"cudagraph_capture_sizes": [1, 2]}
     }
     assert read(["-O3"]).values == read(["-O=3"]).values == read(["-O", "3"]).values == {"optimization_level": "3"}
-    assert options("vllm", "0.10.0").parse(["-O3"]).values == {"compilation_config": 3}
-    assert not options("vllm", "0.33.0").parse(["--no-enable-prefix-caching"]).errors  # hidden, still taken
-    assert options("vllm", "0.33.0").parse(["--device", "cuda"]).errors == (
+    assert get_cli_options("vllm", "0.10.0").parse(["-O3"]).values == {"compilation_config": 3}
+    assert not get_cli_options("vllm", "0.33.0").parse(["--no-enable-prefix-caching"]).errors  # hidden, still taken
+    assert get_cli_options("vllm", "0.33.0").parse(["--device", "cuda"]).errors == (
         "--device may be --device-ids or --device-memory-utilization",
     )
 
 
 def test_other_launchers_take_no_beginnings_and_no_other_dashes() -> None:
-    assert options("trtllm", "1.2.0").parse(["model", "--tp_size", "8"]).values == {"tensor_parallel_size": 8}
-    assert options("trtllm", "1.2.0").parse(["model", "--tp-size", "8"]).errors
-    assert options("tgi", "3.1.0").parse(["--num-shar", "2"]).errors
-    assert options("sglang", "0.5.10").parse(["--tp", "8"]).errors == ()  # argparse: a unique beginning
-    assert options("sglang", "0.5.10").parse(["--tp_size", "8"]).errors
+    assert get_cli_options("trtllm", "1.2.0").parse(["model", "--tp_size", "8"]).values == {"tensor_parallel_size": 8}
+    assert get_cli_options("trtllm", "1.2.0").parse(["model", "--tp-size", "8"]).errors
+    assert get_cli_options("tgi", "3.1.0").parse(["--num-shar", "2"]).errors
+    assert get_cli_options("sglang", "0.5.10").parse(["--tp", "8"]).errors == ()  # argparse: a unique beginning
+    assert get_cli_options("sglang", "0.5.10").parse(["--tp_size", "8"]).errors
 
 
 def test_a_version_without_a_list_is_read_by_the_nearest_and_says_so() -> None:
-    assert options("vllm", "0.20.2").note == ""
-    assert [options("vllm", short).version for short in ("0.20", "0.19", "0.20.0")] == ["0.20.2", "0.18.0", "0.18.0"]
-    assert options("vllm", "0.19.1").note == "vllm 0.19.1 is read by the options of 0.18.0"
-    assert options("vllm", "0.5.0").version == "0.5.4"
-    assert options("vllm", "nightly").version == "0.33.0"
+    assert get_cli_options("vllm", "0.20.2").note == ""
+    assert [get_cli_options("vllm", short).version for short in ("0.20", "0.19", "0.20.0")] == [
+        "0.20.2",
+        "0.18.0",
+        "0.18.0",
+    ]
+    assert get_cli_options("vllm", "0.19.1").note == "vllm 0.19.1 is read by the options of 0.18.0"
+    assert get_cli_options("vllm", "0.5.0").version == "0.5.4"
+    assert get_cli_options("vllm", "nightly").version == "0.33.0"
     with pytest.raises(PlannerError, match="unknown engine 'ollama'"):
-        options("ollama", "1.0")
+        get_cli_options("ollama", "1.0")
 
 
 def test_when_options_came_and_went() -> None:
-    assert versions_with("vllm", "--swap-space")[-1] == "0.16.0"
-    assert versions_with("vllm", "--nnodes")[0] == "0.12.0"
-    assert versions_with("vllm", "--disable-log-requests") == [*lists("vllm").versions[:8], "0.33.0"]
-    assert versions_with("vllm", "--speculative-model") == ["0.5.4", "0.6.6", "0.7.3"]
-    assert versions_with("vllm", "--worker-use-ray") == ["0.5.4", "0.6.6"]
-    assert versions_with("vllm", "--num-scheduler-steps") == ["0.6.6", "0.7.3", "0.8.5", "0.10.0"]
-    spelt = [len(options("vllm", version).by_spelling) for version in lists("vllm").versions[3:]]
+    assert list_versions_with_spelling("vllm", "--swap-space")[-1] == "0.16.0"
+    assert list_versions_with_spelling("vllm", "--nnodes")[0] == "0.12.0"
+    assert list_versions_with_spelling("vllm", "--disable-log-requests") == [
+        *load_flag_lists("vllm").versions[:8],
+        "0.33.0",
+    ]
+    assert list_versions_with_spelling("vllm", "--speculative-model") == ["0.5.4", "0.6.6", "0.7.3"]
+    assert list_versions_with_spelling("vllm", "--worker-use-ray") == ["0.5.4", "0.6.6"]
+    assert list_versions_with_spelling("vllm", "--num-scheduler-steps") == ["0.6.6", "0.7.3", "0.8.5", "0.10.0"]
+    spelt = [len(get_cli_options("vllm", version).by_spelling) for version in load_flag_lists("vllm").versions[3:]]
     assert spelt == [157, 214, 262, 283, 294, 310, 328, 435]  # counted in the running parsers, and --config of 0.8.5
 
 
 def test_what_the_environment_and_metrics_pages_had() -> None:
-    environment, metrics = listed("environment", "vllm"), listed("metrics", "vllm")
+    environment, metrics = load_recorded_names("environment", "vllm"), load_recorded_names("metrics", "vllm")
     assert environment["VLLM_USE_V1"] == ("0.6.6", "0.7.3", "0.8.5", "0.10.0")
     assert environment["VLLM_ATTENTION_BACKEND"][-1] == "0.14.1"
     assert metrics["vllm:gpu_cache_usage_perc"][-1] == "0.10.0"
-    assert metrics["vllm:kv_cache_usage_perc"] == lists("vllm").versions[4:]
-    assert listed("metrics", "sglang")["sglang:token_usage"] == ("0.5.23",)
+    assert metrics["vllm:kv_cache_usage_perc"] == load_flag_lists("vllm").versions[4:]
+    assert load_recorded_names("metrics", "sglang")["sglang:token_usage"] == ("0.5.23",)
     for engine in ("vllm", "sglang"):  # what the plan's alerts ask for is there
-        for version in lists(engine).versions[-2:]:
-            asked = engine_metrics(engines.engine(engine, version)).names
-            assert {name for name in asked.values() if name} <= set(listed("metrics", engine)), version
+        for version in load_flag_lists(engine).versions[-2:]:
+            asked = get_metric_names(engines.get_engine(engine, version)).names
+            assert {name for name in asked.values() if name} <= set(load_recorded_names("metrics", engine)), version
 
 
 def test_a_list_with_a_mistake_names_its_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(flags, "FLAGS", tmp_path)
+    monkeypatch.setattr(flags, "FLAGS_DIR", tmp_path)
     for line, told in (
         ("--a,,,number,,,3.1.0,3.1.0", "tgi.csv, line 2: --a takes 'number'; accepted: nothing, bool"),
         ("--a,,,int,,,3.1.0,3.2.0", "tgi.csv, line 2: expected 8 cells"),
     ):
-        (tmp_path / "tgi.csv").write_text(",".join(flags.COLUMNS) + f"\n{line}\n")
-        recorded.cache_clear()
+        (tmp_path / "tgi.csv").write_text(",".join(flags.FLAG_COLUMNS) + f"\n{line}\n")
+        load_recorded_options.cache_clear()
         with pytest.raises(PlannerError) as error:
-            recorded("tgi")
+            load_recorded_options("tgi")
         assert told in str(error.value)
-    recorded.cache_clear()
+    load_recorded_options.cache_clear()

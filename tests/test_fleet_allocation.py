@@ -9,15 +9,24 @@ import numpy as np
 import pytest
 from pypdf import PdfReader
 
-from planner.core.quantities import PlannerError
-from planner.faces import report
-from planner.faces.charts import fleet as charts
-from planner.operations import fleet_file
-from planner.operations.fleet_file import fleet_plan, told
-from planner.planning.fleet import Allocation, Fleet, FleetPlan, Option, allocate, in_the_way, reach, worth
+from planner.core.errors import PlannerError
 from planner.planning.scenario import load_scenario
-from planner.planning.search import search
-from planner.studies import fleet_tables
+from planner.planning.search import search_deployments
+from planner.tools.fleet import fleet_file
+from planner.tools.fleet import tables as fleet_tables
+from planner.tools.fleet.allocation import (
+    Allocation,
+    Fleet,
+    FleetOption,
+    FleetPlan,
+    allocate_replicas,
+    compute_shadow_prices,
+    find_binding_limits,
+    find_max_growth,
+)
+from planner.tools.fleet.fleet_file import format_fleet_plan, plan_fleet
+from planner.ui import pdf_report as report
+from planner.ui.charts import fleet as charts
 
 KINDS = ("L4", "H100-SXM")
 
@@ -26,10 +35,10 @@ def random_fleet(seed: int) -> Fleet:
     """Two or three scenarios with two or three options each, on a small stock, some with a budget or a power limit."""
     rng = np.random.default_rng(seed)
 
-    def option(k: int) -> Option:
+    def option(k: int) -> FleetOption:
         gpus = int(rng.choice([1, 2]))
         usd = round(gpus * float(rng.uniform(0.5, 3)), 2)
-        return Option(f"option {k}", str(rng.choice(KINDS)), gpus, usd, 300.0 * gpus, float(rng.uniform(0.3, 1.2)))
+        return FleetOption(f"option {k}", str(rng.choice(KINDS)), gpus, usd, 300.0 * gpus, float(rng.uniform(0.3, 1.2)))
 
     options = {f"scenario {k}": [option(j) for j in range(rng.integers(2, 4))] for k in range(rng.integers(2, 4))}
     stock = {kind: int(rng.integers(2, 7)) for kind in KINDS}
@@ -57,7 +66,7 @@ def cost(found: Allocation | None) -> float:
 @pytest.mark.parametrize("seed", range(20))
 def test_no_combination_is_cheaper(seed: int) -> None:
     fleet = random_fleet(seed)
-    found = allocate(fleet)
+    found = allocate_replicas(fleet)
     assert cost(found) == pytest.approx(cheapest(fleet))
     if found:
         assert all(many <= fleet.stock[kind] for kind, many in found.gpus.items())
@@ -65,8 +74,8 @@ def test_no_combination_is_cheaper(seed: int) -> None:
         for some in found.replicas.values():
             assert sum(option.share * many for option, many in some.items()) >= 1 - 1e-6
         now = cheapest(fleet)
-        assert worth(fleet, found) == pytest.approx(
-            {kind: now - cheapest(fleet.with_gpus(kind, 1)) for kind in worth(fleet, found)}
+        assert compute_shadow_prices(fleet, found) == pytest.approx(
+            {kind: now - cheapest(fleet.with_gpus(kind, 1)) for kind in compute_shadow_prices(fleet, found)}
         )
 
 
@@ -76,60 +85,63 @@ def test_random_fleets_are_of_both_kinds() -> None:
 
 
 def test_a_scenario_is_split_over_kinds_where_one_runs_out() -> None:
-    cheap, dear = Option("a", "L4", 1, 1.0, 70.0, 0.25), Option("b", "H100-SXM", 1, 3.0, 500.0, 0.5)
+    cheap, dear = FleetOption("a", "L4", 1, 1.0, 70.0, 0.25), FleetOption("b", "H100-SXM", 1, 3.0, 500.0, 0.5)
     fleet = Fleet({"chat": [cheap, dear]}, {"L4": 2, "H100-SXM": 2})
-    found = allocate(fleet)
+    found = allocate_replicas(fleet)
     assert found and found.replicas == {"chat": {cheap: 2, dear: 1}}
-    assert worth(fleet, found) == {"H100-SXM": 0.0, "L4": 0.0}  # a third L4 still leaves a quarter to an H100
-    assert cost(allocate(fleet.with_gpus("L4", 2))) == 4.0
+    assert compute_shadow_prices(fleet, found) == {
+        "H100-SXM": 0.0,
+        "L4": 0.0,
+    }  # a third L4 still leaves a quarter to an H100
+    assert cost(allocate_replicas(fleet.with_gpus("L4", 2))) == 4.0
 
 
 def test_replicas_that_could_do_more_draw_what_their_load_asks_for() -> None:
-    one = Option("1 x L4", "L4", 1, 0.84, 70.0, 0.8, lighter=((0.0, 20.0), (0.5, 60.0)))
+    one = FleetOption("1 x L4", "L4", 1, 0.84, 70.0, 0.8, lighter=((0.0, 20.0), (0.5, 60.0)))
     for factor, watts in ((1.0, 2 * 62.5), (1.6, 2 * 70.0), (0.8, 70.0), (0.4, 60.0), (0.2, 40.0)):
-        found = allocate(Fleet({"some": [one]}, {"L4": 4}).grown(factor))
+        found = allocate_replicas(Fleet({"some": [one]}, {"L4": 4}).grown(factor))
         assert found and found.watts == pytest.approx(watts)
 
 
 def test_of_options_at_one_price_the_first_runs() -> None:
-    same = [Option(what, "L4", 1, 0.84, 70.0, share) for what, share in (("bfloat16", 1.0), ("awq", 3.0))]
+    same = [FleetOption(what, "L4", 1, 0.84, 70.0, share) for what, share in (("bfloat16", 1.0), ("awq", 3.0))]
     for options in (same, same[::-1]):
-        found = allocate(Fleet({"chat": options}, {"L4": 4}))
+        found = allocate_replicas(Fleet({"chat": options}, {"L4": 4}))
         assert found and found.replicas == {"chat": {options[0]: 1}}
 
 
 def test_what_is_in_the_way_is_each_limit_that_alone_would_do() -> None:
-    loads = {"chat": [Option("a", "L4", 1, 1.0, 70.0, 0.2)]}
-    assert allocate(Fleet(loads, {"L4": 5}, budget=5.0, power=350.0))
-    assert in_the_way(Fleet(loads, {"L4": 4}, budget=10.0)) == ("stock of L4",)
-    assert in_the_way(Fleet(loads, {"L4": 9}, budget=4.0)) == ("budget",)
-    assert in_the_way(Fleet(loads, {"L4": 9}, power=349.0)) == ("power",)
-    assert in_the_way(Fleet(loads, {"L4": 4}, budget=4.0)) == ("all of them together",)
+    loads = {"chat": [FleetOption("a", "L4", 1, 1.0, 70.0, 0.2)]}
+    assert allocate_replicas(Fleet(loads, {"L4": 5}, budget=5.0, power=350.0))
+    assert find_binding_limits(Fleet(loads, {"L4": 4}, budget=10.0)) == ("stock of L4",)
+    assert find_binding_limits(Fleet(loads, {"L4": 9}, budget=4.0)) == ("budget",)
+    assert find_binding_limits(Fleet(loads, {"L4": 9}, power=349.0)) == ("power",)
+    assert find_binding_limits(Fleet(loads, {"L4": 4}, budget=4.0)) == ("all of them together",)
 
 
 def test_a_fleet_of_one_scenario_is_its_plan(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 2, RTX-4090: 1}\n")
     gpus = [{"gpu": "L4", "at_most": 2}, {"gpu": "RTX-4090", "at_most": 1}]
-    plan = search(load_scenario("edge-8b-24gb", {"gpus": gpus}))
+    plan = search_deployments(load_scenario("edge-8b-24gb", {"gpus": gpus}))
     assert plan.chosen
-    found = fleet_plan(path)
-    assert f"Together ${plan.chosen.usd_per_hour:,.2f} per hour" in told(found)
+    found = plan_fleet(path)
+    assert f"Together ${plan.chosen.usd_per_hour:,.2f} per hour" in format_fleet_plan(found)
     assert found.now and found.then and plan.chosen.prediction.watts
     assert found.now.watts == pytest.approx(plan.chosen.prediction.watts.mid, rel=0.01), "today's load, not a grown one"
     assert found.now.watts < found.then.watts
     for factor in (2.0, 4.0):  # a load that no search was asked about
         busier, grown = replace(plan.scenario, workload=plan.scenario.workload.times(factor)), found.fleet.grown(factor)
-        chosen = search(busier).chosen
-        assert chosen and cost(allocate(grown)) == pytest.approx(chosen.usd_per_hour)
+        chosen = search_deployments(busier).chosen
+        assert chosen and cost(allocate_replicas(grown)) == pytest.approx(chosen.usd_per_hour)
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 0}\n")
-    assert "in the way: stock of L4" in told(fleet_plan(path))
+    assert "in the way: stock of L4" in format_fleet_plan(plan_fleet(path))
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {H100: 8, H100-SXM: 2}\n")
     with pytest.raises(PlannerError, match="H100-SXM is given twice"):
-        fleet_plan(path)
+        plan_fleet(path)
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: many}\n")
     with pytest.raises(PlannerError, match=r"stock\.L4"):
-        fleet_plan(path)
+        plan_fleet(path)
 
 
 def test_a_replica_takes_as_much_more_of_a_job_as_its_deadline_leaves() -> None:
@@ -137,29 +149,29 @@ def test_a_replica_takes_as_much_more_of_a_job_as_its_deadline_leaves() -> None:
     gpus = [{"gpu": "L4", "at_most": 4}]
     small = {"model": "meta-llama/Llama-3.1-8B-Instruct", "workload.requests": 20_000, "gpus": gpus}
     asked = load_scenario("offline-batch", small)
-    most = max(fleet_file.options_of(asked, "L4"), key=lambda one: one.share)
+    most = max(fleet_file.generate_fleet_options(asked, "L4"), key=lambda one: one.share)
     assert most.share > 1.3 and not most.at_risk
     for times, safe in ((0.97 * most.share, True), (1.1 * most.share, False)):
-        chosen = search(replace(asked, workload=asked.workload.times(times))).chosen
+        chosen = search_deployments(replace(asked, workload=asked.workload.times(times))).chosen
         assert chosen and (chosen.what == most.what and not chosen.at_risk) == safe
 
 
 @pytest.mark.parametrize("seed", range(0, 20, 3))
 def test_loads_grow_as_far_as_no_combination_fails(seed: int) -> None:
     fleet = random_fleet(seed)
-    most = reach(fleet, most=4)
+    most = find_max_growth(fleet, most=4)
     if math.isnan(most):
         assert math.isinf(cheapest(fleet))
     elif math.isinf(most):
         assert math.isfinite(cheapest(fleet.grown(4)))
     else:
         assert math.isfinite(cheapest(fleet.grown(most))) and math.isinf(cheapest(fleet.grown(most + 0.01)))
-        assert min(reach(fleet, {name}, most=4) for name in fleet.options) >= most
+        assert min(find_max_growth(fleet, {name}, most=4) for name in fleet.options) >= most
 
 
 def shared_stock() -> FleetPlan:
-    small = Option("1 x L4", "L4", 1, 0.84, 70.0, 0.6)
-    large = Option("1 x H100-SXM", "H100-SXM", 1, 3.0, 700.0, 0.5, at_risk=True)
+    small = FleetOption("1 x L4", "L4", 1, 0.84, 70.0, 0.6)
+    large = FleetOption("1 x H100-SXM", "H100-SXM", 1, 3.0, 700.0, 0.5, at_risk=True)
     fleet = Fleet({"edge-8b-24gb": [small], "code-completion": [large]}, {"L4": 4, "H100-SXM": 2})
     return FleetPlan("ours", {name: load_scenario(name) for name in fleet.options}, fleet, 1.3)
 
@@ -167,26 +179,26 @@ def shared_stock() -> FleetPlan:
 def test_what_breaks_first_is_told() -> None:
     plan = shared_stock()
     assert plan.now and plan.now.usd_per_hour == pytest.approx(2 * 0.84 + 2 * 3.0)
-    said = told(plan)
+    said = format_fleet_plan(plan)
     assert "With 1.3 times every load: not served. It breaks above 1.00 times; in the way: stock of H100-SXM." in said
     assert "At risk at the pessimistic end of an interval: code-completion" in said
     assert plan.reach_alone == pytest.approx({"edge-8b-24gb": 2.4, "code-completion": 1.0})
-    assert fleet_tables.breaking(plan)["scenario"][0] == "code-completion"
-    more = fleet_tables.worth(plan).set_index("GPU")["and every load may grow to"]
+    assert fleet_tables.build_growth_limit_table(plan)["scenario"][0] == "code-completion"
+    more = fleet_tables.build_shadow_price_table(plan).set_index("GPU")["and every load may grow to"]
     assert more.to_dict() == {"L4": "not at all", "H100-SXM": "1.50 times"}
-    used = fleet_tables.used(plan).groupby("GPU")["GPUs"].sum()
+    used = fleet_tables.build_gpu_usage_table(plan).groupby("GPU")["GPUs"].sum()
     assert used.to_dict() == dict(plan.fleet.stock)
-    (bars,) = charts.stock(plan).to_dict()["datasets"].values()
+    (bars,) = charts.plot_fleet_stock(plan).to_dict()["datasets"].values()
     assert {(row["GPU"], row["who"]): row["GPUs"] for row in bars}["L4", "edge-8b-24gb"] == 2
-    costs = fleet_tables.growth(replace(plan, fleet=plan.fleet.with_gpus("H100-SXM", 2)))["USD per hour"]
+    costs = fleet_tables.sweep_fleet_growth(replace(plan, fleet=plan.fleet.with_gpus("H100-SXM", 2)))["USD per hour"]
     assert costs.is_monotonic_increasing and costs[0] == pytest.approx(plan.now.usd_per_hour)
 
 
 @pytest.mark.slow
 def test_a_fleet_is_a_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan = shared_stock()
-    monkeypatch.setattr(fleet_file, "fleet_plan", lambda *_: plan)
-    pdf = report.fleet(tmp_path / "ours.yaml", tmp_path / "out", progress=str)
+    monkeypatch.setattr(fleet_file, "plan_fleet", lambda *_: plan)
+    pdf = report.write_fleet_report(tmp_path / "ours.yaml", tmp_path / "out", progress=str)
     text = " ".join(" ".join(page.extract_text() for page in PdfReader(pdf).pages).split())
     assert plan.now
     for words in (

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.core.catalog import CATALOGS, entries
-from planner.core.quantities import GB, GIB, PlannerError
-from planner.facts import gpus as hardware
-from planner.facts.engines import engine, unsupported
-from planner.facts.gpus import GpuEntry, gpu, gpus, interconnect, links
+from planner.core.catalog import CATALOG_DIR, load_catalog
+from planner.core.errors import PlannerError
+from planner.core.units import GB, GIB
+from planner.engines.engine import explain_unsupported_gpu, get_engine
+from planner.hardware import gpus as hardware
+from planner.hardware.gpus import GpuEntry, get_gpu, list_gpus, load_links, resolve_link_bandwidth
 
 REQUIRED = """T4, V100 16GB, V100 32GB, A10, A10G, A30, A40, A100 40GB PCIe, A100 40GB, A100 80GB PCIe, A100 80GB, L4,
 L40, L40S, H100 PCIe, H100 SXM, H100 NVL, H200, H20, GH200, B200, B300, GB200, GB300, RTX 3090, RTX 4090, RTX 5090,
@@ -18,9 +19,9 @@ RTX 5070, RTX 4000 Ada, RTX 4500 Ada, RX 9070 XT, H20 141GB, Jetson Thor, Rubin"
 
 
 def test_the_gpus_people_ask_for_are_there() -> None:
-    found = {gpu(name.strip()).name for name in REQUIRED.split(",")}
+    found = {get_gpu(name.strip()).name for name in REQUIRED.split(",")}
     assert len(found) == 45
-    assert len(gpus()) >= 45
+    assert len(list_gpus()) >= 45
 
 
 @pytest.mark.parametrize(
@@ -42,8 +43,8 @@ def test_the_gpus_people_ask_for_are_there() -> None:
     ],
 )
 def test_published_dense_peaks(name: str, gbs: float, dtype: str, tflops: float) -> None:
-    assert gpu(name).bandwidth == gbs * GB
-    assert gpu(name).flops[dtype] == pytest.approx(tflops * 1e12)
+    assert get_gpu(name).bandwidth == gbs * GB
+    assert get_gpu(name).flops[dtype] == pytest.approx(tflops * 1e12)
 
 
 @pytest.mark.parametrize(
@@ -65,11 +66,11 @@ def test_published_dense_peaks(name: str, gbs: float, dtype: str, tflops: float)
     ],
 )
 def test_memory_is_what_drivers_report(name: str, gib: float) -> None:
-    assert gpu(name).memory / GIB == pytest.approx(gib, abs=0.02)
-    assert gpu(name).memory_basis == "reported"
+    assert get_gpu(name).memory / GIB == pytest.approx(gib, abs=0.02)
+    assert get_gpu(name).memory_basis == "reported"
 
 
-@pytest.mark.parametrize("card", gpus(), ids=lambda card: card.name)
+@pytest.mark.parametrize("card", list_gpus(), ids=lambda card: card.name)
 def test_every_gpu_obeys_what_holds_for_all(card: hardware.Gpu) -> None:
     assert 0.85 * card.marketed_gb * GB < card.memory < 1.075 * card.marketed_gb * GB  # a box never understates by more
     peaks = card.flops
@@ -101,25 +102,25 @@ def test_every_gpu_obeys_what_holds_for_all(card: hardware.Gpu) -> None:
     ],
 )
 def test_names_that_drivers_and_benchmarks_use(written: str, name: str) -> None:
-    assert gpu(written).name == name
+    assert get_gpu(written).name == name
 
 
 def test_unknown_gpu_names_the_nearest() -> None:
     with pytest.raises(PlannerError, match=r"unknown GPU 'H10O'; did you mean .*H100"):
-        gpu("H10O")
+        get_gpu("H10O")
 
 
 def test_links_are_per_direction() -> None:
-    assert links()["nvlink4"] == 450 * GB  # 900 GB/s on the data sheet adds both directions
-    assert links()["pcie5"] == 64 * GB
-    assert interconnect(gpu("H100"), "nvswitch") == 450 * GB
-    assert interconnect(gpu("RTX 3090"), "nvlink") == 56.25 * GB  # the bridge
-    assert interconnect(gpu("MI300X"), "infinity-fabric") == 448 * GB
-    assert interconnect(gpu("H100"), "pcie4") == 32 * GB
+    assert load_links()["nvlink4"] == 450 * GB  # 900 GB/s on the data sheet adds both directions
+    assert load_links()["pcie5"] == 64 * GB
+    assert resolve_link_bandwidth(get_gpu("H100"), "nvswitch") == 450 * GB
+    assert resolve_link_bandwidth(get_gpu("RTX 3090"), "nvlink") == 56.25 * GB  # the bridge
+    assert resolve_link_bandwidth(get_gpu("MI300X"), "infinity-fabric") == 448 * GB
+    assert resolve_link_bandwidth(get_gpu("H100"), "pcie4") == 32 * GB
     with pytest.raises(PlannerError, match="L40S has no nvlink; its GPUs talk over pcie4"):
-        interconnect(gpu("L40S"), "nvlink")
+        resolve_link_bandwidth(get_gpu("L40S"), "nvlink")
     with pytest.raises(PlannerError, match="did you mean"):
-        interconnect(gpu("L40S"), "nvlnk")
+        resolve_link_bandwidth(get_gpu("L40S"), "nvlnk")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +135,7 @@ def test_links_are_per_direction() -> None:
     ],
 )
 def test_the_link_to_the_host(name: str, gbs: float) -> None:
-    assert gpu(name).host_bandwidth == gbs * GB
+    assert get_gpu(name).host_bandwidth == gbs * GB
 
 
 @pytest.mark.parametrize(
@@ -149,7 +150,7 @@ def test_the_link_to_the_host(name: str, gbs: float) -> None:
     ],
 )
 def test_boards_draw_up_to(name: str, watts: float) -> None:
-    assert gpu(name).power == watts
+    assert get_gpu(name).power == watts
 
 
 @pytest.mark.parametrize(
@@ -157,7 +158,7 @@ def test_boards_draw_up_to(name: str, watts: float) -> None:
     [("RTX PRO 5000", 2064), ("RTX 5070", 988), ("Jetson Thor", 2070)],  # TOPS as NVIDIA advertises them
 )
 def test_advertised_fp4_is_twice_the_dense_peak(name: str, fp4_sparse: float) -> None:
-    assert gpu(name).flops["fp4"] == pytest.approx(fp4_sparse / 2 * 1e12, rel=0.001)
+    assert get_gpu(name).flops["fp4"] == pytest.approx(fp4_sparse / 2 * 1e12, rel=0.001)
 
 
 @pytest.mark.parametrize(
@@ -172,9 +173,9 @@ def test_advertised_fp4_is_twice_the_dense_peak(name: str, fp4_sparse: float) ->
     ],
 )
 def test_what_runs_where(name: str, engines: set[str]) -> None:
-    assert set(gpu(name).supported) == engines
+    assert set(get_gpu(name).supported) == engines
     if not engines:
-        assert "no engine that is known here does" in (unsupported(gpu(name), engine("vllm")) or "")
+        assert "no engine that is known here does" in (explain_unsupported_gpu(get_gpu(name), get_engine("vllm")) or "")
 
 
 MEMORY = {"basis": "reported", "marketed_gb": 24, "gbs": 300, "source": "a log"}
@@ -192,7 +193,7 @@ MEMORY = {"basis": "reported", "marketed_gb": 24, "gbs": 300, "source": "a log"}
     ],
 )
 def test_errors_name_file_entry_and_field(tmp_path: Path, change: dict[str, object], message: str) -> None:
-    entry = yaml.safe_load((CATALOGS / "gpus.yaml").read_text())["L4"]
+    entry = yaml.safe_load((CATALOG_DIR / "gpus.yaml").read_text())["L4"]
     (tmp_path / "gpus.yaml").write_text(yaml.safe_dump({"L4": entry | change}))
     with pytest.raises(PlannerError, match=message):
-        entries("gpus.yaml", GpuEntry, tmp_path)
+        load_catalog("gpus.yaml", GpuEntry, tmp_path)

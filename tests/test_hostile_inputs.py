@@ -11,19 +11,20 @@ from pathlib import Path
 import pytest
 from attack_inputs import DOORS, attacked, ready
 
-from planner.core.catalog import Entry, check, parse_json, parse_yaml, read_text
-from planner.core.quantities import PlannerError
-from planner.faces.cli import main
-from planner.facts import traces
-from planner.facts.traces import read_trace
-from planner.models.from_config import from_config
-from planner.models.registry import _config, model, models
-from planner.operations.batch import predict_file, predict_row
-from planner.operations.bench_results import read_results
-from planner.operations.explain_log import deployment_of
-from planner.operations.startup_log import read_log
-from planner.planning.scenario import load_scenario, scenario, scenario_path
-from planner.simulator.schedule_cases import run_case
+from planner.calibration.benchmark_results import read_benchmark_results
+from planner.core.catalog import StrictEntry, validate_entry
+from planner.core.errors import PlannerError
+from planner.core.readers import parse_json, parse_yaml, read_text
+from planner.models.hf_config import parse_hf_config
+from planner.models.registry import _merge_entry_config, list_models, load_model
+from planner.planning.scenario import find_scenario_file, load_scenario, parse_scenario
+from planner.simulator.schedule_cases import run_schedule_case
+from planner.tools.batch import predict_file, predict_row
+from planner.tools.diagnostics.log_comparison import infer_deployment
+from planner.tools.diagnostics.startup_log import parse_startup_log
+from planner.ui.cli import main
+from planner.workload import traces
+from planner.workload.traces import read_trace
 
 KV = "Available KV cache memory: 1.5 GiB\n"
 
@@ -49,7 +50,7 @@ def test_nesting_is_refused_in_a_sentence(text: str, tmp_path: Path) -> None:
             parse(text, "x")
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(PlannerError):
-        model(tmp_path / "config.json")
+        load_model(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(
@@ -83,15 +84,15 @@ def test_json_traps_are_refused(text: str, told: str) -> None:
 
 
 def test_half_characters_are_no_text(tmp_path: Path) -> None:
-    data = parse_yaml(Path(scenario_path("chat-70b")).read_text(encoding="utf-8"), "chat-70b")
+    data = parse_yaml(Path(find_scenario_file("chat-70b")).read_text(encoding="utf-8"), "chat-70b")
     half = "\ud800"
-    config = _config("meta-llama/Llama-3.1-8B")
+    config = _merge_entry_config("meta-llama/Llama-3.1-8B")
     (tmp_path / f"{os.fsdecode(bytes([255]))}.yaml").write_text(json.dumps(data))
     for read in (
-        lambda: scenario({**data, "question": half}, "mine"),
-        lambda: scenario({**data, "engine_args": {"kv_cache_dtype": half}}, "mine"),
+        lambda: parse_scenario({**data, "question": half}, "mine"),
+        lambda: parse_scenario({**data, "engine_args": {"kv_cache_dtype": half}}, "mine"),
         lambda: load_scenario(next(tmp_path.iterdir())),
-        lambda: model({**config, "_name_or_path": half}),
+        lambda: load_model({**config, "_name_or_path": half}),
         lambda: parse_yaml(f'"{half}"', "mine"),
     ):
         with pytest.raises(PlannerError, match=r"unicode|Unicode|utf-8"):
@@ -102,27 +103,35 @@ def test_half_characters_are_no_text(tmp_path: Path) -> None:
     "pattern", ["re:(a+)+$", "re:" + "e?" * 30 + "e" * 30, "re:" + "(e|e|.)" * 20 + "Z", "*e" * 8, "re:[(", "re:(e)\\1"]
 )
 def test_expressions_of_module_names_that_may_take_hours_are_refused(pattern: str) -> None:
-    config = {**_config("meta-llama/Llama-3.1-8B"), "quantization_config": {"quant_method": "fp8", "ignore": [pattern]}}
+    config = {
+        **_merge_entry_config("meta-llama/Llama-3.1-8B"),
+        "quantization_config": {"quant_method": "fp8", "ignore": [pattern]},
+    }
     with pytest.raises(PlannerError, match="quantization_config"):
-        model(config)
+        load_model(config)
 
 
 def test_expressions_of_published_checkpoints_keep_their_meaning() -> None:
     ignore = ["re:.*mlp\\.(gate|up)_proj.*", "re:^.*self_attn\\.[qk]_proj$"]
-    config = {**_config("meta-llama/Llama-3.1-8B"), "quantization_config": {"quant_method": "fp8", "ignore": ignore}}
-    stored = model(config).quantization
+    config = {
+        **_merge_entry_config("meta-llama/Llama-3.1-8B"),
+        "quantization_config": {"quant_method": "fp8", "ignore": ignore},
+    }
+    stored = load_model(config).quantization
     named = {
-        w.name for w in model(config).architecture.layers[0].weights if w.linear and not stored.scheme(w, "layers.0.")
+        w.name
+        for w in load_model(config).architecture.layers[0].weights
+        if w.linear and not stored.scheme(w, "layers.0.")
     }
     assert named == {"self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.up_proj"}
 
 
 def test_a_truth_value_is_no_number_in_any_entry() -> None:
-    class Sizes(Entry):
+    class Sizes(StrictEntry):
         sizes: dict[str, float]
 
     with pytest.raises(PlannerError, match=r"field sizes\.a: Input should be a number, got True"):
-        check(Sizes, {"sizes": {"a": True}}, "x")
+        validate_entry(Sizes, {"sizes": {"a": True}}, "x")
 
 
 def test_mebibytes_for_gibibytes_get_a_hint() -> None:
@@ -144,7 +153,7 @@ def test_only_regular_files_of_bounded_size_and_utf_8_are_read(tmp_path: Path) -
 
 
 def test_a_packed_trace_is_bounded_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traces, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(traces, "MAX_TRACE_BYTES", 2**20)
     (tmp_path / "t.csv.gz").write_bytes(gzip.compress(b"arrival,prompt_tokens,output_tokens\n" + b"1,1,1\n" * 2**18))
     with pytest.raises(PlannerError, match="unpacks to more than 1 MiB"):
         read_trace(tmp_path / "t.csv.gz")
@@ -165,14 +174,14 @@ def test_blank_lines_at_the_end_of_a_trace_take_no_time(end: str, tmp_path: Path
 )  # fmt: skip
 def test_one_long_line_of_a_log_takes_no_time(text: str) -> None:
     began = time.monotonic()
-    assert read_log(KV + text).figures["kv_available"] == 1.5 * 2**30
+    assert parse_startup_log(KV + text).figures["kv_available"] == 1.5 * 2**30
     assert time.monotonic() - began < 1
 
 
 def test_a_pattern_of_a_million_layers_is_refused() -> None:
-    config = _config(models()[0]) | {"hybrid_override_pattern": "*" * 10**6}
+    config = _merge_entry_config(list_models()[0]) | {"hybrid_override_pattern": "*" * 10**6}
     with pytest.raises(PlannerError, match="hybrid_override_pattern: expected at most 2,000 entries"):
-        from_config(config)
+        parse_hf_config(config)
 
 
 def test_a_case_that_would_take_hours_is_refused(tmp_path: Path) -> None:
@@ -186,29 +195,29 @@ def test_a_case_that_would_take_hours_is_refused(tmp_path: Path) -> None:
     requests = [{"id": "a", "arrival_step": 0, "prompt_len": 2**30, "output_len": 1}]
     (tmp_path / "case.json").write_text(json.dumps({"config": config, "requests": requests}))
     with pytest.raises(PlannerError, match=r"1\.07e\+09 steps together are more than"):
-        run_case(tmp_path / "case.json")
+        run_schedule_case(tmp_path / "case.json")
     config["block_size"] = 16_000_000  # which would take a gigabyte
     (tmp_path / "case.json").write_text(json.dumps({"config": config, "requests": requests}))
     with pytest.raises(PlannerError, match="block_size"):
-        run_case(tmp_path / "case.json")
+        run_schedule_case(tmp_path / "case.json")
 
 
 def test_a_number_where_a_log_names_a_format_or_gpu_is_refused() -> None:
     for named in ("quantization=8, device_name=H100", "device_name=8"):
         with pytest.raises(PlannerError, match=r"does not name its GPU|quantization"):
-            deployment_of(read_log(f"{KV}model='meta-llama/Llama-3.1-8B-Instruct', {named}"))
+            infer_deployment(parse_startup_log(f"{KV}model='meta-llama/Llama-3.1-8B-Instruct', {named}"))
 
 
 def test_a_cell_of_two_hundred_thousand_letters_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("gpu,model,measured_ttft_ms\n" + "a" * 200_000)
     with pytest.raises(PlannerError, match="is not a CSV"):
-        read_results([tmp_path / "b.csv"])
+        read_benchmark_results([tmp_path / "b.csv"])
 
 
 def test_a_misspelt_measured_column_is_refused(tmp_path: Path) -> None:
     (tmp_path / "b.csv").write_text("gpu,model,concurrency,isl,osl,measured_ttft_ms,measured_tpot\n")
     with pytest.raises(PlannerError, match="unknown column measured_tpot; did you mean measured_tpot_ms"):
-        read_results([tmp_path / "b.csv"])
+        read_benchmark_results([tmp_path / "b.csv"])
 
 
 def test_a_batch_whose_answer_was_cut_within_a_cell_of_two_lines_resumes(tmp_path: Path) -> None:
@@ -255,7 +264,7 @@ def test_a_part_of_a_name_takes_no_time_however_long(capsys: pytest.CaptureFixtu
 
 def test_a_name_is_no_glob_pattern() -> None:
     with pytest.raises(PlannerError, match="unknown model"):
-        model("**")
+        load_model("**")
 
 
 def test_a_file_name_longer_than_names_may_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,15 @@
 
 import pytest
 
-from planner.planning.candidate import replayed
-from planner.planning.scenario import Scenario, scenario
-from planner.planning.search import Plan, search
+from planner.planning.evaluation import simulate_candidate
+from planner.planning.scenario import Scenario, parse_scenario
+from planner.planning.search import Plan, search_deployments
 
 
 def asked(model: str, level: dict[str, dict[str, float]], gpu: str = "H200", **fields: object) -> Scenario:
     """16 requests/s of 1,000/1,000 tokens, p95 twice that, on up to 64 GPUs, all of whose capacity may be used."""
     lengths = {"mean": 1000, "p95": 2000}
-    return scenario(
+    return parse_scenario(
         {
             "question": "?", "model": model, "gpus": [{"gpu": gpu, "at_most": 64}], "headroom": 0.0,
             "workload": {"prompt_tokens": lengths, "output_tokens": lengths, "rate": 16}, "service_level": level,
@@ -22,22 +22,22 @@ def asked(model: str, level: dict[str, dict[str, float]], gpu: str = "H200", **f
 
 def gpus(plan: Plan) -> int:
     assert plan.chosen is not None
-    assert replayed(plan.scenario, plan.chosen).meets
+    assert simulate_candidate(plan.scenario, plan.chosen).meets
     return plan.chosen.deployment.layout.gpus
 
 
 def test_attention_data_parallelism_serves_a_large_expert_model_on_half_the_gpus() -> None:
     """DeepSeek-V3 takes 32 H200 without it; its latent KV cache is the same on every tensor parallel rank."""
     limits = {"ttft": {"p95": 5000.0}, "tpot": {"p95": 100.0}}
-    plan = search(asked("deepseek-ai/DeepSeek-V3", limits))
+    plan = search_deployments(asked("deepseek-ai/DeepSeek-V3", limits))
     assert gpus(plan) <= 16
     assert plan.chosen is not None and plan.chosen.deployment.layout.dp > 1
-    assert gpus(search(asked("deepseek-ai/DeepSeek-V3", limits, engine="sglang"))) <= 24
+    assert gpus(search_deployments(asked("deepseek-ai/DeepSeek-V3", limits, engine="sglang"))) <= 24
 
 
 def test_qwen_235b_needs_twelve_gpus() -> None:
     limits = {"ttft": {"p95": 5000.0}, "tpot": {"p95": 60.0}}
-    assert gpus(search(asked("Qwen/Qwen3-235B-A22B", limits, quantization=["fp8"]))) <= 12
+    assert gpus(search_deployments(asked("Qwen/Qwen3-235B-A22B", limits, quantization=["fp8"]))) <= 12
 
 
 @pytest.mark.parametrize("limit", (100.0, 60.0))
@@ -46,7 +46,7 @@ def test_shorter_chunks_keep_a_p99_itl_at_a_quarter_of_the_gpus(limit: float) ->
     traffic = {"prompt_tokens": {"mean": 1200, "p95": 3600}, "output_tokens": {"mean": 250, "p95": 700}, "rate": 5.5}
     level = {"itl": {"p99": limit}}
     model = "meta-llama/Llama-3.3-70B-Instruct"
-    plan = search(asked(model, level, "H100", quantization=["fp8"], headroom=0.2, workload=traffic))
+    plan = search_deployments(asked(model, level, "H100", quantization=["fp8"], headroom=0.2, workload=traffic))
     assert gpus(plan) <= 4
     assert plan.chosen is not None and plan.chosen.deployment.args.max_num_batched_tokens < 8192
 
@@ -56,7 +56,7 @@ def test_chunks_are_shortened_where_the_engines_own_miss_by_far() -> None:
     traffic = {"prompt_tokens": {"mean": 4047, "p95": 8766}, "output_tokens": {"mean": 63, "p95": 171}, "rate": 1.98}
     level = {"itl": {"p50": 41.0, "p99": 103.0}}
     given = {"gpus": [{"gpu": "RTX-PRO-6000-Server", "at_most": 2}], "workload": traffic, "headroom": 0.2}
-    plan = search(asked("microsoft/phi-4", level, **given))
+    plan = search_deployments(asked("microsoft/phi-4", level, **given))
     assert gpus(plan) == 2
     assert plan.chosen is not None and plan.chosen.deployment.args.max_num_batched_tokens == 512
 
@@ -65,7 +65,7 @@ def test_another_engine_never_costs_more() -> None:
     limits = {"ttft": {"p95": 2000.0}, "tpot": {"p95": 40.0}}
     traffic = {"prompt_tokens": {"exactly": 800}, "output_tokens": {"exactly": 200}, "rate": 4}
     given = {"gpu": "L40S", "quantization": ["fp8"], "workload": traffic}
-    one, both = (search(asked("meta-llama/Llama-3.1-8B-Instruct", limits, engine=engine, **given))
+    one, both = (search_deployments(asked("meta-llama/Llama-3.1-8B-Instruct", limits, engine=engine, **given))
                  for engine in ("vllm", ["vllm", "sglang"]))  # fmt: skip
     assert one.chosen is not None and both.chosen is not None
     assert both.chosen.cost <= one.chosen.cost

@@ -7,22 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planner.core.quantities import GIB, PlannerError
-from planner.facts.deployment import Deployment, Speculation, deploy_on
-from planner.memory.kv_cache import KvLayout, kv_layout
-from planner.memory.kv_layers import count_caches
-from planner.models.registry import Model, model
+from planner.core.errors import PlannerError
+from planner.core.units import GIB
+from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.memory.kv_cache import KvCacheLayout, build_kv_layout
+from planner.memory.layer_caches import count_caches
+from planner.models.registry import Model, load_model
 
 
 def llama(**fields: Any) -> Model:
     """A Llama-shaped model: 64 layers, 2 KV heads of 128 unless told otherwise."""
     shape = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 64, "num_attention_heads": 32}
     rest = {"num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 8192, "vocab_size": 32000}
-    return model({**shape, **rest, "max_position_embeddings": 131072, "torch_dtype": "bfloat16", **fields})
+    return load_model({**shape, **rest, "max_position_embeddings": 131072, "torch_dtype": "bfloat16", **fields})
 
 
-def layout(served: str | Model, version: str = "0.20.2", gpu: str = "H100", **args: Any) -> KvLayout:
-    return kv_layout(deploy_on(served, gpu, engine_version=version, **args))
+def layout(served: str | Model, version: str = "0.20.2", gpu: str = "H100", **args: Any) -> KvCacheLayout:
+    return build_kv_layout(deploy_on(served, gpu, engine_version=version, **args))
 
 
 @pytest.mark.parametrize("version", ["0.20.2", "0.33.0"])
@@ -73,7 +74,7 @@ def test_layout_is_what_vllm_creates(
     assert found.block_size == block
     assert found.stage_bytes_per_block == (page,)
     assert len(found.groups) == groups
-    caches = count_caches(model(name).architecture.layers, tp, "auto")
+    caches = count_caches(load_model(name).architecture.layers, tp, "auto")
     assert sum(cache.token_bytes * n for cache, n in caches.items()) == token
 
 
@@ -88,7 +89,7 @@ def test_fp8_halves_the_cache_and_checkpoints_ask_for_it() -> None:
 def test_a_hybrids_states_with_speculation_and_prefix_caching() -> None:
     """Qwen3.6-27B with 3 MTP tokens, FP8 KV, prefix caching, vLLM 0.20.2 on two RTX PRO 4000: log says 347,625
     tokens at 196,608 and, in another run, 335,111 tokens, 2.56x at 131,072 (public start-up logs)."""
-    spec = Speculation("mtp", 3)
+    spec = SpeculationConfig("mtp", 3)
     common = {"tp": 2, "kv_cache_dtype": "fp8", "enable_prefix_caching": True, "speculation": spec}
     found = layout("Qwen/Qwen3.6-27B", gpu="L40S", max_model_len=196608, max_num_seqs=10, **common)
     assert (found.block_size, found.stage_bytes_per_block) == (1600, (27852800,))
@@ -160,7 +161,7 @@ def deployments() -> list[Deployment]:
 def test_more_tokens_never_hold_fewer_blocks_and_pools_fit(
     deployment: Deployment, tokens: int, more: int, available: float
 ) -> None:
-    found = kv_layout(deployment)
+    found = build_kv_layout(deployment)
     assert found.blocks_for(tokens) <= found.blocks_for(tokens + more)
     pool = found.pool([available])
     assert pool.num_blocks * pool.bytes_per_block <= available
@@ -172,7 +173,7 @@ def test_more_tokens_never_hold_fewer_blocks_and_pools_fit(
 
 def test_a_draft_with_a_plain_cache_has_no_place_among_compressed_ones() -> None:
     v4: dict[str, Any] = {"max_model_len": 8192, "tp": 4, "gpu": "B200", "version": "0.33.0"}
-    drafts = [Speculation(method, 3) for method in ("mtp", "eagle3")]
+    drafts = [SpeculationConfig(method, 3) for method in ("mtp", "eagle3")]
     assert layout("deepseek-ai/DeepSeek-V4-Flash", speculation=drafts[0], **v4).groups
     with pytest.raises(PlannerError, match="draft with mtp"):
         layout("deepseek-ai/DeepSeek-V4-Flash", speculation=drafts[1], **v4)

@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from planner.facts.deployment import deploy_on
-from planner.memory.budget import plan
-from planner.studies.kv_equation import kv_table, kv_worked
+from planner.analysis.kv_cache_tables import build_kv_table, derive_kv_equation
+from planner.engines.deployment import deploy_on
+from planner.memory.memory_plan import plan_memory
 
 KINDS = [  # model, GPU, tp, bytes per token on one GPU, kinds of layers
     ("meta-llama/Llama-3.1-70B", "H100", 4, 80 * 2 * 256 * 2, ["full attention"]),
@@ -27,27 +27,29 @@ def evaluated(printed: str) -> tuple[float, int]:
 
 @pytest.mark.parametrize(("name", "gpu", "tp", "token", "kinds"), KINDS)
 def test_the_equation_printed_gives_its_own_result(name: str, gpu: str, tp: int, token: int, kinds: list[str]) -> None:
-    found = plan(deploy_on(name, gpu, tp=tp, max_model_len=8192))
-    table = kv_table(found)
+    found = plan_memory(deploy_on(name, gpu, tp=tp, max_model_len=8192))
+    table = build_kv_table(found)
     assert sorted(table["kind of layer"]) == kinds
     assert table["layers"].sum() == len(found.deployment.model.architecture.layers)
     assert table["bytes per token"].sum() == found.pool.layout.kv_bytes_per_token == token
-    assert evaluated(kv_worked(found)) == (token, token)
+    assert evaluated(derive_kv_equation(found)) == (token, token)
 
 
 def test_what_a_pipeline_stage_and_shared_caches_keep() -> None:
     """80 layers over two stages; gemma-4-E4B keeps a cache in 24 of its 42 layers."""
-    halved = kv_table(plan(deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4, pp=2)))
+    halved = build_kv_table(plan_memory(deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4, pp=2)))
     assert halved["layers"].sum() == 40
-    third = plan(deploy_on("google/gemma-3-27b-it", "L40S", tp=2, pp=3))  # stages hold 3, 3 and 4 of 10 full layers
-    assert evaluated(kv_worked(third)) == (4 * 8 * 256 * 2, third.pool.layout.kv_bytes_per_token)
-    shared = kv_table(plan(deploy_on("google/gemma-4-E4B", "H100"))).set_index("one layer keeps")["layers"]
+    third = plan_memory(
+        deploy_on("google/gemma-3-27b-it", "L40S", tp=2, pp=3)
+    )  # stages hold 3, 3 and 4 of 10 full layers
+    assert evaluated(derive_kv_equation(third)) == (4 * 8 * 256 * 2, third.pool.layout.kv_bytes_per_token)
+    shared = build_kv_table(plan_memory(deploy_on("google/gemma-4-E4B", "H100"))).set_index("one layer keeps")["layers"]
     assert shared["nothing"] == 18 and shared.sum() == 42
 
 
 def test_a_sequence_holds_windows_and_states_once() -> None:
     """gemma-3-27b: 1,024 tokens of 52 windowed layers are all that they ever take; Qwen3-Next's state never grows."""
-    table = kv_table(plan(deploy_on("google/gemma-3-27b-it", "H100"))).set_index("kind of layer")
+    table = build_kv_table(plan_memory(deploy_on("google/gemma-3-27b-it", "H100"))).set_index("kind of layer")
     assert table.loc["sliding window of 1,024", "bytes per sequence"] == 1024 * 52 * 16 * 256 * 2
-    found = plan(deploy_on("Qwen/Qwen3-Next-80B-A3B-Instruct", "H100", tp=4))
-    assert kv_table(found)["bytes per sequence"].sum() == found.pool.layout.state_bytes_per_seq
+    found = plan_memory(deploy_on("Qwen/Qwen3-Next-80B-A3B-Instruct", "H100", tp=4))
+    assert build_kv_table(found)["bytes per sequence"].sum() == found.pool.layout.state_bytes_per_seq

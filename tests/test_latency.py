@@ -11,16 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import closed_loop, open_loop
 
-from planner.core.quantities import PlannerError
-from planner.facts.deployment import Speculation, deploy_on
-from planner.facts.workload import Lengths, Workload
-from planner.latency.speculation import step_of
-from planner.latency.step_model import pairs, step_model
-from planner.latency.step_work import work
-from planner.memory.budget import plan
-from planner.queueing.batched_step_models import stack
-from planner.queueing.steady_state import Case, closed_loops, open_loops
-from planner.simulator.replay import replay_workload
+from planner.core.errors import PlannerError
+from planner.engines.deployment import SpeculationConfig, deploy_on
+from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import build_target_step_model, count_attention_pairs
+from planner.latency.step_work import count_step_work
+from planner.memory.memory_plan import plan_memory
+from planner.queueing.batched_step_models import batch_step_models
+from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops
+from planner.simulator.simulation import simulate_workload
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
 LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
@@ -29,30 +30,30 @@ LLAMA_70B = "meta-llama/Llama-3.1-70B-Instruct"
 @cache
 def deployed(model=LLAMA_8B, gpu="H100", **how):
     deployment = deploy_on(model, gpu, **how)
-    return deployment, plan(deployment)
+    return deployment, plan_memory(deployment)
 
 
 def inferencex(isl, osl, concurrency):
     """The public InferenceX benchmark: lengths uniform in 0.8 to 1.0 of nominal, 10 prompts per unit of concurrency."""
-    return Workload(Lengths.uniform(isl, 0.8), Lengths.uniform(osl, 0.8), concurrency=concurrency)
+    return Workload(LengthDistribution.uniform(isl, 0.8), LengthDistribution.uniform(osl, 0.8), concurrency=concurrency)
 
 
 def test_decode_of_llama_8b_cannot_beat_reading_its_weights():
     """15.0 GB of BF16 layers and head over 3.35 TB/s is 4.5 ms; vLLM on one H100 is known to need 6 to 9 ms."""
-    step = step_model(deployed()[0]).step_seconds([], [500]).seconds
+    step = build_target_step_model(deployed()[0]).step_seconds([], [500]).seconds
     assert 15.0e9 / 3.35e12 < step < 9e-3
 
 
 def test_prefill_of_llama_70b_cannot_beat_the_peak():
     """2 x 69.5e9 FLOP per token (no embedding) over 8 x 989 TFLOP/s."""
-    seconds = step_model(deployed(LLAMA_70B, tp=8)[0]).step_seconds([(8192, 0)], []).seconds
+    seconds = build_target_step_model(deployed(LLAMA_70B, tp=8)[0]).step_seconds([(8192, 0)], []).seconds
     least = 2 * 69.5e9 * 8192 / (8 * 989e12)
     assert least < seconds < 4 * least
 
 
 def test_work_of_a_dense_model_is_its_parameters():
     """Llama-3.1-8B: 6.98e9 weights in layers, 0.525e9 in the head, 32 x 2 x 8 x 128 KV elements a token."""
-    counted = work(deployed()[0])
+    counted = count_step_work(deployed()[0])
     (matmul,) = counted.matmuls
     assert matmul.bytes == pytest.approx(2 * 6.979e9, rel=1e-3)
     assert matmul.flops == matmul.bytes  # 2 FLOP a weight, 2 bytes a weight
@@ -62,7 +63,7 @@ def test_work_of_a_dense_model_is_its_parameters():
 
 def test_a_mixture_reads_all_experts_only_for_many_tokens():
     """gpt-oss-120b routes to 4 of 128: one token reads a 32nd of the experts' 59 GB."""
-    step = step_model(deployed("openai/gpt-oss-120b", "H200")[0])
+    step = build_target_step_model(deployed("openai/gpt-oss-120b", "H200")[0])
     experts = step.parts["experts"]
     few, many = (float(np.interp(t, step.grid, experts)) for t in (1, 512))
     assert many > 8 * few
@@ -70,14 +71,14 @@ def test_a_mixture_reads_all_experts_only_for_many_tokens():
 
 def test_latent_cache_costs_the_same_on_every_tensor_parallel_rank():
     """MLA caches one latent for all heads, so TP does not divide it (vLLM 0.33)."""
-    one, eight = (work(deployed("deepseek-ai/DeepSeek-R1", "B200", tp=tp)[0]).contexts[0] for tp in (4, 8))
+    one, eight = (count_step_work(deployed("deepseek-ai/DeepSeek-R1", "B200", tp=tp)[0]).contexts[0] for tp in (4, 8))
     assert one.bytes == eight.bytes
     assert one.decode_flops == 2 * eight.decode_flops
 
 
 def test_a_window_caps_what_decode_reads():
     """gemma-3-27b: 52 of 62 layers look back 1,024 tokens, so 16 x the context costs far less than 16 x the time."""
-    step = step_model(deployed("google/gemma-3-27b-it", "H100")[0])
+    step = build_target_step_model(deployed("google/gemma-3-27b-it", "H100")[0])
     short, long = (float(step.decode_attention(context)) for context in (8192, 131072))
     assert step.decode_windows[0][0] == 1024
     assert long < 16 * short
@@ -92,14 +93,18 @@ def test_eager_mode_waits_for_the_host():
     vllm-omni issue 7960.
     """
     graphs, eager = (
-        step_model(deploy_on("Qwen/Qwen2.5-7B-Instruct", "A100-SXM-80GB", max_model_len=4096, enforce_eager=flag))
+        build_target_step_model(
+            deploy_on("Qwen/Qwen2.5-7B-Instruct", "A100-SXM-80GB", max_model_len=4096, enforce_eager=flag)
+        )
         for flag in (False, True)
     )
     times = eager.step_seconds([], [500]).seconds / graphs.step_seconds([], [500]).seconds
     assert times == pytest.approx(1.75, rel=0.35)
     assert eager.step_seconds([(8000, 0)], []).seconds < 1.1 * graphs.step_seconds([(8000, 0)], []).seconds
     small = deploy_on("Qwen/Qwen2.5-0.5B", "A100-SXM-80GB", max_model_len=4096, enforce_eager=True)  # 24 layers
-    assert step_model(small).step_seconds([], [500]).seconds == pytest.approx(19.5e-3, rel=0.15)  # as the talker's
+    assert build_target_step_model(small).step_seconds([], [500]).seconds == pytest.approx(
+        19.5e-3, rel=0.15
+    )  # as the talker's
 
 
 MEASURED = (
@@ -127,7 +132,7 @@ def test_public_points_lie_near_the_prediction(model, gpu, version, how, isl, os
 
 
 def test_a_gpu_that_nobody_measured_says_so_and_is_less_certain():
-    known, unknown = (step_model(deployed(gpu=gpu)[0]) for gpu in ("H100", "V100-SXM-32GB"))
+    known, unknown = (build_target_step_model(deployed(gpu=gpu)[0]) for gpu in ("H100", "V100-SXM-32GB"))
     assert known.basis == "measured"
     assert unknown.basis in ("prior", "gpu-transfer")
     assert unknown.sigma_tpot > 1.5 * known.sigma_tpot
@@ -140,7 +145,9 @@ LOADS = st.floats(0.05, 40)
 @given(LOADS, st.floats(1.01, 3), st.sampled_from([1, 2, 4]), st.integers(50, 6000), st.integers(20, 800))
 def test_more_traffic_is_never_faster(rate, more, tp, prompt, output):
     deployment, memory = deployed(tp=tp)
-    base = Workload(Lengths.lognormal(prompt, 2 * prompt), Lengths.lognormal(output, 2 * output), rate=rate)
+    base = Workload(
+        LengthDistribution.lognormal(prompt, 2 * prompt), LengthDistribution.lognormal(output, 2 * output), rate=rate
+    )
     calm, busy = (open_loop(deployment, memory, w) for w in (base, base.at(rate * more)))
     for name in ("ttft", "tpot", "itl", "e2e"):
         assert getattr(busy, name)["mean"].mid >= getattr(calm, name)["mean"].mid * (1 - 1e-3), name
@@ -153,7 +160,9 @@ def test_more_traffic_is_never_faster(rate, more, tp, prompt, output):
 @given(st.integers(1, 300), st.integers(1, 200), st.integers(50, 6000), st.integers(20, 800))
 def test_more_requests_in_flight_are_never_faster_each(concurrency, more, prompt, output):
     deployment, memory = deployed()
-    base = Workload(Lengths.uniform(prompt, 0.8), Lengths.uniform(output, 0.8), concurrency=concurrency)
+    base = Workload(
+        LengthDistribution.uniform(prompt, 0.8), LengthDistribution.uniform(output, 0.8), concurrency=concurrency
+    )
     few, many = (closed_loop(deployment, memory, w) for w in (base, replace(base, concurrency=concurrency + more)))
     assert many.tpot["mean"].mid >= few.tpot["mean"].mid * (1 - 1e-6)
     assert many.ttft["mean"].mid >= few.ttft["mean"].mid * 0.9  # bunches of prompts come and go with the concurrency
@@ -162,7 +171,7 @@ def test_more_requests_in_flight_are_never_faster_each(concurrency, more, prompt
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 8191), st.integers(0, 60), st.integers(1, 60000))
 def test_no_token_is_free(tokens, decoding, context):
-    step = step_model(deployed("openai/gpt-oss-120b", "H100", tp=2)[0])
+    step = build_target_step_model(deployed("openai/gpt-oss-120b", "H100", tp=2)[0])
     chunk = [(tokens, 0)] if tokens else []
     cost = step.step_seconds(chunk, [context] * decoding).seconds
     assert step.step_seconds([(tokens + 1, 0)], [context] * decoding).seconds >= cost
@@ -173,20 +182,24 @@ def test_no_token_is_free(tokens, decoding, context):
 @given(st.integers(1, 3000), st.integers(0, 3000), st.integers(1, 3000))
 def test_pairs_are_what_a_loop_counts(tokens, context, window):
     counted = sum(min(context + i, window) for i in range(1, tokens + 1))
-    assert pairs(tokens, context, window) == pytest.approx(counted)
-    assert pairs(tokens, context) == pytest.approx(sum(context + i for i in range(1, tokens + 1)))
+    assert count_attention_pairs(tokens, context, window) == pytest.approx(counted)
+    assert count_attention_pairs(tokens, context) == pytest.approx(sum(context + i for i in range(1, tokens + 1)))
 
 
 def test_littles_law_holds():
     """Sequences decoding = request rate x time decoding, below saturation."""
     deployment, memory = deployed(LLAMA_70B, tp=4, quantization="fp8")
-    found = open_loop(deployment, memory, Workload(Lengths.fixed(1000), Lengths.fixed(250), rate=4))
+    found = open_loop(
+        deployment, memory, Workload(LengthDistribution.fixed(1000), LengthDistribution.fixed(250), rate=4)
+    )
     assert found.decode_batch == pytest.approx(4 * 250 * found.tpot["mean"].mid, rel=0.1)
 
 
 def test_an_overload_is_told_and_serves_its_capacity():
     deployment, memory = deployed()
-    found = open_loop(deployment, memory, Workload(Lengths.fixed(1000), Lengths.fixed(500), rate=500))
+    found = open_loop(
+        deployment, memory, Workload(LengthDistribution.fixed(1000), LengthDistribution.fixed(500), rate=500)
+    )
     assert found.saturated
     assert found.request_tps.mid < 500
     assert found.ttft["p99"].mid > 60
@@ -197,7 +210,7 @@ def test_loops_ask_for_their_load():
     with pytest.raises(PlannerError, match="request rate"):
         open_loop(deployment, memory, inferencex(100, 100, 4))
     with pytest.raises(PlannerError, match="concurrency"):
-        closed_loop(deployment, memory, Workload(Lengths.fixed(100), Lengths.fixed(100), rate=1))
+        closed_loop(deployment, memory, Workload(LengthDistribution.fixed(100), LengthDistribution.fixed(100), rate=1))
 
 
 LAYOUTS = (
@@ -208,13 +221,13 @@ LAYOUTS = (
     {"model": "google/gemma-3-27b-it", "gpu": "H200", "max_num_batched_tokens": 3000},
     {"model": "openai/gpt-oss-120b", "gpu": "H200", "tp": 4, "dp": 2},
     {"model": "deepseek-ai/DeepSeek-R1", "gpu": "B200", "tp": 8},
-    {"speculation": Speculation("eagle3", 3, 0.62)},
+    {"speculation": SpeculationConfig("eagle3", 3, 0.62)},
 )
 """Dense, windowed, latent and mixture models; formats, batch limits, pipelines, replicas, speculation."""
 LENGTHS = st.one_of(
-    st.floats(1, 2000).map(Lengths.fixed),
-    st.floats(2, 2000).map(lambda mean: Lengths.lognormal(mean, 2 * mean)),
-    st.floats(2, 2000).map(lambda most: Lengths.uniform(most, 0.5)),
+    st.floats(1, 2000).map(LengthDistribution.fixed),
+    st.floats(2, 2000).map(lambda mean: LengthDistribution.lognormal(mean, 2 * mean)),
+    st.floats(2, 2000).map(lambda most: LengthDistribution.uniform(most, 0.5)),
 )
 LOADED = st.builds(
     Workload, prompt=LENGTHS, output=LENGTHS, rate=st.floats(0.01, 300), concurrency=st.integers(1, 2000),
@@ -234,8 +247,8 @@ def figures_of(found):
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(LAYOUTS), LOADED), min_size=1, max_size=6))
 def test_deployments_together_do_what_each_does_alone(asked):
-    cases = [Case(*deployed(**layout), workload) for layout, workload in asked]
-    for alone, together in ((open_loop, open_loops), (closed_loop, closed_loops)):
+    cases = [LoadCase(*deployed(**layout), workload) for layout, workload in asked]
+    for alone, together in ((open_loop, solve_open_loops), (closed_loop, solve_closed_loops)):
         found = together(cases)
         assert len(found) == len(cases)
         for k, case in enumerate(cases):
@@ -248,8 +261,8 @@ def test_many_cases_come_in_order():
     """More than are evaluated at once, of one deployment: throughput follows the rate up to saturation."""
     deployment, memory = deployed()
     rates = np.geomspace(0.1, 10, 300)
-    base = Workload(Lengths.fixed(500), Lengths.fixed(100), rate=1)
-    found = open_loops([Case(deployment, memory, base.at(rate)) for rate in rates])
+    base = Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(100), rate=1)
+    found = solve_open_loops([LoadCase(deployment, memory, base.at(rate)) for rate in rates])
     assert found.request_tps == pytest.approx(rates) and not found.saturated.any()
     assert (np.diff(found.tpot[:, 0]) >= 0).all()
 
@@ -257,9 +270,9 @@ def test_many_cases_come_in_order():
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(st.sampled_from(LAYOUTS), st.floats(0, 20_000), st.floats(0, 20_000)), min_size=1))
 def test_stacked_step_costs_are_each_ones_own(asked):
-    steps = [step_of(deployed(**layout)[0]) for layout, _, _ in asked]
+    steps = [build_step_model(deployed(**layout)[0]) for layout, _, _ in asked]
     counts, contexts = (np.array([row[k] for row in asked])[:, None, None] for k in (1, 2))
-    stacked = stack(steps)
+    stacked = batch_step_models(steps)
     for name in ("tokens", "rows", "sequences", "decode_attention"):
         own = [float(getattr(step, name)(count)) for step, count in zip(steps, counts.ravel(), strict=True)]
         assert np.broadcast_to(getattr(stacked, name)(counts), counts.shape).ravel() == pytest.approx(own, rel=1e-9)
@@ -272,12 +285,12 @@ def test_stacked_step_costs_are_each_ones_own(asked):
 CHECKED = (
     {}, {"engine_version": "0.11.0", "max_num_batched_tokens": 2048}, {"async_scheduling": False},
     {"model": LLAMA_70B, "tp": 4, "quantization": "fp8"}, {"model": "openai/gpt-oss-120b", "gpu": "H200", "tp": 4},
-    {"model": "deepseek-ai/DeepSeek-R1", "gpu": "B200", "tp": 8}, {"speculation": Speculation("eagle3", 3, 0.62)},
+    {"model": "deepseek-ai/DeepSeek-R1", "gpu": "B200", "tp": 8}, {"speculation": SpeculationConfig("eagle3", 3, 0.62)},
 )  # fmt: skip
 PIPELINES = ({"gpu": "L40S", "pp": 4}, {"gpu": "L40S", "tp": 2, "pp": 2}, {"model": LLAMA_70B, "tp": 2, "pp": 2})
 SHAPES = (
-    (Lengths.uniform(1024, 0.8), Lengths.uniform(1024, 0.8)), (Lengths.uniform(8192, 0.8), Lengths.uniform(512, 0.8)),
-    (Lengths.fixed(300), Lengths.lognormal(200, 500)), (Lengths.lognormal(1500, 4000), Lengths.fixed(60)),
+    (LengthDistribution.uniform(1024, 0.8), LengthDistribution.uniform(1024, 0.8)), (LengthDistribution.uniform(8192, 0.8), LengthDistribution.uniform(512, 0.8)),
+    (LengthDistribution.fixed(300), LengthDistribution.lognormal(200, 500)), (LengthDistribution.lognormal(1500, 4000), LengthDistribution.fixed(60)),
 )  # fmt: skip
 
 
@@ -293,7 +306,7 @@ def against_the_replay(layouts, loads, closed):
             most = open_loop(deployment, memory, Workload(prompt, output, rate=1e4)).request_tps.mid
             workload = Workload(prompt, output, rate=load * most, num_prompts=2000)
             steady = open_loop(deployment, memory, workload)
-        run = replay_workload(deployment, memory.pool, step_of(deployment), workload)
+        run = simulate_workload(deployment, memory.pool, build_step_model(deployment), workload)
         for metric, point in product(("ttft", "tpot", "itl", "e2e"), ("mean", "p95")):
             off = math.log(getattr(steady, metric)[point].mid / run.stats(metric)[point])
             found.setdefault((metric, point), []).append(off)

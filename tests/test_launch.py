@@ -5,9 +5,9 @@ import re
 import pytest
 from launch_plans import arrived, described, planned, plans
 
-from planner.core.quantities import PlannerError
-from planner.facts.deployment import Speculation, deploy_on
-from planner.operations.launch import launch_of
+from planner.core.errors import PlannerError
+from planner.deploy import build_deployment_launch
+from planner.engines.deployment import SpeculationConfig, deploy_on
 from planner.planning.scenario import load_scenario
 
 SHARES = {"vllm": 0.5, "sglang": 0.22, "trtllm": 0.18, "tgi": 0.1}
@@ -30,9 +30,9 @@ def test_every_planned_value_arrives(engine: str) -> None:
     ("changes", "what"),
     [
         ({"engine": "tgi", "pp": 2}, "tgi 3.3.7 runs in tensor parallel on one node alone, not in pp 2"),
-        ({"engine": "tgi", "speculation": Speculation("eagle3", 3)}, "tgi has no speculative method eagle3"),
+        ({"engine": "tgi", "speculation": SpeculationConfig("eagle3", 3)}, "tgi has no speculative method eagle3"),
         ({"engine": "tgi", "max_loras": 2}, "names its adapters at the start"),
-        ({"engine": "trtllm", "speculation": Speculation("eagle3", 3)}, "name the eagle3 head"),
+        ({"engine": "trtllm", "speculation": SpeculationConfig("eagle3", 3)}, "name the eagle3 head"),
         ({"engine": "trtllm", "limit_mm_per_prompt": "image=2"}, "has no limit_mm_per_prompt"),
         ({"limit_mm_per_prompt": "pictures=2"}, "expected such as image=2,video=0"),
         ({"revision": "main; id"}, "expected a branch, tag or commit"),
@@ -49,18 +49,20 @@ def test_every_planned_value_arrives(engine: str) -> None:
 )
 def test_what_cannot_be_said_is_refused_in_a_sentence(changes: dict, what: str) -> None:
     with pytest.raises(PlannerError, match=re.escape(what)):
-        launch_of(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", **changes))
+        build_deployment_launch(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", **changes))
 
 
 def test_a_tensor_parallel_group_stays_within_a_node() -> None:
     """vLLM puts world_size / nnodes consecutive ranks on each node: two nodes of 8 would cut the second of three."""
-    found = launch_of(deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100", tp=4, pp=3, engine_version="0.20.2"))
+    found = build_deployment_launch(
+        deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100", tp=4, pp=3, engine_version="0.20.2")
+    )
     assert (found.nodes, found.gpus) == (3, 4) and "--nnodes 3" in found.line
 
 
 def test_sglang_counts_all_gpus_of_a_stage() -> None:
     asked = {"dp": 8, "ep": 8, "engine": "sglang", "max_num_seqs": 64, "max_num_batched_tokens": 8192}
-    old, new = (launch_of(deploy_on("deepseek-ai/DeepSeek-V3", "H200", engine_version=version, **asked)).line
+    old, new = (build_deployment_launch(deploy_on("deepseek-ai/DeepSeek-V3", "H200", engine_version=version, **asked)).line
                 for version in ("0.5.10", "0.5.23"))  # fmt: skip
     assert "--tp-size 8 --dp-size 8 --enable-dp-attention --ep-size 8" in old
     assert "--tp-size 8 --attn-dp-size 8 --ep-size 8" in new and "--enable-dp-attention" not in new

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from shipped import plan_of
 
-from planner.core.quantities import Interval, PlannerError
-from planner.facts.deployment import ParallelLayout, deploy_on
-from planner.planning.candidate import judge
-from planner.planning.scenario import scenario
-from planner.planning.search import Plan, search
-from planner.studies import layout_study
+from planner.analysis import layout_tables as layout_study
+from planner.core.errors import PlannerError
+from planner.core.intervals import Interval
+from planner.engines.deployment import ParallelLayout, deploy_on
+from planner.planning.evaluation import evaluate_candidate
+from planner.planning.scenario import parse_scenario
+from planner.planning.search import Plan, search_deployments
 
 NOWHERE = {
     "question": "Does a 70B model fit on one 24 GB card?",
@@ -31,7 +32,7 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def every(plan):
-    return layout_study.layouts(plan)
+    return layout_study.list_layout_candidates(plan)
 
 
 def test_no_legal_layout_meets_the_service_level_for_less_than_the_plan(plan, every):
@@ -49,19 +50,19 @@ def test_every_layout_appears_once_and_keeps_to_the_gpus_allowed(plan, every):
 
 def test_capacity_is_where_the_promises_begin_to_break(plan):
     deployment = plan.chosen.deployment
-    rate = layout_study.served_within(plan.scenario, deployment)
+    rate = layout_study.estimate_max_rps(plan.scenario, deployment)
     meets = []
     for share in (0.95, 1.05):
         traffic = replace(plan.scenario.workload, rate=rate * share)
         asked = replace(plan.scenario, workload=traffic, headroom=0.0)
-        meets.append(judge(asked, deployment, 1).meets)
+        meets.append(evaluate_candidate(asked, deployment, 1).meets)
     assert meets == [True, False]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30))
 def test_nothing_beats_a_point_of_the_front_and_something_beats_every_other(points):
     data = pd.DataFrame({"cost": [c for c, _ in points], "ms": [Interval.exactly(v) for _, v in points]})
-    for (cost, ms), kept in zip(points, layout_study.front(data, "cost", "ms"), strict=True):
+    for (cost, ms), kept in zip(points, layout_study.find_pareto_front(data, "cost", "ms"), strict=True):
         beaten = any((c <= cost and v <= ms) and (c, v) != (cost, ms) for c, v in points)
         assert kept != beaten
 
@@ -69,7 +70,7 @@ def test_nothing_beats_a_point_of_the_front_and_something_beats_every_other(poin
 def test_llama_70b_reduces_twice_a_layer_and_a_stage_sends_once():
     """80 layers, attention and MLP each: 160 all-reduces of 8,192 bf16 values; a stage sends hidden and residual."""
     llama = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100-SXM", tp=4, engine_version="0.20.2")
-    sends = layout_study.messages(llama, batch=32, context=1000)
+    sends = layout_study.build_collectives_table(llama, batch=32, context=1000)
     first = sends.drop_duplicates("Layout").set_index("Layout")
     assert first.loc["TP4", "Messages"] == 160
     assert first.loc["TP4", "KiB per token and GPU"] == 160 * 8192 * 2 / 1024
@@ -78,7 +79,9 @@ def test_llama_70b_reduces_twice_a_layer_and_a_stage_sends_once():
 
 def test_nvlink_is_faster_than_pcie_and_stages_talk_least():
     llama = deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100-SXM", tp=4, engine_version="0.20.2")
-    spent = layout_study.messages(llama, batch=32, context=1000).set_index(["Layout", "Link", "Step"])["Messages (ms)"]
+    spent = layout_study.build_collectives_table(llama, batch=32, context=1000).set_index(["Layout", "Link", "Step"])[
+        "Messages (ms)"
+    ]
     nvlink, pcie = "NVLink 4 (450 GB/s)", "PCIe (64 GB/s)"
     for step in ("decode", "prompt"):
         assert spent["TP4", pcie, step] > 2 * spent["TP4", nvlink, step]
@@ -86,14 +89,14 @@ def test_nvlink_is_faster_than_pcie_and_stages_talk_least():
 
 
 def test_where_nothing_fits_the_chapter_says_so_and_goes_on_with_a_change():
-    asked = search(scenario(NOWHERE, "nowhere"))
-    plan, changed = layout_study.studied(asked)
+    asked = search_deployments(parse_scenario(NOWHERE, "nowhere"))
+    plan, changed = layout_study.find_plan_to_study(asked)
     assert not asked.candidates
     assert plan.candidates
-    assert changed in layout_study.opening(asked, plan, changed)
-    assert "fits nowhere" in layout_study.opening(asked, plan, changed)
+    assert changed in layout_study.describe_studied_deployment(asked, plan, changed)
+    assert "fits nowhere" in layout_study.describe_studied_deployment(asked, plan, changed)
 
 
 def test_a_refused_layout_is_told_in_the_engines_words(plan):
     with pytest.raises(PlannerError, match=r"attention heads \(64\) must be divisible by tensor parallel size \(3\)"):
-        layout_study.place(plan.scenario, plan.chosen, plan.scenario.gpus[0], ParallelLayout(tp=3))
+        layout_study.relayout_candidate(plan.scenario, plan.chosen, plan.scenario.gpus[0], ParallelLayout(tp=3))

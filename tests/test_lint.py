@@ -13,18 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from launch_plans import plans
 
-from planner.core.quantities import PlannerError
-from planner.faces.cli import main
-from planner.operations.flags import lists, options
-from planner.operations.launch import documents
-from planner.operations.lint import lint
-from planner.operations.lint.mending import mended
-from planner.operations.lint.reading import read
-from planner.operations.lint.rules import rules
-from planner.operations.lint.shell import statements
-from planner.operations.lint.verdicts import changes
+from planner.core.errors import PlannerError
+from planner.deploy import render_artifacts
+from planner.engines.cli_options import get_cli_options, load_flag_lists
 from planner.planning.scenario import load_scenario
-from planner.planning.search import search
+from planner.planning.search import search_deployments
+from planner.tools.lint.findings import load_engine_changes
+from planner.tools.lint.fixes import fix_command
+from planner.tools.lint.report import lint
+from planner.tools.lint.rules import load_option_rules
+from planner.tools.lint.shell_parser import parse_statements
+from planner.tools.lint.source_reader import read_source
+from planner.ui.cli import main
 
 COMMANDS = yaml.safe_load((Path(__file__).parent / "data" / "commands.yaml").read_text(encoding="utf-8"))
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
@@ -32,7 +32,7 @@ LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.models.registry._online", lambda: False)
+    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
 
 
 def verdicts(text: str, version: str | None = None, **asked: Any) -> dict[str, str]:
@@ -41,7 +41,9 @@ def verdicts(text: str, version: str | None = None, **asked: Any) -> dict[str, s
 
 
 def test_forty_commands_of_guides_and_forty_current_ones_are_judged() -> None:
-    found = [[read(one["command"]).commands[0].engine for one in COMMANDS[kind]] for kind in ("guides", "current")]
+    found = [
+        [read_source(one["command"]).commands[0].engine for one in COMMANDS[kind]] for kind in ("guides", "current")
+    ]
     assert all(len(engines) >= 40 for engines in found)
     assert {"vllm", "sglang", "tgi"} <= {*found[0]} and {"vllm", "sglang", "trtllm"} <= {*found[1]}
     gone = [verdict for guide in COMMANDS["guides"] for verdict in guide["finds"].values()]
@@ -55,7 +57,7 @@ def test_what_is_wrong_in_the_commands_of_guides(guide: dict[str, Any]) -> None:
     assert found.mend
     for one in found.commands:
         judged = one.judged
-        again = judged.options.parse(mended(judged).command.argv)
+        again = judged.options.parse(fix_command(judged).command.argv)
         left = {one.written for one in again.given if one.error}
         open_ = {
             name for name, verdict in guide["finds"].items() if verdict in ("unknown", "wrong value", "contradicts")
@@ -239,7 +241,7 @@ FILES = {"a.service": UNIT, "pod.yaml": POD, "compose.yaml": COMPOSE, "serve.sh"
 def test_files_of_every_kind_say_the_same(name: str, text: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(text)
-    (command,) = read(str(path)).commands
+    (command,) = read_source(str(path)).commands
     assert command.argv == ("Qwen/Qwen3-8B", "--swap-space", "4") and command.engine == "vllm"
     assert verdicts(str(path), "0.20.2") == {"--swap-space": "removed", "VLLM_USE_V1": "removed"}
 
@@ -332,7 +334,7 @@ def test_the_version_is_that_of_the_image_unless_another_is_asked_for() -> None:
 def test_script_and_unit_of_a_plan_are_read_at_its_version(tmp_path: Path) -> None:
     """The unit starts the script that lies beside it."""
     asked = load_scenario("edge-8b-24gb")
-    for name, text in documents(search(asked).best.prediction, asked.service_level).items():
+    for name, text in render_artifacts(search_deployments(asked).best.prediction, asked.service_level).items():
         (tmp_path / name).write_text(text)
     for name in ("serve.sh", "headroom@.service"):
         found = lint(str(tmp_path / name))
@@ -390,7 +392,7 @@ def test_what_is_filled_in_where_it_runs_still_is_in_what_is_better(tmp_path: Pa
 def test_old_drafting_becomes_one_json() -> None:
     text = "vllm serve m --speculative-model [ngram] --num-speculative-tokens 5 --ngram-prompt-lookup-max 4"
     better = lint(text, "0.20.2").commands[0].mended.command
-    values = options("vllm", "0.20.2").parse(better.argv).values
+    values = get_cli_options("vllm", "0.20.2").parse(better.argv).values
     assert values == {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}}
     moved = lint("VLLM_ATTENTION_BACKEND=TRITON_ATTN_VLLM_V1 vllm serve m", "0.20.2").commands[0].mended.command
     assert moved.argv == ("m", "--attention-backend", "TRITON_ATTN") and not moved.environment
@@ -607,23 +609,23 @@ def test_much_of_everything(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="not UTF-8"):
         lint(str(tmp_path / "binary.sh"))
     with pytest.raises(PlannerError, match="grows beyond"):
-        statements("A=xxxxxxxxxxxxxxxx\n" + "A=$A$A$A$A\n" * 12)
+        parse_statements("A=xxxxxxxxxxxxxxxx\n" + "A=$A$A$A$A\n" * 12)
 
 
 def test_the_catalogs_speak_of_names_that_were_there() -> None:
     for engine in ("vllm", "sglang", "tgi"):
-        newest = options(engine, lists(engine).versions[-1])
-        assert rules(engine)
-        for name, change in changes(engine).flags.items():
+        newest = get_cli_options(engine, load_flag_lists(engine).versions[-1])
+        assert load_option_rules(engine)
+        for name, change in load_engine_changes(engine).flags.items():
             if change.becomes and name != "--max-context-len-to-capture":
                 assert change.becomes in newest.spellings, name
             assert (change.source is None) == (change.date is None), name
             if change.idle_from or change.falls_back or change.old_from:
                 assert name.startswith("--")
         arguments = {option.argument for option in newest.by_spelling.values()}
-        for version in lists(engine).versions:
-            arguments |= {option.argument for option in options(engine, version).by_spelling.values()}
-        for rule in rules(engine):
+        for version in load_flag_lists(engine).versions:
+            arguments |= {option.argument for option in get_cli_options(engine, version).by_spelling.values()}
+        for rule in load_option_rules(engine):
             for name in rule.when:
                 assert name.isupper() or name in ("container", "role") or name in arguments, name
 

@@ -19,25 +19,31 @@ from launch_plans import plans
 from test_deploy import NAMES, WORKLOAD
 from test_plan_command import QUESTION
 
-from planner.core.catalog import CATALOGS, entries
-from planner.core.quantities import PlannerError
-from planner.facts.deployment import Deployment, Speculation, deploy_on
-from planner.facts.engines import engine
-from planner.operations.answer import write
-from planner.operations.flags import options
-from planner.operations.launch import Launch, launch, launch_of
-from planner.operations.launch.manifests import FILES, Variables, environment, manifests, slug
-from planner.operations.rendering import render
+from planner.core.catalog import CATALOG_DIR, load_catalog
+from planner.core.errors import PlannerError
+from planner.core.templates import render_template
+from planner.deploy import LaunchSpec, build_deployment_launch, build_launch
+from planner.deploy.manifests import (
+    MANIFEST_FILES,
+    EnvVariableEntry,
+    build_slug,
+    load_environment_variables,
+    render_manifests,
+)
+from planner.engines.cli_options import get_cli_options
+from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.engine import get_engine
 from planner.planning.prediction import Prediction, evaluate
 from planner.planning.scenario import load_scenario
-from planner.planning.search import search
+from planner.planning.search import search_deployments
+from planner.ui.plan_files import write_plan_files
 
 SCHEMAS = Path(__file__).resolve().parents[2] / "shared" / "schemas"
 CASES: dict[str, dict[str, Any]] = {
-    "one": {"tp": 2, "replicas": 3, "engine_version": "0.20.2", "speculation": Speculation("ngram", 3)},
+    "one": {"tp": 2, "replicas": 3, "engine_version": "0.20.2", "speculation": SpeculationConfig("ngram", 3)},
     "nodes": {"model": "deepseek-ai/DeepSeek-V3", "gpu": "H200", "tp": 8, "pp": 2, "engine_version": "0.20.2"},
     "copies": {"model": "deepseek-ai/DeepSeek-V3", "gpu": "H200", "dp": 16, "ep": 16, "engine_version": "0.20.2"},
-    "head": {"speculation": Speculation("eagle3", 3), "max_loras": 4},
+    "head": {"speculation": SpeculationConfig("eagle3", 3), "max_loras": 4},
     "amd": {"gpu": "MI300X", "replicas": 2},
     "sglang": {"engine": "sglang", "engine_version": "0.5.10", "tp": 2},
     "sglang nodes": {"model": "deepseek-ai/DeepSeek-V3", "gpu": "H200", "tp": 8, "pp": 2, "engine": "sglang"},
@@ -53,22 +59,22 @@ def predicted(case: str) -> Prediction:
 
 
 @cache
-def written(case: str, name: str = "") -> tuple[Launch, dict[str, str]]:
+def written(case: str, name: str = "") -> tuple[LaunchSpec, dict[str, str]]:
     """The launch of a case and all its files, those that refuse left out."""
     prediction = predicted(case)
     if name:
         served = prediction.deployment
         prediction = replace(prediction, deployment=replace(served, model=replace(served.model, name=name)))
-    started, found = launch(prediction), {}
-    for kind in FILES:
+    started, found = build_launch(prediction), {}
+    for kind in MANIFEST_FILES:
         try:
-            found |= manifests([kind], started, prediction)
+            found |= render_manifests([kind], started, prediction)
         except PlannerError as error:
             assert str(error).startswith("files: ")
     return started, found
 
 
-def every(*files: str) -> Iterator[tuple[Launch, str]]:
+def every(*files: str) -> Iterator[tuple[LaunchSpec, str]]:
     for case in CASES:
         started, found = written(case)
         yield from ((started, found[file]) for file in files if file in found)
@@ -88,7 +94,7 @@ def in_compose(words: list[str], **known: str) -> list[str]:
     return [re.sub(r"\$\$|\$\{(\w+):\?[^}]*\}", lambda m: known[m[1]] if m[1] else "$", word) for word in words]
 
 
-def given(started: Launch, **known: str) -> list[str]:
+def given(started: LaunchSpec, **known: str) -> list[str]:
     """The planned command with its variables set, as an image runs it."""
     words = [re.sub(r"\$\{(\w+):\?[^}]*\}", lambda m: known[m[1]], word) for word in started.command]
     words = ["python3" if word == "python" else word for word in words]
@@ -100,7 +106,7 @@ IN_GROUP = {**KNOWN, "LWS_WORKER_INDEX": "1", "LWS_LEADER_ADDRESS": "lead"}
 
 
 def test_kinds_that_cannot_start_a_plan_say_so() -> None:
-    assert set(written("one")[1]) == {name for names in FILES.values() for name in names}
+    assert set(written("one")[1]) == {name for names in MANIFEST_FILES.values() for name in names}
     assert "compose.yaml" not in written("nodes")[1] and "k8s/serve.yaml" in written("nodes")[1]
     assert not {"runpod.env", "production-stack.yaml"} & written("sglang")[1].keys()
     assert "k8s/scale.yaml" not in written("trtllm")[1]  # no metric of the engine's to scale by
@@ -161,8 +167,8 @@ def test_what_scales_asks_for_the_plans_own_traffic() -> None:
 @pytest.mark.parametrize("name", ["9", "no", "Y", "0x10", "4-bit", "模型", "a/Qwen3-8B.Q4_K_M", "-" * 99])
 def test_every_name_becomes_one_that_kubernetes_takes(name: str) -> None:
     """A label of RFC 1035, as a Service is named, and text to YAML."""
-    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", slug(name)) and len(slug(name)) < 50
-    assert yaml.safe_load(slug(name)) == slug(name)
+    assert re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", build_slug(name)) and len(build_slug(name)) < 50
+    assert yaml.safe_load(build_slug(name)) == build_slug(name)
 
 
 def test_runpod_gets_every_option_and_room_for_the_batch() -> None:
@@ -172,12 +178,15 @@ def test_runpod_gets_every_option_and_room_for_the_batch() -> None:
     assert json.loads(settings["SPECULATIVE_CONFIG"])["method"] == "ngram"
     assert not {"HOST", "PORT", "API_KEY"} & settings.keys()
     with pytest.raises(PlannerError, match="name the repository of its eagle3 head"):
-        manifests(["runpod"], launch(predicted("head")), predicted("head"))
+        render_manifests(["runpod"], build_launch(predicted("head")), predicted("head"))
     off = predicted("one").deployment.with_args(enable_prefix_caching=False)
     for version in ("0.20.2", "0.33.0"):
         changed = replace(off, engine=deploy_on("facebook/opt-125m", "H100", engine_version=version).engine)
         prediction = replace(predicted("one"), deployment=changed)
-        assert "\nENABLE_PREFIX_CACHING=false\n" in manifests(["runpod"], launch(prediction), prediction)["runpod.env"]
+        assert (
+            "\nENABLE_PREFIX_CACHING=false\n"
+            in render_manifests(["runpod"], build_launch(prediction), prediction)["runpod.env"]
+        )
 
 
 def test_the_chart_gets_the_options_that_are_not_its_own() -> None:
@@ -280,11 +289,13 @@ def test_the_script_runs_the_printed_command(engine: str, tmp_path: Path) -> Non
             assert done.returncode == 0, done.stdout
 
 
-def script_of(started: Launch) -> str:
-    from planner.operations.launch.words import script
+def script_of(started: LaunchSpec) -> str:
+    from planner.deploy.arguments import format_for_script
 
     deployment: Deployment = started.deployment
-    return render("serve.sh", title="t", launch=started, d=deployment, layout=deployment.layout, script=script)
+    return render_template(
+        "serve.sh", title="t", launch=started, d=deployment, layout=deployment.layout, script=format_for_script
+    )
 
 
 def test_a_replica_that_a_node_has_no_gpus_for_is_refused(tmp_path: Path) -> None:
@@ -302,21 +313,24 @@ def test_a_replica_that_a_node_has_no_gpus_for_is_refused(tmp_path: Path) -> Non
 def test_a_script_starts_no_more_than_the_rented_machine_holds() -> None:
     """Eight TP2 replicas on machines of four GPUs: two a machine, on four machines."""
     served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", tp=2, replicas=8, max_model_len=8192)
-    started = launch(evaluate(replace(served, sold_in=(2, 4)), WORKLOAD))
+    started = build_launch(evaluate(replace(served, sold_in=(2, 4)), WORKLOAD))
     assert started.deployment.machines == (4, 4, 4, 4) and started.replicas_per_node == 2
 
 
 def test_variables_are_read_by_the_versions_that_are_said_to() -> None:
-    with (CATALOGS / "flags" / "environment.csv").open() as file:
+    with (CATALOG_DIR / "flags" / "environment.csv").open() as file:
         read = {row["name"]: (row["first"], row["last"]) for row in csv.DictReader(file)}
-    known = entries("environment.yaml", Variables)
+    known = load_catalog("environment.yaml", EnvVariableEntry)
     for name, entry in known.items():
         if entry.engine == "vllm":
             assert read[name] == (entry.first, entry.last or "0.33.0"), name
-            assert not entry.flag or entry.flag.split()[0] in options("vllm", "0.33.0").spellings
-    shown = environment(engine("vllm", "0.10.0")), environment(engine("vllm", "0.20.2"))
+            assert not entry.flag or entry.flag.split()[0] in get_cli_options("vllm", "0.33.0").spellings
+    shown = (
+        load_environment_variables(get_engine("vllm", "0.10.0")),
+        load_environment_variables(get_engine("vllm", "0.20.2")),
+    )
     assert ["VLLM_ATTENTION_BACKEND" in one for one in shown] == [True, False]
-    assert "VLLM_CACHE_ROOT" not in environment(engine("sglang"))
+    assert "VLLM_CACHE_ROOT" not in load_environment_variables(get_engine("sglang"))
 
 
 @pytest.mark.parametrize(
@@ -330,12 +344,12 @@ def test_variables_are_read_by_the_versions_that_are_said_to() -> None:
 )
 def test_an_image_is_named_where_one_is_published(card: str, version: str, image: str | None) -> None:
     served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", card, engine_version=version, max_model_len=8192)
-    assert launch_of(served).image == image
+    assert build_deployment_launch(served).image == image
 
 
 def test_gaudi_is_picked_by_its_own_variable() -> None:
     served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "Gaudi-3", tp=2, max_model_len=8192)
-    text = script_of(launch_of(served))
+    text = script_of(build_deployment_launch(served))
     assert "HABANA_VISIBLE_MODULES=" in text and "ZE_AFFINITY_MASK" not in text
 
 
@@ -343,12 +357,12 @@ def test_keys_are_the_owners_alone_and_survive_the_next_plan(tmp_path: Path) -> 
     question = {**QUESTION, "files": ["script", "kubernetes"]}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(question))
     out = tmp_path / "out"
-    names = write(search(load_scenario(tmp_path / "mine.yaml")), out)
+    names = write_plan_files(search_deployments(load_scenario(tmp_path / "mine.yaml")), out)
     assert {"serve.sh", "serve.env", "k8s/serve.yaml", "plan.json"} <= set(names) and "bench.sh" not in names
     assert stat.S_IMODE((out / "serve.env").stat().st_mode) == 0o600
     (out / "serve.env").write_text("HF_TOKEN=mine\n")
-    write(search(load_scenario(tmp_path / "mine.yaml", {"files": ["unit", "script"]})), out)
+    write_plan_files(search_deployments(load_scenario(tmp_path / "mine.yaml", {"files": ["unit", "script"]})), out)
     assert (out / "serve.env").read_text() == "HF_TOKEN=mine\n" and not (out / "k8s" / "serve.yaml").exists()
     assert json.loads((out / "plan.json").read_text())["files"] == ["headroom@.service", "serve.sh", "serve.env"]
-    write(search(load_scenario(tmp_path / "mine.yaml", {"files": ["unit"]})), out)
+    write_plan_files(search_deployments(load_scenario(tmp_path / "mine.yaml", {"files": ["unit"]})), out)
     assert (out / "serve.env").read_text() == "HF_TOKEN=mine\n" and not (out / "serve.sh").exists()

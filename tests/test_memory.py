@@ -10,12 +10,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import GIB, PlannerError
-from planner.facts.deployment import Deployment, deploy_on
-from planner.facts.engines import resolve
-from planner.facts.workload import Lengths, Workload
-from planner.memory.budget import TERMS, MemoryPlan, longest_model_len, plan, safe_utilization
-from planner.memory.limits import gains, preemption_risk, safe_max_num_seqs, sequence_table
+from planner.core.errors import PlannerError
+from planner.core.units import GIB
+from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.engine_args import resolve_engine_args
+from planner.memory.concurrency_limits import (
+    build_sequence_table,
+    estimate_memory_gains,
+    estimate_preemption_risk,
+    find_safe_max_num_seqs,
+)
+from planner.memory.memory_plan import (
+    MEMORY_TERMS,
+    MemoryPlan,
+    find_max_model_len,
+    find_safe_memory_utilization,
+    plan_memory,
+)
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 H100 = int(79.19 * GIB)
 LOGS = [  # llm-d-planner accuracy runs (Apache-2.0), vLLM 0.19.0 on H100: activation peak, non-torch, available KV; GiB
@@ -41,7 +54,9 @@ def on_h100(name: str = "meta-llama/Llama-3.1-8B", version: str = "0.19.0", **ar
 def test_against_logs_on_h100(
     name: str, tp: int, length: int, activation: float, non_torch: float, kv: float, concurrency: float
 ) -> None:
-    found = plan(on_h100(name, tp=tp, max_model_len=length, gpu_memory_utilization=0.95, enable_prefix_caching=False))
+    found = plan_memory(
+        on_h100(name, tp=tp, max_model_len=length, gpu_memory_utilization=0.95, enable_prefix_caching=False)
+    )
     assert (found.activation + found.non_torch).mid / GIB == pytest.approx(activation + non_torch, rel=0.10)
     assert found.kv_available.mid / GIB == pytest.approx(kv, rel=0.025)
     assert found.max_concurrency.mid == pytest.approx(concurrency, rel=0.04)
@@ -50,28 +65,32 @@ def test_against_logs_on_h100(
 @pytest.mark.parametrize(("gpu", "length", "kv", "concurrency"), CONSUMER)
 def test_against_logs_on_consumer_cards(gpu: str, length: int, kv: float, concurrency: float) -> None:
     args = {"max_num_seqs": 64, "max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.95}
-    found = plan(deploy_on("meta-llama/Llama-3.1-8B", gpu, engine_version="0.12.0", max_model_len=length, **args))
+    found = plan_memory(
+        deploy_on("meta-llama/Llama-3.1-8B", gpu, engine_version="0.12.0", max_model_len=length, **args)
+    )
     assert found.kv_available.mid == pytest.approx(kv * GIB, abs=0.02 * found.requested)
     assert found.max_concurrency.mid == pytest.approx(concurrency, rel=0.03)
 
 
 def test_before_0_17_the_sampler_took_far_more() -> None:
     """Qwen3-0.6B's vocabulary and Llama-3.1-8B's on an H100, vLLM 0.11.0: 5.56 and 4.76 GiB of activation."""
-    assert plan(on_h100(version="0.11.0", max_model_len=16000)).activation.mid / GIB == pytest.approx(4.76, rel=0.01)
-    assert plan(on_h100("Qwen/Qwen3-1.7B", "0.11.0")).activation.mid / GIB == pytest.approx(5.56, rel=0.01)
+    assert plan_memory(on_h100(version="0.11.0", max_model_len=16000)).activation.mid / GIB == pytest.approx(
+        4.76, rel=0.01
+    )
+    assert plan_memory(on_h100("Qwen/Qwen3-1.7B", "0.11.0")).activation.mid / GIB == pytest.approx(5.56, rel=0.01)
 
 
 def test_the_second_model_runner_profiles_less_and_keeps_nothing_for_graphs() -> None:
     """vLLM 0.23.0 with its defaults, Qwen3-14B on an H100: 288,608 tokens. Qwen2.5 follows in 0.25."""
-    found = plan(on_h100("Qwen/Qwen3-14B", "0.23.0"))
+    found = plan_memory(on_h100("Qwen/Qwen3-14B", "0.23.0"))
     assert found.pool.kv_tokens == pytest.approx(288_608, rel=0.005)
     assert "cudagraph" not in found.in_budget
     card = {"engine_version": "0.26.0", "gpu_memory_utilization": 0.85}
-    dense = plan(deploy_on("Qwen/Qwen2.5-3B", "RTX 5080", **card))
+    dense = plan_memory(deploy_on("Qwen/Qwen2.5-3B", "RTX 5080", **card))
     assert dense.pool.kv_tokens == pytest.approx(205_888, rel=0.04)
-    first = plan(on_h100("Qwen/Qwen2.5-14B", "0.23.0"))
+    first = plan_memory(on_h100("Qwen/Qwen2.5-14B", "0.23.0"))
     assert "cudagraph" in first.in_budget and first.activation.mid > 1.5 * found.activation.mid
-    assert "cudagraph" in plan(on_h100("Qwen/Qwen3-14B", "0.29.0")).in_budget
+    assert "cudagraph" in plan_memory(on_h100("Qwen/Qwen3-14B", "0.29.0")).in_budget
 
 
 @pytest.mark.parametrize(
@@ -90,7 +109,7 @@ def test_adapter_slots_of_the_first_engine(
 ) -> None:
     """vLLM 0.5.0 on a 64 GB H100 (GPULLMAdapterOptimization, arXiv 2508.08343): GPU blocks logged."""
     args = {"max_loras": slots, "max_lora_rank": rank, "max_num_seqs": seqs}
-    found = plan(deploy_on(name, "H100 64GB", engine_version="0.5.0", **args))
+    found = plan_memory(deploy_on(name, "H100 64GB", engine_version="0.5.0", **args))
     assert found.pool.num_blocks == pytest.approx(blocks, rel=0.02, abs=60)
     assert found.starts == starts
 
@@ -102,7 +121,9 @@ def test_whether_servers_with_adapter_slots_start() -> None:
     for row in csv.DictReader(line for line in lines if line[0] != "#"):
         limits = {name: int(row[name]) for name in ("max_loras", "max_lora_rank", "max_num_seqs")}
         off = {} if row["engine_version"] == "0.5.0" else {"enable_prefix_caching": False}
-        found = plan(deploy_on(row["model"], "H100-SXM-64GB", engine_version=row["engine_version"], **limits, **off))
+        found = plan_memory(
+            deploy_on(row["model"], "H100-SXM-64GB", engine_version=row["engine_version"], **limits, **off)
+        )
         started, failed = int(row["started"]), int(row["failed"])
         right, runs = right + (started if found.starts else failed), runs + started + failed
         failing += 0 if found.starts else failed
@@ -115,7 +136,9 @@ def test_whether_servers_with_adapter_slots_start() -> None:
 
 def test_a_70b_in_fp8_leaves_no_room_on_one_h100() -> None:
     """Llama-3.3-70B FP8 on one H100 at 0.90, vLLM 0.11.0: the log says -1.44 GiB."""
-    found = plan(on_h100("meta-llama/Meta-Llama-3.1-70B", "0.11.0", quantization="fp8-dynamic", max_model_len=16000))
+    found = plan_memory(
+        on_h100("meta-llama/Meta-Llama-3.1-70B", "0.11.0", quantization="fp8-dynamic", max_model_len=16000)
+    )
     assert found.kv_available.mid / GIB == pytest.approx(-1.44, abs=0.1)
     assert (found.status, found.pool.num_blocks) == ("does_not_fit", 0)
     assert "No available memory for the cache blocks" in found.reason
@@ -126,7 +149,9 @@ def test_a_70b_in_fp8_leaves_no_room_on_one_h100() -> None:
 )
 def test_mistral_7b_on_three_cards(gpu: str, total: float, kv: float) -> None:
     """Mistral-7B-v0.3 in BF16 is 13.5 GiB; what 90% of the card leaves after the engine's overheads is the pool."""
-    found = plan(deploy_on("mistralai/Mistral-7B-v0.3", gpu, engine_version="0.20.2", gpu_memory_utilization=0.9))
+    found = plan_memory(
+        deploy_on("mistralai/Mistral-7B-v0.3", gpu, engine_version="0.20.2", gpu_memory_utilization=0.9)
+    )
     assert found.weights.mid / GIB == pytest.approx(13.5, abs=0.02)
     assert found.total / GIB == pytest.approx(total, abs=0.02)
     assert found.kv_available.mid / GIB == pytest.approx(kv, abs=0.3)
@@ -135,50 +160,51 @@ def test_mistral_7b_on_three_cards(gpu: str, total: float, kv: float) -> None:
 def test_a_foreign_process_stops_the_start() -> None:
     """vLLM 0.19.0 on an H100 with 60.33 GiB free at utilization 0.95: refused before any weight is loaded."""
     deployment = on_h100(gpu_free=int(60.33 * GIB), gpu_memory_utilization=0.95, max_model_len=8192)
-    found = plan(deployment)
+    found = plan_memory(deployment)
     assert found.status == "does_not_fit"
     assert "Free memory on device (60.33/79.19 GiB) on startup is less than desired" in found.reason
     share = float(found.remedy.removeprefix("set gpu_memory_utilization to "))
     assert 0.65 < share <= 60.33 / 79.19
-    assert plan(deployment.with_args(gpu_memory_utilization=share)).status == "ok"
+    assert plan_memory(deployment.with_args(gpu_memory_utilization=share)).status == "ok"
 
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_warming_up_after_the_pool_can_kill(tp: int) -> None:
     """gpt-oss-20b at 0.95 on H100s died while the sampler was warmed up on 1024 rows; at 0.90 it started."""
     deployment = on_h100("openai/gpt-oss-120b", tp=2 * tp, gpu_memory_utilization=0.95, max_model_len=8192)
-    found = plan(deployment)
+    found = plan_memory(deployment)
     assert found.status == "at_risk" and "warm-up on 1024 rows" in found.reason
-    assert plan(deployment.with_args(gpu_memory_utilization=0.9)).status == "ok"
-    assert safe_utilization(deployment) < 0.95
+    assert plan_memory(deployment.with_args(gpu_memory_utilization=0.9)).status == "ok"
+    assert find_safe_memory_utilization(deployment) < 0.95
 
 
 def test_graphs_move_into_the_budget() -> None:
     """Up to 0.19 graphs come on top of the budget; 0.20.2 deducts an estimate."""
     before, after = (
-        plan(on_h100(gpu_memory_utilization=0.9)),
-        plan(on_h100(version="0.20.2", gpu_memory_utilization=0.9)),
+        plan_memory(on_h100(gpu_memory_utilization=0.9)),
+        plan_memory(on_h100(version="0.20.2", gpu_memory_utilization=0.9)),
     )
     assert "cudagraph" not in before.in_budget and "cudagraph" in after.in_budget
     assert before.kv_available.mid - after.kv_available.mid == pytest.approx(after.cudagraph.mid, rel=0.01)
-    assert plan(on_h100(enforce_eager=True)).cudagraph.mid == 0
+    assert plan_memory(on_h100(enforce_eager=True)).cudagraph.mid == 0
 
 
 def test_other_engines_budget_otherwise() -> None:
     """SGLang's static fraction holds weights and cache alone; TensorRT-LLM takes a share of what is left."""
-    static, free = (plan(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine=e)) for e in ("sglang", "trtllm"))
+    static, free = (plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine=e)) for e in ("sglang", "trtllm"))
     assert static.weights.mid + static.kv_available.mid == pytest.approx(static.requested, abs=2)
-    left = free.total - free.context.mid - sum(getattr(free, term).mid for term in TERMS)
+    left = free.total - free.context.mid - sum(getattr(free, term).mid for term in MEMORY_TERMS)
     assert free.kv_available.mid == pytest.approx(0.9 * left, rel=1e-6)
 
 
 def test_the_remedy_works_and_is_the_smallest() -> None:
-    found = plan(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2"))
+    found = plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2"))
     assert found.status == "does_not_fit" and "GiB is missing" in found.reason
     assert found.remedy.startswith("set max_model_len to ")
     length = int(found.remedy.split()[-1])
     assert (
-        plan(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=length)).status == "ok"
+        plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=length)).status
+        == "ok"
     )
 
 
@@ -209,29 +235,29 @@ def followed(found: MemoryPlan) -> Deployment:
     ],
 )
 def test_after_the_remedy_it_fits(model: str, gpu: str, tp: int, share: float) -> None:
-    found = plan(deploy_on(model, gpu, tp=tp, engine_version="0.20.2", gpu_memory_utilization=share))
+    found = plan_memory(deploy_on(model, gpu, tp=tp, engine_version="0.20.2", gpu_memory_utilization=share))
     if found.status == "ok":
         assert found.remedy == ""
     else:
-        after = plan(followed(found))
+        after = plan_memory(followed(found))
         assert after.status == "ok" and after.remedy == ""
 
 
 def test_the_remedy_takes_no_more_of_the_card_than_it_needs() -> None:
     deployment = deploy_on("mistralai/Mistral-7B-v0.3", "L4", engine_version="0.20.2", gpu_memory_utilization=0.5)
-    share = followed(plan(deployment)).args.gpu_memory_utilization or 0
+    share = followed(plan_memory(deployment)).args.gpu_memory_utilization or 0
     less = deployment.with_args(gpu_memory_utilization=share - 0.01)
-    assert 0.5 < share < safe_utilization(deployment) and plan(less).status != "ok"
+    assert 0.5 < share < find_safe_memory_utilization(deployment) and plan_memory(less).status != "ok"
 
 
 def test_calibration_moves_a_term_and_narrows_it() -> None:
     deployment = on_h100(max_model_len=8192)
-    plain = plan(deployment)
-    moved = plan(on_h100(max_model_len=8192, memory_calibration={"non_torch": 0.2 * GIB}))
+    plain = plan_memory(deployment)
+    moved = plan_memory(on_h100(max_model_len=8192, memory_calibration={"non_torch": 0.2 * GIB}))
     assert moved.kv_available.mid == pytest.approx(plain.kv_available.mid - 0.2 * GIB, abs=2)
     assert moved.kv_available.hi - moved.kv_available.lo < plain.kv_available.hi - plain.kv_available.lo
     with pytest.raises(PlannerError, match="unknown term nccl; known: weights"):
-        plan(on_h100(memory_calibration={"nccl": 1.0}))
+        plan_memory(on_h100(memory_calibration={"nccl": 1.0}))
 
 
 def args(**changed: Any) -> MemoryPlan:
@@ -239,7 +265,7 @@ def args(**changed: Any) -> MemoryPlan:
     base = on_h100(version="0.20.2")
     free = {"max_num_batched_tokens": 8192, "max_num_seqs": 256, "max_model_len": 8192, "gpu_memory_utilization": 0.9}
     given_args = replace(base.args, **{**free, **changed})
-    return plan(replace(base, args=resolve(vars(given_args), base.engine, base.gpu, base.model)))
+    return plan_memory(replace(base, args=resolve_engine_args(vars(given_args), base.engine, base.gpu, base.model)))
 
 
 @settings(max_examples=60, deadline=None)
@@ -265,30 +291,30 @@ def test_parts_sum_to_the_byte_and_every_input_pushes_the_right_way(
 
 @given(tenants=st.integers(0, 79 * GIB))
 def test_tenants_and_totals(tenants: int) -> None:
-    found = plan(replace(on_h100(max_model_len=8192), other_tenants=tenants))
+    found = plan_memory(replace(on_h100(max_model_len=8192), other_tenants=tenants))
     assert sum(found.parts.values()) == found.total
     if tenants > found.headroom:
         assert found.status == "does_not_fit"
-    assert safe_utilization(found.deployment) * found.total <= found.total - tenants
+    assert find_safe_memory_utilization(found.deployment) * found.total <= found.total - tenants
 
 
-WORKLOAD = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(300, 900), rate=1.0)
+WORKLOAD = Workload(LengthDistribution.lognormal(1000, 3000), LengthDistribution.lognormal(300, 900), rate=1.0)
 
 
 def test_advice_agrees_with_the_plan() -> None:
-    found = plan(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384))
-    safe, likely = longest_model_len(found)
+    found = plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384))
+    safe, likely = find_max_model_len(found)
     assert 16384 < safe < likely < 131072
-    table = sequence_table(found, WORKLOAD).set_index("length")
+    table = build_sequence_table(found, WORKLOAD).set_index("length")
     assert table.loc["p50", "sequences"] > table.loc["p95", "sequences"] > table.loc["max_model_len", "sequences"]
     assert table.loc["p50", "preemption risk"] > table.loc["p95", "preemption risk"]
-    most = safe_max_num_seqs(found, WORKLOAD, 0.05)
-    assert preemption_risk(found, WORKLOAD, most) <= 0.05 < preemption_risk(found, WORKLOAD, most + 1)
+    most = find_safe_max_num_seqs(found, WORKLOAD, 0.05)
+    assert estimate_preemption_risk(found, WORKLOAD, most) <= 0.05 < estimate_preemption_risk(found, WORKLOAD, most + 1)
 
 
 def test_gains_are_worth_what_they_cost() -> None:
-    found = plan(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384))
-    bought = gains(found, 1300).set_index("change")
+    found = plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384))
+    bought = estimate_memory_gains(found, 1300).set_index("change")
     assert bought.loc["one more GiB", "KV cache (GiB)"] == pytest.approx(found.kv_available.mid / GIB + 1, abs=0.01)
     assert bought.loc["FP8 KV cache", "sequences"] == pytest.approx(2 * found.pool.sequences(1300), abs=1)
     assert bought.loc["4-bit weights (AWQ)", "sequences"] > bought.loc["FP8 weights", "sequences"]

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from planner.core.catalog import read_yaml
-from planner.core.quantities import GIB, PlannerError
-from planner.facts.deployment import ParallelLayout, deploy_on
-from planner.memory.weights import weight_bytes
-from planner.models.quantization import SCHEMES, agrees
-from planner.models.registry import Model, model, names
+from planner.core.errors import PlannerError
+from planner.core.readers import read_yaml
+from planner.core.units import GIB
+from planner.engines.deployment import ParallelLayout, deploy_on
+from planner.memory.weights import compute_weight_bytes
+from planner.models.quantization import WEIGHT_FORMATS, matches_stored_format
+from planner.models.registry import Model, list_model_names, load_model
 
 PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")
 
@@ -23,7 +24,7 @@ def stored_gib(served: Model) -> float:
     layers = zip(served.prefixes, served.architecture.layers, strict=True)
     held = [(weight, prefix) for prefix, layer in layers for weight in layer.weights]
     held += [(weight, "") for weight in (*served.architecture.ends, *served.architecture.towers)]
-    return sum(weight_bytes(served, weight, alone, at) for weight, at in held if weight.part != "engine") / GIB
+    return sum(compute_weight_bytes(served, weight, alone, at) for weight, at in held if weight.part != "engine") / GIB
 
 
 def facts(served: Model) -> tuple[Any, ...]:
@@ -33,47 +34,47 @@ def facts(served: Model) -> tuple[Any, ...]:
     return (a.max_position, a.vocab, a.params_total, kinds, served.quantization, served.dtype)
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", list_model_names())
 def test_every_known_name_is_kept_and_means_one_model(name: str) -> None:
-    served = model(name)
+    served = load_model(name)
     assert served.name == name
     assert served.warnings == ()
     assert served.architecture.max_position >= 2048
     for spelling in (name.lower(), name.split("/")[-1], name.replace("-", "_").upper()):
-        again = model(spelling)
+        again = load_model(spelling)
         assert again.name == spelling
         assert facts(again) == facts(served), spelling
 
 
 def test_no_two_entries_claim_one_name() -> None:
-    folded = [re.sub(r"[-_\s]", "", name.casefold()) for name in names()]
+    folded = [re.sub(r"[-_\s]", "", name.casefold()) for name in list_model_names()]
     assert len(set(folded)) == len(folded) >= 400
 
 
 def test_the_size_in_a_name_is_the_models() -> None:
     active = ("Llama-4", "Mixtral", "OLMoE")  # what a token passes through, or of one expert
-    for name in names():
+    for name in list_model_names():
         size = re.search(r"-(\d+(?:\.\d+)?)([BM])(?=-|$)", name.split("/")[-1], re.IGNORECASE)
         if size and not any(word in name for word in active):
             told = float(size[1]) * (1e9 if size[2] in "bB" else 1e6)
-            assert model(name).architecture.params_total == pytest.approx(told, rel=0.25, abs=1e9), name
+            assert load_model(name).architecture.params_total == pytest.approx(told, rel=0.25, abs=1e9), name
 
 
 @pytest.mark.parametrize(("name", "total"), PUBLISHED["totals"].items())
 def test_parameters_are_the_published_total(name: str, total: int) -> None:
-    a = model(name).architecture
+    a = load_model(name).architecture
     counted = a.params_stored + sum(layer.params for layer in a.mtp)
     assert min(abs(a.params_total - total), abs(counted - total)) <= 1e-6 * total
 
 
 @pytest.mark.parametrize(("name", "context"), PUBLISHED["contexts"].items())
 def test_a_derived_model_has_its_own_context_length(name: str, context: int) -> None:
-    assert model(name).architecture.max_position == context
+    assert load_model(name).architecture.max_position == context
 
 
 @pytest.mark.parametrize(("name", "gib"), PUBLISHED["checkpoints"].items())
 def test_a_checkpoint_weighs_what_is_published(name: str, gib: float) -> None:
-    assert stored_gib(model(name)) == pytest.approx(gib, rel=0.01)
+    assert stored_gib(load_model(name)) == pytest.approx(gib, rel=0.01)
 
 
 def test_an_alias_is_not_the_entry_that_it_shares_shapes_with() -> None:
@@ -82,10 +83,10 @@ def test_an_alias_is_not_the_entry_that_it_shares_shapes_with() -> None:
 
 
 def test_what_a_name_alone_says_is_said_to_be_inferred() -> None:
-    inferred = model("someone/Qwen2.5-14B-Instruct-FP8-dynamic")
+    inferred = load_model("someone/Qwen2.5-14B-Instruct-FP8-dynamic")
     assert "not in the catalog; planned as Qwen/Qwen2.5-14B-Instruct with fp8" in inferred.warnings[-1]
     assert inferred.architecture.max_position == 32_768
-    assert "read as Qwen/Qwen3-32B" in model("qwen3 32b").warnings[-1]
+    assert "read as Qwen/Qwen3-32B" in load_model("qwen3 32b").warnings[-1]
 
 
 @pytest.mark.parametrize(
@@ -94,9 +95,9 @@ def test_what_a_name_alone_says_is_said_to_be_inferred() -> None:
      "x/Qwen3-8B-VL"],
 )  # fmt: skip
 def test_another_model_with_a_similar_name_is_not_given_a_shape(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.models.registry._online", lambda: False)
+    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
     with pytest.raises(PlannerError, match="unknown model"):
-        model(name)
+        load_model(name)
 
 
 @pytest.mark.parametrize(
@@ -109,15 +110,15 @@ def test_another_model_with_a_similar_name_is_not_given_a_shape(name: str, monke
 )  # fmt: skip
 def test_a_format_that_contradicts_the_checkpoint_is_refused(name: str, wanted: str) -> None:
     with pytest.raises(PlannerError, match=rf"^{name} is stored in .*{wanted} would be another checkpoint"):
-        model(name, quantization=wanted)
+        load_model(name, quantization=wanted)
 
 
 def test_a_published_checkpoint_in_that_format_is_planned_under_its_own_name() -> None:
-    found = model("moonshotai/Kimi-K2.5", quantization="nvfp4")
+    found = load_model("moonshotai/Kimi-K2.5", quantization="nvfp4")
     assert found.name == "nvidia/Kimi-K2.5-NVFP4"
-    assert facts(found) == facts(model("nvidia/Kimi-K2.5-NVFP4"))
+    assert facts(found) == facts(load_model("nvidia/Kimi-K2.5-NVFP4"))
     assert "moonshotai/Kimi-K2.5 is stored in compressed-tensors" in found.warnings[-1]
-    assert model("Qwen/Qwen3-32B-FP8", quantization="bf16").name == "Qwen/Qwen3-32B"
+    assert load_model("Qwen/Qwen3-32B-FP8", quantization="bf16").name == "Qwen/Qwen3-32B"
 
 
 @pytest.mark.parametrize(
@@ -130,18 +131,18 @@ def test_a_published_checkpoint_in_that_format_is_planned_under_its_own_name() -
     ],
 )  # fmt: skip
 def test_the_format_that_a_checkpoint_has_may_be_named(name: str, wanted: str) -> None:
-    assert model(name, quantization=wanted).quantization == model(name).quantization
+    assert load_model(name, quantization=wanted).quantization == load_model(name).quantization
 
 
-@pytest.mark.parametrize("wanted", SCHEMES)
+@pytest.mark.parametrize("wanted", WEIGHT_FORMATS)
 def test_a_format_is_never_ignored(wanted: str) -> None:
-    for name in names():
+    for name in list_model_names():
         try:
-            found = model(name, quantization=wanted)
+            found = load_model(name, quantization=wanted)
         except PlannerError as error:
             assert f"quantization {wanted} would be another checkpoint" in str(error)
         else:
-            assert agrees(wanted, found.quantization), name
+            assert matches_stored_format(wanted, found.quantization), name
             weights = [weight for layer in found.architecture.layers for weight in layer.weights]
             assert any(found.quantization.scheme(weight) for weight in weights), name
 
@@ -158,13 +159,13 @@ def test_a_name_that_says_a_format_and_a_configuration_that_does_not(tmp_path: P
     folder = tmp_path / "Tiny-NVFP4"
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": None}))
-    silent = model(folder)
+    silent = load_model(folder)
     assert silent.quantization.method == "none"
     assert "says nvfp4, and its configuration states no quantization" in silent.warnings[-1]
-    assert model(folder, quantization="nvfp4").warnings == ()
+    assert load_model(folder, quantization="nvfp4").warnings == ()
     stated = {"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}}
     (folder / "hf_quant_config.json").write_text(json.dumps(stated))
-    assert (model(folder).quantization.method, model(folder).warnings) == ("nvfp4", ())
+    assert (load_model(folder).quantization.method, load_model(folder).warnings) == ("nvfp4", ())
 
 
 def test_a_group_without_targets_means_every_linear_layer() -> None:
@@ -172,7 +173,7 @@ def test_a_group_without_targets_means_every_linear_layer() -> None:
     group = {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8, "type": "float"}}
     for targets in ({}, {"targets": None}):
         stated = {"config_groups": {"group_0": group | targets}, "ignore": ["lm_head"], "kv_cache_scheme": "FP8"}
-        found = model(LLAMA | {"quantization_config": stated}).quantization
+        found = load_model(LLAMA | {"quantization_config": stated}).quantization
         assert (found.method, found.kv_cache_dtype) == ("fp8", "fp8")
 
 
@@ -183,12 +184,15 @@ def test_a_format_for_every_layer() -> None:
     layers |= {f"model.layers.{layer}.self_attn.{part}_proj": {"quant_algo": "MXFP8"} for layer in range(2)
                for part in "qkvo"}  # fmt: skip
     stated = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
-    served = model(MOE | {"quantization_config": stated})
+    served = load_model(MOE | {"quantization_config": stated})
     methods = {weight.name: served.quantization.scheme(weight, "layers.1.")
                for weight in served.architecture.layers[1].weights}  # fmt: skip
-    assert methods["mlp.experts.up_proj"] is SCHEMES["nvfp4"] and methods["mlp.experts.down_proj"] is SCHEMES["nvfp4"]
-    assert methods["self_attn.o_proj"] is SCHEMES["mxfp8"] and methods["mlp.gate"] is None
-    assert model(MOE | {"quantization_config": stated}, quantization="nvfp4").quantization == served.quantization
+    assert (
+        methods["mlp.experts.up_proj"] is WEIGHT_FORMATS["nvfp4"]
+        and methods["mlp.experts.down_proj"] is WEIGHT_FORMATS["nvfp4"]
+    )
+    assert methods["self_attn.o_proj"] is WEIGHT_FORMATS["mxfp8"] and methods["mlp.gate"] is None
+    assert load_model(MOE | {"quantization_config": stated}, quantization="nvfp4").quantization == served.quantization
 
 
 def test_minimax_m3_from_its_configuration() -> None:
@@ -200,26 +204,26 @@ def test_minimax_m3_from_its_configuration() -> None:
             "sparse_attention_config": {"sparse_index_dim": 128, "sparse_num_index_heads": 4,
                                         "sparse_attention_freq": [0] * 3 + [1] * 57}}  # fmt: skip
     vision = {"hidden_size": 1280, "num_hidden_layers": 32, "intermediate_size": 5120, "patch_size": 14}
-    served = model({"model_type": "minimax_m3_vl", "text_config": text, "vision_config": vision})
+    served = load_model({"model_type": "minimax_m3_vl", "text_config": text, "vision_config": vision})
     assert served.architecture.params_stored == 427_040_140_160
     assert "index keys is not counted" in served.warnings[-1]
 
 
 def test_cross_attention_is_refused_rather_than_planned_as_self_attention() -> None:
     with pytest.raises(PlannerError, match=r"cross-attention layers \(Llama 3\.2 Vision\) are not planned for"):
-        model({"model_type": "mllama", "text_config": LLAMA | {"model_type": "mllama_text_model"}})
+        load_model({"model_type": "mllama", "text_config": LLAMA | {"model_type": "mllama_text_model"}})
 
 
 def test_fields_with_one_value_a_layer() -> None:
     """Hunyuan-A13B states experts per token, widths and shared experts as lists of 32."""
-    catalog = model("tencent/Hunyuan-A13B-Instruct").architecture
+    catalog = load_model("tencent/Hunyuan-A13B-Instruct").architecture
     config = {"model_type": "hunyuan_v1_moe", "hidden_size": 4096, "intermediate_size": 3072, "num_hidden_layers": 32,
               "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128167, "tie_word_embeddings": True,
               "max_position_embeddings": 32768, "num_experts": 64, "num_experts_per_tok": [8] * 32,
               "moe_topk": [8] * 32, "moe_intermediate_size": [3072] * 32, "num_shared_expert": [1] * 32}  # fmt: skip
-    assert model(config).architecture.params_by_part == catalog.params_by_part
+    assert load_model(config).architecture.params_by_part == catalog.params_by_part
     with pytest.raises(PlannerError, match="num_experts_per_tok"):
-        model(config | {"num_experts_per_tok": [8] * 31})
+        load_model(config | {"num_experts_per_tok": [8] * 31})
 
 
 def test_exclusions_name_modules_as_the_checkpoint_does() -> None:
@@ -229,12 +233,12 @@ def test_exclusions_name_modules_as_the_checkpoint_does() -> None:
     text = LLAMA | {"model_type": "gemma4_text", "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 1024,
                     "head_dim": 128, "sliding_window": 512}  # fmt: skip
     for config, kept in (({"model_type": "gemma4", "text_config": text}, False), (MOE, True)):
-        served = model(config | {"quantization_config": ignored})
+        served = load_model(config | {"quantization_config": ignored})
         weights = served.architecture.layers[1].weights
         routed = next(weight for weight in weights if weight.part == "routed_experts")
         assert (served.quantization.scheme(routed, "layers.1.") is None) is kept
         beside = [weight for weight in weights if weight.part == "shared_experts"]
         assert all(served.quantization.scheme(weight, "layers.1.") is None for weight in beside)
-    nemotron = model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4")
+    nemotron = load_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4")
     attention = nemotron.architecture.layers[5].weights[0]
     assert attention.name == "self_attn.q_proj" and nemotron.quantization.scheme(attention, "layers.5.") is None

@@ -10,35 +10,36 @@ from typing import Any
 
 import pytest
 
-from planner.core.catalog import check, read_yaml
-from planner.core.quantities import PlannerError
-from planner.memory.kv_layers import count_caches, kept
-from planner.models import from_config
-from planner.models.architecture import Attention, LatentAttention, Recurrent
-from planner.models.from_config import Family
-from planner.models.registry import _catalog, model, models
+from planner.core.catalog import validate_entry
+from planner.core.errors import PlannerError
+from planner.core.readers import read_yaml
+from planner.memory.layer_caches import count_caches, sum_cache_bytes
+from planner.models import hf_config as from_config
+from planner.models.architecture import GroupedQueryAttention, LatentAttention, RecurrentMixer
+from planner.models.hf_config import ModelFamily
+from planner.models.registry import _load_model_catalog, list_models, load_model
 
 PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")
 
 
 @pytest.mark.parametrize(("name", "total"), PUBLISHED["parameters"].items())
 def test_parameters_are_the_published_ones(name: str, total: int) -> None:
-    assert model(name).architecture.params_total == total
+    assert load_model(name).architecture.params_total == total
 
 
 @pytest.mark.parametrize(("name", "held"), PUBLISHED["caches"].items())
 def test_caches_are_the_engines(name: str, held: list[float]) -> None:
-    assert list(kept(count_caches(model(name).architecture.layers, 1, "auto"))) == held
+    assert list(sum_cache_bytes(count_caches(load_model(name).architecture.layers, 1, "auto"))) == held
 
 
 @pytest.mark.parametrize(("name", "billions"), PUBLISHED["active"].items())
 def test_active_parameters(name: str, billions: float) -> None:
-    assert model(name).architecture.params_active / 1e9 == pytest.approx(billions, abs=0.06)
+    assert load_model(name).architecture.params_active / 1e9 == pytest.approx(billions, abs=0.06)
 
 
 def test_deepseek_v3_with_routing_biases_and_its_mtp_layer() -> None:
     """671,026,419,200 stored elements, and 11.6 B more in the MTP layer (deepseek-ai/DeepSeek-V3 README)."""
-    a = model("deepseek-ai/DeepSeek-V3").architecture
+    a = load_model("deepseek-ai/DeepSeek-V3").architecture
     assert a.params_stored == 671_026_419_200
     assert sum(layer.params for layer in a.mtp) / 1e9 == pytest.approx(11.6, abs=0.05)
 
@@ -48,7 +49,9 @@ def test_mtp_layers_of_other_families() -> None:
     sizes = {"zai-org/GLM-5.2": 9.953, "Qwen/Qwen3.5-27B": 0.4247, "deepseek-ai/DeepSeek-V4-Flash": 6.610,
              "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B": 2.942}  # fmt: skip
     for name, billions in sizes.items():
-        assert sum(layer.params for layer in model(name).architecture.mtp) / 1e9 == pytest.approx(billions, rel=1e-3)
+        assert sum(layer.params for layer in load_model(name).architecture.mtp) / 1e9 == pytest.approx(
+            billions, rel=1e-3
+        )
 
 
 def test_layers_are_of_their_kind() -> None:
@@ -62,22 +65,22 @@ def test_layers_are_of_their_kind() -> None:
     }
     for name, expected in kinds.items():
         found: dict[str, int] = {}
-        for layer in model(name).architecture.layers:
+        for layer in load_model(name).architecture.layers:
             kind = "none"
-            if isinstance(layer.mixer, Attention):
+            if isinstance(layer.mixer, GroupedQueryAttention):
                 kind = "chunked" if layer.mixer.chunked else "window" if layer.mixer.window else "attention"
             elif isinstance(layer.mixer, LatentAttention):
                 kind = "latent"
-            elif isinstance(layer.mixer, Recurrent):
+            elif isinstance(layer.mixer, RecurrentMixer):
                 kind = layer.mixer.kind
             found[kind] = found.get(kind, 0) + 1
         assert found == expected, name
 
 
 def test_every_catalog_model_is_read_without_a_warning() -> None:
-    assert len(models()) >= 40
-    for name in models():
-        known = model(name)
+    assert len(list_models()) >= 40
+    for name in list_models():
+        known = load_model(name)
         assert known.warnings == (), name
         assert known.architecture.params_total > 0
 
@@ -101,32 +104,32 @@ def test_every_catalog_model_is_read_without_a_warning() -> None:
     ],
 )
 def test_variants_resolve_to_base_and_format(name: str, base: str, method: str) -> None:
-    found = model(name)
-    assert found.architecture is model(base).architecture
+    found = load_model(name)
+    assert found.architecture is load_model(base).architecture
     assert found.quantization.method == method
     if method != "none":
         assert base in found.warnings[-1]
 
 
 def test_unknown_names_say_what_would_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.models.registry._online", lambda: False)
+    monkeypatch.setattr("planner.models.registry._check_hub_reachable", lambda: False)
     with pytest.raises(PlannerError, match=r"did you mean .*Llama-3\.1-8B"):
-        model("meta-lama/Llama-3.1-9B")
+        load_model("meta-lama/Llama-3.1-9B")
 
 
 def test_a_format_no_engine_here_loads_is_refused() -> None:
     with pytest.raises(PlannerError, match="gguf"):
-        model("google/gemma-3-27b-it-qat-q4_0-gguf")
+        load_model("google/gemma-3-27b-it-qat-q4_0-gguf")
 
 
 def test_a_configuration_of_ones_own_is_served_under_its_folders_name(tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(json.dumps(TINY))
     (tmp_path / "bad.json").write_text(json.dumps(TINY | {"hidden_size": "?"}))
-    assert model(tmp_path / "config.json").name == model(tmp_path).name == str(tmp_path)
+    assert load_model(tmp_path / "config.json").name == load_model(tmp_path).name == str(tmp_path)
     with pytest.raises(PlannerError, match=r"^bad\.json.*hidden_size"):
-        model(tmp_path / "bad.json")
+        load_model(tmp_path / "bad.json")
     with pytest.raises(PlannerError, match=r"none\.json': there is no such file"):
-        model(tmp_path / "none.json")
+        load_model(tmp_path / "none.json")
 
 
 def test_a_hub_cache_is_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +137,7 @@ def test_a_hub_cache_is_read(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> 
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(TINY))
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    assert model("someone/tiny").architecture.hidden == TINY["hidden_size"]
+    assert load_model("someone/tiny").architecture.hidden == TINY["hidden_size"]
 
 
 TINY = {
@@ -152,11 +155,11 @@ TINY = {
 @pytest.mark.parametrize("field", ["hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size"])
 def test_a_missing_field_is_named(field: str) -> None:
     with pytest.raises(PlannerError, match=field):
-        model({key: value for key, value in TINY.items() if key != field})
+        load_model({key: value for key, value in TINY.items() if key != field})
 
 
 def test_an_unknown_family_is_planned_with_a_warning() -> None:
-    assert "not a known family" in model(TINY | {"model_type": "llama9"}).warnings[0]
+    assert "not a known family" in load_model(TINY | {"model_type": "llama9"}).warnings[0]
 
 
 def test_a_null_rank_is_not_the_class_default() -> None:
@@ -164,11 +167,11 @@ def test_a_null_rank_is_not_the_class_default() -> None:
     config = _config("deepseek-ai/DeepSeek-V2-Lite")
     assert config["q_lora_rank"] is None
     assumed = {key: value for key, value in config.items() if key != "q_lora_rank"}
-    assert any("q_lora_rank" in warning for warning in model(assumed).warnings)
+    assert any("q_lora_rank" in warning for warning in load_model(assumed).warnings)
 
 
 def _config(name: str) -> dict[str, Any]:
-    return copy.deepcopy(_catalog()[0][name].config)
+    return copy.deepcopy(_load_model_catalog()[0][name].config)
 
 
 def _places(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
@@ -181,7 +184,7 @@ def _places(config: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
 def test_mutated_configurations_are_refused_or_planned_never_a_traceback() -> None:
     """500 mutations of real configurations: a sentence, or finite figures."""
     rng = random.Random(20261121)
-    names = [name for name in models() if _catalog()[0][name].base is None]
+    names = [name for name in list_models() if _load_model_catalog()[0][name].base is None]
     refused = 0
     for _ in range(500):
         config = _config(rng.choice(names))
@@ -192,12 +195,12 @@ def test_mutated_configurations_are_refused_or_planned_never_a_traceback() -> No
         else:
             place[key] = value
         try:
-            a = model(config).architecture
+            a = load_model(config).architecture
         except PlannerError as error:
             refused += 1
             assert "config.json" in str(error) or "rope" in str(error), str(error)
         else:
-            figures = (a.params_total, a.params_active, *kept(count_caches(a.layers, 1, "auto")))
+            figures = (a.params_total, a.params_active, *sum_cache_bytes(count_caches(a.layers, 1, "auto")))
             assert all(math.isfinite(figure) and figure >= 0 for figure in figures)
     assert refused > 250
 
@@ -205,9 +208,9 @@ def test_mutated_configurations_are_refused_or_planned_never_a_traceback() -> No
 @pytest.mark.parametrize("fact", [{"qk_nrom": "head"}, {"defaults": {"head_dimm": 128}}, {"norms": "two"}])
 def test_a_misspelt_fact_of_a_family_is_refused(fact: dict[str, object]) -> None:
     with pytest.raises(PlannerError, match=r"families\.yaml, entry new, field"):
-        check(Family, fact, "families.yaml, entry new")
+        validate_entry(ModelFamily, fact, "families.yaml, entry new")
 
 
 def test_every_fact_that_a_family_may_state_is_read() -> None:
     code = "".join(path.read_text(encoding="utf-8") for path in Path(from_config.__file__).parent.glob("*.py"))
-    assert [name for name in Family.model_fields if f'"{name}"' not in code] == []
+    assert [name for name in ModelFamily.model_fields if f'"{name}"' not in code] == []

@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from planner.core.catalog import read_yaml
-from planner.core.quantities import PlannerError
-from planner.facts.deployment import deploy_on
-from planner.facts.workload import Lengths, Workload
-from planner.memory.budget import TERMS, MemoryPlan, longest_model_len, plan
-from planner.memory.limits import safe_max_num_seqs
-from planner.models.registry import _catalog, model, models
-from planner.planning.scenario import scenario, scenario_path
-from planner.planning.search import search
-from planner.studies.kv_equation import kv_table, kv_worked
-from planner.studies.summary import subject
+from planner.analysis.kv_cache_tables import build_kv_table, derive_kv_equation
+from planner.core.errors import PlannerError
+from planner.core.readers import read_yaml
+from planner.engines.deployment import deploy_on
+from planner.memory.concurrency_limits import find_safe_max_num_seqs
+from planner.memory.memory_plan import MEMORY_TERMS, MemoryPlan, find_max_model_len, plan_memory
+from planner.models.registry import _load_model_catalog, list_models, load_model
+from planner.planning.scenario import find_scenario_file, parse_scenario
+from planner.planning.search import get_reference_deployment, search_deployments
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 pytestmark = pytest.mark.slow
 
 WRONG: list[Any] = [None, -7, 0, 1, 37, 65536, 10**18, 1.5, math.nan, math.inf, "banana", True, [1, "x"], {"a": 1}]
-CHAT = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(200, 600), rate=1.0)
+CHAT = Workload(LengthDistribution.lognormal(1000, 3000), LengthDistribution.lognormal(200, 600), rate=1.0)
 
 
 def places(data: Any) -> Iterator[tuple[Any, Any]]:
@@ -51,12 +51,12 @@ def mutate(data: Any, rng: random.Random) -> None:
 def finite(found: MemoryPlan) -> None:
     """No NaN in the plan, in what it prints, or in what rests on it."""
     assert sum(found.parts.values()) == found.total
-    for name in (*TERMS, "kv_available", "max_concurrency"):
+    for name in (*MEMORY_TERMS, "kv_available", "max_concurrency"):
         interval = getattr(found, name)
         assert -math.inf < interval.lo <= interval.mid <= interval.hi < math.inf, name
-    safe_max_num_seqs(found, CHAT)
-    longest_model_len(found)
-    printed = str(found) + found.remedy + kv_table(found).to_string() + kv_worked(found)
+    find_safe_max_num_seqs(found, CHAT)
+    find_max_model_len(found)
+    printed = str(found) + found.remedy + build_kv_table(found).to_string() + derive_kv_equation(found)
     assert not re.search(r"\b(nan|inf)\b", printed)
 
 
@@ -67,12 +67,14 @@ def told(error: PlannerError) -> bool:
 
 def test_a_mutated_configuration_is_planned_or_refused() -> None:
     rng, planned = random.Random(1), 0
-    names = [name for name in models() if _catalog()[0][name].base is None]
+    names = [name for name in list_models() if _load_model_catalog()[0][name].base is None]
     for _ in range(120):
-        config = copy.deepcopy(_catalog()[0][rng.choice(names)].config)
+        config = copy.deepcopy(_load_model_catalog()[0][rng.choice(names)].config)
         mutate(config, rng)
         try:
-            found = plan(deploy_on(model(config), rng.choice(["H200", "L4", "MI300X"]), tp=rng.choice([1, 2, 8])))
+            found = plan_memory(
+                deploy_on(load_model(config), rng.choice(["H200", "L4", "MI300X"]), tp=rng.choice([1, 2, 8]))
+            )
         except PlannerError as error:
             assert told(error)
         else:
@@ -85,16 +87,16 @@ def test_a_mutated_scenario_is_answered_or_refused() -> None:
     rng, answered = random.Random(2), 0
     extras = {"memory_calibration": {"weights": 0.1}, "engine_args": {"max_num_seqs": 64}, "other_tenants_gib": 1}
     for _ in range(60):
-        data = {**extras, **read_yaml(scenario_path("edge-8b-24gb"))}
+        data = {**extras, **read_yaml(find_scenario_file("edge-8b-24gb"))}
         data["gpus"] = data["gpus"][:1]
         data = copy.deepcopy(data)
         mutate(data, rng)
         try:
-            found = search(scenario(data, "mine"))
+            found = search_deployments(parse_scenario(data, "mine"))
         except PlannerError as error:
             assert told(error)
         else:
             answered += 1
-            finite(plan(subject(found)))
+            finite(plan_memory(get_reference_deployment(found)))
             assert not re.search(r"\bnan\b", str(found))
     assert answered > 10

@@ -17,16 +17,16 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import CapturedIO, capture_output
 
-from planner.faces.chapter import QUESTION
-from planner.faces.report import NOTEBOOKS, POOLS, walk
-from planner.faces.widgets import Explore
-from planner.operations.explain_log import EXAMPLE
-from planner.planning.scenario import SCENARIOS
+from planner.planning.scenario import SCENARIO_DIR
+from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG
+from planner.ui.notebook_session import CURRENT_SCENARIO_FILE
+from planner.ui.notebook_widgets import InteractiveView
+from planner.ui.pdf_report import DISAGGREGATION_NOTEBOOK, NOTEBOOK_DIR, list_chapter_notebooks
 
 pytestmark = pytest.mark.slow
 
-LESSONS = sorted((NOTEBOOKS / "learn").glob("*.ipynb"))
-ASIDE = [NOTEBOOKS / f"{name}.ipynb" for name in ("start", "compare", "fleet", "decisions")]
+LESSONS = sorted((NOTEBOOK_DIR / "learn").glob("*.ipynb"))
+ASIDE = [NOTEBOOK_DIR / f"{name}.ipynb" for name in ("start", "compare", "fleet", "decisions")]
 
 
 @pytest.fixture(scope="module")
@@ -55,17 +55,17 @@ def run(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> Callable[[P
     return cells
 
 
-@pytest.mark.parametrize("notebook", walk(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("notebook", list_chapter_notebooks(), ids=lambda path: path.stem)
 def test_walk(notebook, run, tmp_path):
     """As the cockpit leaves it behind: with a question of one's own."""
-    shutil.copy(SCENARIOS / "edge-8b-24gb.yaml", tmp_path / QUESTION)
+    shutil.copy(SCENARIO_DIR / "edge-8b-24gb.yaml", tmp_path / CURRENT_SCENARIO_FILE)
     assert sum(len(shown.outputs) for _, shown in run(notebook, tmp_path)) > 3
 
 
 def values(control: ipywidgets.Widget) -> list[Any]:
     """A few that a chapter's control can be moved to, and back."""
     if isinstance(control, ipywidgets.Text):
-        return ["no-such.log", str(EXAMPLE), control.value]
+        return ["no-such.log", str(EXAMPLE_LOG), control.value]
     if isinstance(control, ipywidgets.Dropdown):
         return [*[value for _, value in control._options_full if value != control.value][:3], control.value]
     return [control.min, control.max, control.value]
@@ -73,25 +73,25 @@ def values(control: ipywidgets.Widget) -> list[Any]:
 
 TOGETHER = {"fixed_shapes", "rebuild_acceptable", "hugging_face_stack"}
 """Traits that speak for a framework beside others only, or for one that does not serve on the question's GPU."""
-EXPLORED = [path for path in walk() if "explore(" in path.read_text(encoding="utf-8")]
+EXPLORED = [path for path in list_chapter_notebooks() if "explore(" in path.read_text(encoding="utf-8")]
 
 
 @pytest.mark.parametrize("notebook", EXPLORED, ids=lambda path: path.stem)
 def test_after_each_control_a_chapter_shows_a_fresh_computation(notebook, run, tmp_path, monkeypatch):
     """What moved controls show is what the chapter opened anew computes of these values, without any widget."""
-    shutil.copy(SCENARIOS / "edge-8b-24gb.yaml", tmp_path / QUESTION)
-    made: list[Explore] = []
+    shutil.copy(SCENARIO_DIR / "edge-8b-24gb.yaml", tmp_path / CURRENT_SCENARIO_FILE)
+    made: list[InteractiveView] = []
 
-    def explore(*parts: Any, **controls: Any) -> Explore:
-        made.append(Explore(*parts, **controls))
+    def explore(*parts: Any, **controls: Any) -> InteractiveView:
+        made.append(InteractiveView(*parts, **controls))
         return made[-1]
 
-    def opened() -> list[Explore]:
+    def opened() -> list[InteractiveView]:
         made.clear()
         list(run(notebook, tmp_path))
         return list(made)
 
-    monkeypatch.setattr("planner.faces.widgets.explore", explore)
+    monkeypatch.setattr("planner.ui.notebook_widgets.explore", explore)
     seen, idle = [], []
     for place, moved in enumerate(opened()):
         for name, control in moved._controls.items():
@@ -115,14 +115,14 @@ def test_the_chapter_on_pools(run, tmp_path):
         "{prompt_tokens: {mean: 5000, p95: 7500}, output_tokens: {mean: 150, p95: 300}, rate: 4}, "
         "service_level: {ttft: {p95: 4000}, itl: {p99: 22}}}"
     )
-    (tmp_path / QUESTION).write_text(question)
-    shown = [str(output.data) for _, one in run(POOLS, tmp_path) for output in one.outputs]
+    (tmp_path / CURRENT_SCENARIO_FILE).write_text(question)
+    shown = [str(output.data) for _, one in run(DISAGGREGATION_NOTEBOOK, tmp_path) for output in one.outputs]
     assert len(shown) == 9 and "does not allow pools" in shown[0] and "vllm-router" in shown[-2]
 
 
 def test_the_cockpit_shows_itself(run, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    ((_, shown),) = run(ASIDE[0], NOTEBOOKS)
+    ((_, shown),) = run(ASIDE[0], NOTEBOOK_DIR)
     (output,) = shown.outputs
     assert output.data["text/html"].count("<svg") == 3
 
@@ -133,11 +133,11 @@ def test_lessons_reproduce_their_outputs():
     command = [sys.executable, "-m", "pytest", *options, *map(str, LESSONS)]
     paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": paths}
-    run = subprocess.run(command, capture_output=True, text=True, cwd=NOTEBOOKS, env=environment, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, cwd=NOTEBOOK_DIR, env=environment, check=False)
     assert run.returncode == 0, run.stdout[-4000:]
 
 
-@pytest.mark.parametrize("notebook", walk(), ids=lambda path: path.stem)
+@pytest.mark.parametrize("notebook", list_chapter_notebooks(), ids=lambda path: path.stem)
 def test_walk_is_committed_without_outputs_and_takes_a_scenario(notebook):
     cells = nbformat.read(notebook, as_version=4).cells
     assert not any(cell.get("outputs") or cell.get("execution_count") for cell in cells)
@@ -146,7 +146,9 @@ def test_walk_is_committed_without_outputs_and_takes_a_scenario(notebook):
     assert parameters[0].startswith("scenario: str = ")
 
 
-@pytest.mark.parametrize("notebook", [*ASIDE, POOLS, *walk(), *LESSONS], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "notebook", [*ASIDE, DISAGGREGATION_NOTEBOOK, *list_chapter_notebooks(), *LESSONS], ids=lambda path: path.stem
+)
 def test_notebook_has_one_title_and_cell_ids(notebook):
     found = nbformat.read(notebook, as_version=4)
     assert (found.nbformat, found.nbformat_minor) == (4, 5)

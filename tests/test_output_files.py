@@ -18,12 +18,12 @@ import yaml
 from test_deploy import NAMES
 from test_plan_command import QUESTION
 
-from planner.core.files import replacing, today
-from planner.core.quantities import PlannerError
-from planner.faces.cli import main
-from planner.operations.answer import write
+from planner.core.errors import PlannerError
+from planner.core.files import get_report_date, replace_atomically
 from planner.planning.scenario import load_scenario
-from planner.planning.search import search
+from planner.planning.search import search_deployments
+from planner.ui.cli import main
+from planner.ui.plan_files import write_plan_files
 
 MEASURED = """\
 model,gpu,engine,engine_version,isl,osl,concurrency,num_prompts,measured_ttft_ms,measured_tpot_ms
@@ -141,7 +141,7 @@ def test_what_is_read_is_never_written_over(tmp_path: Path, capsys: pytest.Captu
 
 
 def test_what_must_be_new_is_not_written_over_however_late_another_comes(tmp_path: Path) -> None:
-    with pytest.raises(PlannerError, match="File exists"), replacing(tmp_path / "a", new=True) as (part,):
+    with pytest.raises(PlannerError, match="File exists"), replace_atomically(tmp_path / "a", new=True) as (part,):
         part.write_text("mine")
         (tmp_path / "a").write_text("another's")
     assert contents(tmp_path) == {"a": b"another's"} and len(list(tmp_path.iterdir())) == 1
@@ -149,19 +149,19 @@ def test_what_must_be_new_is_not_written_over_however_late_another_comes(tmp_pat
 
 def test_a_full_disk_leaves_the_earlier_plan(mine: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    write(search(load_scenario(mine)), out)
-    before, another = contents(out), search(load_scenario(mine, {"workload.rate": 3}))
+    write_plan_files(search_deployments(load_scenario(mine)), out)
+    before, another = contents(out), search_deployments(load_scenario(mine, {"workload.rate": 3}))
     with full_disk(1500), pytest.raises(PlannerError, match=r"^cannot write .*out: File too large$"):
-        write(another, out)
+        write_plan_files(another, out)
     assert contents(out) == before
-    write(another, out)
+    write_plan_files(another, out)
     assert contents(out).keys() == before.keys() and contents(out) != before
 
 
 def test_only_files_of_an_earlier_plan_are_removed(mine: Path, tmp_path: Path) -> None:
-    none = search(load_scenario(mine, {"service_level": {"ttft": {"p95": 0.1}}}))
+    none = search_deployments(load_scenario(mine, {"service_level": {"ttft": {"p95": 0.1}}}))
     (tmp_path / "bench.sh").write_text("my own")
-    write(none, tmp_path)
+    write_plan_files(none, tmp_path)
     assert (tmp_path / "bench.sh").read_text() == "my own"
 
 
@@ -170,7 +170,7 @@ def test_a_link_stays_a_link_and_a_device_a_device(tmp_path: Path) -> None:
     (tmp_path / "real").chmod(0o640)
     (tmp_path / "link").symlink_to("real")
     for path in (tmp_path / "link", Path("/dev/null")):
-        with replacing(path) as (part,):
+        with replace_atomically(path) as (part,):
             part.write_text("new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "real").read_text() == "new"
     assert (tmp_path / "real").stat().st_mode & 0o777 == 0o640 and Path("/dev/null").is_char_device()
@@ -193,10 +193,10 @@ def test_a_full_disk_leaves_what_commands_wrote_before(
 
 def test_the_date_is_that_of_source_date_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86399")
-    assert today() == date(1970, 1, 1)
+    assert get_report_date() == date(1970, 1, 1)
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "soon")
     with pytest.raises(PlannerError, match="SOURCE_DATE_EPOCH: expected whole seconds"):
-        today()
+        get_report_date()
 
 
 @pytest.mark.parametrize("question", ["".join(NAMES)])

@@ -3,19 +3,20 @@
 import pytest
 from shipped import plan_of
 
-from planner.operations.answer import answer, told
-from planner.planning.candidate import replayed
-from planner.planning.passed_over import passed_over
+from planner.analysis import plan_summary as summary
+from planner.planning.alternatives import explain_alternatives
+from planner.planning.evaluation import simulate_candidate
 from planner.planning.scenario import Scenario, load_scenario
-from planner.planning.search import search
-from planner.studies import summary
+from planner.planning.search import search_deployments
+from planner.ui.plan_json import serialize_plan
+from planner.ui.plan_text import format_plan
 
 
 @pytest.mark.parametrize("name", ("chatbot-throughput", "edge-8b-24gb"))
 def test_what_is_passed_over_misses_costs_more_or_comes_after(name: str) -> None:
     plan = plan_of(name)
     assert plan.chosen is not None
-    found = {other.what: other for other in passed_over(plan)}
+    found = {other.what: other for other in explain_alternatives(plan)}
     assert {c.gpu.name for c in plan.scenario.gpus} - {plan.chosen.deployment.gpu.name} <= found.keys()
     for other in found.values():
         one = other.candidate
@@ -24,7 +25,7 @@ def test_what_is_passed_over_misses_costs_more_or_comes_after(name: str) -> None
             assert one.cost > plan.chosen.cost and one.deployment.replicas == 1
             continue
         assert one.cost <= plan.chosen.cost
-        again = replayed(plan.scenario, one)  # in full, what misses clearly was looked at for short
+        again = simulate_candidate(plan.scenario, one)  # in full, what misses clearly was looked at for short
         assert again.meets == one.meets and (one.meets or {*again.constraints} & {*one.constraints})
         assert all(miss in other.why for miss in one.misses) if one.misses else one.rank > plan.chosen.rank
 
@@ -37,17 +38,19 @@ def asked(**changes: object) -> Scenario:
 
 def test_each_engine_and_format_has_a_line_in_the_answer_and_in_the_summary() -> None:
     gpus = [{"gpu": "L40S", "at_most": 4}, {"gpu": "RTX-PRO-6000-Max-Q", "at_most": 4}]
-    plan = search(asked(gpus=gpus, engine=["vllm", "sglang"], engine_version=None, kv_cache_dtype=["auto", "fp8_e4m3"]))
-    lines = dict(line.split(": ", 1) for line in (str(other) for other in passed_over(plan)))
+    plan = search_deployments(
+        asked(gpus=gpus, engine=["vllm", "sglang"], engine_version=None, kv_cache_dtype=["auto", "fp8_e4m3"])
+    )
+    lines = dict(line.split(": ", 1) for line in (str(other) for other in explain_alternatives(plan)))
     assert {"fp8_e4m3 KV cache", "sglang"} <= lines.keys() or {"fp8_e4m3 KV cache", "vllm"} <= lines.keys()
     assert lines["RTX-PRO-6000-Max-Q"] == "no price is known, so it comes after all others"
-    assert answer(plan)["why_not"] == lines
-    assert told(plan).count("Why not") == len(lines) == len(summary.why_not(plan))
+    assert serialize_plan(plan)["why_not"] == lines
+    assert format_plan(plan).count("Why not") == len(lines) == len(summary.build_alternatives_table(plan))
 
 
 def test_a_format_that_the_scenario_lists_later_is_passed_over_for_that() -> None:
-    plan = search(asked(quantization=["fp8", "checkpoint"], gpus=[{"gpu": "H100-SXM", "at_most": 1}]))
-    (other,) = (other for other in passed_over(plan) if other.what == "the checkpoint's own weights")
+    plan = search_deployments(asked(quantization=["fp8", "checkpoint"], gpus=[{"gpu": "H100-SXM", "at_most": 1}]))
+    (other,) = (other for other in explain_alternatives(plan) if other.what == "the checkpoint's own weights")
     assert "does it too" in other.why and other.why.endswith("`quantization` of the scenario lists it later")
 
 
@@ -55,10 +58,10 @@ def test_what_another_format_would_gain_is_what_its_replay_says() -> None:
     level, traffic = {"tpot": {"p95": 60}}, {"prompt_tokens": {"exactly": 8000}, "output_tokens": {"exactly": 500}}
     card = [{"gpu": "L40S", "at_most": 1}]
     changes = {"gpus": card, "kv_cache_dtype": ["auto", "fp8_e4m3"], "workload": {**traffic, "rate": 0.2}}
-    plan = search(asked(quantization=["fp8"], service_level=level, **changes))
-    (other,) = (other for other in passed_over(plan) if other.what == "fp8_e4m3 KV cache")
+    plan = search_deployments(asked(quantization=["fp8"], service_level=level, **changes))
+    (other,) = (other for other in explain_alternatives(plan) if other.what == "fp8_e4m3 KV cache")
     assert plan.chosen is not None and other.candidate is not None
-    again = [replayed(plan.scenario, c).prediction.performance for c in (other.candidate, plan.chosen)]
+    again = [simulate_candidate(plan.scenario, c).prediction.performance for c in (other.candidate, plan.chosen)]
     most, least = (one.capacity.mid for one in again if one and one.capacity)
     fast, slow = (round(one.tpot["p95"].mid * 1e3) for one in again if one)
     assert f"serves {most / least - 1:.0%} more" in other.why
@@ -67,6 +70,6 @@ def test_what_another_format_would_gain_is_what_its_replay_says() -> None:
 
 def test_what_does_not_start_says_so() -> None:
     gpus = [{"gpu": "H100-SXM", "at_most": 8}, {"gpu": "RTX-3090", "at_most": 1}]
-    plan = search(asked(model="meta-llama/Llama-3.3-70B-Instruct", gpus=gpus))
-    (why,) = (other.why for other in passed_over(plan) if other.what == "RTX-3090")
+    plan = search_deployments(asked(model="meta-llama/Llama-3.3-70B-Instruct", gpus=gpus))
+    (why,) = (other.why for other in explain_alternatives(plan) if other.what == "RTX-3090")
     assert "GiB" in why

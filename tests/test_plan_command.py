@@ -12,7 +12,7 @@ import pytest
 import yaml
 from numba import njit
 
-from planner.faces.cli import compiles, main
+from planner.ui.cli import announce_compilation, main
 
 QUESTION: dict[str, Any] = {
     "question": "Does it hold?",
@@ -175,13 +175,14 @@ def test_what_is_set_leaves_the_file_as_it_was(mine: Path, tmp_path: Path, capsy
 
 
 def test_the_same_question_has_the_same_answer(mine: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from planner.planning import benchmark_run, capacity
+    from planner.planning import capacity
+    from planner.planning import simulation_runs as benchmark_run
 
     answers = []
     for _ in range(2):
-        benchmark_run.run.cache_clear()
-        capacity._served_at_most.cache_clear()
-        benchmark_run._figures.cache_clear()
+        benchmark_run.run_simulation.cache_clear()
+        capacity._simulate_saturated_rps.cache_clear()
+        benchmark_run._compute_performance_fields.cache_clear()
         answers.append(asked(capsys, mine))
     assert answers[0] == answers[1]
 
@@ -197,7 +198,7 @@ def test_shared_gpus_are_used_and_not_refused(mine: Path, capsys: pytest.Capture
 
 def test_compiling_is_told_once_and_not_on_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     kernels = [njit(lambda x: x + 1), njit(lambda x: x + 2)]
-    command = compiles(lambda _: [kernel(1) for kernel in kernels])
+    command = announce_compilation(lambda _: [kernel(1) for kernel in kernels])
     for _ in range(2):
         assert command(Namespace()) == [2, 3]
     told = capsys.readouterr()

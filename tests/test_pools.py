@@ -11,17 +11,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import PlannerError
-from planner.faces.report import chapters
-from planner.operations.answer import answer, told, write
-from planner.operations.flags import options
-from planner.operations.launch import documents, file_names, launches
+from planner.analysis import disaggregation_tables as pool_tables
+from planner.core.errors import PlannerError
+from planner.deploy import build_launches, list_artifact_files, render_artifacts
+from planner.engines.cli_options import get_cli_options
 from planner.planning.disaggregated import evaluate_disaggregated
-from planner.planning.pools import in_pools, judged
+from planner.planning.disaggregated_search import evaluate_pools, search_pools
 from planner.planning.prediction import predict
-from planner.planning.scenario import Scenario, scenario
-from planner.planning.search import Plan, search
-from planner.studies import pool_tables
+from planner.planning.scenario import Scenario, parse_scenario
+from planner.planning.search import Plan, search_deployments
+from planner.ui.pdf_report import select_chapters
+from planner.ui.plan_files import write_plan_files
+from planner.ui.plan_json import serialize_plan
+from planner.ui.plan_text import format_plan
 
 CHEAPER = ((6000, 150, 6, 4000, 25), (3000, 200, 12, 3000, 16), (5000, 150, 7, 4000, 22))
 """Prompt, output, rate, ms of p95 TTFT and p99 ITL: long prompts beside a strict gap between tokens."""
@@ -36,12 +38,12 @@ def asked(prompt: int, output: int, rate: float, level: dict[str, Any], **more: 
     }
     data = {"question": "?", "model": "meta-llama/Llama-3.1-8B-Instruct", "gpus": [{"gpu": "H100-SXM", "at_most": 8}],
             "workload": {**workload, "rate": rate}, "service_level": level, "pools": True}  # fmt: skip
-    return scenario({**data, **more}, "pools")
+    return parse_scenario({**data, **more}, "pools")
 
 
 @cache
 def plan_of(prompt: int, output: int, rate: float, ttft: float, itl: float) -> Plan:
-    return search(asked(prompt, output, rate, {"ttft": {"p95": ttft}, "itl": {"p99": itl}}))
+    return search_deployments(asked(prompt, output, rate, {"ttft": {"p95": ttft}, "itl": {"p99": itl}}))
 
 
 @pytest.mark.parametrize("case", CHEAPER)
@@ -57,7 +59,7 @@ def test_long_prompts_beside_a_strict_gap_between_tokens_are_cheaper_in_pools(ca
     for target in plan.scenario.service_level:
         assert again is not None and again.at(target.metric, target.percentile).hi <= target.seconds
     fewer = [(first.with_replicas(n), rest.with_replicas(m)) for n, m in _one_less(first.replicas, rest.replicas)]
-    found = [judged(plan.scenario, *pools, plan.scenario.workload) for pools in fewer]
+    found = [evaluate_pools(plan.scenario, *pools, plan.scenario.workload) for pools in fewer]
     assert not any(one and one.meets and not one.at_risk for one in found)
     if whole:
         told_of = predict(whole.deployment, plan.scenario.workload).performance
@@ -70,7 +72,7 @@ def _one_less(first: int, rest: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize(("prompt", "output", "rate"), DEARER)
 def test_short_prompts_and_an_easy_pace_are_not(prompt: int, output: int, rate: float) -> None:
-    plan = search(asked(prompt, output, rate, EASY))
+    plan = search_deployments(asked(prompt, output, rate, EASY))
     assert plan.chosen and not plan.chosen.pooled and plan.chosen is plan.whole.chosen
     assert plan.pooled and plan.pooled.stated and plan.pooled.cost >= plan.chosen.cost
 
@@ -85,7 +87,7 @@ def test_allowing_pools_never_costs_more(
 ) -> None:
     level = {"ttft": {"p95": ttft}, "itl": {"p99": itl}}
     question = asked(prompt, output, rate, level, gpus=[{"gpu": "H100-SXM", "at_most": gpus}])
-    plan, without = search(question), search(replace(question, pools=False))
+    plan, without = search_deployments(question), search_deployments(replace(question, pools=False))
     if without.chosen:
         assert plan.chosen and plan.chosen.cost <= without.chosen.cost
     if plan.chosen and plan.chosen.pooled:
@@ -94,7 +96,7 @@ def test_allowing_pools_never_costs_more(
 
 
 def test_pools_at_risk_do_not_replace_what_holds() -> None:
-    for pools in in_pools(asked(6000, 150, 6, {"ttft": {"p95": 4000}, "itl": {"p99": 25}})):
+    for pools in search_pools(asked(6000, 150, 6, {"ttft": {"p95": 4000}, "itl": {"p99": 25}})):
         whole = plan_of(*CHEAPER[0]).whole.chosen
         assert whole and (not pools.at_risk or pools.rank > whole.rank)
 
@@ -114,20 +116,20 @@ def test_slower_steps_let_queues_grow_at_the_pessimistic_end() -> None:
     (({"engine_version": "0.8.5"}, "vllm 0.8.5"), ({"engine": "tgi"}, "tgi"), ({"adapters": {"count": 8}}, "adapters")),
 )
 def test_what_cannot_be_in_pools_is_said(more: dict[str, Any], why: str) -> None:
-    plan = search(asked(500, 200, 2, EASY, **more))
+    plan = search_deployments(asked(500, 200, 2, EASY, **more))
     assert plan.pooled is None and any("pools are not looked at" in note and why in note for note in plan.notes)
-    assert "not looked at" in told(plan)
+    assert "not looked at" in format_plan(plan)
 
 
 def test_a_model_with_sliding_windows_has_no_pools() -> None:
-    assert in_pools(asked(500, 200, 2, EASY, model="google/gemma-3-27b-it")) == []
+    assert search_pools(asked(500, 200, 2, EASY, model="google/gemma-3-27b-it")) == []
 
 
 def test_an_early_connector_takes_the_same_tensor_parallel_size() -> None:
     """vLLM pull 27274 brought a narrower decode worker; before, the engine refused it when it met the other."""
     level = {"ttft": {"p95": 4000}, "itl": {"p99": 25}}
     shapes = {version: {tuple(pool.layout.tp for pool in one.prediction.pools)
-              for one in in_pools(asked(3000, 200, 4, level, engine_version=version))}
+              for one in search_pools(asked(3000, 200, 4, level, engine_version=version))}
               for version in ("0.9.0", "0.12.0", "0.20.2")}  # fmt: skip
     assert all(before == after for before, after in shapes["0.9.0"]) and shapes["0.9.0"]
     assert all(before <= after for before, after in shapes["0.12.0"]) and (1, 2) in shapes["0.12.0"]
@@ -142,12 +144,12 @@ def test_an_early_connector_takes_the_same_tensor_parallel_size() -> None:
 def test_both_workers_start_as_planned_by_the_engines_own_parser(engine: str, version: str, wanted: str) -> None:
     """Every planned value is in the command, as this version's options take it."""
     question = asked(6000, 150, 3, EASY, engine=engine, engine_version=version)
-    best = in_pools(question)[0]
-    first, rest = launches(best.prediction)
+    best = search_pools(question)[0]
+    first, rest = build_launches(best.prediction)
     assert {first.role, rest.role} == {"prefill", "decode"}
     for start in (first, rest):
         words, args = start.command, start.deployment.args
-        known = options(engine, version)
+        known = get_cli_options(engine, version)
         assert not known.parse(words[words.index(question.model) + 1 :] if engine == "vllm" else words[5:]).errors
         flags = {flag.name: flag.value for flag in start.flags}
         assert wanted in flags
@@ -164,13 +166,13 @@ def test_what_has_no_router_is_refused() -> None:
     pools = [replace(pool, engine=other.engine) for pool in best.prediction.pools]
     found = replace(best.prediction, prefill=pools[0], deployment=pools[1])
     with pytest.raises(PlannerError, match="router"):
-        documents(found, ())
+        render_artifacts(found, ())
 
 
 def test_the_scripts_start_the_planned_workers(tmp_path: Path) -> None:
     """Run with programs that only say how they were called: ports and GPUs count up, and the router has them all."""
     plan = plan_of(*CHEAPER[0])
-    names = write(plan, tmp_path)
+    names = write_plan_files(plan, tmp_path)
     assert {"prefill.sh", "decode.sh", "router.sh", "bench.sh"} <= set(names)
     for program in ("vllm", "vllm-router"):
         (tmp_path / program).write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $VLLM_NIXL_SIDE_CHANNEL_PORT $@"\n')
@@ -191,7 +193,7 @@ def test_the_scripts_start_the_planned_workers(tmp_path: Path) -> None:
 
 
 def test_a_report_on_pools_has_their_chapter_instead_of_that_on_replicas() -> None:
-    names = [path.stem for path in chapters(plan_of(*CHEAPER[0]))]
+    names = [path.stem for path in select_chapters(plan_of(*CHEAPER[0]))]
     assert names.index("pools") == names.index("4-batching") + 1 and "6-deploy" not in names
 
 
@@ -199,7 +201,7 @@ def test_the_link_of_a_worker_bounds_its_prompts() -> None:
     """At 10 Gbit/s 6,000 tokens of 128 KiB take 629 ms; the rest of TTFT is as it was."""
     plan = plan_of(*CHEAPER[0])
     assert plan.chosen
-    rows = pool_tables.links(plan, plan.chosen).set_index("link")["mean prompt (ms)"]
+    rows = pool_tables.sweep_kv_links(plan, plan.chosen).set_index("link")["mean prompt (ms)"]
     assert rows["10 Gbit/s a GPU"] == pytest.approx(6000 * 131072 / 1.25e9 * 1e3, rel=1e-3)
     assert rows["NVLink 4"] < rows["400 Gbit/s a GPU"] == pytest.approx(rows.iloc[0])
 
@@ -207,7 +209,7 @@ def test_the_link_of_a_worker_bounds_its_prompts() -> None:
 def test_more_workers_of_either_pool_never_bring_it_nearer_to_a_limit() -> None:
     plan = plan_of(*CHEAPER[0])
     assert plan.chosen
-    grid = pool_tables.sizes(plan, plan.chosen).pivot(
+    grid = pool_tables.sweep_pool_sizes(plan, plan.chosen).pivot(
         index="prefill workers", columns="decode workers", values="share of the tightest limit"
     )
     assert (grid.diff().dropna() < 0.02).all(axis=None) and (grid.T.diff().dropna() < 0.02).all(axis=None)
@@ -216,13 +218,13 @@ def test_more_workers_of_either_pool_never_bring_it_nearer_to_a_limit() -> None:
 
 def test_plan_json_has_both_pools_and_their_sum() -> None:
     plan = plan_of(*CHEAPER[0])
-    found = answer(plan)
+    found = serialize_plan(plan)
     pools = found["pools"]
     assert found["gpus"] == pools["prefill"]["gpus"] + pools["decode"]["gpus"] == plan.chosen.prediction.gpus  # type: ignore[union-attr]
     assert set(found["commands"]) == {"prefill", "decode"} and found["command"] is None
     assert found["runner_up"]["pools"] is None and found["verdict"] == "holds"
     # 2 (K and V) x 32 layers x 8 heads x 128 x 2 bytes a token over 50 GB/s (400 Gbit/s)
     assert pools["kv_transfer_ms_mean"] == pytest.approx(6000 * 131072 / 50e9 * 1e3, rel=1e-3)
-    assert found["files"] == file_names(plan.chosen.prediction, plan.scenario.wanted)  # type: ignore[union-attr]
-    said = told(plan)
+    assert found["files"] == list_artifact_files(plan.chosen.prediction, plan.scenario.wanted)  # type: ignore[union-attr]
+    said = format_plan(plan)
     assert "Prefill" in said and "Decode" in said and "without pools: 4 x H100-SXM" in said

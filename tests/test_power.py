@@ -6,25 +6,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import Interval, PlannerError
-from planner.facts.deployment import deploy_on
-from planner.facts.gpus import gpus
-from planner.facts.workload import Lengths, Workload
+from planner.calibration.power_fit import evaluate_power_holdout, load_power_runs
+from planner.core.errors import PlannerError
+from planner.core.intervals import Interval
+from planner.engines.deployment import deploy_on
+from planner.hardware.gpus import list_gpus
 from planner.latency import power
-from planner.latency.power import Activity, activity, board_power, energy_of, per_token, watts
-from planner.operations.fits.power import held_back, runs
+from planner.latency.power import (
+    GpuActivity,
+    compute_board_watts,
+    compute_joules_per_token,
+    estimate_board_power,
+    estimate_gpu_activity,
+    get_gpu_energy,
+)
 from planner.planning.disaggregated import evaluate_disaggregated
 from planner.planning.prediction import evaluate
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
-CHAT = Workload(Lengths.fixed(500), Lengths.fixed(300), concurrency=64)
+CHAT = Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(300), concurrency=64)
 DONE = st.builds(
-    Activity,
+    GpuActivity,
     bytes=st.floats(0, 8e12),
     flops=st.tuples(st.floats(0, 5e15), st.floats(0, 5e15)),
     busy=st.floats(0, 1),
     prompts=st.floats(0, 1),
 )
-GPUS = st.sampled_from(gpus())
+GPUS = st.sampled_from(list_gpus())
 
 
 @pytest.mark.parametrize(
@@ -40,16 +49,16 @@ GPUS = st.sampled_from(gpus())
 def test_measured_boards(model, gpu, tp, seqs, prompt, output, batch, tps, measured):
     """At the rate that was measured, from a GPU that mostly waits to one at its limit."""
     deployment = deploy_on(model, gpu, tp=tp, engine_version="0.11.1", max_num_seqs=seqs, max_model_len=20480)
-    load = Workload(Lengths.fixed(prompt), Lengths.fixed(output), concurrency=seqs)
-    done = replace(activity(deployment, load, tps / output, batch), busy=1.0)
-    assert board_power(deployment.gpu, done).mid == pytest.approx(measured, rel=0.2)
+    load = Workload(LengthDistribution.fixed(prompt), LengthDistribution.fixed(output), concurrency=seqs)
+    done = replace(estimate_gpu_activity(deployment, load, tps / output, batch), busy=1.0)
+    assert estimate_board_power(deployment.gpu, done).mid == pytest.approx(measured, rel=0.2)
 
 
 def test_a_gpu_that_nobody_fitted():
     """RTX 4090 decoding Qwen3-4B in FP8 at batch 1: 246 W at 138 tokens/s, whatever its limit (club-3090 issue 697)."""
     deployment = deploy_on("Qwen/Qwen3-4B-Instruct-2507", "RTX-4090", quantization="fp8", max_model_len=4096)
-    load = Workload(Lengths.fixed(100), Lengths.fixed(1000), concurrency=1)
-    drawn = board_power(deployment.gpu, activity(deployment, load, 138 / 1000, 1.0))
+    load = Workload(LengthDistribution.fixed(100), LengthDistribution.fixed(1000), concurrency=1)
+    drawn = estimate_board_power(deployment.gpu, estimate_gpu_activity(deployment, load, 138 / 1000, 1.0))
     assert drawn.lo <= 246 <= drawn.hi
 
 
@@ -57,8 +66,12 @@ def test_a_gpu_that_nobody_fitted():
 def test_prompts_take_the_limit_and_tokens_do_not(gpu):
     """Splitwise (arXiv 2311.18677): prompts use the whole power budget, single tokens about half of it."""
     deployment = deploy_on("meta-llama/Llama-2-70b-hf", gpu, tp=8)
-    prompts = evaluate(deployment, Workload(Lengths.fixed(3000), Lengths.fixed(1), concurrency=32)).power
-    tokens = evaluate(deployment, Workload(Lengths.fixed(100), Lengths.fixed(1000), concurrency=1)).power
+    prompts = evaluate(
+        deployment, Workload(LengthDistribution.fixed(3000), LengthDistribution.fixed(1), concurrency=32)
+    ).power
+    tokens = evaluate(
+        deployment, Workload(LengthDistribution.fixed(100), LengthDistribution.fixed(1000), concurrency=1)
+    ).power
     assert prompts.mid > 0.8 * deployment.gpu.power and tokens.mid < 0.65 * deployment.gpu.power
 
 
@@ -75,35 +88,35 @@ def test_fp8_saves_joules_not_watts():
 @pytest.mark.slow
 def test_left_out_groups():
     """Whole pairs, models and GPUs that the fit did not see: 10% at most, and an interval that holds."""
-    found = held_back(runs()).set_index("left out")
+    found = evaluate_power_holdout(load_power_runs()).set_index("left out")
     assert (found["median error"] <= 0.10).all()
     assert found["inside 80%"].between(0.70, 0.90).all()
 
 
 @given(DONE, DONE, GPUS)
 def test_more_done_never_draws_less(one, more, gpu):
-    both = Activity(
+    both = GpuActivity(
         one.bytes + more.bytes,
         (one.flops[0] + more.flops[0], one.flops[1] + more.flops[1]),
         max(one.busy, more.busy),
         one.prompts,
     )
-    energy = energy_of(gpu)
-    assert watts(both, gpu.power, energy) >= watts(one, gpu.power, energy) * (1 - 1e-12)
+    energy = get_gpu_energy(gpu)
+    assert compute_board_watts(both, gpu.power, energy) >= compute_board_watts(one, gpu.power, energy) * (1 - 1e-12)
 
 
 @given(DONE, GPUS)
 def test_between_idle_and_the_limit(done, gpu):
-    drawn = board_power(gpu, done)
-    assert 0.99 * energy_of(gpu).idle * gpu.power <= drawn.mid <= gpu.power
+    drawn = estimate_board_power(gpu, done)
+    assert 0.99 * get_gpu_energy(gpu).idle * gpu.power <= drawn.mid <= gpu.power
     assert 0 < drawn.lo <= drawn.mid <= drawn.hi <= gpu.power
 
 
 @given(DONE, st.floats(75, 1000), st.floats(1, 3))
 def test_a_lower_limit_never_draws_more(done, limit, times):
-    energy = energy_of(gpus()[0])
+    energy = get_gpu_energy(list_gpus()[0])
     same = energy.model_copy(update={"idle": energy.idle / times})  # W when idle
-    assert watts(done, limit, energy) <= watts(done, limit * times, same) * (1 + 1e-9)
+    assert compute_board_watts(done, limit, energy) <= compute_board_watts(done, limit * times, same) * (1 + 1e-9)
 
 
 @settings(max_examples=15, deadline=None)
@@ -139,10 +152,14 @@ def test_replicas_draw_alike():
 def test_pools_lie_between_their_parts():
     """Prefill and decode pools: one W each, over the GPUs of both."""
     prefill, decode = (deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", replicas=n) for n in (1, 3))
-    found = evaluate_disaggregated(prefill, decode, Workload(Lengths.fixed(2000), Lengths.fixed(200), concurrency=32))
+    found = evaluate_disaggregated(
+        prefill, decode, Workload(LengthDistribution.fixed(2000), LengthDistribution.fixed(200), concurrency=32)
+    )
     rate, batch = found.performance.request_tps.mid, found.performance.decode_batch
-    first = board_power(prefill.gpu, activity(prefill, found.load, rate, batch, decodes=False)).mid
-    rest = board_power(decode.gpu, activity(decode, found.load, rate, batch, prefills=False)).mid
+    first = estimate_board_power(
+        prefill.gpu, estimate_gpu_activity(prefill, found.load, rate, batch, decodes=False)
+    ).mid
+    rest = estimate_board_power(decode.gpu, estimate_gpu_activity(decode, found.load, rate, batch, prefills=False)).mid
     assert found.power.mid == pytest.approx((first + 3 * rest) / 4)
     assert found.joules.mid == pytest.approx(4 * found.power.mid / found.performance.output_tps.mid)
 
@@ -150,7 +167,7 @@ def test_pools_lie_between_their_parts():
 def test_what_does_not_run_has_no_power():
     found = evaluate(deploy_on("meta-llama/Llama-3.1-405B-Instruct", "L4"), CHAT)
     assert found.power is None and found.joules is None
-    assert per_token(Interval.exactly(100.0), 1, Interval.exactly(0.0)) is None
+    assert compute_joules_per_token(Interval.exactly(100.0), 1, Interval.exactly(0.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -161,15 +178,15 @@ def test_what_does_not_run_has_no_power():
     ],
 )
 def test_a_wrong_catalog_is_refused(monkeypatch, change, said):
-    wrong = change(dict(power.energies()))
-    monkeypatch.setattr(power, "entries", lambda *_: wrong)
+    wrong = change(dict(power.load_energies()))
+    monkeypatch.setattr(power, "load_catalog", lambda *_: wrong)
     with pytest.raises(PlannerError, match=said):
-        power.energies.__wrapped__()
+        power.load_energies.__wrapped__()
 
 
 def test_every_gpu_reaches_its_limit():
     """At 70% of its matrix units and bandwidth any board is near its limit: that is what limits are for."""
-    for gpu in gpus():
+    for gpu in list_gpus():
         flops = 0.7 * max(gpu.flops.get(dtype, 0.0) for dtype in ("bf16", "fp16"))
-        done = Activity(0.7 * gpu.bandwidth, (flops, 0.0), 1.0, 0.5)
-        assert board_power(gpu, done).mid > 0.8 * gpu.power, gpu.name
+        done = GpuActivity(0.7 * gpu.bandwidth, (flops, 0.0), 1.0, 0.5)
+        assert estimate_board_power(gpu, done).mid > 0.8 * gpu.power, gpu.name

@@ -8,23 +8,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from planner.core.quantities import PlannerError
-from planner.facts.arrivals import arrivals
-from planner.facts.deployment import Deployment, deploy_on
-from planner.facts.traces import BLOCK, Trace
-from planner.facts.workload import Lengths, Workload
-from planner.latency.host_tier import host_tier
-from planner.latency.shared_reads import L2_TIMES, read_together
-from planner.latency.speculation import step_of
-from planner.memory.budget import memory_of
-from planner.operations.launch import launch
-from planner.planning.benchmark_run import once
-from planner.planning.capacity import capacity, taken_on
+from planner.analysis.prefix_cache_sweeps import build_document_workload
+from planner.core.errors import PlannerError
+from planner.deploy import build_launch
+from planner.engines.deployment import Deployment, deploy_on
+from planner.latency.kv_offload import estimate_kv_offload
+from planner.latency.shared_prefix_reads import L2_BANDWIDTH_FACTOR, count_concurrent_readers
+from planner.latency.speculative_decoding import build_step_model
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.capacity import derive_effective_workload, estimate_capacity
 from planner.planning.prediction import evaluate, predict
-from planner.simulator.kernel_types import PREFIX_AFFINITY, ROUND_ROBIN, Router, Rules, StepTable, Traffic
-from planner.simulator.prefix_reuse import hit_rate
-from planner.simulator.replay import engine_rules, replay, replay_workload, step_table
-from planner.studies.prefix_sharing import documents
+from planner.planning.simulation_runs import simulate_once
+from planner.simulator.kernel_types import (
+    ROUTE_PREFIX_AFFINITY,
+    ROUTE_ROUND_ROBIN,
+    EngineRules,
+    RequestBatch,
+    RouterConfig,
+    StepCostTable,
+)
+from planner.simulator.prefix_cache_hits import compute_prefix_hit_rate
+from planner.simulator.simulation import build_engine_rules, build_step_cost_table, simulate_requests, simulate_workload
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.request_generator import sample_arrivals
+from planner.workload.traces import TRACE_BLOCK_TOKENS, Trace
+from planner.workload.workload import Workload
 
 
 def conversations(requests: int = 2_400, rate: float = 2.0) -> Trace:
@@ -38,10 +46,14 @@ def conversations(requests: int = 2_400, rate: float = 2.0) -> Trace:
         texts[k] = (*texts[k], *range(fresh, fresh + more)) if len(texts[k]) < 60 else (0, 1, 2)
         fresh += more
         hashes.append(texts[k])
-        prompts.append(len(texts[k]) * BLOCK - int(rng.integers(0, BLOCK)))
+        prompts.append(len(texts[k]) * TRACE_BLOCK_TOKENS - int(rng.integers(0, TRACE_BLOCK_TOKENS)))
         outputs.append(int(rng.integers(20, 600)))
     return Trace(
-        Path("made.jsonl"), arrivals(requests, rate, 1.0, rng), np.array(prompts), np.array(outputs), tuple(hashes)
+        Path("made.jsonl"),
+        sample_arrivals(requests, rate, 1.0, rng),
+        np.array(prompts),
+        np.array(outputs),
+        tuple(hashes),
     )
 
 
@@ -62,7 +74,7 @@ def plain_lru(trace: Trace, engines: int, blocks: int) -> float:
         cache: OrderedDict[int, None] = OrderedDict()
         for ids, tokens in list(zip(trace.hash_ids or (), trace.prompt, strict=True))[engine::engines]:
             run = next((k for k, block in enumerate(ids) if block not in cache), len(ids))
-            hits += min(run * BLOCK, int(tokens))
+            hits += min(run * TRACE_BLOCK_TOKENS, int(tokens))
             for block in reversed(ids):
                 cache[block] = None
                 cache.move_to_end(block)
@@ -74,30 +86,37 @@ def plain_lru(trace: Trace, engines: int, blocks: int) -> float:
 @pytest.mark.parametrize("replicas", [1, 4])
 def test_replicas_find_what_a_plain_cache_of_their_size_finds(replicas: int) -> None:
     deployment, workload = on_h100(replicas), Workload.from_trace(TRACE)
-    memory = memory_of(deployment)
-    step, tokens = step_of(deployment), memory.pool.kv_tokens
-    runs = [replay_workload(deployment, memory.pool, step, workload, seed=k) for k in range(replicas)]
+    memory = get_memory_plan(deployment)
+    step, tokens = build_step_model(deployment), memory.pool.kv_tokens
+    runs = [simulate_workload(deployment, memory.pool, step, workload, seed=k) for k in range(replicas)]
     found = sum(run.outcome.cached.sum() for run in runs) / TRACE.prompt.sum()
-    together = replay_workload(
-        deployment, memory.pool, step, workload, router=Router(deployment.engines, ROUND_ROBIN)
+    together = simulate_workload(
+        deployment, memory.pool, step, workload, router=RouterConfig(deployment.engines, ROUTE_ROUND_ROBIN)
     ).outcome
-    expected = plain_lru(TRACE, replicas, tokens // BLOCK)
+    expected = plain_lru(TRACE, replicas, tokens // TRACE_BLOCK_TOKENS)
     assert found == pytest.approx(expected, abs=0.03)
     assert together.cached.sum() == sum(run.outcome.cached.sum() for run in runs)
-    assert hit_rate(TRACE, replicas, tokens) == pytest.approx(expected, abs=0.03)
+    assert compute_prefix_hit_rate(TRACE, replicas, tokens) == pytest.approx(expected, abs=0.03)
     assert expected < TRACE.prefix_hit_rate - 0.05, "a cache that forgets nothing finds more"
 
 
 def test_a_plan_rests_on_the_hit_rate_of_its_own_replicas() -> None:
     workload = Workload.from_trace(TRACE)
     four = on_h100(4)
-    assert 0 < taken_on(four, workload).prefix_hit_rate < workload.prefix_hit_rate
-    assert taken_on(four.with_args(enable_prefix_caching=False), workload).prefix_hit_rate == 0
-    assert capacity(four, workload).mid < 0.9 * capacity(four, replace(workload, trace=None)).mid
-    affine = replay_workload(
-        four, memory_of(four).pool, step_of(four), workload, router=Router(four.engines, PREFIX_AFFINITY)
+    assert 0 < derive_effective_workload(four, workload).prefix_hit_rate < workload.prefix_hit_rate
+    assert derive_effective_workload(four.with_args(enable_prefix_caching=False), workload).prefix_hit_rate == 0
+    assert estimate_capacity(four, workload).mid < 0.9 * estimate_capacity(four, replace(workload, trace=None)).mid
+    affine = simulate_workload(
+        four,
+        get_memory_plan(four).pool,
+        build_step_model(four),
+        workload,
+        router=RouterConfig(four.engines, ROUTE_PREFIX_AFFINITY),
     ).outcome
-    assert affine.cached.sum() / TRACE.prompt.sum() > hit_rate(TRACE, 4, memory_of(four).pool.kv_tokens) + 0.05
+    assert (
+        affine.cached.sum() / TRACE.prompt.sum()
+        > compute_prefix_hit_rate(TRACE, 4, get_memory_plan(four).pool.kv_tokens) + 0.05
+    )
 
 
 @pytest.mark.parametrize("count", [2, 40])
@@ -105,8 +124,8 @@ def test_capacity_is_what_a_crowd_with_the_traces_questions_is_served(count: int
     """Two replicas: a queue does not grow at 0.93 of it and grows at 1.1, whether few documents are read or many."""
     two, most = on_h100(2).with_args(gpu_memory_utilization=0.9, max_num_seqs=64), {}
     for share in (0.93, 1.1):
-        rate = share * capacity(two, documents(count, 12, 1.0, 4_000)).mid
-        run = once(two, documents(count, 12, rate, 4_000), 2_000)
+        rate = share * estimate_capacity(two, build_document_workload(count, 12, 1.0, 4_000)).mid
+        run = simulate_once(two, build_document_workload(count, 12, rate, 4_000), 2_000)
         most[share] = run.queue[-500:].mean() / run.e2e.mean()
     assert most[0.93] < 0.1 < most[1.1]
 
@@ -114,15 +133,15 @@ def test_capacity_is_what_a_crowd_with_the_traces_questions_is_served(count: int
 @pytest.mark.parametrize("gib", [1.0, 20.0, 400.0])
 def test_host_memory_finds_what_a_plain_cache_of_its_size_finds(gib: float) -> None:
     one, workload = on_h100(1).with_args(kv_offloading_size=gib), Workload.from_trace(TRACE)
-    pool = replace(memory_of(one).pool, num_blocks=4_000)
-    kept, block_s, _ = host_tier(one, pool)
+    pool = replace(get_memory_plan(one).pool, num_blocks=4_000)
+    kept, block_s, _ = estimate_kv_offload(one, pool)
     assert kept == int(gib * 2**30 / pool.bytes_per_block)
     assert block_s == pytest.approx(pool.bytes_per_block / 50e9), "PCIe 5.0 x16"
-    run = replay_workload(one, pool, step_of(one), workload)
-    expected = plain_lru(TRACE, 1, max(kept * 16, pool.kv_tokens) // BLOCK)
+    run = simulate_workload(one, pool, build_step_model(one), workload)
+    expected = plain_lru(TRACE, 1, max(kept * 16, pool.kv_tokens) // TRACE_BLOCK_TOKENS)
     assert run.outcome.cached.sum() / TRACE.prompt.sum() == pytest.approx(expected, abs=0.03)
     assert np.isfinite(run.outcome.last_token).all()
-    alone = replay_workload(on_h100(1), pool, step_of(one), workload)
+    alone = simulate_workload(on_h100(1), pool, build_step_model(one), workload)
     assert (run.ttft.mean() < 0.7 * alone.ttft.mean()) == (gib == 400)
 
 
@@ -134,8 +153,10 @@ def test_what_has_no_such_tier_is_refused(engine: str, version: str) -> None:
 
 def test_the_command_asks_for_host_memory() -> None:
     one = deploy_on("Qwen/Qwen3-32B", "H100", tp=2, engine_version="0.20.2", kv_offloading_size=100)
-    load = Workload(Lengths.fixed(1000), Lengths.fixed(100), rate=1.0)
-    command, plain = (" ".join(launch(predict(d, load)).command) for d in (one, one.with_args(kv_offloading_size=0)))
+    load = Workload(LengthDistribution.fixed(1000), LengthDistribution.fixed(100), rate=1.0)
+    command, plain = (
+        " ".join(build_launch(predict(d, load)).command) for d in (one, one.with_args(kv_offloading_size=0))
+    )
     assert "--kv-offloading-size 100 --kv-offloading-backend native" in command
     assert "--kv-offloading" not in plain
 
@@ -149,15 +170,25 @@ def test_a_measured_tier_of_host_memory() -> None:
     45 would be in flight else. How many requests is not told; of 1,350 as many are in flight. The mean of the TTFT is
     without the first 45, that the engines cannot have begun cold: at once they alone would add 0.08 s to it.
     """
-    router, found = Router(8, PREFIX_AFFINITY, 1.0, 1.0, 1.0, precise=False), {}
+    router, found = RouterConfig(8, ROUTE_PREFIX_AFFINITY, 1.0, 1.0, 1.0, precise=False), {}
     one = deploy_on(
         "Qwen/Qwen3-32B", "H100", tp=2, replicas=8, engine_version="0.11.0", gpu_memory_utilization=0.65
     )  # the newest when it was published
-    pool, step, n, size, longer = replace(memory_of(one).pool, num_blocks=9_271), step_of(one), 1_350, 128, 1.05
-    kept, block_s, token_s = host_tier(deploy_on("Qwen/Qwen3-32B", "H100", tp=2, kv_offloading_size=100), pool)
-    plain = step_table(step)._replace(host_block_s=block_s * size / 16, together=read_together(one))
+    pool, step, n, size, longer = (
+        replace(get_memory_plan(one).pool, num_blocks=9_271),
+        build_step_model(one),
+        1_350,
+        128,
+        1.05,
+    )
+    kept, block_s, token_s = estimate_kv_offload(
+        deploy_on("Qwen/Qwen3-32B", "H100", tp=2, kv_offloading_size=100), pool
+    )
+    plain = build_step_cost_table(step)._replace(
+        host_block_s=block_s * size / 16, together=count_concurrent_readers(one)
+    )
     storing = plain._replace(tokens_s=plain.tokens_s + token_s * np.arange(len(plain.tokens_s)))
-    rules = engine_rules(one, pool)._replace(num_blocks=9_271 * 16 // size, groups=np.array([[0, size]]))
+    rules = build_engine_rules(one, pool)._replace(num_blocks=9_271 * 16 // size, groups=np.array([[0, size]]))
     for row in rows_of("kv_offload.csv"):
         asked_for, offloads = int(row["system_prompt_len"]), row["host_gib"] > 0
         system, question = round(asked_for * longer), round(256 * longer)
@@ -166,11 +197,11 @@ def test_a_measured_tier_of_host_memory() -> None:
         for seed in range(4):
             who = np.random.default_rng(seed).permutation(450)[np.arange(n) % 450]
             content, start = asked(who, 10, system, question, 1024, size)
-            sent = Traffic(
+            sent = RequestBatch(
                 np.zeros(n), np.full(n, system + question), np.full(n, 1024), content, start, concurrency=45,
                 request_s=step.request_s, prompt_token_s=step.prompt_token_s,
             )  # fmt: skip
-            outcome = replay(own, table, sent, router=router).outcome
+            outcome = simulate_requests(own, table, sent, router=router).outcome
             e2e, ttft = outcome.last_token - outcome.sent, (outcome.first_token - outcome.sent)[45:]
             tps = n * (system + question + 1024) / (outcome.last_token.max() - outcome.sent.min())
             orders.append((tps, e2e.mean(), np.quantile(e2e, 0.9), ttft.mean(), np.quantile(ttft, 0.9)))
@@ -188,17 +219,19 @@ def test_a_measured_tier_of_host_memory() -> None:
 
 def test_a_router_that_is_told_nothing_sends_prompts_where_their_blocks_have_gone() -> None:
     """Groups by turns on a pool that has room for few: it finds less than one that hears of what leaves."""
-    table = StepTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300), decode_context_s=1e-8)
-    rules = Rules(32, 2048, 400, 4096, True, True, 0, False, False, False, np.array([[0, 16]]))
+    table = StepCostTable(np.linspace(0.004, 0.03, 4097), np.linspace(0, 0.002, 300), decode_context_s=1e-8)
+    rules = EngineRules(32, 2048, 400, 4096, True, True, 0, False, False, False, np.array([[0, 16]]))
     n = 1200
     content, start = asked(np.random.default_rng(1).integers(0, 96, n), 4, 1600, 64, 64, 16)
-    arrival = arrivals(n, 15.0, 1.0, np.random.default_rng(2))
-    sent = Traffic(arrival, np.full(n, 1664), np.full(n, 64), content, start)
+    arrival = sample_arrivals(n, 15.0, 1.0, np.random.default_rng(2))
+    sent = RequestBatch(arrival, np.full(n, 1664), np.full(n, 64), content, start)
     told, guessed = (
-        replay(rules, table, sent, router=Router(4, PREFIX_AFFINITY, precise=precise)).outcome.cached.mean()
+        simulate_requests(
+            rules, table, sent, router=RouterConfig(4, ROUTE_PREFIX_AFFINITY, precise=precise)
+        ).outcome.cached.mean()
         for precise in (True, False)
     )
-    in_turn = replay(rules, table, sent, router=Router(4, ROUND_ROBIN)).outcome.cached.mean()
+    in_turn = simulate_requests(rules, table, sent, router=RouterConfig(4, ROUTE_ROUND_ROBIN)).outcome.cached.mean()
     assert told > 1.05 * guessed > 1.05 * in_turn
 
 
@@ -232,30 +265,30 @@ def test_a_measured_fleet_under_two_routers() -> None:
     throughput as many wait.
     """
     deployment = deploy_on("Qwen/Qwen3-32B", "H100", tp=2, replicas=8, engine_version="0.20.2")
-    rows, rng, step = rows_of("routing.csv"), np.random.default_rng(0), step_of(deployment)
+    rows, rng, step = rows_of("routing.csv"), np.random.default_rng(0), build_step_model(deployment)
     stages = [(15.0, 50.0), *((row["rate"], row["seconds"]) for row in rows)]
     counts = [round(rate * seconds) for rate, seconds in stages]
     stage = np.repeat(np.arange(len(stages)), counts)
-    arrival = np.concatenate([arrivals(n, rate, 1.0, rng) for n, (rate, _) in zip(counts, stages, strict=True)])
+    arrival = np.concatenate([sample_arrivals(n, rate, 1.0, rng) for n, (rate, _) in zip(counts, stages, strict=True)])
     n, size = len(stage), 128
     content, start = asked(rng.permutation(750)[np.arange(n) % 750], 5, 6000, 1200, 1000, size)
-    rules = engine_rules(deployment, memory_of(deployment).pool)
+    rules = build_engine_rules(deployment, get_memory_plan(deployment).pool)
     rules = rules._replace(num_blocks=rules.num_blocks * 16 // size, groups=np.array([[0, size]]))
-    sent = Traffic(
+    sent = RequestBatch(
         arrival + 400 * stage, np.full(n, 7200), np.full(n, 1000), content, start,
         request_s=step.request_s, prompt_token_s=step.prompt_token_s,
     )  # fmt: skip
 
     def served(policy: int) -> tuple[np.ndarray, np.ndarray]:
-        table = step_table(step)._replace(together=read_together(deployment))
-        outcome = replay(rules, table, sent, router=Router(8, policy)).outcome
+        table = build_step_cost_table(step)._replace(together=count_concurrent_readers(deployment))
+        outcome = simulate_requests(rules, table, sent, router=RouterConfig(8, policy)).outcome
         own = [stage == k for k in range(1, len(stages))]
         seconds = [outcome.last_token[j].max() - outcome.sent[j].min() for j in own]
         ttft = outcome.first_token - outcome.sent
         tps = [j.sum() * 1000 / s for j, s in zip(own, seconds, strict=True)]
         return np.array(tps), np.array([np.median(ttft[j]) for j in own])
 
-    (in_turn, late), (affine, soon) = served(ROUND_ROBIN), served(PREFIX_AFFINITY)
+    (in_turn, late), (affine, soon) = served(ROUTE_ROUND_ROBIN), served(ROUTE_PREFIX_AFFINITY)
     measured = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     tokens, slow = 1000 * measured["rate"] * measured["seconds"], measured["rate"] == 20
     for found, policy, other in ((in_turn, "round_robin", "affinity"), (affine, "affinity", "round_robin")):
@@ -273,27 +306,30 @@ def test_a_measured_fleet_under_two_routers() -> None:
 
 def test_sequences_that_share_a_prefix_decode_faster_up_to_what_l2_gives() -> None:
     """Eight that share 512 of 544 tokens: read at once, as fast as L2 allows; in eight rounds, each for itself."""
-    table = StepTable(np.zeros(1), np.zeros(1), decode_context_s=1e-6)
-    rules = Rules(8, 8192, 400, 2048, True, True, 0, False, False, False, np.array([[0, 16]]))
+    table = StepCostTable(np.zeros(1), np.zeros(1), decode_context_s=1e-6)
+    rules = EngineRules(8, 8192, 400, 2048, True, True, 0, False, False, False, np.array([[0, 16]]))
     content, start = asked(np.arange(9), 9, 512, 32, 100, 16)
-    sent = Traffic(np.r_[0.0, np.full(8, 1.0)], np.full(9, 544), np.full(9, 100), content, start)
+    sent = RequestBatch(np.r_[0.0, np.full(8, 1.0)], np.full(9, 544), np.full(9, 100), content, start)
 
     def seconds(together: float, log: bool = False) -> float:
-        outcome = replay(rules, table._replace(together=together), sent, log=log).outcome
+        outcome = simulate_requests(rules, table._replace(together=together), sent, log=log).outcome
         assert (outcome.cached[1:] == 512).all()
         return float(outcome.last_token.max() - 1)
 
     alone = seconds(0)
     assert seconds(1) == pytest.approx(alone), "a round for each"
-    assert seconds(8) == pytest.approx(alone / L2_TIMES)
-    assert alone / L2_TIMES < seconds(3) < 0.95 * alone
+    assert seconds(8) == pytest.approx(alone / L2_BANDWIDTH_FACTOR)
+    assert alone / L2_BANDWIDTH_FACTOR < seconds(3) < 0.95 * alone
     assert seconds(3, log=True) == pytest.approx(seconds(3)), "many steps at once are the same steps"
 
 
 @pytest.mark.parametrize(("count", "blocks"), [(4, 32), (1, 32), (8, 8)])
 def test_the_closed_form_begins_answers_about_long_documents_when_the_replay_does(count: int, blocks: int) -> None:
-    one, asked_about = on_h100(1).with_args(gpu_memory_utilization=0.9), documents(count, blocks, 2.0, 1_000)
-    closed, replayed = evaluate(one, asked_about).performance, once(one, asked_about, 1_000)
+    one, asked_about = (
+        on_h100(1).with_args(gpu_memory_utilization=0.9),
+        build_document_workload(count, blocks, 2.0, 1_000),
+    )
+    closed, replayed = evaluate(one, asked_about).performance, simulate_once(one, asked_about, 1_000)
     assert closed is not None
     assert closed.ttft["p50"].mid == pytest.approx(replayed.quantile("ttft", 0.5), rel=0.12)
     assert closed.ttft["p95"].mid == pytest.approx(replayed.quantile("ttft", 0.95), rel=0.12)
@@ -302,9 +338,12 @@ def test_the_closed_form_begins_answers_about_long_documents_when_the_replay_doe
 @pytest.mark.parametrize(("count", "rate"), [(1, 2.8), (4, 2.8), (16, 2.8), (1000, 1.2)])
 def test_the_closed_form_knows_what_decoding_sequences_read_together(count: int, rate: float) -> None:
     """Questions about so many documents of 8,192 tokens, 500 tokens out: TPOT as the replay has it."""
-    one, asked_about = on_h100(1).with_args(gpu_memory_utilization=0.9), documents(count, 16, rate, 800, output=500)
-    closed, replayed = evaluate(one, asked_about).performance, once(one, asked_about, 800)
+    one, asked_about = (
+        on_h100(1).with_args(gpu_memory_utilization=0.9),
+        build_document_workload(count, 16, rate, 800, output=500),
+    )
+    closed, replayed = evaluate(one, asked_about).performance, simulate_once(one, asked_about, 800)
     assert closed is not None and closed.tpot["mean"].mid == pytest.approx(replayed.tpot.mean(), rel=0.08)
-    apart = evaluate(one, replace(taken_on(one, asked_about), trace=None))
+    apart = evaluate(one, replace(derive_effective_workload(one, asked_about), trace=None))
     assert apart.performance is not None
     assert (apart.performance.tpot["mean"].mid > 1.4 * closed.tpot["mean"].mid) == (count < 1000)

@@ -5,25 +5,25 @@ from statistics import median
 import pytest
 import yaml
 
-from planner.core.catalog import CATALOGS
-from planner.core.quantities import PlannerError
-from planner.facts.gpus import gpu, gpus
-from planner.facts.prices import OWN, Price, Prices, price_per_hour
+from planner.core.catalog import CATALOG_DIR
+from planner.core.errors import PlannerError
+from planner.hardware.gpus import get_gpu, list_gpus
+from planner.hardware.prices import SCENARIO_PRICE_SOURCE, GpuPrice, PriceSelection, look_up_gpu_price
 
-QUOTED = yaml.safe_load((CATALOGS / "prices.yaml").read_text())
+QUOTED = yaml.safe_load((CATALOG_DIR / "prices.yaml").read_text())
 ROWS = [(name, tier, quotes) for name, tiers in QUOTED.items() for tier, quotes in tiers.items()]
 ELASTIC = ("serverless", "spot", "interruptible", "preemptible", "per second")
 
 
-def price(name: str, prices: Prices | None = None) -> Price:
-    found = price_per_hour(gpu(name), prices)
+def price(name: str, prices: PriceSelection | None = None) -> GpuPrice:
+    found = look_up_gpu_price(get_gpu(name), prices)
     assert found
     return found
 
 
 @pytest.mark.parametrize(("name", "tier", "quotes"), ROWS, ids=[f"{name}-{tier}" for name, tier, _ in ROWS])
 def test_a_price_is_the_median_of_its_quotes(name: str, tier: str, quotes: list[dict]) -> None:
-    found, asked = price(name, Prices(tier=tier)), [quote["usd"] for quote in quotes]
+    found, asked = price(name, PriceSelection(tier=tier)), [quote["usd"] for quote in quotes]
     assert (found.usd, found.low, found.high) == (median(asked), min(asked), max(asked))
     assert all(quote["source"].partition(": ")[2] and quote["date"][:2] == "20" for quote in quotes)
     assert all(quote.seller in found.source for quote in found.quotes)
@@ -54,23 +54,23 @@ def test_an_h100_rents_within_what_was_seen_this_autumn() -> None:
 
 @pytest.mark.parametrize("name", [name for name, tiers in QUOTED.items() if "reserved" in tiers])
 def test_a_term_is_cheaper_than_the_dearest_hour(name: str) -> None:
-    assert price(name, Prices(tier="reserved")).low < price(name).high
+    assert price(name, PriceSelection(tier="reserved")).low < price(name).high
 
 
 def test_every_quoted_gpu_is_known_and_most_that_are_known_are_quoted() -> None:
-    assert all(gpu(name).name == name for name in QUOTED)
-    assert len([card for card in gpus() if price_per_hour(card)]) >= 35
+    assert all(get_gpu(name).name == name for name in QUOTED)
+    assert len([card for card in list_gpus() if look_up_gpu_price(card)]) >= 35
 
 
 def test_a_scenario_overrides_by_any_name_in_any_tier() -> None:
-    own = price("H100-SXM", Prices({"L4": 0.5, "h100_sxm": 2.2}, "spot"))
-    assert own.usd == own.low == own.high == 2.2 and own.own and own.source == OWN
+    own = price("H100-SXM", PriceSelection({"L4": 0.5, "h100_sxm": 2.2}, "spot"))
+    assert own.usd == own.low == own.high == 2.2 and own.own and own.source == SCENARIO_PRICE_SOURCE
     assert str(own) == "2.20 USD per GPU-hour (given by the scenario)" and not own.date
-    assert price_per_hour(gpu("Rubin")) is None
+    assert look_up_gpu_price(get_gpu("Rubin")) is None
 
 
 def test_bad_overrides_are_refused() -> None:
     with pytest.raises(PlannerError, match="price of H100: expected USD per GPU-hour above 0, got -1"):
-        price_per_hour(gpu("H100"), Prices({"H100": -1}))
+        look_up_gpu_price(get_gpu("H100"), PriceSelection({"H100": -1}))
     with pytest.raises(PlannerError, match="unknown GPU"):
-        price_per_hour(gpu("H100"), Prices({"H1OO0": 1}))
+        look_up_gpu_price(get_gpu("H100"), PriceSelection({"H1OO0": 1}))

@@ -7,11 +7,11 @@ import attack_plans as attacks
 import pytest
 from scenario_generator import generate
 
-from planner.core.quantities import Interval
-from planner.facts.deployment import deploy_on
-from planner.planning.capacity import capacity
-from planner.planning.scenario import scenario
-from planner.planning.search import Plan, search
+from planner.core.intervals import Interval
+from planner.engines.deployment import deploy_on
+from planner.planning.capacity import estimate_capacity
+from planner.planning.scenario import parse_scenario
+from planner.planning.search import Plan, search_deployments
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,7 @@ def test_brute_force_over_all_knobs_finds_nothing_cheaper(seed: int, tmp_path: P
 
 def test_steps_that_the_closed_form_likes_less_are_replayed(tmp_path: Path) -> None:
     """Steps of 4,096 tokens do with 10 A100 at 0.35 USD, of 512 with 13; the closed form likes those better."""
-    plan = search(scenario(generate(9019, tmp_path)[1], "closed loop"))
+    plan = search_deployments(parse_scenario(generate(9019, tmp_path)[1], "closed loop"))
     assert plan.chosen and plan.chosen.cost[1] <= 3.51
     assert attacks.worst(plan.scenario, attacks.referee(plan.scenario, plan.chosen.deployment))[0] <= 1
 
@@ -47,14 +47,14 @@ def test_steps_that_the_closed_form_likes_less_are_replayed(tmp_path: Path) -> N
 def test_fewer_replicas_are_tried_with_other_steps_than_as_many_as_are_enough(tmp_path: Path) -> None:
     """One RTX 6000 Ada with an FP8 cache does in short steps; the closed form takes two, whose best steps are long."""
     asked = generate(21031, tmp_path)[1]
-    plan = search(scenario({**asked, "workload": {**asked["workload"], "rate": 0.827}}, "agent"))
+    plan = search_deployments(parse_scenario({**asked, "workload": {**asked["workload"], "rate": 0.827}}, "agent"))
     assert plan.chosen and plan.chosen.deployment.layout.gpus == 1
     assert attacks.worst(plan.scenario, attacks.referee(plan.scenario, plan.chosen.deployment))[0] <= 1.02
 
 
 def test_nothing_cheaper_holds_and_nothing_harder_costs_less() -> None:
-    asked = scenario(CHAT, "chat")
-    plan = search(asked)
+    asked = parse_scenario(CHAT, "chat")
+    plan = search_deployments(asked)
     assert attacks.check_nothing_cheaper(asked, plan) + attacks.check_metamorphic(asked, plan) == []
 
 
@@ -63,8 +63,8 @@ def test_the_referee_fills_the_slots_that_short_answers_leave(tokens: int) -> No
     """As many users as slots leave some of eight empty, a fifth of the time; traffic that comes by itself does not."""
     lengths = {"prompt_tokens": {"exactly": 60}, "output_tokens": {"exactly": tokens}}
     card = deploy_on(CHAT["model"], "L40S", max_model_len=2048, max_num_seqs=8)
-    most = capacity(card, scenario({**CHAT, "workload": {**lengths, "rate": 1}}, "short").workload).mid
-    asked = scenario({**CHAT, "workload": {**lengths, "rate": 0.9 * most}, "headroom": 0}, "short")
+    most = estimate_capacity(card, parse_scenario({**CHAT, "workload": {**lengths, "rate": 1}}, "short").workload).mid
+    asked = parse_scenario({**CHAT, "workload": {**lengths, "rate": 0.9 * most}, "headroom": 0}, "short")
     assert attacks.referee(asked, card)["rate"] == pytest.approx(0.9, rel=0.03)
 
 
@@ -84,8 +84,8 @@ def _with(plan: Plan, **figures: object) -> Plan:
 
 
 def test_the_attacks_find_what_is_planted() -> None:
-    asked = scenario(CHAT, "chat")
-    plan = search(asked)
+    asked = parse_scenario(CHAT, "chat")
+    plan = search_deployments(asked)
     assert plan.chosen and plan.chosen.prediction.performance
     deployment, performance = plan.chosen.deployment, plan.chosen.prediction.performance
     late = dict.fromkeys(performance.tpot, Interval.exactly(-0.01))

@@ -18,8 +18,8 @@ from prometheus_series import rule_tests
 from real_plans import ODD, QUESTIONS, Written, written
 from test_manifests import IN_GROUP, KNOWN, SCHEMAS, given, in_pod, parsed, stubs
 
-from planner.core.quantities import one_line
-from planner.operations.launch.files import DIRECTORY
+from planner.core.text import escape_to_one_line
+from planner.deploy.artifacts import INSTALL_DIR
 
 pytestmark = pytest.mark.slow
 every_plan = pytest.mark.parametrize("name", QUESTIONS)
@@ -104,8 +104,8 @@ def test_systemd_reads_the_command_and_the_description_as_they_are_meant(name: s
     command = [SYSTEMD, "--test", "--user", "--no-pager", "--unit=headroom@3.service"]
     said = accepted(*command, env=env, user=NOBODY, group=NOBODY, extra_groups=[])
     unit = said.partition("-> Unit headroom@3.service:")[2].partition("\t-> Unit ")[0]
-    assert f"Command Line: /bin/bash {DIRECTORY}/serve.sh 3\n" in unit
-    title = one_line(plan.prediction.deployment.model.name)
+    assert f"Command Line: /bin/bash {INSTALL_DIR}/serve.sh 3\n" in unit
+    title = escape_to_one_line(plan.prediction.deployment.model.name)
     assert re.search(r"^\t\tDescription: (.*)$", unit, re.M)[1].startswith(f"{title} on ")
     assert unit.count("Command Line") == 1
 

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import PlannerError
-from planner.facts.deployment import deploy_on, machines
-from planner.facts.gpus import gpu
-from planner.facts.prices import Prices, price_per_hour
-from planner.models.registry import model
-from planner.operations.answer import answer
-from planner.parallelism.layouts import legal_layouts
-from planner.planning.scenario import Scenario, scenario
-from planner.planning.search import Plan, ranked, search
+from planner.core.errors import PlannerError
+from planner.engines.deployment import choose_machines, deploy_on
+from planner.hardware.gpus import get_gpu
+from planner.hardware.prices import PriceSelection, look_up_gpu_price
+from planner.models.registry import load_model
+from planner.parallelism.layouts import list_legal_layouts
+from planner.planning.scenario import Scenario, parse_scenario
+from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.ui.plan_json import serialize_plan
 
 SMALL = {
     "question": "?",
@@ -35,13 +35,13 @@ UNITS = st.sampled_from([[1, 2, 4, 8], [1], [2], [4, 8], [8], [1, 8]])
 
 def small(rate: float = 20.0, sold_in: list[int] | None = None, **fields: object) -> Scenario:
     card = {"gpu": "L40S", "at_most": 16} | ({"sold_in": sold_in} if sold_in else {})
-    return scenario({**SMALL, "gpus": [card], "workload": {**SMALL["workload"], "rate": rate}, **fields}, "s")
+    return parse_scenario({**SMALL, "gpus": [card], "workload": {**SMALL["workload"], "rate": rate}, **fields}, "s")
 
 
 @cache
 def planned(asked: str) -> Plan:
     """`ranked` of the arguments of `small`, as JSON: the closed form, in which costs and limits are the plan's own."""
-    return ranked(small(**json.loads(asked)))
+    return search_analytically(small(**json.loads(asked)))
 
 
 def usd(**fields: object) -> float:
@@ -55,7 +55,7 @@ def usd(**fields: object) -> float:
     sold_in=st.sets(st.sampled_from([1, 2, 3, 4, 6, 8]), min_size=1).map(lambda sizes: tuple(sorted(sizes))),
 )
 def test_whole_machines_hold_every_replica(replicas: int, each: int, sold_in: tuple[int, ...]) -> None:
-    found = machines(replicas, each, sold_in)
+    found = choose_machines(replicas, each, sold_in)
     assert {*found} <= {*sold_in} and sum(found) >= replicas * each
     if each <= sold_in[-1]:
         assert sum(size // each for size in found) >= replicas
@@ -63,7 +63,7 @@ def test_whole_machines_hold_every_replica(replicas: int, each: int, sold_in: tu
             assert size < each or sum(found) <= math.ceil(replicas / (size // each)) * size
     else:
         assert len(found) == replicas * math.ceil(each / sold_in[-1])
-    assert sum(machines(replicas + 1, each, sold_in)) >= sum(found)
+    assert sum(choose_machines(replicas + 1, each, sold_in)) >= sum(found)
 
 
 @pytest.mark.parametrize(
@@ -78,14 +78,14 @@ def test_whole_machines_hold_every_replica(replicas: int, each: int, sold_in: tu
     ],
 )
 def test_machines_by_hand(replicas: int, each: int, sold_in: tuple[int, ...], expected: tuple[int, ...]) -> None:
-    assert machines(replicas, each, sold_in) == expected
+    assert choose_machines(replicas, each, sold_in) == expected
 
 
 @QUICK
 @given(rate=RATES, sold_in=UNITS, spare=st.integers(0, 2))
 def test_the_bill_is_what_is_rented_times_its_price(rate: float, sold_in: list[int], spare: int) -> None:
     plan = planned(json.dumps({"rate": rate, "sold_in": sold_in, "spare_replicas": spare}))
-    each = price_per_hour(gpu("L40S"))
+    each = look_up_gpu_price(get_gpu("L40S"))
     assert each and plan.candidates
     for candidate in plan.candidates:
         deployment = candidate.deployment
@@ -118,9 +118,9 @@ def test_a_tighter_limit_never_costs_less(rate: float, factor: float) -> None:
 @given(rate=RATES, times=st.floats(0.1, 10))
 def test_scaling_every_price_scales_only_the_bill(rate: float, times: float) -> None:
     asked = small(rate)
-    before, price = ranked(asked), price_per_hour(gpu("L40S"))
+    before, price = search_analytically(asked), look_up_gpu_price(get_gpu("L40S"))
     assert price
-    after = ranked(replace(asked, prices=Prices({"L40S": price.usd * times})))
+    after = search_analytically(replace(asked, prices=PriceSelection({"L40S": price.usd * times})))
     assert [c.identity for c in before.candidates] == [c.identity for c in after.candidates]
     for old, new in zip(before.candidates, after.candidates, strict=True):
         assert old.usd_per_hour and new.usd_per_hour == pytest.approx(times * old.usd_per_hour)
@@ -135,25 +135,28 @@ def test_larger_machines_never_cost_less() -> None:
 def test_a_replayed_plan_pays_its_spare_and_says_so() -> None:
     few = {**SMALL, "gpus": [{"gpu": "L40S", "at_most": 2, "sold_in": [1]}], "quantization": ["fp8"]}
     few |= {"workload": {**SMALL["workload"], "rate": 6}}
-    plain, spared = search(scenario(few, "s")).chosen, search(scenario({**few, "spare_replicas": 1}, "s"))
+    plain, spared = (
+        search_deployments(parse_scenario(few, "s")).chosen,
+        search_deployments(parse_scenario({**few, "spare_replicas": 1}, "s")),
+    )
     assert plain and spared.chosen
     assert spared.chosen.usd_per_hour > plain.usd_per_hour
     assert "+ 1 spare" in str(spared.chosen)
-    told = answer(spared)
+    told = serialize_plan(spared)
     assert told["gpus"] == told["layout"]["replicas"] + 1 <= told["gpus_rented"] and told["machines"]
     assert told["power_w"][0] > spared.chosen.prediction.power.mid * spared.chosen.prediction.gpus
 
 
 def test_a_start_or_a_power_limit_that_nothing_keeps_is_what_binds() -> None:
-    slow, hungry = ranked(small(start_up_at_most=5)), ranked(small(power_at_most=40))
+    slow, hungry = search_analytically(small(start_up_at_most=5)), search_analytically(small(power_at_most=40))
     assert slow.chosen is None and slow.binding.constraint == "start-up" and "above 5 s" in str(slow)
     assert hungry.chosen is None and "the mean power of all GPUs is" in str(hungry) and "above 40 W" in str(hungry)
-    unknown = ranked(small(engine="sglang", engine_version=None, start_up_at_most=5)).best
+    unknown = search_analytically(small(engine="sglang", engine_version=None, start_up_at_most=5)).best
     assert unknown and any("start-up of a replica is not known" in risk for risk in unknown.risks)
 
 
 def test_a_stock_that_holds_no_replica_with_its_spare_is_a_rejection() -> None:
-    plan = ranked(small(sold_in=[8], spare_replicas=32))
+    plan = search_analytically(small(sold_in=[8], spare_replicas=32))
     assert not plan.candidates and plan.binding.constraint == "stock" and "of at most 16" in plan.binding.sentence
 
 
@@ -167,14 +170,14 @@ def test_units_that_cannot_be_are_refused(sold_in: object, message: str) -> None
 
 def test_one_number_is_a_unit_and_a_node_of_ones_own_is_one_too() -> None:
     assert small(sold_in=8).gpus[0].units == (8,)
-    wide = scenario({**SMALL, "gpus": [{"gpu": "H100-SXM", "at_most": 16, "gpus_per_node": 16}]}, "s").gpus[0]
+    wide = parse_scenario({**SMALL, "gpus": [{"gpu": "H100-SXM", "at_most": 16, "gpus_per_node": 16}]}, "s").gpus[0]
     assert wide.units == (1, 2, 4, 8, 16) and wide.node == 16
-    assert scenario({**SMALL, "gpus": [{"gpu": "A10", "at_most": 16}]}, "s").gpus[0].node == 4
+    assert parse_scenario({**SMALL, "gpus": [{"gpu": "A10", "at_most": 16}]}, "s").gpus[0].node == 4
 
 
 @pytest.mark.parametrize("node", [1, 2, 4, 8])
 def test_no_layout_that_nobody_would_build_is_offered(node: int) -> None:
-    for layout in legal_layouts(model("meta-llama/Llama-3.1-70B"), gpu("H100-SXM"), 512, node):
+    for layout in list_legal_layouts(load_model("meta-llama/Llama-3.1-70B"), get_gpu("H100-SXM"), 512, node):
         nodes = math.ceil(layout.gpus / node)
         assert layout.tp <= node and layout.pp <= 8 and layout.pp % nodes == 0
         assert layout.tp * layout.pp // nodes <= node

@@ -9,22 +9,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import PlannerError
-from planner.facts.arrivals import arrivals, blocks_of, ramp, shared_prefix
-from planner.simulator.kernel_types import ENTRY, LEAST_LOADED, Router, Rules, StepTable, Traffic
-from planner.simulator.replay import replay
-from planner.simulator.replay_result import ReplayResult
-from planner.simulator.schedule_cases import run_case
+from planner.core.errors import PlannerError
+from planner.simulator.kernel_types import (
+    NOTE_ENTRY,
+    ROUTE_LEAST_LOADED,
+    EngineRules,
+    RequestBatch,
+    RouterConfig,
+    StepCostTable,
+)
+from planner.simulator.results import SimulationResult
+from planner.simulator.schedule_cases import run_schedule_case
+from planner.simulator.simulation import simulate_requests
+from planner.workload.request_generator import (
+    build_segment_blocks,
+    build_shared_prefix_blocks,
+    sample_arrivals,
+    sample_ramp_arrivals,
+)
 
 SCHEDULES = Path(__file__).parent / "data" / "schedules"
 VERSIONS = ("0.20.2", "0.33.0")
-LINEAR = StepTable(5e-3 + 2e-5 * np.arange(2049), 4e-6 * np.arange(257), 1e-3, 1e-6, 5e-8, 2e-10)
+LINEAR = StepCostTable(5e-3 + 2e-5 * np.arange(2049), 4e-6 * np.arange(257), 1e-3, 1e-6, 5e-8, 2e-10)
 """About an 8B model on an H100."""
 
 
-def rules(**changes: object) -> Rules:
+def rules(**changes: object) -> EngineRules:
     """A small engine: 256 sequences, 2,048 tokens a step, 16-token blocks."""
-    base = Rules(256, 2048, 3001, 8192, False, True, 0, False, False, False, np.array([[0, 16]]))
+    base = EngineRules(256, 2048, 3001, 8192, False, True, 0, False, False, False, np.array([[0, 16]]))
     return base._replace(**changes)  # type: ignore[arg-type]
 
 
@@ -35,7 +47,7 @@ def test_schedule_is_vllms_step_for_step(case: Path, version: str, tmp_path: Pat
     data["config"]["engine_version"] = version
     copy, log = tmp_path / "CASE.json", tmp_path / "STEPS.csv"
     copy.write_text(json.dumps(data))
-    run_case(copy, log)
+    run_schedule_case(copy, log)
     assert log.read_text().splitlines() == (SCHEDULES / f"{case.stem}.vllm-{version}.csv").read_text().splitlines()
 
 
@@ -81,14 +93,14 @@ def cases(draw: st.DrawFn) -> dict:
 def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, case: dict) -> None:
     path = tmp_path_factory.getbasetemp() / "hypothesis.json"
     path.write_text(json.dumps(case))
-    result = run_case(path)
+    result = run_schedule_case(path)
     outcome, config = result.outcome, case["config"]
     assert np.isfinite(outcome.last_token).all(), "every request ends"
     assert outcome.totals[5] == config["num_blocks"] - 1, "every block taken is given back"
     assert (outcome.sent <= outcome.scheduled).all() and (outcome.scheduled < outcome.first_token).all()
     made = np.minimum(result.output, config["max_model_len"] - result.prompt)
     computed = np.zeros(len(made))
-    entries = outcome.noted(ENTRY, 3).astype(int)
+    entries = outcome.noted(NOTE_ENTRY, 3).astype(int)
     np.add.at(computed, entries[:, 1], entries[:, 2])
     once = outcome.preemptions == 0
     assert (computed + outcome.cached == result.prompt + made - 1)[once].all(), "each token is computed once"
@@ -96,7 +108,7 @@ def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, case: dict) -
     assert outcome.itl.sum() == (made - 1).sum(), "each token but the first ends one gap"
 
 
-def alike(one: ReplayResult, other: ReplayResult) -> bool:
+def alike(one: SimulationResult, other: SimulationResult) -> bool:
     """Equal to the last bit, request by request."""
     fields = ("sent", "scheduled", "first_token", "last_token", "preemptions", "itl")
     return all(np.array_equal(getattr(one.outcome, name), getattr(other.outcome, name)) for name in fields)
@@ -109,22 +121,22 @@ def test_shortcuts_change_nothing(overlap: bool, num_blocks: int, concurrency: i
     rng = np.random.default_rng(7)
     prompt, output = rng.integers(1, 900, 200), rng.integers(1, 250, 200)
     engine = rules(async_scheduling=overlap, num_blocks=num_blocks, enable_prefix_caching=True)
-    arrival = arrivals(200, 6.0, 1.0, rng)
-    traffic = Traffic(arrival, prompt, output, concurrency=concurrency)
-    fast = replay(engine, LINEAR, traffic)
+    arrival = sample_arrivals(200, 6.0, 1.0, rng)
+    traffic = RequestBatch(arrival, prompt, output, concurrency=concurrency)
+    fast = simulate_requests(engine, LINEAR, traffic)
     # sampling gauges rules out skipping over equal steps, naming blocks rules out only counting them
-    assert alike(fast, replay(engine, LINEAR, traffic, gauge_s=0.1))
-    own, start = shared_prefix(prompt, output, np.zeros_like(prompt), 16)
-    assert alike(fast, replay(engine, LINEAR, traffic._replace(content=own, content_start=start)))
+    assert alike(fast, simulate_requests(engine, LINEAR, traffic, gauge_s=0.1))
+    own, start = build_shared_prefix_blocks(prompt, output, np.zeros_like(prompt), 16)
+    assert alike(fast, simulate_requests(engine, LINEAR, traffic._replace(content=own, content_start=start)))
     assert (fast.preemptions.sum() > 0) == (num_blocks == 160)
 
 
 def test_one_seat_waits_as_pollaczek_and_khinchine_say() -> None:
     """M/D/1: the mean wait is rho s / (2 (1 - rho)) for a constant service time s."""
     service, load, n = 0.1, 0.7, 200_000
-    table = StepTable(np.full(2, service), np.zeros(2))
-    arrival = arrivals(n, load / service, 1.0, np.random.default_rng(1))
-    result = replay(rules(max_num_seqs=1), table, Traffic(arrival, np.full(n, 10), np.ones(n)))
+    table = StepCostTable(np.full(2, service), np.zeros(2))
+    arrival = sample_arrivals(n, load / service, 1.0, np.random.default_rng(1))
+    result = simulate_requests(rules(max_num_seqs=1), table, RequestBatch(arrival, np.full(n, 10), np.ones(n)))
     assert result.queue.mean() == pytest.approx(load * service / (2 * (1 - load)), rel=0.03)
     assert result.ttft.mean() == pytest.approx(result.queue.mean() + service)
 
@@ -132,8 +144,8 @@ def test_one_seat_waits_as_pollaczek_and_khinchine_say() -> None:
 def test_closed_loop_keeps_its_concurrency_and_obeys_littles_law() -> None:
     rng = np.random.default_rng(3)
     n, flight = 600, 24
-    traffic = Traffic(np.zeros(n), rng.integers(50, 500, n), rng.integers(20, 200, n), concurrency=flight)
-    result = replay(rules(), LINEAR, traffic)
+    traffic = RequestBatch(np.zeros(n), rng.integers(50, 500, n), rng.integers(20, 200, n), concurrency=flight)
+    result = simulate_requests(rules(), LINEAR, traffic)
     changes = np.concatenate([result.sent, result.outcome.last_token])
     in_flight = np.cumsum(np.repeat([1, -1], n)[np.lexsort((np.repeat([1, -1], n), changes))])
     assert in_flight.max() == result.most_running == flight
@@ -142,8 +154,8 @@ def test_closed_loop_keeps_its_concurrency_and_obeys_littles_law() -> None:
 
 def test_latency_adds_up() -> None:
     """One request alone: a prefill step, then a decode step per token, each as long as the table says."""
-    traffic = Traffic(np.zeros(1), np.array([100]), np.array([4]), request_s=0.02, prompt_token_s=1e-5)
-    result = replay(rules(), LINEAR, traffic)
+    traffic = RequestBatch(np.zeros(1), np.array([100]), np.array([4]), request_s=0.02, prompt_token_s=1e-5)
+    result = simulate_requests(rules(), LINEAR, traffic)
     one = 1e-3 + 1e-6 + 4e-6
     steps = [one + 5e-3 + 2e-5 * 100 + 2e-10 * 100 * 101 / 2] + [one + 5e-3 + 2e-5 + 5e-8 * c for c in (100, 101, 102)]
     assert result.ttft[0] == pytest.approx(0.021 + steps[0])
@@ -155,31 +167,32 @@ def test_latency_adds_up() -> None:
 def test_the_front_end_takes_by_the_tokens_that_are_not_cached() -> None:
     """Two prompts of 100 tokens, the first 64 of them the same, one long after the other."""
     prompt, output = np.array([100, 100]), np.array([4, 4])
-    content, start = shared_prefix(prompt, output, np.array([64, 64]), 16)
-    sent = Traffic(np.array([0.0, 9.0]), prompt, output, content, start)
+    content, start = build_shared_prefix_blocks(prompt, output, np.array([64, 64]), 16)
+    sent = RequestBatch(np.array([0.0, 9.0]), prompt, output, content, start)
     free, slow = (
-        replay(rules(enable_prefix_caching=True), LINEAR, sent._replace(prompt_token_s=each)) for each in (0.0, 1e-3)
+        simulate_requests(rules(enable_prefix_caching=True), LINEAR, sent._replace(prompt_token_s=each))
+        for each in (0.0, 1e-3)
     )
     assert slow.outcome.cached.tolist() == [0, 64]
     assert slow.ttft - free.ttft == pytest.approx([0.1, 0.036])
 
 
 def test_windows_cap_what_attention_reads() -> None:
-    window = StepTable(
+    window = StepCostTable(
         np.zeros(1), np.zeros(1), decode_windows=np.array([[64, 1.0]]), prefill_windows=np.array([[64, 1.0]])
     )
-    result = replay(rules(), window, Traffic(np.zeros(1), np.array([100]), np.array([2])))
+    result = simulate_requests(rules(), window, RequestBatch(np.zeros(1), np.array([100]), np.array([2])))
     assert result.ttft[0] == sum(min(query + 1, 64) for query in range(100))
     assert result.tpot[0] == 64
 
 
 def test_pipeline_overlaps_steps() -> None:
     """Steps of one token each, for two requests: two pipeline stages serve both in the time that one takes for one."""
-    table = StepTable(np.full(2, 0.1), np.zeros(2), stages=2)
-    narrow, traffic = rules(max_num_batched_tokens=1), Traffic(np.zeros(2), np.ones(2), np.full(2, 50))
-    piped = replay(narrow, table, traffic)
+    table = StepCostTable(np.full(2, 0.1), np.zeros(2), stages=2)
+    narrow, traffic = rules(max_num_batched_tokens=1), RequestBatch(np.zeros(2), np.ones(2), np.full(2, 50))
+    piped = simulate_requests(narrow, table, traffic)
     assert piped.tpot == pytest.approx([0.1, 0.1])
-    alone = replay(narrow, table._replace(stages=1), traffic)
+    alone = simulate_requests(narrow, table._replace(stages=1), traffic)
     assert piped.duration == pytest.approx(alone.duration / 2, rel=0.02)
 
 
@@ -189,17 +202,17 @@ def test_speculation_yields_a_geometric_chain(k: int, rate: float, overlap: bool
     """A chain draft of k tokens yields (1 - rate^(k+1)) / (1 - rate) tokens a step (Leviathan et al. 2023, eq. 1)."""
     engine = rules(num_speculative_tokens=k, acceptance_rate=rate, async_scheduling=overlap)
     n, output = 20, 2000
-    traffic = Traffic(np.zeros(n), np.full(n, 16), np.full(n, output))
-    result = replay(engine, StepTable(np.ones(1), np.zeros(1)), traffic)
+    traffic = RequestBatch(np.zeros(n), np.full(n, 16), np.full(n, output))
+    result = simulate_requests(engine, StepCostTable(np.ones(1), np.zeros(1)), traffic)
     per_step = (output - 1) / (result.outcome.last_token - result.outcome.first_token)
     assert per_step.mean() == pytest.approx((1 - rate ** (k + 1)) / (1 - rate), rel=0.03)
 
 
 def test_shared_prefix_is_computed_once() -> None:
     prompt, output = np.full(5, 200), np.full(5, 10)
-    content = shared_prefix(prompt, output, np.array([150, 150, 0, 150, 7]), 16)
+    content = build_shared_prefix_blocks(prompt, output, np.array([150, 150, 0, 150, 7]), 16)
     engine = rules(enable_prefix_caching=True)
-    result = replay(engine, LINEAR, Traffic(np.arange(5.0), prompt, output, *content))
+    result = simulate_requests(engine, LINEAR, RequestBatch(np.arange(5.0), prompt, output, *content))
     assert result.outcome.cached.tolist() == [0, 144, 0, 144, 0], "whole blocks of 16"
     assert result.ttft[1] < result.ttft[0]
 
@@ -209,9 +222,11 @@ def test_groups_with_blocks_of_two_sizes_share_prefixes_and_a_pool(prefix: int) 
     """As gemma-4 with an FP8 cache: windows in blocks of 16 tokens, full attention in blocks of 32; preempted, too."""
     groups = np.array([(64, 16), (64, 16), (0, 32)], np.int64)
     prompt, output = np.full(60, 400), np.full(60, 200)
-    content = shared_prefix(prompt, output, np.full(60, prefix), 16)
+    content = build_shared_prefix_blocks(prompt, output, np.full(60, prefix), 16)
     both = rules(enable_prefix_caching=True, max_num_seqs=60, max_num_batched_tokens=512, num_blocks=500, groups=groups)
-    found = replay(both, StepTable(np.ones(1), np.zeros(1)), Traffic(np.zeros(60), prompt, output, *content))
+    found = simulate_requests(
+        both, StepCostTable(np.ones(1), np.zeros(1)), RequestBatch(np.zeros(60), prompt, output, *content)
+    )
     assert found.outcome.preemptions.sum() > 0 and found.outcome.totals[5] == 499
     assert np.isfinite(found.outcome.last_token).all()
     assert set(found.outcome.cached) <= {0, prefix}
@@ -220,7 +235,7 @@ def test_groups_with_blocks_of_two_sizes_share_prefixes_and_a_pool(prefix: int) 
 
 def test_blocks_are_equal_where_all_before_is() -> None:
     texts = [[("a", 20), ("b", 30)], [("a", 20), ("b", 12)], [("b", 32)], [("a", 16), ("b", 16)], [("c", 32)]]
-    numbers, start = blocks_of(texts, 16)
+    numbers, start = build_segment_blocks(texts, 16)
     rows = [numbers[s:e].tolist() for s, e in zip(start, [*start[1:], None], strict=True)]
     assert rows[1] == rows[0][:2] and len(rows[0]) == 3
     assert rows[3][0] == rows[0][0] and rows[3][1] != rows[0][1], (
@@ -231,42 +246,42 @@ def test_blocks_are_equal_where_all_before_is() -> None:
 
 def test_requests_wait_until_the_scheduler_looks_for_them() -> None:
     """SGLang's --scheduler-recv-interval: every so many decode steps, after every prompt, and whenever it is idle."""
-    second = StepTable(np.ones(10), np.zeros(10))  # every step takes 1 s
+    second = StepCostTable(np.ones(10), np.zeros(10))  # every step takes 1 s
     arrival, prompt, output = np.array([0.0, 1.5, 1.5, 30.0]), np.array([10, 10, 10, 10]), np.array([20, 2, 2, 2])
-    traffic = Traffic(arrival, prompt, output)
-    found = {n: replay(rules(recv_interval=n), second, traffic).outcome for n in (1, 8)}
+    traffic = RequestBatch(arrival, prompt, output)
+    found = {n: simulate_requests(rules(recv_interval=n), second, traffic).outcome for n in (1, 8)}
     np.testing.assert_allclose(found[1].first_token, [1, 3, 3, 31])
     np.testing.assert_allclose(found[8].first_token, [1, 10, 10, 31])  # looks at 0, 1 and 9 s, and is idle at 30 s
 
 
 @pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0, math.inf])
 def test_arrivals_are_those_of_vllm_bench(burstiness: float) -> None:
-    times = arrivals(50_000, 20.0, burstiness, np.random.default_rng(0))
+    times = sample_arrivals(50_000, 20.0, burstiness, np.random.default_rng(0))
     gaps = np.diff(times)
     assert times[-1] == pytest.approx(50_000 / 20), "stretched to n / rate"
     assert gaps.std() / gaps.mean() == pytest.approx(1 / math.sqrt(burstiness), rel=0.03, abs=1e-9)
-    assert not arrivals(10, math.inf, 1.0, np.random.default_rng(0)).any()
+    assert not sample_arrivals(10, math.inf, 1.0, np.random.default_rng(0)).any()
 
 
 def test_ramp_doubles() -> None:
-    times = ramp([10, 20, 40], 100.0, np.random.default_rng(0))
+    times = sample_ramp_arrivals([10, 20, 40], 100.0, np.random.default_rng(0))
     assert (np.diff(times) >= 0).all()
     assert np.histogram(times, 3, (0, 300))[0] == pytest.approx([1000, 2000, 4000], rel=0.1)
 
 
 def test_same_seed_same_bits() -> None:
-    def once() -> ReplayResult:
+    def once() -> SimulationResult:
         rng = np.random.default_rng(11)
         engine = rules(num_speculative_tokens=2, acceptance_rate=0.5, seed=5)
         lengths = rng.integers(1, 400, 300), rng.integers(1, 99, 300)
-        return replay(engine, LINEAR, Traffic(arrivals(300, 9.0, 0.5, rng), *lengths))
+        return simulate_requests(engine, LINEAR, RequestBatch(sample_arrivals(300, 9.0, 0.5, rng), *lengths))
 
     assert alike(once(), once())
 
 
 def test_gauges_follow_the_load() -> None:
-    traffic = Traffic(np.array([0, 0, 0, 9.0]), np.full(4, 64), np.full(4, 100))
-    result = replay(rules(max_num_seqs=2), LINEAR, traffic, gauge_s=0.05)
+    traffic = RequestBatch(np.array([0, 0, 0, 9.0]), np.full(4, 64), np.full(4, 100))
+    result = simulate_requests(rules(max_num_seqs=2), LINEAR, traffic, gauge_s=0.05)
     gauges = result.gauges.set_index("seconds")
     assert gauges.loc[0.5, ["running", "waiting"]].tolist() == [2, 1]
     assert gauges.loc[5.0].sum() == 0, "idle"
@@ -310,7 +325,7 @@ def test_bad_cases_are_told_in_one_sentence(bad: object, words: list[str], tmp_p
     path = tmp_path / "CASE.json"
     path.write_text(json.dumps(bad))
     with pytest.raises(PlannerError) as error:
-        run_case(path)
+        run_schedule_case(path)
     message = str(error.value)
     assert "\n" not in message and all(word.casefold() in message.casefold() for word in words), message
 
@@ -330,17 +345,17 @@ def test_bad_cases_are_told_in_one_sentence(bad: object, words: list[str], tmp_p
 )
 def test_bad_arrays_name_request_and_field(arrival: list, prompt: list, output: list, words: list[str]) -> None:
     with pytest.raises(PlannerError) as error:
-        replay(rules(), LINEAR, Traffic(np.array(arrival, float), np.array(prompt), np.array(output)))
+        simulate_requests(rules(), LINEAR, RequestBatch(np.array(arrival, float), np.array(prompt), np.array(output)))
     assert all(word in str(error.value) for word in words), error.value
 
 
 @pytest.mark.parametrize("broken", [{"fixed_s": math.nan}, {"tokens_s": np.array([0.0, math.inf])}, {"fixed_s": -1.0}])
 def test_a_step_that_takes_no_time_known_is_refused(broken: dict) -> None:
     with pytest.raises(PlannerError, match=f"field {next(iter(broken))}"):
-        replay(rules(), LINEAR._replace(**broken), Traffic(np.zeros(1), np.full(1, 16), np.full(1, 4)))
+        simulate_requests(rules(), LINEAR._replace(**broken), RequestBatch(np.zeros(1), np.full(1, 16), np.full(1, 4)))
 
 
-def crowd(seed: int) -> tuple[Rules, StepTable, Traffic, Router]:
+def crowd(seed: int) -> tuple[EngineRules, StepCostTable, RequestBatch, RouterConfig]:
     """Any engine, with few or plenty of blocks, seats and tokens a step, in bursts, open and closed loops, routed."""
     rng = np.random.default_rng(seed)
 
@@ -361,15 +376,17 @@ def crowd(seed: int) -> tuple[Rules, StepTable, Traffic, Router]:
     groups = groups + [[one(8, 32, 64, 100), size]] * one(0, 0, 0, 1, 2)
     least, long = len(groups) * (int((prompt + output).max()) // size + 3), int((prompt + output).max())
     caching, many = bool(rng.random() < 0.5), one(0, 2, least, 4 * least, 30 * least)
-    engine = Rules(
+    engine = EngineRules(
         seats, budget, least + many, one(4096, max(long - 3, prompt.max() + 1)), caching, True, one(0, 0, 5, 50),
         bool(rng.random() < 0.5), False, bool(rng.random() < 0.5), np.array(groups),
     )  # fmt: skip
     windows = np.array([[one(8, 32, 100), 2e-7]] * one(0, 0, 1, 2), float).reshape(-1, 2)
-    table = StepTable(
+    table = StepCostTable(
         np.linspace(1e-3, 5e-3, 700), np.linspace(0, 1e-3, 64), 1e-3, 1e-6, 1e-7, 1e-8, 1e-4, windows, windows[:1]
     )
-    content, start = shared_prefix(prompt, output, np.where(rng.random(n) < 0.7, rng.integers(0, 100), 0), size)
+    content, start = build_shared_prefix_blocks(
+        prompt, output, np.where(rng.random(n) < 0.7, rng.integers(0, 100), 0), size
+    )
     blocks = np.diff(start, append=len(content))
     for k in range(2, n if rng.random() < 0.5 else 0):  # what was said comes back as a prompt
         common = min(prompt[k] // size, blocks[k - 2])
@@ -377,8 +394,8 @@ def crowd(seed: int) -> tuple[Rules, StepTable, Traffic, Router]:
     told = {"content": content, "content_start": start} if rng.random() < 0.7 else {}
     arrival = np.sort(rng.random(n)) * rng.choice([0.0, 0.02, 0.2, 1.0, 5.0])
     flight = 0 if rng.random() < 0.6 else int(rng.integers(1, 2 * seats + 2))
-    sent = Traffic(arrival, prompt, output, concurrency=flight, request_s=1e-3, prompt_token_s=1e-6, **told)
-    return engine, table, sent, Router(one(1, 1, 1, 2, 3), LEAST_LOADED)
+    sent = RequestBatch(arrival, prompt, output, concurrency=flight, request_s=1e-3, prompt_token_s=1e-6, **told)
+    return engine, table, sent, RouterConfig(one(1, 1, 1, 2, 3), ROUTE_LEAST_LOADED)
 
 
 @settings(max_examples=300, deadline=None)
@@ -387,11 +404,11 @@ def test_who_drifts_fares_as_if_looked_at_in_every_step(seed: int) -> None:
     """Taking notes has the scheduler look at everybody: the same times, gaps, blocks and preemptions, to the bit."""
     engine, table, sent, router = crowd(seed)
     try:
-        drifted = replay(engine, table, sent, router=router).outcome
+        drifted = simulate_requests(engine, table, sent, router=router).outcome
     except PlannerError:  # one that never fits, whichever way it is replayed
         with pytest.raises(PlannerError):
-            replay(engine, table, sent, router=router, log=True)
+            simulate_requests(engine, table, sent, router=router, log=True)
         return
-    apart = replay(engine, table, sent, router=router, log=True).outcome
+    apart = simulate_requests(engine, table, sent, router=router, log=True).outcome
     for name in ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached", "itl", "totals", "usage"):
         np.testing.assert_array_equal(getattr(drifted, name), getattr(apart, name), name)

@@ -12,12 +12,12 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 from pypdf import PageObject, PdfReader
 
-from planner.core.quantities import PlannerError
-from planner.faces import headless
-from planner.faces import report as report_module
-from planner.faces.chapter import kept_plan
-from planner.faces.report import report, walk
-from planner.planning.scenario import scenario_path
+from planner.core.errors import PlannerError
+from planner.planning.scenario import find_scenario_file
+from planner.ui import notebook_runner as headless
+from planner.ui import pdf_report as report_module
+from planner.ui.notebook_session import search_cached
+from planner.ui.pdf_report import list_chapter_notebooks, write_report
 
 pytestmark = pytest.mark.slow
 
@@ -26,21 +26,22 @@ NAME = "edge-8b-24gb"
 CONTENT = """
 import altair as alt, pandas as pd
 from IPython.display import Markdown, display
-from planner.core.quantities import Interval
-from planner.faces.widgets import choice, code, explore, figure, note, slider, table
+from planner.core.intervals import Interval
+from planner.ui.notebook_widgets import build_choice, build_slider, explore
+from planner.ui.notebook_widgets import show_code, show_figure, show_note, show_table
 frame = pd.DataFrame({"Concurrency": [1, 2, 3], "TPOT (ms)": [4, 5, 6]})
 def draw(scale, mark):
     chart = alt.Chart(frame.assign(y=frame["TPOT (ms)"] * scale)).mark_line().encode(x="Concurrency", y="y")
-    return figure(chart, f"Scaled by {scale}.")
-display(explore(draw, scale=slider(1, 9, 2), mark=choice(["line"])))
-display(table(pd.DataFrame({"TTFT p99 (ms)": [Interval(300, 412.3, 550)]}), "Costs $3 or $4."))
-display(note("A note."), code("vllm serve " + "--option value " * 40), Markdown("The product is $6 \\\\times 7$."))
+    return show_figure(chart, f"Scaled by {scale}.")
+display(explore(draw, scale=build_slider(1, 9, 2), mark=build_choice(["line"])))
+display(show_table(pd.DataFrame({"TTFT p99 (ms)": [Interval(300, 412.3, 550)]}), "Costs $3 or $4."))
+display(show_note("A note."), show_code("vllm serve " + "--option value " * 40), Markdown("The product is $6 \\\\times 7$."))
 """
 
 
 @pytest.fixture(autouse=True)
 def searched_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_module, "search", kept_plan)
+    monkeypatch.setattr(report_module, "search_deployments", search_cached)
 
 
 def made(folder: Path, source: str) -> Path:
@@ -65,14 +66,16 @@ class Written:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "it's #1 $x$ *bold* \\ [a](b).yaml"
-        path.write_bytes(scenario_path(NAME).read_bytes())
+        path.write_bytes(find_scenario_file(NAME).read_bytes())
         columns = {
             f"gpu_memory_utilization {i}": ["some words", "meta-llama/Llama-3.1-70B-Instruct"] for i in range(14)
         }
         shown = f"text = {HOSTILE!r}\ndisplay(note(text), table(pd.DataFrame({{text: [text]}}), text), code(text))\n"
         shown += f"display(Markdown(f'**{{text}}**'), table(pd.DataFrame({columns}), 'Wide.'))"
         self.said: list[str] = []
-        self.again = partial(report, path, overrides={"question": HOSTILE}, notebooks=[made(folder, CONTENT + shown)])
+        self.again = partial(
+            write_report, path, overrides={"question": HOSTILE}, notebooks=[made(folder, CONTENT + shown)]
+        )
         self.pdf = self.again(folder / "a", progress=self.said.append)
         self.pages, self.name = PdfReader(self.pdf).pages, path.stem
         self.text = " ".join(" ".join(page.extract_text() for page in self.pages).split())
@@ -82,7 +85,7 @@ class Written:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("SOURCE_DATE_EPOCH", "86400")
-        patched.setattr(report_module, "search", kept_plan)
+        patched.setattr(report_module, "search_deployments", search_cached)
         yield Written(tmp_path_factory.mktemp("written"))
 
 
@@ -102,7 +105,7 @@ def test_a_chart_is_drawn_with_the_names_that_svg_has(monkeypatch: pytest.Monkey
     svg = '<svg width="9" height="9" viewBox="-1 0 9 9"><clipPath id="a"></clipPath></svg>'
     shown = new_output("display_data", {"text/html": svg})
     nbformat.write(new_notebook(cells=[new_code_cell("", outputs=[shown])]), tmp_path / "a.ipynb")
-    report_module._typst(tmp_path / "a.ipynb", tmp_path, ())
+    report_module._convert_to_typst(tmp_path / "a.ipynb", tmp_path, ())
     assert 'viewBox="-1 0 9 9"' in drawn[0] and "</clipPath>" in drawn[0]
 
 
@@ -136,37 +139,37 @@ def test_a_users_text_reaches_the_page_as_it_is(written):
 
 
 def test_a_planner_error_in_a_notebook_is_told_as_it_is(notebook, tmp_path):
-    made = notebook("from planner.facts.gpus import gpu\ngpu('H1000')")
+    made = notebook("from planner.hardware.gpus import get_gpu\nget_gpu('H1000')")
     with pytest.raises(PlannerError, match=r"^unknown GPU 'H1000'"):
-        report(NAME, tmp_path, notebooks=[made], progress=str)
+        write_report(NAME, tmp_path, notebooks=[made], progress=str)
 
 
 def test_any_other_error_names_the_notebook(notebook, tmp_path):
     with pytest.raises(PlannerError, match=r"^notebook 1-made failed: ZeroDivisionError: division by zero$"):
-        report(NAME, tmp_path, notebooks=[notebook("1 / 0")], progress=str)
+        write_report(NAME, tmp_path, notebooks=[notebook("1 / 0")], progress=str)
 
 
 def test_fields_of_the_scenario_can_be_set(notebook, tmp_path):
-    before = scenario_path(NAME).read_bytes()
+    before = find_scenario_file(NAME).read_bytes()
     overrides = {"workload.rate": 0.25, "prices": {"RTX-3090": 0.01}}
-    report(NAME, tmp_path, overrides, [notebook("scenario")], progress=str)
+    write_report(NAME, tmp_path, overrides, [notebook("scenario")], progress=str)
     found = json.loads((tmp_path / "plan.json").read_text())
     assert (found["planned_rps"], found["gpu"], found["usd_per_hour"][0]) == (0.25, "RTX-3090", 0.01)
     assert found["model"] == "meta-llama/Llama-3.1-8B-Instruct"
-    assert scenario_path(NAME).read_bytes() == before
+    assert find_scenario_file(NAME).read_bytes() == before
 
 
 def test_a_model_that_fits_nowhere_gets_a_report_that_says_so(tmp_path):
     overrides = {"gpus": [{"gpu": "L4", "at_most": 1}]}
-    pages = PdfReader(report("chat-70b", tmp_path, overrides, progress=str)).pages
+    pages = PdfReader(write_report("chat-70b", tmp_path, overrides, progress=str)).pages
     assert "fits nowhere" in " ".join(pages[0].extract_text().split())
     assert "GiB" in "".join(page.extract_text() for page in pages)
 
 
 def test_the_default_walk(tmp_path):
     said: list[str] = []
-    pdf = report("chat-70b", tmp_path, progress=said.append)
-    assert len(said) - 1 == len(walk()) == 8
+    pdf = write_report("chat-70b", tmp_path, progress=said.append)
+    assert len(said) - 1 == len(list_chapter_notebooks()) == 8
     pages = PdfReader(pdf).pages
     assert len(pages) >= 9
     text = " ".join(page.extract_text() for page in pages)
@@ -196,6 +199,6 @@ def test_ctrl_c_does_not_wait_for_the_notebooks_that_run(monkeypatch: pytest.Mon
     monkeypatch.setattr(headless, "as_completed", interrupted)
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        headless.execute([tmp_path / "a.ipynb"], {}, tmp_path, print)
+        headless.execute_notebooks([tmp_path / "a.ipynb"], {}, tmp_path, print)
     assert time.monotonic() - began < 10
     ended.set()

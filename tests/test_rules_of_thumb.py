@@ -2,48 +2,51 @@
 
 import pytest
 
-from planner.facts.deployment import deploy_on
-from planner.facts.workload import Lengths, Workload
-from planner.studies import rules_of_thumb
-from planner.studies.tail_latency import by_utilization
+from planner.analysis import rules_of_thumb
+from planner.analysis.tail_latency import sweep_utilization
+from planner.engines.deployment import deploy_on
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 LLAMA_8B, LLAMA_70B = "meta-llama/Llama-3.1-8B", "meta-llama/Meta-Llama-3.1-70B"
 
 
 def test_a_bf16_parameter_takes_two_bytes_and_an_int4_one_more_than_half_a_byte():
-    assert rules_of_thumb.bytes_per_parameter(deploy_on(LLAMA_8B, "H100")) == pytest.approx(2, rel=5e-3)
+    assert rules_of_thumb.compute_bytes_per_parameter(deploy_on(LLAMA_8B, "H100")) == pytest.approx(2, rel=5e-3)
     # groups of 128 with a scale of 2 bytes and a zero point of half a byte; embedding and head in BF16
     plain = 2 * 128_256 * 4096 / 8.03e9
-    stored = rules_of_thumb.bytes_per_parameter(deploy_on(LLAMA_8B, "H100", quantization="awq"))
+    stored = rules_of_thumb.compute_bytes_per_parameter(deploy_on(LLAMA_8B, "H100", quantization="awq"))
     assert stored == pytest.approx((1 - plain) * (0.5 + 2.5 / 128) + plain * 2, rel=0.01)
 
 
 def test_a_single_gpu_exchanges_nothing_and_more_gpus_more_of_the_step():
     cases = {f"{tp}": deploy_on(LLAMA_70B, "B200", tp=tp) for tp in (1, 2, 4, 8)}
-    shares = rules_of_thumb.exchanges(cases, 64, 8192, 1000)["prefill (% of the step)"]
+    shares = rules_of_thumb.build_communication_table(cases, 64, 8192, 1000)["prefill (% of the step)"]
     assert shares[0] == 0
     assert shares.is_monotonic_increasing
 
 
 def test_nothing_is_faster_than_itself_and_longer_requests_leave_room_for_fewer():
     served = {"BF16": deploy_on(LLAMA_8B, "L4", max_model_len=4096)}
-    assert (rules_of_thumb.times_faster(served, (1, 64), 2000, 1000).iloc[0, 1:] == 1).all()
-    traffics = {f"{n}": Workload(Lengths.fixed(n), Lengths.fixed(50), rate=1) for n in (500, 1000, 2000)}
-    held = rules_of_thumb.sequences_carried(served, traffics).iloc[0, 2:]
+    assert (rules_of_thumb.compare_step_speed(served, (1, 64), 2000, 1000).iloc[0, 1:] == 1).all()
+    traffics = {
+        f"{n}": Workload(LengthDistribution.fixed(n), LengthDistribution.fixed(50), rate=1) for n in (500, 1000, 2000)
+    }
+    held = rules_of_thumb.build_sequence_capacity_table(served, traffics).iloc[0, 2:]
     assert held.is_monotonic_decreasing
     assert held.iloc[-1] >= 1
 
 
 def test_what_does_not_start_carries_and_serves_nothing():
-    load = Workload(Lengths.fixed(500), Lengths.fixed(50), rate=1)
+    load = Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(50), rate=1)
     none = {"70B on one L4": deploy_on(LLAMA_70B, "L4")}
-    assert rules_of_thumb.sequences_carried(none, {"chat": load})["chat"].item() == 0
-    assert rules_of_thumb.throughputs(none, load, (1,)).isna().all(axis=None)
+    assert rules_of_thumb.build_sequence_capacity_table(none, {"chat": load})["chat"].item() == 0
+    assert rules_of_thumb.sweep_throughput(none, load, (1,)).isna().all(axis=None)
 
 
 def test_mean_ttft_of_closed_form_and_replay_agree_below_saturation_and_both_grow_with_load():
-    load = Workload(Lengths.fixed(1000), Lengths.fixed(100), rate=1)
-    found = by_utilization(deploy_on(LLAMA_8B, "H100", max_model_len=4096), load, (0.2, 0.5, 0.8))
+    load = Workload(LengthDistribution.fixed(1000), LengthDistribution.fixed(100), rate=1)
+    found = sweep_utilization(deploy_on(LLAMA_8B, "H100", max_model_len=4096), load, (0.2, 0.5, 0.8))
     assert found["mean, replayed"].to_numpy() == pytest.approx(found["mean, closed form"].to_numpy(), rel=0.15)
     assert found["mean, replayed"].is_monotonic_increasing
     assert (found["p99, replayed"] > found["mean, replayed"]).all()

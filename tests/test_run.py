@@ -10,42 +10,44 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import Interval, PlannerError
-from planner.facts.deployment import Deployment, deploy_on
-from planner.facts.traces import Trace
-from planner.facts.workload import Lengths, Workload
-from planner.latency.performance import POINTS
-from planner.latency.speculation import step_of
+from planner.core.errors import PlannerError
+from planner.core.intervals import Interval
+from planner.engines.deployment import Deployment, deploy_on
+from planner.latency.performance import LATENCY_STATISTICS
+from planner.latency.speculative_decoding import build_step_model
 from planner.latency.step_model import StepModel
-from planner.memory.budget import memory_of
-from planner.operations.batch import predict_row
-from planner.planning import benchmark_run as runs
+from planner.memory.memory_plan import get_memory_plan
 from planner.planning import capacity as limits
-from planner.planning.benchmark_run import once, run, sample
-from planner.planning.capacity import capacity
+from planner.planning import simulation_runs as runs
+from planner.planning.capacity import estimate_capacity
 from planner.planning.prediction import Prediction, predict
-from planner.simulator.replay_result import ReplayResult
+from planner.planning.simulation_runs import run_short_simulation, run_simulation, simulate_once
+from planner.simulator.results import SimulationResult
+from planner.tools.batch import predict_row
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.traces import Trace
+from planner.workload.workload import Workload
 
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 L40S = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=4096)
 CARD = L40S.with_args(max_num_seqs=32)
-CHAT = Workload(Lengths.lognormal(500, 1200), Lengths.lognormal(100, 260), rate=2.0)
+CHAT = Workload(LengthDistribution.lognormal(500, 1200), LengthDistribution.lognormal(100, 260), rate=2.0)
 STEP = 0.02
 
 
 @pytest.fixture(scope="module")
 def most() -> float:
-    return capacity(CARD, CHAT).mid
+    return estimate_capacity(CARD, CHAT).mid
 
 
 @pytest.fixture
 def even(monkeypatch: pytest.MonkeyPatch) -> StepModel:
     """Every step takes 20 ms, whatever is in it, and may take a quarter more or less."""
-    known = step_of(CARD)
+    known = build_step_model(CARD)
     flat = replace(
         known, parts={"all": np.zeros_like(known.grid)}, rows_s=np.zeros(33), fixed_s=STEP, decode_context_s=0.0,
         decode_windows=(), prefill_pair_s=0.0, prefill_windows=(), state_s=0.0, prefill_step_s=0.0, prompt_s=0.0,
-        request_s=0.0, prompt_token_s=0.0, sigma_tpot=math.log(1.25) / runs.Z80, sigma_ttft=0.0, sigma_output_tps=0.0,
+        request_s=0.0, prompt_token_s=0.0, sigma_tpot=math.log(1.25) / runs.Z_SCORE_80PCT, sigma_ttft=0.0, sigma_output_tps=0.0,
     )  # fmt: skip
     for module in (runs, limits):
         monkeypatch.setattr(module, "step_of", lambda deployment: flat)
@@ -58,13 +60,13 @@ def recorded(arrival: np.ndarray, prompt: np.ndarray, output: np.ndarray) -> Wor
 
 def fresh_capacity(deployment: Deployment, load: Workload) -> Interval:
     """`capacity`, not remembered from before a step or a pool was replaced."""
-    limits._served_at_most.cache_clear()
-    return capacity(deployment, load)
+    limits._simulate_saturated_rps.cache_clear()
+    return estimate_capacity(deployment, load)
 
 
 def test_capacity_of_equal_steps_is_slots_over_tokens_times_step(even: StepModel) -> None:
     """32 slots, 50 tokens of 20 ms each: 32 requests a second; a quarter slower or faster at the ends."""
-    load = Workload(Lengths.fixed(16), Lengths.fixed(50), rate=1.0)
+    load = Workload(LengthDistribution.fixed(16), LengthDistribution.fixed(50), rate=1.0)
     found = fresh_capacity(CARD, load)
     assert found.mid == pytest.approx(32 / (50 * STEP), rel=0.02)
     assert (found.lo / found.mid, found.hi / found.mid) == (pytest.approx(0.8), pytest.approx(1.25))
@@ -74,21 +76,21 @@ def test_capacity_of_equal_steps_is_slots_over_tokens_times_step(even: StepModel
 
 def test_a_kv_pool_that_holds_few_bounds_the_capacity(even: StepModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 sequences of 160 + 160 tokens fill 160 blocks of 16: a quarter of the 32 slots, a quarter of the capacity."""
-    load = Workload(Lengths.fixed(160), Lengths.fixed(160), rate=1.0)
-    memory = memory_of(CARD)
+    load = Workload(LengthDistribution.fixed(160), LengthDistribution.fixed(160), rate=1.0)
+    memory = get_memory_plan(CARD)
     small = replace(memory, pool=replace(memory.pool, num_blocks=1 + 8 * 20))
     ample = fresh_capacity(CARD, load).mid
-    monkeypatch.setattr(limits, "memory_of", lambda deployment: small)
+    monkeypatch.setattr(limits, "get_memory_plan", lambda deployment: small)
     tight = fresh_capacity(CARD, load).mid
     assert ample == pytest.approx(32 / (160 * STEP), rel=0.02)
     assert 8 / (160 * STEP) * 0.95 < tight < 13 / (160 * STEP)  # half of an answer is not there yet, on average
 
 
 LENGTHS = {
-    "spread": (Lengths.lognormal(500, 1200), Lengths.lognormal(100, 260)),
-    "narrow": (Lengths.uniform(922, 0.8), Lengths.uniform(922, 0.8)),
-    "alike": (Lengths.fixed(500), Lengths.fixed(300)),
-    "few long": (Lengths.lognormal(1500, 5000), Lengths.lognormal(28, 90)),
+    "spread": (LengthDistribution.lognormal(500, 1200), LengthDistribution.lognormal(100, 260)),
+    "narrow": (LengthDistribution.uniform(922, 0.8), LengthDistribution.uniform(922, 0.8)),
+    "alike": (LengthDistribution.fixed(500), LengthDistribution.fixed(300)),
+    "few long": (LengthDistribution.lognormal(1500, 5000), LengthDistribution.lognormal(28, 90)),
 }
 
 
@@ -98,31 +100,31 @@ def test_capacity_is_what_a_long_crowded_run_serves(name: str, slots: int) -> No
     """Also where answers are alike, so that whole batches end together."""
     card, (prompt, output) = CARD.with_args(max_num_seqs=slots), LENGTHS[name]
     load = Workload(prompt, output, rate=1.0)
-    found = once(card, replace(load, rate=None, concurrency=3 * slots), 40 * slots, seed=5)
+    found = simulate_once(card, replace(load, rate=None, concurrency=3 * slots), 40 * slots, seed=5)
     done = np.sort(found.sent + found.e2e)
     served = 30 * slots / (done[35 * slots - 1] - done[5 * slots - 1])  # whole batches
-    assert capacity(card, load).mid == pytest.approx(served, rel=0.04)
+    assert estimate_capacity(card, load).mid == pytest.approx(served, rel=0.04)
 
 
 def test_capacity_where_more_begin_than_the_pool_holds() -> None:
     """All answers are alike, so that they grow together until half of them are preempted."""
     card = deploy_on("allenai/OLMoE-1B-7B-0125", "A100-SXM-80GB", quantization="fp8", max_num_seqs=1008)
-    load = Workload(Lengths.fixed(356), Lengths.fixed(1024), rate=1.0)
-    found = once(card, replace(load, rate=None, concurrency=1120), 20 * 1008, seed=5)
+    load = Workload(LengthDistribution.fixed(356), LengthDistribution.fixed(1024), rate=1.0)
+    found = simulate_once(card, replace(load, rate=None, concurrency=1120), 20 * 1008, seed=5)
     assert found.preemptions.any()
-    assert capacity(card, load).mid == pytest.approx(len(found.output) / found.duration, rel=0.06)
+    assert estimate_capacity(card, load).mid == pytest.approx(len(found.output) / found.duration, rel=0.06)
 
 
 def test_capacity_does_not_depend_on_what_arrives(most: float) -> None:
     for other in (CHAT.at(9.0), replace(CHAT, burstiness=0.2), replace(CHAT, rate=None, concurrency=5)):
-        assert capacity(CARD, other).mid == pytest.approx(most)
+        assert estimate_capacity(CARD, other).mid == pytest.approx(most)
 
 
 def test_queues_grow_beyond_the_capacity_and_not_below_it(most: float) -> None:
     """Which is what the word means: 10% below, the last quarter waits like the second; 10% above, far longer."""
     waits = []
     for share in (0.9, 1.1):
-        queue = once(CARD, CHAT.at(share * most), 6000, seed=3).queue
+        queue = simulate_once(CARD, CHAT.at(share * most), 6000, seed=3).queue
         waits.append(float(queue[4500:].mean() / max(queue[1500:3000].mean(), 1e-3)))
     assert waits[0] < 2 < waits[1]
 
@@ -130,10 +132,10 @@ def test_queues_grow_beyond_the_capacity_and_not_below_it(most: float) -> None:
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(share=st.floats(0.1, 1.3), burstiness=st.floats(0.2, 4), tokens=st.integers(1, 300))
 def test_percentiles_rise_and_lie_within_their_intervals(most: float, share: float, burstiness: float, tokens: int):
-    load = replace(CHAT.at(share * most), output=Lengths.uniform(tokens, 0.5), burstiness=burstiness)
-    found = sample(CARD, load, 400)
+    load = replace(CHAT.at(share * most), output=LengthDistribution.uniform(tokens, 0.5), burstiness=burstiness)
+    found = run_short_simulation(CARD, load, 400)
     for metric in METRICS:
-        values = [found.at(metric, point) for point in POINTS]
+        values = [found.at(metric, point) for point in LATENCY_STATISTICS]
         if any(math.isnan(value.mid) for value in values):
             assert tokens == 1 and metric in ("tpot", "itl")
             continue
@@ -145,9 +147,9 @@ def test_percentiles_rise_and_lie_within_their_intervals(most: float, share: flo
 @pytest.mark.parametrize("share", [0.5, 0.85])
 def test_an_interval_holds_what_both_ends_of_the_step_cost_make_of_it(most: float, share: float) -> None:
     """Its queue included: close to the capacity, steps that take half as long again make everybody wait."""
-    found = run(CARD, CHAT.at(share * most))
+    found = run_simulation(CARD, CHAT.at(share * most))
     for metric in ("ttft", "tpot", "itl", "e2e"):
-        for point in POINTS:
+        for point in LATENCY_STATISTICS:
             stated = found.at(metric, point)
             assert found.ends[1].stats(metric)[point] <= 1.03 * stated.hi, (metric, point)
             assert 0.97 * stated.lo <= found.ends[0].stats(metric)[point], (metric, point)
@@ -155,19 +157,19 @@ def test_an_interval_holds_what_both_ends_of_the_step_cost_make_of_it(most: floa
 
 def test_other_arrivals_hardly_move_what_is_stated(most: float) -> None:
     """Thrice as many requests with other seeds: within 3%, or within what the interval says that luck moves."""
-    found = run(CARD, CHAT.at(0.75 * most))
-    others = [once(CARD, found.workload, 4000, seed=seed).without(100, 50) for seed in range(70, 73)]
-    other = ReplayResult.pooled(others)
+    found = run_simulation(CARD, CHAT.at(0.75 * most))
+    others = [simulate_once(CARD, found.workload, 4000, seed=seed).without(100, 50) for seed in range(70, 73)]
+    other = SimulationResult.pooled(others)
     for metric in ("ttft", "tpot", "e2e"):
-        for point in POINTS:
+        for point in LATENCY_STATISTICS:
             mid, luck = found.at(metric, point).mid, found.moves(lambda seed, m=metric, p=point: seed.stats(m)[p])
             assert other.stats(metric)[point] == pytest.approx(mid, rel=0.03 + 2 * luck), (metric, point)
 
 
 def test_a_slower_step_costs_a_closed_loop_that_much_longer(even: StepModel) -> None:
     """10 tokens of 20 ms, alone: 200 ms, and a quarter more or less."""
-    load = Workload(Lengths.fixed(16), Lengths.fixed(10), concurrency=1, num_prompts=20)
-    found = run.__wrapped__(CARD, load)
+    load = Workload(LengthDistribution.fixed(16), LengthDistribution.fixed(10), concurrency=1, num_prompts=20)
+    found = run_simulation.__wrapped__(CARD, load)
     e2e = found.at("e2e", "p50")
     assert e2e.mid == pytest.approx(10 * STEP)
     tpot = found.at("tpot", "mean")
@@ -175,8 +177,8 @@ def test_a_slower_step_costs_a_closed_loop_that_much_longer(even: StepModel) -> 
 
 
 def test_pooled_runs_are_their_requests_one_after_the_other() -> None:
-    one, other = (once(CARD, CHAT, 300, seed=seed) for seed in (0, 1))
-    both = ReplayResult.pooled([one, other])
+    one, other = (simulate_once(CARD, CHAT, 300, seed=seed) for seed in (0, 1))
+    both = SimulationResult.pooled([one, other])
     for name in ("ttft", "tpot", "e2e", "queue", "preemptions", "prompt", "output"):
         assert np.allclose(getattr(both, name), np.concatenate([getattr(one, name), getattr(other, name)])), name
     assert both.duration == pytest.approx(one.duration + other.duration)
@@ -185,12 +187,12 @@ def test_pooled_runs_are_their_requests_one_after_the_other() -> None:
     assert least <= both.stats("itl")["p99"] <= largest
     busy = [found.outcome.totals[1] for found in (one, other)]
     assert both.decode_batch == pytest.approx(np.average([one.decode_batch, other.decode_batch], weights=busy))
-    assert ReplayResult.pooled([one]) is one
+    assert SimulationResult.pooled([one]) is one
 
 
 def test_without_the_beginning_and_the_end_every_mean_is_of_the_same_requests() -> None:
     """ITL is the time after the first token over the tokens after it, of those that are left."""
-    inner = once(CARD, CHAT, 400).without(100, 50)
+    inner = simulate_once(CARD, CHAT, 400).without(100, 50)
     assert len(inner.output) == 250
     gaps = float((inner.e2e - inner.ttft).sum()) / (inner.output - 1).sum()
     assert inner.stats("itl")["mean"] == pytest.approx(gaps)
@@ -206,10 +208,10 @@ def test_refused_prompts_are_counted_and_only_the_others_served() -> None:
     assert found.refused == pytest.approx(0.05, abs=0.001)
     assert found.performance.request_tps.mid == pytest.approx(2.0 * (1 - found.refused))
     assert "are refused" in " ".join(found.warnings)
-    replayed = run(found.deployment, found.workload).mid
+    replayed = run_simulation(found.deployment, found.workload).mid
     assert replayed.prompt.max() < 1200
     finite = refusing(1200, num_prompts=2000, rate=None, concurrency=16)
-    served = run(finite.deployment, finite.workload)
+    served = run_simulation(finite.deployment, finite.workload)
     each = served.requests / len(served.seeds)
     assert each == pytest.approx(2000 * (1 - found.refused), abs=4 * math.sqrt(2000 * 0.05))
     assert found.load.prompt.largest < 1200 <= CHAT.prompt.largest
@@ -223,9 +225,9 @@ def test_an_engine_that_refuses_everything_is_an_error_and_not_a_plan() -> None:
 
 @pytest.mark.parametrize("load", [{}, {"rate": None, "concurrency": 8}])
 def test_one_token_has_neither_a_pace_nor_gaps(load: dict[str, object]) -> None:
-    found = predict(CARD, replace(CHAT, output=Lengths.fixed(1), **load)).performance
+    found = predict(CARD, replace(CHAT, output=LengthDistribution.fixed(1), **load)).performance
     assert found is not None
-    for point in POINTS:
+    for point in LATENCY_STATISTICS:
         assert math.isnan(found.tpot[point].mid), point
         assert math.isnan(found.itl[point].mid), point
         assert found.e2e[point].mid == pytest.approx(found.ttft[point].mid)
@@ -233,7 +235,7 @@ def test_one_token_has_neither_a_pace_nor_gaps(load: dict[str, object]) -> None:
 
 
 def test_cells_of_one_token_stay_empty(tmp_path: Path) -> None:
-    from planner.operations.batch import predict_file
+    from planner.tools.batch import predict_file
 
     (tmp_path / "rows.csv").write_text("model,gpu,isl,osl,concurrency\nmeta-llama/Llama-3.1-8B-Instruct,L40S,500,1,4\n")
     assert predict_file(tmp_path / "rows.csv", tmp_path / "out.csv") == 0
@@ -249,9 +251,9 @@ def test_a_trace_is_replayed_whole_and_as_it_came() -> None:
     n = 600
     arrival = np.cumsum(np.concatenate(([0.0], np.full(n - 1, 2.0))))
     prompt, output = rng.integers(50, 500, n), rng.integers(1, 60, n)
-    found = run(CARD, recorded(arrival, prompt, output))
+    found = run_simulation(CARD, recorded(arrival, prompt, output))
     assert found.requests == n
-    unsaid = run(CARD, replace(recorded(arrival, prompt, output), num_prompts=None))  # as scenarios have it
+    unsaid = run_simulation(CARD, replace(recorded(arrival, prompt, output), num_prompts=None))  # as scenarios have it
     assert unsaid.requests == n
     assert (found.mid.prompt == prompt).all() and (found.mid.output == output).all()
     assert found.mid.sent == pytest.approx(arrival)
@@ -263,7 +265,7 @@ def test_lengths_beside_a_trace_win_over_its_own() -> None:
     rng = np.random.default_rng(0)
     arrival = np.sort(100 * rng.random(200))
     base = recorded(arrival - arrival[0], rng.integers(50, 500, 200), rng.integers(1, 60, 200))
-    found = run(CARD, replace(base, output=Lengths.fixed(7)))
+    found = run_simulation(CARD, replace(base, output=LengthDistribution.fixed(7)))
     assert (found.mid.output == 7).all() and found.requests == 200
     assert found.mid.sent == pytest.approx(base.trace.arrival)
     assert set(found.mid.prompt) <= set(range(50, 501)) and found.mid.prompt.std() > 50
@@ -274,7 +276,7 @@ def test_replicas_take_turns_with_a_trace() -> None:
     rng = np.random.default_rng(0)
     arrival = np.sort(100 * rng.random(301))
     base = recorded(arrival - arrival[0], rng.integers(50, 500, 301), rng.integers(2, 60, 301))
-    found = run(CARD.with_replicas(2), base)
+    found = run_simulation(CARD.with_replicas(2), base)
     assert sorted(found.mid.prompt) == sorted(base.trace.prompt)
 
 
@@ -282,7 +284,7 @@ def test_two_traces_of_the_same_figures_are_two_traces() -> None:
     """Long answers at the beginning, or between the short ones: only the order differs."""
     arrival, prompt, mixed = np.arange(400) * 0.05, np.full(400, 100), np.tile([1, 400], 200)
     for output in (mixed, np.sort(mixed)[::-1]):
-        found = run(CARD, recorded(arrival, prompt, output))
+        found = run_simulation(CARD, recorded(arrival, prompt, output))
         assert (found.mid.output == output).all()
 
 
@@ -305,7 +307,7 @@ def test_each_engine_gets_its_share(deployment: Deployment) -> None:
 def test_a_benchmark_of_few_requests_is_that_run() -> None:
     """From the first request to the last token, with the idle end that every closed run has."""
     few = replace(CHAT, rate=None, concurrency=16, num_prompts=64)
-    found, seeds = predict(CARD, few).performance, run(CARD, few).seeds
+    found, seeds = predict(CARD, few).performance, run_simulation(CARD, few).seeds
     assert {len(seed.output) for seed in seeds} == {64} and found.requests == 64 * len(seeds)
     assert found.request_tps.mid == pytest.approx(64 / np.mean([seed.duration for seed in seeds]))
     row = {"model": CARD.model.name, "gpu": "L40S", "engine_version": "0.20.2", "max_model_len": "4096",

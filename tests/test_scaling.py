@@ -9,19 +9,26 @@ import numpy as np
 import pytest
 import yaml
 
-from planner.core.quantities import PlannerError
-from planner.faces.charts.scaling import day
-from planner.facts.days import day_of, profiles
-from planner.operations.answer import answer, told
-from planner.operations.launch.files import documents
-from planner.operations.launch.manifests import by_the_clock
-from planner.planning import scaling
-from planner.planning.capacity import taken_on
-from planner.planning.renting import renting_of, serverless
-from planner.planning.scaling import Scaling, largest_shares, replay_day, scaling_of, without_lulls
-from planner.planning.scenario import Scenario, load_scenario, scenario
-from planner.planning.scenario_entries import ApiEntry, InsteadEntry, ServerlessEntry
-from planner.planning.search import Plan, search
+from planner.core.errors import PlannerError
+from planner.deploy.artifacts import render_artifacts
+from planner.deploy.manifests import build_cron_schedule
+from planner.planning import autoscaling as scaling
+from planner.planning.autoscaling import (
+    AutoscalingPlan,
+    compute_hourly_utilization,
+    fill_short_lulls,
+    plan_autoscaling,
+    simulate_day,
+)
+from planner.planning.billing import compare_billing, price_serverless
+from planner.planning.capacity import derive_effective_workload
+from planner.planning.scenario import Scenario, load_scenario, parse_scenario
+from planner.planning.scenario_schema import ApiEntry, BillingAlternativesEntry, ServerlessEntry
+from planner.planning.search import Plan, search_deployments
+from planner.ui.charts.autoscaling import plot_day
+from planner.ui.plan_json import serialize_plan
+from planner.ui.plan_text import format_plan
+from planner.workload.daily_profile import build_daily_profile, load_daily_profiles
 
 HOURS = (2, 1, 1, 1, 1, 2, 6, 16, 30, 38, 40, 39, 36, 38, 40, 38, 34, 30, 24, 20, 16, 12, 8, 4)
 SMALL = {
@@ -41,10 +48,10 @@ SMALL = {
 
 
 @cache
-def planned() -> tuple[Plan, Scaling]:
-    plan = search(scenario(SMALL, "office"))
+def planned() -> tuple[Plan, AutoscalingPlan]:
+    plan = search_deployments(parse_scenario(SMALL, "office"))
     assert plan.chosen is not None
-    found = scaling_of(plan.scenario, plan.chosen)
+    found = plan_autoscaling(plan.scenario, plan.chosen)
     assert found is not None
     return plan, found
 
@@ -52,12 +59,12 @@ def planned() -> tuple[Plan, Scaling]:
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Minutes of each hour do for a test."""
-    monkeypatch.setattr(scaling, "MOST", 30_000)
+    monkeypatch.setattr(scaling, "MAX_REQUESTS_PER_DAY", 30_000)
 
 
 def asked(**workload: object) -> Scenario:
     changed = {name: value for name, value in {**SMALL["workload"], **workload}.items() if value is not None}
-    return scenario({**SMALL, "workload": changed}, "office")
+    return parse_scenario({**SMALL, "workload": changed}, "office")
 
 
 def test_the_level_holds_in_every_hour_with_fewer_gpu_hours() -> None:
@@ -76,16 +83,16 @@ def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() ->
     """Two replicas of one L4 become one at night; two L4 that share each step (TP2) cannot, and are better by day."""
     level = {"ttft": {"p95": 800}, "tpot": {"p95": 50}}
     office = {**SMALL, "service_level": level, "workload": {**SMALL["workload"], "rate": 8}}
-    moment = search(replace(scenario(office, "office"), day=None))
-    plan = search(scenario(office, "office"))
+    moment = search_deployments(replace(parse_scenario(office, "office"), day=None))
+    plan = search_deployments(parse_scenario(office, "office"))
     assert moment.chosen is not None and moment.chosen.what.startswith("2 x L4, TP2,")
     assert plan.chosen is not None and plan.chosen.what.startswith("2 x L4, TP1 x 2 replicas,")
     assert plan.chosen.usd_per_hour == moment.chosen.usd_per_hour
     assert plan.scaling is not None and plan.scaling.misses == () and plan.scaling.saved > 0.25
     assert plan.chosen.cost[1] == pytest.approx(plan.renting.usd["scaled by the hour"] / 24)
-    whole = scaling_of(plan.scenario, moment.chosen)
+    whole = plan_autoscaling(plan.scenario, moment.chosen)
     assert whole is not None and whole.saved == 0
-    assert "for its day: scaled by the hour it takes 67% of its price, the runner-up 100%" in told(plan)
+    assert "for its day: scaled by the hour it takes 67% of its price, the runner-up 100%" in format_plan(plan)
 
 
 def spiky(seed: int) -> list[float]:
@@ -97,50 +104,50 @@ def spiky(seed: int) -> list[float]:
 def test_other_days_hold_their_level_too(hours: str | list[float]) -> None:
     plan, _ = planned()
     assert plan.chosen is not None
-    found = scaling_of(replace(plan.scenario, day=day_of(hours, Path())), plan.chosen)
+    found = plan_autoscaling(replace(plan.scenario, day=build_daily_profile(hours, Path())), plan.chosen)
     assert found is not None and found.misses == ()
     assert not missed_on_other_days(plan.scenario, found).any()
     assert 0 <= found.saved < 1 and found.gpu_hours <= found.fixed_gpu_hours
 
 
-def missed_on_other_days(asked: Scenario, found: Scaling) -> np.ndarray:
+def missed_on_other_days(asked: Scenario, found: AutoscalingPlan) -> np.ndarray:
     """[hours] whether a promise is broken on days that the plan has not seen."""
-    load = taken_on(found.deployment, asked.workload)
-    days = [replay_day(found.deployment, load, found.rates, found.replicas, seed=100 + seed) for seed in range(4)]
-    return np.max([largest_shares(day, found.rates, asked.service_level) for day in days], axis=0) > 1
+    load = derive_effective_workload(found.deployment, asked.workload)
+    days = [simulate_day(found.deployment, load, found.rates, found.replicas, seed=100 + seed) for seed in range(4)]
+    return np.max([compute_hourly_utilization(day, found.rates, asked.service_level) for day in days], axis=0) > 1
 
 
 @pytest.mark.parametrize("burstiness", [0.1, 0.3])
 @pytest.mark.parametrize("headroom", [0.0, 0.2])
 def test_bursts_are_provided_for_or_told(burstiness: float, headroom: float) -> None:
     """Hours of other days that miss their level are told to, and have the whole fleet."""
-    plan = search(replace(asked(burstiness=burstiness), headroom=headroom))
+    plan = search_deployments(replace(asked(burstiness=burstiness), headroom=headroom))
     found = plan.scaling
     assert found is not None
     assert {*np.flatnonzero(missed_on_other_days(plan.scenario, found))} <= {*found.misses}
     assert all(found.replicas[hour] == found.deployment.layout.replicas for hour in found.misses)
-    assert ("every hour holds on 5 days" in told(plan)) == (not found.misses)
+    assert ("every hour holds on 5 days" in format_plan(plan)) == (not found.misses)
 
 
 def test_fewer_replicas_and_late_ones_break_the_level() -> None:
     """What the replay is for: it does not hold by itself."""
     plan, found = planned()
-    load, level = taken_on(found.deployment, plan.scenario.workload), plan.scenario.service_level
+    load, level = derive_effective_workload(found.deployment, plan.scenario.workload), plan.scenario.service_level
     fewer = np.maximum(np.array(found.replicas) - 1, 1)
-    short = largest_shares(replay_day(found.deployment, load, found.rates, fewer), found.rates, level)
+    short = compute_hourly_utilization(simulate_day(found.deployment, load, found.rates, fewer), found.rates, level)
     first = np.flatnonzero(fewer < found.replicas)[0]
     assert (short[:first] <= 1).all() and (short[first:] > 1).any()
-    late = replay_day(found.deployment, load, found.rates, found.replicas, late_s=found.lead_s)
-    assert (largest_shares(late, found.rates, level) > 1).any(), "started on the hour they come too late"
+    late = simulate_day(found.deployment, load, found.rates, found.replicas, late_s=found.lead_s)
+    assert (compute_hourly_utilization(late, found.rates, level) > 1).any(), "started on the hour they come too late"
     grown = np.flatnonzero(np.diff(found.replicas) > 0) + 1
-    assert set(np.flatnonzero(largest_shares(late, found.rates, level) > 1)) <= {*grown, *grown + 1}
+    assert set(np.flatnonzero(compute_hourly_utilization(late, found.rates, level) > 1)) <= {*grown, *grown + 1}
 
 
 def test_a_replayed_day_has_the_days_traffic_and_its_replicas() -> None:
     plan, found = planned()
-    load = taken_on(found.deployment, plan.scenario.workload)
-    replayed = replay_day(found.deployment, load, found.rates, found.replicas)
-    hour = (replayed.sent // (scaling.MOST / sum(found.rates))).astype(int)
+    load = derive_effective_workload(found.deployment, plan.scenario.workload)
+    replayed = simulate_day(found.deployment, load, found.rates, found.replicas)
+    hour = (replayed.sent // (scaling.MAX_REQUESTS_PER_DAY / sum(found.rates))).astype(int)
     assert np.bincount(hour, minlength=24)[:24] / len(hour) == pytest.approx(np.array(HOURS) / sum(HOURS), abs=5e-3)
     assert [replayed.outcome.replica[hour == k].max() + 1 for k in range(24)] == list(found.replicas)
 
@@ -166,31 +173,31 @@ def test_the_threshold_is_what_is_in_a_replica_that_takes_its_most() -> None:
     ],
 )
 def test_lulls_too_short_for_a_start_are_kept(counts: list[int], hours: float, kept: list[int]) -> None:
-    assert without_lulls(np.array(counts), hours).tolist() == kept
+    assert fill_short_lulls(np.array(counts), hours).tolist() == kept
 
 
 def test_replicas_at_least() -> None:
     plan, _ = planned()
-    found = scaling_of(replace(plan.scenario, replicas_at_least=2), plan.chosen)
+    found = plan_autoscaling(replace(plan.scenario, replicas_at_least=2), plan.chosen)
     assert found is not None and min(found.replicas) == 2
-    assert scaling_of(replace(plan.scenario, day=None), plan.chosen) is None
+    assert plan_autoscaling(replace(plan.scenario, day=None), plan.chosen) is None
 
 
 def test_a_day_is_named_counted_or_given(tmp_path: Path) -> None:
     assert asked().day.shares == pytest.approx(np.array(HOURS) / 40)
     named = asked(day="campus-rag").day
     assert max(named.shares) == 1 and named.shares[3] == pytest.approx(25 / 485) and named.busiest is None
-    assert all(len(profile.hours) == 24 for profile in profiles().values())
+    assert all(len(profile.hours) == 24 for profile in load_daily_profiles().values())
     rows = [f"{hour * 3600 + k},100,10" for hour in range(25) for k in range(2 if hour % 24 > 1 else 1)]
     (tmp_path / "day.csv").write_text("\n".join(["arrival,prompt_tokens,output_tokens", *rows]))
-    counted = day_of("day.csv", tmp_path / "day.csv")
+    counted = build_daily_profile("day.csv", tmp_path / "day.csv")
     assert counted.shares == (0.5, 0.5, *[1.0] * 22), "the hour that had only begun is left out"
     path = tmp_path / "mine.yaml"
     counted_in = {name: value for name, value in SMALL["workload"].items() if name != "rate"}
     path.write_text(yaml.safe_dump({**SMALL, "workload": {**counted_in, "day": "day.csv"}}))
     found = load_scenario(path)
     assert found.workload.rate == 2 / 3600 and found.files[-1] == tmp_path / "day.csv"
-    assert search(found).chosen is not None
+    assert search_deployments(found).chosen is not None
 
 
 @pytest.mark.parametrize("shape", [0.2, 1.0])
@@ -200,7 +207,7 @@ def test_a_days_trace_says_how_its_requests_bunch(tmp_path: Path, shape: float) 
     seconds = np.interp(turns, sums * 200, np.arange(25) * 3600)[turns < sums[-1] * 200]
     path = tmp_path / "day.csv"
     path.write_text("\n".join(["arrival,prompt_tokens,output_tokens", *(f"{at:.6f},400,60" for at in seconds)]))
-    assert day_of("day.csv", path).burstiness == pytest.approx(shape, rel=0.1)
+    assert build_daily_profile("day.csv", path).burstiness == pytest.approx(shape, rel=0.1)
     assert asked(day=str(path)).workload.burstiness == pytest.approx(shape, rel=0.1)
     assert asked(day=str(path), burstiness=0.5).workload.burstiness == 0.5
 
@@ -226,11 +233,11 @@ def test_what_is_no_day_is_told(workload: dict[str, object], told: str) -> None:
 def test_what_is_paid_by_hour_second_and_token() -> None:
     """By hand for a whole day's figures; at its break-even each way costs what the other does."""
     plan, found = planned()
-    instead = InsteadEntry(
+    instead = BillingAlternativesEntry(
         serverless=ServerlessEntry(usd_per_gpu_second=0.0004, cold_start=30, idle_seconds=60),
         api=ApiEntry(usd_per_mtok_input=0.05, usd_per_mtok_output=0.1),
     )
-    paid = renting_of(replace(plan.scenario, instead=instead), found)
+    paid = compare_billing(replace(plan.scenario, instead=instead), found)
     requests = 40 * 3600 * sum(HOURS) / max(HOURS)
     assert paid.requests == pytest.approx(requests)
     assert paid.usd["API"] == pytest.approx(requests * (400 * 0.05 + 60 * 0.1) / 1e6)
@@ -240,12 +247,12 @@ def test_what_is_paid_by_hour_second_and_token() -> None:
     assert busy * 0.99 < paid.usd["serverless"] < busy * 1.02 and paid.cold < 1e-9, "somebody always asks"
     times = paid.up_to["API", "scaled by the hour"] / requests
     api, scaled = (
-        renting_of(replace(plan.scenario, instead=instead), busier(found, more)) for more in (times, times * 1.05)
+        compare_billing(replace(plan.scenario, instead=instead), busier(found, more)) for more in (times, times * 1.05)
     )
     assert api.usd["API"] < api.usd["scaled by the hour"] and scaled.usd["API"] > scaled.usd["scaled by the hour"]
 
 
-def busier(found: Scaling, times: float) -> Scaling:
+def busier(found: AutoscalingPlan, times: float) -> AutoscalingPlan:
     counts = np.maximum(found.needed(times), 1)
     fleet = found.deployment.with_replicas(int(counts.max()))
     rates = tuple(rate * times for rate in found.rates)
@@ -269,7 +276,9 @@ def test_a_serverless_replica_is_paid_as_a_simulation_says(rate: float, idle: fl
         more = max(until, max(now, ready) + stay)
         paid, until = paid + more - until, more
     quiet = replace(found, rates=(rate,) * 24, replicas=(1,) * 24)
-    usd, waits = serverless(ServerlessEntry(usd_per_gpu_second=1, cold_start=start, idle_seconds=idle), quiet, 1.0)
+    usd, waits = price_serverless(
+        ServerlessEntry(usd_per_gpu_second=1, cold_start=start, idle_seconds=idle), quiet, 1.0
+    )
     assert usd / 86400 == pytest.approx(paid / now, rel=0.05)
     assert waits == pytest.approx(cold / many, rel=0.05)
 
@@ -277,7 +286,9 @@ def test_a_serverless_replica_is_paid_as_a_simulation_says(rate: float, idle: fl
 def test_the_file_for_keda_has_the_plans_hours_threshold_and_patience() -> None:
     """At every minute of the day its triggers ask for as many replicas as the plan has, a start-up ahead."""
     plan, found = planned()
-    (text,) = documents(plan.chosen.prediction, (), wanted=["kubernetes"], scaling=found)["k8s/scale.yaml"].split("---")
+    (text,) = render_artifacts(plan.chosen.prediction, (), wanted=["kubernetes"], scaling=found)[
+        "k8s/scale.yaml"
+    ].split("---")
     spec = yaml.safe_load(text)["spec"]
     *clock, watched = spec["triggers"]
     assert watched["metadata"]["threshold"] == f"{found.threshold:.3g}"
@@ -296,10 +307,10 @@ def test_the_file_for_keda_has_the_plans_hours_threshold_and_patience() -> None:
         assert (np.roll(asked, ahead) >= np.repeat(found.replicas, 60)).all()
     assert asked.sum() <= 60 * sum(found.replicas) + 5 * found.starts, "and no more than that"
     weekly = replace(found, replicas=(1,) * 8 + (2,) * 2 + (1,) * 158, rates=(1.0,) * 168)
-    assert by_the_clock(weekly, 90.0) == [("58 7 * * 1", "0 10 * * 1", 2)], "a week begins on Monday"
+    assert build_cron_schedule(weekly, 90.0) == [("58 7 * * 1", "0 10 * * 1", 2)], "a week begins on Monday"
     long = replace(found, replicas=(1,) + (2,) * 23, rates=(1.0,) * 24)
-    assert by_the_clock(long, 4000.0) == [("1 0 * * *", "0 0 * * *", 2)], "a start never passes the end before"
-    assert by_the_clock(replace(found, clock=False), 90.0) == []
+    assert build_cron_schedule(long, 4000.0) == [("1 0 * * *", "0 0 * * *", 2)], "a start never passes the end before"
+    assert build_cron_schedule(replace(found, clock=False), 90.0) == []
 
 
 def test_spare_replicas_run_beside_those_that_the_traffic_asks_for() -> None:
@@ -308,7 +319,9 @@ def test_spare_replicas_run_beside_those_that_the_traffic_asks_for() -> None:
     deployment = replace(plan.chosen.deployment, spare_replicas=2)
     prediction = replace(plan.chosen.prediction, deployment=deployment)
     for followed in (None, replace(found, deployment=deployment)):
-        (text,) = documents(prediction, (), wanted=["kubernetes"], scaling=followed)["k8s/scale.yaml"].split("---")
+        (text,) = render_artifacts(prediction, (), wanted=["kubernetes"], scaling=followed)["k8s/scale.yaml"].split(
+            "---"
+        )
         spec = yaml.safe_load(text)["spec"]
         watched = spec["triggers"][-1]["metadata"]
         assert spec["minReplicaCount"] == 3
@@ -317,16 +330,16 @@ def test_spare_replicas_run_beside_those_that_the_traffic_asks_for() -> None:
 
 def test_the_answer_tells_the_day() -> None:
     plan, found = planned()
-    told_json, text = answer(plan)["day"], told(plan)
+    told_json, text = serialize_plan(plan)["day"], format_plan(plan)
     assert told_json["replicas"] == list(found.replicas) and told_json["threshold"] == found.threshold
     assert f"over {found.threshold:.3g} requests in flight" in text and f"({found.saved:.0%})" in text
     quiet = replace(plan, scenario=replace(plan.scenario, day=None))
-    assert answer(quiet)["day"] is None and "Day " not in told(quiet)
+    assert serialize_plan(quiet)["day"] is None and "Day " not in format_plan(quiet)
 
 
 def test_the_chart_draws_the_hours_below_what_their_replicas_may_take() -> None:
     _, found = planned()
-    rows = [row for rows in day(found).to_dict()["datasets"].values() for row in rows if "rate" in row]
+    rows = [row for rows in plot_day(found).to_dict()["datasets"].values() for row in rows if "rate" in row]
     bars = {row["hour"]: row for row in rows if row["what"] == "comes"}
     assert [bars[k]["rate"] for k in range(24)] == list(found.rates)
     assert [bars[k]["replicas"] for k in range(24)] == list(found.replicas)

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 import yaml
 
-from planner.core.quantities import GIB, PlannerError
-from planner.facts.deployment import deploy_on
-from planner.facts.workload import Lengths, Workload
-from planner.operations.batch_columns import read_cells, read_workload
-from planner.operations.launch.command import checkpoint
-from planner.planning.scenario import load_scenario, scenario, scenarios
+from planner.core.errors import PlannerError
+from planner.core.units import GIB
+from planner.deploy.launch_spec import get_checkpoint
+from planner.engines.deployment import deploy_on
+from planner.planning.scenario import list_scenarios, load_scenario, parse_scenario
+from planner.planning.table_rows import parse_cells, parse_row_workload
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 SMALL = {
     "question": "?",
@@ -25,8 +27,8 @@ SMALL = {
 
 
 def test_at_least_six_scenarios_load_and_cite_their_traffic() -> None:
-    assert len(scenarios()) >= 6 and "chat-70b" in scenarios()
-    for name in scenarios():
+    assert len(list_scenarios()) >= 6 and "chat-70b" in list_scenarios()
+    for name in list_scenarios():
         found = load_scenario(name)
         assert found.name == name and found.gpus and (found.service_level or found.offline)
 
@@ -40,7 +42,7 @@ def test_the_default_has_the_azure_traces_figures() -> None:
 
 def test_units_are_taken_in_at_the_edge() -> None:
     changes = {"other_tenants_gib": 2, "prices": {"H100 SXM": 2.5}, "memory_calibration": {"non_torch": -0.5}}
-    found = scenario({**SMALL, **changes}, "mine")
+    found = parse_scenario({**SMALL, **changes}, "mine")
     assert found.memory_calibration == {"non_torch": -0.5 * GIB}
     assert found.other_tenants == 2 * GIB
     assert found.prices.given == {"H100-SXM": 2.5}
@@ -48,14 +50,14 @@ def test_units_are_taken_in_at_the_edge() -> None:
 
 
 def test_a_fifth_of_the_capacity_stays_free_and_one_request_in_a_hundred_may_be_refused() -> None:
-    found = scenario(SMALL, "mine")
+    found = parse_scenario(SMALL, "mine")
     assert (found.headroom, found.refused_at_most) == (0.2, 0.01)
-    found = scenario({**SMALL, "headroom": 0, "refused_at_most": 0.05}, "mine")
+    found = parse_scenario({**SMALL, "headroom": 0, "refused_at_most": 0.05}, "mine")
     assert (found.headroom, found.refused_at_most) == (0, 0.05)
 
 
 def test_one_item_needs_no_list() -> None:
-    found = scenario({**SMALL, "quantization": "fp8", "gpus": SMALL["gpus"][0]}, "mine")
+    found = parse_scenario({**SMALL, "quantization": "fp8", "gpus": SMALL["gpus"][0]}, "mine")
     assert found.quantizations == ("fp8",) and len(found.gpus) == 1
 
 
@@ -78,7 +80,7 @@ def test_files_that_can_never_start_the_engine_are_refused_before_anything_is_pl
 def test_requests_within_hours_are_a_rate() -> None:
     workload = {**SMALL["workload"], "requests": 36_000, "within_hours": 2}
     del workload["rate"]
-    found = scenario({**SMALL, "workload": workload, "service_level": {}}, "mine")
+    found = parse_scenario({**SMALL, "workload": workload, "service_level": {}}, "mine")
     assert found.offline and found.workload.rate == 5
 
 
@@ -101,23 +103,25 @@ def test_a_config_json_lies_beside_the_scenario_and_its_folder_is_served(tmp_pat
         (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**SMALL, "model": written}))
         found = load_scenario(tmp_path / "mine.yaml")
         assert found.model == str(tmp_path / written)
-        assert checkpoint(deploy_on(found.model, "L40S")) == str(tmp_path / "acme")
+        assert get_checkpoint(deploy_on(found.model, "L40S")) == str(tmp_path / "acme")
 
 
 def served(**workload: object) -> Workload:
     """SMALL's workload, with other fields; None takes one out."""
     changed = {name: value for name, value in {**SMALL["workload"], **workload}.items() if value is not None}
-    return scenario({**SMALL, "workload": changed}, "mine").workload
+    return parse_scenario({**SMALL, "workload": changed}, "mine").workload
 
 
 def test_a_mean_alone_is_spread_as_in_public_traffic_and_exactly_is_not() -> None:
     """Azure's conversations (2023) again from their mean: p95 3.5 x, p99 3.6 x the mean of prompts."""
-    told, known = served(prompt_tokens={"mean": 1154.7}), Lengths.lognormal(1154.7, 4083, 1020, 4142)
+    told, known = served(prompt_tokens={"mean": 1154.7}), LengthDistribution.lognormal(1154.7, 4083, 1020, 4142)
     assert np.allclose(told.prompt.values, known.values, rtol=1e-3)
     assert "Azure conversation 2023" in told.assumptions[0] and "{exactly: 1154.7}" in told.assumptions[0]
     constant = served(prompt_tokens={"exactly": 1154.7}, output_tokens={"exactly": 211.1})
     assert constant.prompt.p99 == 1154.7 and constant.assumptions == ()
-    assert scenario({**SMALL, "workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9}}}, "mine").assumptions
+    assert parse_scenario(
+        {**SMALL, "workload": {**SMALL["workload"], "prompt_tokens": {"mean": 9}}}, "mine"
+    ).assumptions
 
 
 def test_assumed_lengths_stay_within_the_context() -> None:
@@ -130,7 +134,7 @@ def test_assumed_lengths_stay_within_the_context() -> None:
         "engine_args": {"max_model_len": 1024},
         "workload": {**SMALL["workload"], "prompt_tokens": {"mean": 500}},
     }
-    assert scenario({**SMALL, **shorter}, "mine").workload.prompt.largest <= 1024 - 100 + 1
+    assert parse_scenario({**SMALL, **shorter}, "mine").workload.prompt.largest <= 1024 - 100 + 1
 
 
 def test_users_in_a_closed_loop_instead_of_a_rate() -> None:
@@ -146,11 +150,11 @@ def test_a_row_of_the_batch_interface_repeats_assumed_lengths() -> None:
         for name, lengths in (("isl", found.prompt), ("osl", found.output))
         for what, value in lengths.asked.items()
     }
-    again = read_workload(read_cells({**row, "request_rate": "2"})[0], Path(), [])
+    again = parse_row_workload(parse_cells({**row, "request_rate": "2"})[0], Path(), [])
     assert again is not None and again.assumptions == ()
     assert np.array_equal(again.prompt.values, found.prompt.values)
     assert np.array_equal(again.output.values, found.output.values)
-    alone = read_workload(read_cells({"isl": "700", "osl": "80", "request_rate": "2"})[0], Path(), [])
+    alone = parse_row_workload(parse_cells({"isl": "700", "osl": "80", "request_rate": "2"})[0], Path(), [])
     assert alone is not None and alone.prompt.p99 == 700
 
 
@@ -265,7 +269,7 @@ def test_an_override_that_leads_nowhere(key: str, message: str, tmp_path: Path) 
 )
 def test_a_mistake_is_one_sentence_that_names_the_field(changes: dict[str, object], message: str) -> None:
     with pytest.raises(PlannerError, match=message) as caught:
-        scenario({**SMALL, **changes}, "mine")
+        parse_scenario({**SMALL, **changes}, "mine")
     assert str(caught.value).startswith("mine") and "\n" not in str(caught.value)
 
 
@@ -284,8 +288,8 @@ def test_an_unknown_scenario_and_a_broken_file(tmp_path: Path) -> None:
 
 def test_a_model_that_is_not_known_by_its_name_is_said_to_be_taken_for_another() -> None:
     """A slip of the pen must not look like the model that was meant."""
-    slip = scenario({**SMALL, "model": "Qwen/Qwen2.5-72B-Instuct"}, "slip")
+    slip = parse_scenario({**SMALL, "model": "Qwen/Qwen2.5-72B-Instuct"}, "slip")
     assert any("Instuct is not in the catalog" in said for said in slip.assumptions)
     assert all(said.endswith(".") for said in slip.assumptions)  # they stand one after another
-    known = scenario({**SMALL, "model": "Qwen/Qwen2.5-72B-Instruct"}, "known")
+    known = parse_scenario({**SMALL, "model": "Qwen/Qwen2.5-72B-Instruct"}, "known")
     assert not any("catalog" in said for said in known.assumptions)

@@ -11,17 +11,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from shipped import plan_of
 
-from planner.core.quantities import GIB, PlannerError
-from planner.facts.prices import price_per_hour
-from planner.memory.budget import memory_of
-from planner.models.registry import model
-from planner.parallelism.layouts import legal_layouts
-from planner.planning.benchmark_run import once
-from planner.planning.candidate import Candidate, describe, judge, judge_all, replayed
-from planner.planning.deployments import context_length, deployment_of
-from planner.planning.prediction import price_of
-from planner.planning.scenario import Scenario, load_scenario, scenario, scenarios
-from planner.planning.search import Plan, search
+from planner.core.errors import PlannerError
+from planner.core.units import GIB
+from planner.hardware.prices import look_up_gpu_price
+from planner.memory.memory_plan import get_memory_plan
+from planner.models.registry import load_model
+from planner.parallelism.layouts import list_legal_layouts
+from planner.planning.candidate import Candidate, describe_deployment
+from planner.planning.deployment_builder import build_deployment, choose_max_model_len
+from planner.planning.evaluation import evaluate_candidate, evaluate_candidates, simulate_candidate
+from planner.planning.prediction import estimate_hourly_cost
+from planner.planning.scenario import Scenario, list_scenarios, load_scenario, parse_scenario
+from planner.planning.search import Plan, search_deployments
+from planner.planning.simulation_runs import simulate_once
 
 CHAT_8B = {
     "question": "?",
@@ -36,12 +38,12 @@ CHAT_8B = {
 
 def asked(rate: float = 20.0, slack: float = 1.0) -> Scenario:
     limits = {"ttft": {"p95": 1500 * slack}, "tpot": {"p95": 60 * slack}}
-    return scenario({**CHAT_8B, "workload": {**CHAT_8B["workload"], "rate": rate}, "service_level": limits}, "s")
+    return parse_scenario({**CHAT_8B, "workload": {**CHAT_8B["workload"], "rate": rate}, "service_level": limits}, "s")
 
 
 @cache
 def small(rate: float = 20.0, slack: float = 1.0) -> Plan:
-    return search(asked(rate, slack))
+    return search_deployments(asked(rate, slack))
 
 
 def usd(plan: Plan) -> float:
@@ -52,20 +54,22 @@ def legal_and_cheaper(asked: Scenario, below: float) -> list[Candidate]:
     """Every legal deployment under `below` USD per hour, by plain enumeration, in closed form."""
     cases = []
     for wanted, quantization, kv in product(asked.gpus, asked.quantizations, asked.kv_cache_dtypes):
-        served, price = model(asked.model, quantization=quantization), price_per_hour(wanted.gpu, asked.prices)
+        served, price = load_model(asked.model, quantization=quantization), look_up_gpu_price(wanted.gpu, asked.prices)
         speculations = [None, asked.speculation.load()] if asked.speculation and asked.speculation.allowed else [None]
-        for layout in legal_layouts(served, wanted.gpu, wanted.at_most, wanted.node):
+        for layout in list_legal_layouts(served, wanted.gpu, wanted.at_most, wanted.node):
             assert price is not None
             most = min(wanted.at_most // layout.gpus, math.ceil(below / price.usd / layout.gpus - 1e-9) - 1)
             for speculation in speculations if most else []:
                 with suppress(PlannerError):
-                    deployment = deployment_of(asked, wanted, served, layout, kv, speculation)
+                    deployment = build_deployment(asked, wanted, served, layout, kv, speculation)
                     cases += [(deployment, replicas, ()) for replicas in range(max(1, most - 1), most + 1)]
-    rented = [case for case in cases if price_of(case[0].with_replicas(case[1]), asked.prices).mid < below - 1e-9]
-    return judge_all(asked, [case for case in rented if memory_of(case[0]).starts])
+    rented = [
+        case for case in cases if estimate_hourly_cost(case[0].with_replicas(case[1]), asked.prices).mid < below - 1e-9
+    ]
+    return evaluate_candidates(asked, [case for case in rented if get_memory_plan(case[0]).starts])
 
 
-@pytest.mark.parametrize("name", scenarios())
+@pytest.mark.parametrize("name", list_scenarios())
 def test_nothing_cheaper_meets_the_service_level(name: str) -> None:
     asked, plan = load_scenario(name), plan_of(name)
     assert plan.chosen is not None and plan.chosen.meets
@@ -76,10 +80,12 @@ def test_nothing_cheaper_meets_the_service_level(name: str) -> None:
     assert not plan.chosen.at_risk or plan.safer is None or not plan.safer.at_risk
     cheaper = sorted(legal_and_cheaper(asked, usd(plan)), key=lambda candidate: candidate.margin)
     for candidate in cheaper[:6]:
-        assert not (replayed(asked, candidate, quick=True).meets and replayed(asked, candidate).meets), str(candidate)
+        assert not (
+            simulate_candidate(asked, candidate, quick=True).meets and simulate_candidate(asked, candidate).meets
+        ), str(candidate)
 
 
-@pytest.mark.parametrize("name", [name for name in scenarios() if load_scenario(name).service_level])
+@pytest.mark.parametrize("name", [name for name in list_scenarios() if load_scenario(name).service_level])
 def test_the_plan_keeps_its_promises_in_the_engines_own_schedule(name: str) -> None:
     """With other random arrivals than those that confirmed it, so with some room for their luck.
 
@@ -87,7 +93,7 @@ def test_the_plan_keeps_its_promises_in_the_engines_own_schedule(name: str) -> N
     """
     chosen = plan_of(name).chosen
     assert chosen is not None and chosen.prediction.performance is not None
-    run = once(chosen.deployment, chosen.prediction.load, 4000, seed=901).without(200, 100)
+    run = simulate_once(chosen.deployment, chosen.prediction.load, 4000, seed=901).without(200, 100)
     for target in load_scenario(name).service_level:
         told = chosen.prediction.performance.at(target.metric, target.percentile)
         most = max(1.1 * target.seconds, told.hi) if chosen.at_risk else 1.1 * target.seconds
@@ -100,7 +106,7 @@ def test_what_only_the_closed_form_believes_in_is_passed_over() -> None:
     for name in ("long-documents", "chatbot-throughput", "code-completion"):
         asked, plan = load_scenario(name), plan_of(name)
         failed = [c for c in plan.candidates if not c.meets and c.prediction.performance.requests]
-        passed_over = [c for c in failed if judge(asked, c.deployment, c.deployment.layout.replicas).meets]
+        passed_over = [c for c in failed if evaluate_candidate(asked, c.deployment, c.deployment.layout.replicas).meets]
         assert plan.chosen is not None
         found += [c for c in passed_over if c.cost <= plan.chosen.cost]
     assert found
@@ -123,8 +129,8 @@ def test_replicas_follow_from_the_rate() -> None:
     assert few and many
     assert few.deployment.layout.gpus < many.deployment.layout.gpus
     assert many.prediction.performance and many.prediction.performance.request_tps.mid == pytest.approx(100, rel=1e-6)
-    one_less = judge(asked(100.0), many.deployment, many.deployment.layout.replicas - 1)
-    assert not replayed(asked(100.0), one_less).meets
+    one_less = evaluate_candidate(asked(100.0), many.deployment, many.deployment.layout.replicas - 1)
+    assert not simulate_candidate(asked(100.0), one_less).meets
 
 
 def test_what_was_chosen_is_within_its_own_limits() -> None:
@@ -136,23 +142,23 @@ def test_what_was_chosen_is_within_its_own_limits() -> None:
     assert chosen.deployment.args.max_model_len == 1280  # 1.1 x 1000 tokens, rounded up to a multiple of 256
 
 
-@pytest.mark.parametrize("name", scenarios())
+@pytest.mark.parametrize("name", list_scenarios())
 def test_a_deployment_is_listed_once_whatever_its_arguments(name: str) -> None:
     plan = plan_of(name)
-    listed = [str(describe(c.deployment)) for c in plan.candidates[:12]]
+    listed = [str(describe_deployment(c.deployment)) for c in plan.candidates[:12]]
     assert len(set(listed)) == len(listed) and plan.candidates[0] is plan.best
 
 
 def test_your_own_prices_change_the_answer() -> None:
-    cheap = search(scenario({**CHAT_8B, "prices": {"H100-SXM": 0.1}}, "s")).chosen
-    dear = search(scenario({**CHAT_8B, "prices": {"H100-SXM": 100.0}}, "s")).chosen
+    cheap = search_deployments(parse_scenario({**CHAT_8B, "prices": {"H100-SXM": 0.1}}, "s")).chosen
+    dear = search_deployments(parse_scenario({**CHAT_8B, "prices": {"H100-SXM": 100.0}}, "s")).chosen
     assert cheap and dear
     assert (cheap.deployment.gpu.name, dear.deployment.gpu.name) == ("H100-SXM", "L40S")
 
 
 def test_a_model_that_fits_nowhere_says_why() -> None:
     edge = {**CHAT_8B, "model": "meta-llama/Meta-Llama-3.1-70B", "gpus": [{"gpu": "RTX-4090", "at_most": 4}]}
-    plan = search(scenario({**edge, "quantization": ["checkpoint"]}, "s"))
+    plan = search_deployments(parse_scenario({**edge, "quantization": ["checkpoint"]}, "s"))
     assert plan.chosen is None and plan.binding.constraint == "memory"
     assert "fits nowhere" in str(plan) and "GiB" in str(plan)
 
@@ -163,13 +169,18 @@ def test_an_impossible_latency_names_the_nearest() -> None:
 
 
 def test_a_gpu_that_the_engine_does_not_run_on_is_rejected_with_the_reason() -> None:
-    plan = search(scenario({**CHAT_8B, "gpus": [{"gpu": "B300", "at_most": 8}], "engine_version": "0.8.0"}, "s"))
+    plan = search_deployments(
+        parse_scenario({**CHAT_8B, "gpus": [{"gpu": "B300", "at_most": 8}], "engine_version": "0.8.0"}, "s")
+    )
     assert plan.chosen is None and {r.bottleneck for r in plan.rejected} == {"engine"}
     assert "B300" in plan.binding.sentence
 
 
 def test_other_tenants_take_their_memory() -> None:
-    alone, shared = small().chosen, search(scenario({**CHAT_8B, "other_tenants_gib": 3.0}, "s")).chosen
+    alone, shared = (
+        small().chosen,
+        search_deployments(parse_scenario({**CHAT_8B, "other_tenants_gib": 3.0}, "s")).chosen,
+    )
     assert alone and shared
     assert alone.prediction.memory.deployment.other_tenants == 0
     assert shared.prediction.memory.deployment.other_tenants == 3 * GIB
@@ -177,18 +188,20 @@ def test_other_tenants_take_their_memory() -> None:
 
 def test_max_model_len_is_p99_plus_the_buffer() -> None:
     workload = load_scenario("chat-70b").workload
-    length = context_length(workload, 0.1, 131072)
+    length = choose_max_model_len(workload, 0.1, 131072)
     assert length % 256 == 0 and length >= 1.1 * workload.total_quantile(0.99) > length - 256
-    assert context_length(workload, 0.1, 4096) == 4096
+    assert choose_max_model_len(workload, 0.1, 4096) == 4096
 
 
 def test_without_a_price_fewer_gpus_are_better() -> None:
     unpriced = {**CHAT_8B, "gpus": [{"gpu": "RTX-PRO-6000-Max-Q", "at_most": 4}]}
-    plan = search(scenario(unpriced, "s"))
+    plan = search_deployments(parse_scenario(unpriced, "s"))
     assert plan.chosen and plan.chosen.usd_per_hour is None
     assert plan.chosen.deployment.layout.gpus == min(c.deployment.layout.gpus for c in plan.candidates if c.meets)
     assert "no price is known for RTX-PRO-6000-Max-Q" in plan.notes[0]
-    both = search(scenario({**CHAT_8B, "gpus": [*unpriced["gpus"], {"gpu": "L40S", "at_most": 8}]}, "s"))
+    both = search_deployments(
+        parse_scenario({**CHAT_8B, "gpus": [*unpriced["gpus"], {"gpu": "L40S", "at_most": 8}]}, "s")
+    )
     assert both.chosen and both.chosen.deployment.gpu.name == "L40S"
 
 
@@ -196,11 +209,11 @@ def test_slots_and_memory_that_nothing_takes_change_next_to_nothing() -> None:
     """But the CUDA graphs that are captured up to max_num_seqs: a search need not try them in other sizes."""
     chosen = small().chosen
     assert chosen is not None
-    found = replayed(asked(), chosen)
+    found = simulate_candidate(asked(), chosen)
     seen = found.prediction.performance
     assert seen is not None and 0 < seen.most_running < chosen.deployment.args.max_num_seqs and seen.kv_usage_p99 < 0.9
     other = chosen.deployment.with_args(max_num_seqs=seen.most_running + 1, gpu_memory_utilization=0.97)
-    again = replayed(asked(), replace(chosen, deployment=other)).prediction.performance
+    again = simulate_candidate(asked(), replace(chosen, deployment=other)).prediction.performance
     assert again is not None and again.most_running == seen.most_running
     for metric in ("ttft", "tpot", "e2e"):
         assert again.at(metric, "p99").mid == pytest.approx(seen.at(metric, "p99").mid, rel=0.02)
@@ -211,7 +224,7 @@ def test_a_plan_is_not_at_risk_by_too_few_places() -> None:
     lengths = {"prompt_tokens": {"mean": 1500}, "output_tokens": {"mean": 300}, "rate": 7.5}
     level = {"ttft": {"p95": 2000}, "tpot": {"p95": 50}}
     gpus = [{"gpu": "H200-SXM", "at_most": 8}]
-    plan = search(scenario({"question": "?", "model": "Qwen/Qwen3-32B", "quantization": ["fp8"], "gpus": gpus,
+    plan = search_deployments(parse_scenario({"question": "?", "model": "Qwen/Qwen3-32B", "quantization": ["fp8"], "gpus": gpus,
                             "workload": lengths, "service_level": level}, "s"))  # fmt: skip
     assert plan.chosen
     assert plan.chosen.prediction.performance.told("ttft", "p95").hi < 2.0
@@ -221,7 +234,7 @@ def test_what_the_closed_form_puts_far_beyond_a_limit_is_replayed_where_it_costs
     """It says 31 ms where at most 21 may be, and the replay 20: four GPUs were recommended where two hold."""
     lengths = {"prompt_tokens": {"mean": 1905, "p95": 4003}, "output_tokens": {"mean": 19, "p95": 51}, "rate": 4.535}
     level, gpus = {"ttft": {"p95": 3916}, "tpot": {"p95": 21}}, [{"gpu": "A100-SXM-80GB", "at_most": 8}]
-    plan = search(scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["fp8"],
+    plan = search_deployments(parse_scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["fp8"],
                             "gpus": gpus, "workload": lengths, "service_level": level}, "s"))  # fmt: skip
     assert plan.chosen and plan.chosen.deployment.layout.gpus == 2
 
@@ -231,7 +244,7 @@ def test_one_request_at_a_time_is_tried_where_a_few_are_too_slow() -> None:
     level = {"itl": {"mean": 29, "p99": 73}, "tpot": {"p95": 32, "p99": 49}, "ttft": {"p50": 9157}}
     lengths = {"prompt_tokens": {"mean": 16634.6}, "output_tokens": {"mean": 131.8}, "rate": 0.1}
     gpus = [{"gpu": "A100-SXM-40GB", "at_most": 4}, {"gpu": "L4", "at_most": 4}]
-    plan = search(scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["awq"],
+    plan = search_deployments(parse_scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["awq"],
                             "gpus": gpus, "engine": "sglang", "engine_version": "0.5.4", "workload": lengths,
                             "service_level": level}, "s"))  # fmt: skip
     assert plan.chosen and plan.chosen.what.startswith("2 x L4") and plan.chosen.deployment.args.max_num_seqs == 1

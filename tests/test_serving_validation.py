@@ -5,21 +5,22 @@ from pathlib import Path
 
 import pytest
 
-from planner.core.catalog import entries
-from planner.core.quantities import PlannerError
-from planner.facts.coefficients import Calibration
-from planner.facts.deployment import deploy_on
-from planner.operations.validation import serving, timed
-from planner.operations.validation.serving import (
+from planner.calibration import request_validation as timed
+from planner.calibration import serving_validation as serving
+from planner.calibration.request_validation import TimedRun, compare_timed_run, load_timed_runs
+from planner.calibration.serving_validation import (
     ServingCurve,
-    accuracy,
-    held_back,
-    nearest,
-    rests_on,
-    serving_curves,
-    serving_points,
+    compute_serving_accuracy,
+    describe_calibration_basis,
+    find_nearest_curve,
+    load_holdout_errors,
+    load_serving_curves,
+    simulate_serving_points,
 )
-from planner.operations.validation.timed import TimedRun, replayed, timed_runs
+from planner.core.catalog import load_catalog
+from planner.core.errors import PlannerError
+from planner.engines.coefficients import UserCalibration
+from planner.engines.deployment import deploy_on
 
 CURVE = """
 Some curve:
@@ -48,12 +49,12 @@ Some run:
 
 @pytest.fixture(scope="module")
 def points():
-    return serving_points()
+    return simulate_serving_points()
 
 
 def test_vllm_is_predicted_within_a_few_percent(points) -> None:
     """The best peer's median errors on such points are 7% (TPOT) and 29% (TTFT)."""
-    (vllm,) = accuracy(points[points["engine"] == "vllm"]).to_dict("records")
+    (vllm,) = compute_serving_accuracy(points[points["engine"] == "vllm"]).to_dict("records")
     assert vllm["points"] >= 40
     assert vllm["TPOT median (%)"] < 6 and vllm["TPOT mean (%)"] < 8
     assert vllm["TTFT median (%)"] < 15 and vllm["TTFT mean (%)"] < 20
@@ -61,7 +62,7 @@ def test_vllm_is_predicted_within_a_few_percent(points) -> None:
 
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])
 def test_other_engines_are_predicted_from_the_same_physics(points, engine) -> None:
-    (other,) = accuracy(points[points["engine"] == engine]).to_dict("records")
+    (other,) = compute_serving_accuracy(points[points["engine"] == engine]).to_dict("records")
     assert other["TPOT median (%)"] < 25 and other["TTFT median (%)"] < 50
 
 
@@ -80,11 +81,11 @@ def test_queues_for_the_kv_pool_are_predicted(points) -> None:
     assert list(own["pool full"]) == [False, False, False, True, True]
     assert own["measured TTFT (ms)"][64] > 50_000
     assert abs(own["TTFT error"][64]) < 0.3
-    assert serving.tightest(points) in set(points[points["pool full"]]["curve"])
+    assert serving.find_tightest_curve(points) in set(points[points["pool full"]]["curve"])
 
 
 def test_the_points_are_broad_and_name_their_source() -> None:
-    curves = serving_curves()
+    curves = load_serving_curves()
     known = {(curve.engine, curve.gpu) for curve in curves.values()}
     assert {("vllm", gpu) for gpu in ("H100-SXM", "H200-SXM", "B200", "B300")} <= known
     assert {engine for engine, _ in known} == {"vllm", "sglang", "trtllm"}
@@ -95,13 +96,13 @@ def test_the_points_are_broad_and_name_their_source() -> None:
         assert "github.com/" in curve.source and curve.date >= "2025"
 
 
-@pytest.mark.parametrize("name", timed_runs())
+@pytest.mark.parametrize("name", load_timed_runs())
 def test_single_requests_and_gauges_of_a_real_run_come_out_of_the_replay(name) -> None:
     """With step costs that were fitted to other GPUs: requests within 9% (median), gauges within 8 requests (mean)."""
-    run = timed_runs()[name]
+    run = load_timed_runs()[name]
     assert all(0 < ttft < e2e for *_, ttft, e2e in run.requests)
-    found = replayed(run)
-    (row,) = timed.accuracy({name: found}).to_dict("records")
+    found = compare_timed_run(run)
+    (row,) = timed.summarize_timed_accuracy({name: found}).to_dict("records")
     assert row["TTFT median error (%)"] < 9 and row["E2E median error (%)"] < 8
     assert row["running off by"] < 8 and row["waiting off by"] < 8
     gauges = found.gauges
@@ -132,10 +133,10 @@ def test_errors_name_file_entry_and_field(tmp_path: Path, kind, text: str, old: 
     assert old in text
     file = tmp_path / "points.yaml"
     file.write_text(text)
-    assert entries("points.yaml", kind, tmp_path)
+    assert load_catalog("points.yaml", kind, tmp_path)
     file.write_text(text.replace(old, new))
     with pytest.raises(PlannerError, match=rf"^points\.yaml, {said}"):
-        entries("points.yaml", kind, tmp_path)
+        load_catalog("points.yaml", kind, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -147,31 +148,37 @@ def test_errors_name_file_entry_and_field(tmp_path: Path, kind, text: str, old: 
 )
 def test_a_curve_that_cannot_have_run_is_an_error(tmp_path: Path, change: dict[str, str], said: str) -> None:
     (tmp_path / "points.yaml").write_text(CURVE)
-    (curve,) = entries("points.yaml", ServingCurve, tmp_path).values()
+    (curve,) = load_catalog("points.yaml", ServingCurve, tmp_path).values()
     with pytest.raises(PlannerError, match=said):
-        serving_points({"Some curve": curve.model_copy(update=change)})
+        simulate_serving_points({"Some curve": curve.model_copy(update=change)})
 
 
 def test_the_nearest_curve_shares_engine_then_gpu_then_family() -> None:
     llama = deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4, quantization="fp8")
-    assert serving_curves()[nearest(llama)].model == "meta-llama/Llama-3.1-70B"
-    assert serving_curves()[nearest(llama)].gpu == "H100-SXM"
+    assert load_serving_curves()[find_nearest_curve(llama)].model == "meta-llama/Llama-3.1-70B"
+    assert load_serving_curves()[find_nearest_curve(llama)].gpu == "H100-SXM"
     deepseek = deploy_on("deepseek-ai/DeepSeek-R1", "H200", tp=8, engine="trtllm")
-    assert nearest(deepseek) == "DeepSeek-R1 FP8, H200-SXM x 8, TensorRT-LLM"
+    assert find_nearest_curve(deepseek) == "DeepSeek-R1 FP8, H200-SXM x 8, TensorRT-LLM"
 
 
 def test_what_a_prediction_rests_on() -> None:
     llama = deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=4)
-    assert "measured points of H100-SXM under vllm" in rests_on(llama)
-    assert "there are no measurements of V100" in rests_on(deploy_on("meta-llama/Llama-3.1-8B", "V100"))
-    own = Calibration(coefficients={"memory": 0.8}, models=("llama",), points=7, source="our own runs", date="2026-11")
+    assert "measured points of H100-SXM under vllm" in describe_calibration_basis(llama)
+    assert "there are no measurements of V100" in describe_calibration_basis(
+        deploy_on("meta-llama/Llama-3.1-8B", "V100")
+    )
+    own = UserCalibration(
+        coefficients={"memory": 0.8}, models=("llama",), points=7, source="our own runs", date="2026-11"
+    )
     mine = replace(llama, engine=replace(llama.engine, calibration={"H100-SXM": own}))
-    assert "on 7 measured points of H100-SXM" in rests_on(mine) and "our own runs" in rests_on(mine)
+    assert "on 7 measured points of H100-SXM" in describe_calibration_basis(
+        mine
+    ) and "our own runs" in describe_calibration_basis(mine)
 
 
 def test_what_was_held_back_is_told_for_every_engine_and_kind_of_new() -> None:
     """Whole models, GPUs and releases that a fit went without are predicted worse than loads of known ones."""
-    table = held_back().set_index(["engine", "new"])
+    table = load_holdout_errors().set_index(["engine", "new"])
     error = table["TPOT error (%)"]
     for engine in ("vllm", "sglang", "trtllm"):
         assert error[engine, "curve"] < error[engine, "model"] < 25

@@ -6,21 +6,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import GIB
-from planner.facts.deployment import deploy_on
-from planner.facts.workload import Lengths, Workload
-from planner.memory.budget import longest_model_len, memory_of, plan
-from planner.memory.limits import gains, sequence_table
-from planner.studies import memory_sweeps
+from planner.analysis import memory_sweeps
+from planner.core.units import GIB
+from planner.engines.deployment import deploy_on
+from planner.memory.concurrency_limits import build_sequence_table, estimate_memory_gains
+from planner.memory.memory_plan import find_max_model_len, get_memory_plan, plan_memory
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 LLAMA = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=8192)
-CHAT = Workload(Lengths.lognormal(1000, 3000), Lengths.lognormal(200, 600), rate=1.0)
+CHAT = Workload(LengthDistribution.lognormal(1000, 3000), LengthDistribution.lognormal(200, 600), rate=1.0)
 PER_TOKEN = 2 * 32 * 8 * 128 * 2
 """Bytes of KV cache a token: keys and values, 32 layers, 8 heads of 128, BF16."""
 
 
 def test_the_terms_inside_the_budget_are_the_budget() -> None:
-    table = memory_sweeps.budget_terms(memory_of(LLAMA)).set_index("term")
+    table = memory_sweeps.build_budget_table(get_memory_plan(LLAMA)).set_index("term")
     inside = table[table["inside the budget"]].drop(index="budget")["GiB"]
     assert sum(value.mid for value in inside) == pytest.approx(table.loc["budget", "GiB"].mid, abs=1e-6)
     assert table.loc["budget", "GiB"].mid == pytest.approx(LLAMA.args.gpu_memory_utilization * LLAMA.gpu_total / GIB)
@@ -28,7 +29,7 @@ def test_the_terms_inside_the_budget_are_the_budget() -> None:
 
 
 def test_more_utilization_is_more_cache_byte_for_byte() -> None:
-    data = memory_sweeps.utilization_sweep(LLAMA)
+    data = memory_sweeps.sweep_memory_utilization(LLAMA)
     sizes = [value.mid for value in data["KV cache (GiB)"]]
     assert all(more >= less for less, more in pairwise(sizes))
     two_percent = 0.02 * LLAMA.gpu_total / GIB
@@ -37,14 +38,14 @@ def test_more_utilization_is_more_cache_byte_for_byte() -> None:
 
 
 def test_twice_the_length_is_half_the_sequences() -> None:
-    data = memory_sweeps.length_sweep(LLAMA).set_index("max_model_len (tokens)")["sequences of that length"]
+    data = memory_sweeps.sweep_max_model_len(LLAMA).set_index("max_model_len (tokens)")["sequences of that length"]
     assert data[4096].mid / data[8192].mid == pytest.approx(2, rel=0.01)
     assert data.index.max() == 131072  # what the model was made for
 
 
 def test_four_bits_take_about_a_quarter_and_are_read_faster() -> None:
-    table = memory_sweeps.format_table(LLAMA, 1000).set_index("format")
-    step = f"decode step of {memory_sweeps.BATCH} (ms)"
+    table = memory_sweeps.build_format_table(LLAMA, 1000).set_index("format")
+    step = f"decode step of {memory_sweeps.COMPARED_BATCH} (ms)"
     sixteen, four = table.iloc[0], next(row for name, row in table.iterrows() if "AWQ" in name or "4" in name)
     assert sixteen["weights (GiB)"].mid == pytest.approx(14.99, abs=0.05)
     assert 0.25 < four["weights (GiB)"].mid / sixteen["weights (GiB)"].mid < 0.4  # embeddings stay in 16 bits
@@ -53,7 +54,7 @@ def test_four_bits_take_about_a_quarter_and_are_read_faster() -> None:
 
 
 def test_what_others_hold_is_not_there_for_the_cache() -> None:
-    data = memory_sweeps.tenants_sweep(LLAMA, [0, 4, 8, 40]).set_index("other tenants (GiB)")
+    data = memory_sweeps.sweep_other_tenants(LLAMA, [0, 4, 8, 40]).set_index("other tenants (GiB)")
     kept = [value.mid for value in data["KV cache (GiB)"]]
     assert kept == sorted(kept, reverse=True)
     assert kept[1] - kept[2] == pytest.approx(4, abs=0.01 * LLAMA.gpu_total / GIB + 0.01)  # utilization in hundredths
@@ -66,18 +67,18 @@ def test_what_others_hold_is_not_there_for_the_cache() -> None:
 @given(share=st.floats(0.4, 0.95), gpu=st.sampled_from(["L40S", "RTX-4090", "H100-SXM"]))
 def test_the_length_that_is_said_to_start_starts_and_a_longer_one_does_not(share: float, gpu: str) -> None:
     made = deploy_on(LLAMA.model, gpu, engine_version="0.20.2", gpu_memory_utilization=share)
-    found = memory_of(made.with_args(max_model_len=1024))
-    safe, likely = longest_model_len(found)
+    found = get_memory_plan(made.with_args(max_model_len=1024))
+    safe, likely = find_max_model_len(found)
     assert 0 <= safe <= likely <= 131072
     if likely:
-        assert plan(made.with_args(max_model_len=likely)).pool.max_concurrency_x >= 1
+        assert plan_memory(made.with_args(max_model_len=likely)).pool.max_concurrency_x >= 1
     if 0 < likely < 131072:
-        assert plan(made.with_args(max_model_len=likely + 16)).pool.max_concurrency_x < 1
+        assert plan_memory(made.with_args(max_model_len=likely + 16)).pool.max_concurrency_x < 1
 
 
 def test_one_more_gib_holds_a_gib_of_tokens() -> None:
     """2^30 / 131,072 bytes a token = 8,192 tokens: eight sequences of 1,024."""
-    table = gains(memory_of(LLAMA), 1024).set_index("change")
+    table = estimate_memory_gains(get_memory_plan(LLAMA), 1024).set_index("change")
     assert PER_TOKEN == 131072
     assert table.loc["one more GiB", "more than now"] in (7, 8, 9)
     now = table.loc["one more GiB", "sequences"] - table.loc["one more GiB", "more than now"]
@@ -85,18 +86,20 @@ def test_one_more_gib_holds_a_gib_of_tokens() -> None:
 
 
 def test_sequences_that_fit_are_risky_in_sum_and_rarer_the_longer() -> None:
-    table = sequence_table(memory_of(LLAMA), CHAT)
+    table = build_sequence_table(get_memory_plan(LLAMA), CHAT)
     assert list(table["sequences"]) == sorted(table["sequences"], reverse=True)
     assert list(table["preemption risk"]) == sorted(table["preemption risk"], reverse=True)
     assert table["preemption risk"].between(0, 1).all()
 
 
 def test_a_recommendation_names_what_is_set_and_where_it_comes_from() -> None:
-    found = memory_of(LLAMA.with_args(max_num_seqs=64))
-    text = memory_sweeps.recommended(found, CHAT, 0.1)
+    found = get_memory_plan(LLAMA.with_args(max_num_seqs=64))
+    text = memory_sweeps.describe_recommended_limits(found, CHAT, 0.1)
     assert "max_model_len 8,192" in text and "max_num_seqs 64" in text
     assert f"{CHAT.total_quantile(0.99):,.0f} tokens" in text
-    assert memory_sweeps.judged(found) == ""
-    tight = memory_of(LLAMA.with_args(gpu_memory_utilization=0.3))
-    assert "It does not start" in memory_sweeps.judged(tight) and "Way out" in memory_sweeps.judged(tight)
-    assert "nothing to recommend" in memory_sweeps.recommended(tight, CHAT, 0.1)
+    assert memory_sweeps.describe_memory_status(found) == ""
+    tight = get_memory_plan(LLAMA.with_args(gpu_memory_utilization=0.3))
+    assert "It does not start" in memory_sweeps.describe_memory_status(
+        tight
+    ) and "Way out" in memory_sweeps.describe_memory_status(tight)
+    assert "nothing to recommend" in memory_sweeps.describe_recommended_limits(tight, CHAT, 0.1)

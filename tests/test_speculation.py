@@ -6,42 +6,52 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import GIB, PlannerError
-from planner.facts.deployment import Deployment, Speculation, deploy_on
-from planner.facts.draft_models import draft_of, host_costs, lacking, method, methods
-from planner.facts.engines import engine
-from planner.facts.workload import Lengths, Workload
-from planner.latency.speculation import (
-    acceptance_from_length,
-    break_even_acceptance,
-    break_even_batch,
-    expected_tokens,
-    pays_at,
-    speculate,
-    step_of,
-    surface,
+from planner.analysis.speculation_tables import build_draft_table
+from planner.calibration.speculation_fit import evaluate_speculation_holdout, fit_host_costs, load_speculation_runs
+from planner.core.errors import PlannerError
+from planner.core.units import GIB
+from planner.engines.deployment import Deployment, SpeculationConfig, deploy_on
+from planner.engines.engine import get_engine
+from planner.engines.speculation_methods import (
+    explain_unsupported_method,
+    get_draft_method,
+    load_draft_host_costs,
+    load_draft_methods,
+    resolve_draft_model,
 )
-from planner.memory.budget import plan
-from planner.models.registry import model
-from planner.operations.fits.speculation import fit, held_back, speculation_runs
-from planner.planning.prediction import evaluate, memory_of
-from planner.simulator.replay import replay_workload
-from planner.simulator.replay_result import ReplayResult
-from planner.studies.speculation_tables import draft_table
+from planner.latency.speculative_decoding import (
+    build_step_model,
+    compute_expected_tokens,
+    evaluate_speculation,
+    find_break_even_acceptance,
+    find_break_even_batch,
+    find_profitable_batches,
+    infer_acceptance_rate,
+    sweep_speedup,
+)
+from planner.memory.memory_plan import plan_memory
+from planner.models.registry import load_model
+from planner.planning.prediction import evaluate, get_memory_plan
+from planner.simulator.results import SimulationResult
+from planner.simulator.simulation import simulate_workload
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 
 def llama(gpu: str = "H100", **speculation: object) -> Deployment:
     asked = {"method": "eagle", "num_speculative_tokens": 3, "acceptance_rate": 0.6, **speculation}
     return deploy_on(
-        "meta-llama/Llama-3.1-8B", gpu, max_model_len=8192, max_num_seqs=512, speculation=Speculation(**asked)
+        "meta-llama/Llama-3.1-8B", gpu, max_model_len=8192, max_num_seqs=512, speculation=SpeculationConfig(**asked)
     )
 
 
-def replayed(served: Deployment, batch: int, prompt: int = 400, output: int = 400, **traffic: object) -> ReplayResult:
+def replayed(
+    served: Deployment, batch: int, prompt: int = 400, output: int = 400, **traffic: object
+) -> SimulationResult:
     """`batch` requests in flight, ten times over."""
     asked = {"concurrency": batch, "num_prompts": max(10 * batch, 20), **traffic}
-    workload = Workload(Lengths.uniform(prompt, 0.8), Lengths.uniform(output, 0.8), **asked)
-    return replay_workload(served, memory_of(served).pool, step_of(served), workload)
+    workload = Workload(LengthDistribution.uniform(prompt, 0.8), LengthDistribution.uniform(output, 0.8), **asked)
+    return simulate_workload(served, get_memory_plan(served).pool, build_step_model(served), workload)
 
 
 def replayed_speedup(served: Deployment, batch: int, **lengths: int) -> float:
@@ -52,14 +62,14 @@ def replayed_speedup(served: Deployment, batch: int, **lengths: int) -> float:
 
 @given(st.floats(0, 0.999), st.integers(1, 16))
 def test_expected_tokens_is_the_closed_form(rate: float, k: int) -> None:
-    assert expected_tokens(rate, k) == pytest.approx((1 - rate ** (k + 1)) / (1 - rate))
+    assert compute_expected_tokens(rate, k) == pytest.approx((1 - rate ** (k + 1)) / (1 - rate))
 
 
 @given(st.floats(0, 1), st.integers(1, 16))
 def test_acceptance_and_length_are_inverse(rate: float, k: int) -> None:
-    length = expected_tokens(rate, k)
+    length = compute_expected_tokens(rate, k)
     assert 1 <= length <= k + 1
-    assert expected_tokens(acceptance_from_length(length, k), k) == pytest.approx(length, abs=1e-6)
+    assert compute_expected_tokens(infer_acceptance_rate(length, k), k) == pytest.approx(length, abs=1e-6)
 
 
 # https://github.com/vllm-project/vllm/issues/20780 (2025-07): EAGLE on Llama-3.1-8B, batch 1, mt-bench, H100 class.
@@ -75,13 +85,13 @@ VLLM_EAGLE = [
 
 def measured_eagle(k: int, length: float) -> Deployment:
     """On the release of that month."""
-    speculation = Speculation("eagle", k, acceptance_from_length(length, k))
+    speculation = SpeculationConfig("eagle", k, infer_acceptance_rate(length, k))
     args = {"max_model_len": 8192, "max_num_seqs": 512, "engine_version": "0.9.2"}
     return deploy_on("meta-llama/Llama-3.1-8B", "H100", speculation=speculation, **args)
 
 
 def test_measured_eagle_on_vllm() -> None:
-    predicted = [speculate(measured_eagle(k, length), 1, 500).speedup.mid for k, length, _ in VLLM_EAGLE]
+    predicted = [evaluate_speculation(measured_eagle(k, length), 1, 500).speedup.mid for k, length, _ in VLLM_EAGLE]
     for (_, _, measured), found in zip(VLLM_EAGLE, predicted, strict=True):
         assert found == pytest.approx(measured, rel=0.12)
     assert predicted.index(max(predicted)) <= 1  # as measured, two or three drafts are best and seven are not
@@ -105,24 +115,24 @@ SPECFORGE = [
 
 @pytest.mark.parametrize(("name", "tp", "batch", "k", "length", "measured"), SPECFORGE)
 def test_measured_eagle3_in_the_replay(name: str, tp: int, batch: int, k: int, length: float, measured: float) -> None:
-    speculation = Speculation("eagle3", k, acceptance_from_length(length, k))
+    speculation = SpeculationConfig("eagle3", k, infer_acceptance_rate(length, k))
     served = deploy_on(name, "H200", tp=tp, engine="sglang", max_model_len=8192, speculation=speculation)
     assert replayed_speedup(served, batch, prompt=500, output=1000) == pytest.approx(measured, rel=0.12)
 
 
 def test_reported_slow_downs_at_large_batch() -> None:
     """vLLM blog 2024-10-17: Llama-3-70B, TP4, H100: up to 1.5x and 2.8x at QPS 1, 1.4x and 1.8x SLOWER at high QPS."""
-    qwama = model({
+    qwama = load_model({
         "model_type": "qwen2", "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
         "num_attention_heads": 14, "num_key_value_heads": 2, "vocab_size": 128256, "max_position_embeddings": 32768,
         "tie_word_embeddings": True,
     })  # fmt: skip
     for how, draft in (("draft_model", qwama), ("ngram", None)):
-        speculation = Speculation(how, 4, 0.6 if draft else 0.35, draft)
+        speculation = SpeculationConfig(how, 4, 0.6 if draft else 0.35, draft)
         served = deploy_on("meta-llama/Meta-Llama-3.1-70B", "H100", tp=4, max_model_len=8192, speculation=speculation)
-        assert speculate(served, 1, 1000).verdict == "pays"
-        assert speculate(served, 256, 1000).verdict == "does not pay"
-        assert 1 < break_even_batch(served, 1000) < 256
+        assert evaluate_speculation(served, 1, 1000).verdict == "pays"
+        assert evaluate_speculation(served, 256, 1000).verdict == "does not pay"
+        assert 1 < find_break_even_batch(served, 1000) < 256
         assert replayed_speedup(served, 2, prompt=800) > 1 > replayed_speedup(served, 256, prompt=800)
 
 
@@ -131,10 +141,10 @@ def test_a_head_that_pays_alone_and_costs_when_the_card_is_full() -> None:
 
     1.79 times as fast at batch 1, 0.75 times at full batch (taken as 64; the shape is that of a 4 B sibling).
     """
-    speculation = Speculation("eagle3.1", 5, acceptance_from_length(2.31, 5))
+    speculation = SpeculationConfig("eagle3.1", 5, infer_acceptance_rate(2.31, 5))
     served = deploy_on("Qwen/Qwen3-VL-4B-Instruct", "RTX-3090", max_model_len=8192, speculation=speculation)
     for judged in (
-        lambda batch: speculate(served, batch, 1000).speedup.mid,
+        lambda batch: evaluate_speculation(served, batch, 1000).speedup.mid,
         lambda batch: replayed_speedup(served, batch),
     ):
         assert judged(1) == pytest.approx(1.79, rel=0.12)
@@ -147,7 +157,7 @@ def test_measured_speed_ups_with_whole_models_left_out() -> None:
     The host's costs are fitted without the row's model, once with the planner's own plain step and once beside the
     measured one.
     """
-    frame = held_back()
+    frame = evaluate_speculation_holdout()
     assert len(frame) == 154
     for column in ("error, model left out", "beside, model left out"):
         errors = frame[column].abs()
@@ -160,30 +170,33 @@ def test_measured_speed_ups_with_whole_models_left_out() -> None:
 def test_the_host_costs_are_those_that_fit() -> None:
     """Beside the plain steps that were measured, up to two or three steps of the grid."""
     for name in ("vllm", "sglang"):
-        cost, found = host_costs()[name], fit(tuple(run for run in speculation_runs() if run.engine == name))
+        cost, found = (
+            load_draft_host_costs()[name],
+            fit_host_costs(tuple(run for run in load_speculation_runs() if run.engine == name)),
+        )
         assert found == (pytest.approx(cost.step_us, abs=600), pytest.approx(cost.pass_us, abs=200))
 
 
 # https://github.com/vllm-project/vllm/issues/37551 (2026-03): GLM-OCR's own layer drafts one token, A100, vLLM 0.17.1
 # (config.json: 16 layers of 1536). 1.69 and 1.81 tokens a step, yet 0.56 and 0.70 times as fast, prompts included.
 def test_a_tiny_model_loses_by_drafting() -> None:
-    tiny = model({
+    tiny = load_model({
         "model_type": "llama", "hidden_size": 1536, "intermediate_size": 4608, "num_hidden_layers": 16,
         "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "vocab_size": 59392,
         "max_position_embeddings": 32768,
     })  # fmt: skip
     for length, measured in ((1.69, 0.56), (1.81, 0.70)):
-        speculation = Speculation("mtp", 1, acceptance_from_length(length, 1))
+        speculation = SpeculationConfig("mtp", 1, infer_acceptance_rate(length, 1))
         served = deploy_on(tiny, "A100-SXM-40GB", engine_version="0.17.1", max_model_len=8192, speculation=speculation)
-        found = speculate(served, 1, 600).speedup
+        found = evaluate_speculation(served, 1, 600).speedup
         assert found.mid < 1 and found.lo <= measured <= found.hi
 
 
 def test_a_recurrent_layer_writes_a_state_for_every_token() -> None:
     """vLLM keeps 1 + k states per sequence (start-up logs of Qwen3.5); each is written, and one of them read."""
-    served = deploy_on("Qwen/Qwen3-Next-80B-A3B-Instruct", "H200", tp=4, speculation=Speculation("mtp", 3, 0.8))
-    plain = step_of(replace(served, speculation=None))
-    assert step_of(served).state_s == pytest.approx(2.5 * plain.state_s)
+    served = deploy_on("Qwen/Qwen3-Next-80B-A3B-Instruct", "H200", tp=4, speculation=SpeculationConfig("mtp", 3, 0.8))
+    plain = build_step_model(replace(served, speculation=None))
+    assert build_step_model(served).state_s == pytest.approx(2.5 * plain.state_s)
 
 
 def test_a_four_bit_checkpoint_drafts_in_sixteen_bit() -> None:
@@ -192,8 +205,8 @@ def test_a_four_bit_checkpoint_drafts_in_sixteen_bit() -> None:
     On 256 GB/s every drafted token took 14 to 15 ms more (kyuz0/amd-strix-halo-vllm-toolboxes issue 53, vLLM 0.26):
     the layer and the head of 248,320 x 5,120, both in 16 bit.
     """
-    served = model("Qwen/Qwen3.6-27B", quantization="awq")
-    draft = draft_of(served, Speculation("mtp", 2, 0.8))
+    served = load_model("Qwen/Qwen3.6-27B", quantization="awq")
+    draft = resolve_draft_model(served, SpeculationConfig("mtp", 2, 0.8))
     assert draft is not None and draft.quantization.method == "none"
     read = sum(layer.params for layer in draft.architecture.layers) * 2 + 248_320 * 5_120 * 2
     assert 0.8 < read / 256e9 / 14.5e-3 < 1
@@ -201,7 +214,9 @@ def test_a_four_bit_checkpoint_drafts_in_sixteen_bit() -> None:
 
 def test_a_module_of_several_layers_drafts_as_a_whole() -> None:
     """Nemotron-3-Super's MTP module is an attention and an expert layer (its config.json)."""
-    draft = draft_of(model("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B"), Speculation("mtp", 1, 0.8))
+    draft = resolve_draft_model(
+        load_model("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B"), SpeculationConfig("mtp", 1, 0.8)
+    )
     assert draft is not None and len(draft.architecture.layers) == 2
 
 
@@ -222,33 +237,33 @@ def test_it_stops_paying_sooner_with_k_and_later_with_acceptance(
     name, gpu, tp, how = kind
 
     def turning(k: int, rate: float) -> int:
-        asked = {"max_model_len": 8192, "max_num_seqs": 1024, "speculation": Speculation(how, k, rate)}
-        return break_even_batch(deploy_on(name, gpu, tp=tp, max_num_batched_tokens=8192, **asked), context)
+        asked = {"max_model_len": 8192, "max_num_seqs": 1024, "speculation": SpeculationConfig(how, k, rate)}
+        return find_break_even_batch(deploy_on(name, gpu, tp=tp, max_num_batched_tokens=8192, **asked), context)
 
     assert turning(k + 1, rate) <= turning(k, rate) <= turning(k, rate + more)
 
 
 def test_a_mixture_of_experts_pays_most_in_the_middle() -> None:
     """As MoESD (arXiv 2505.19645) finds: at medium batch drafted tokens wake few experts that are not read anyway."""
-    served = deploy_on("deepseek-ai/DeepSeek-R1", "H200", tp=8, speculation=Speculation("mtp", 1, 0.8))
-    small, medium, large = (speculate(served, batch, 500).speedup.mid for batch in (16, 128, 1024))
+    served = deploy_on("deepseek-ai/DeepSeek-R1", "H200", tp=8, speculation=SpeculationConfig("mtp", 1, 0.8))
+    small, medium, large = (evaluate_speculation(served, batch, 500).speedup.mid for batch in (16, 128, 1024))
     assert medium > small and medium > large
 
 
 def test_a_mixture_of_experts_pays_where_its_speedup_is_at_least_one() -> None:
-    served = deploy_on("Qwen/Qwen3-30B-A3B", "H100-SXM", speculation=Speculation("eagle3", 3, 0.6))
-    ranges = pays_at(served, 500, 64)
+    served = deploy_on("Qwen/Qwen3-30B-A3B", "H100-SXM", speculation=SpeculationConfig("eagle3", 3, 0.6))
+    ranges = find_profitable_batches(served, 500, 64)
     assert len(ranges) > 1  # alone a sequence gains; a few wake experts; many read them all anyway
     for batch in range(1, 65):
         pays = any(first <= batch <= last for first, last in ranges)
-        assert pays == (speculate(served, batch, 500).speedup.mid >= 1)
+        assert pays == (evaluate_speculation(served, batch, 500).speedup.mid >= 1)
 
 
 def test_the_draft_head_is_as_large_as_the_published_ones() -> None:
     """yuhuili/EAGLE-LLaMA3-Instruct-8B: 0.25 B parameters; EAGLE3-LLaMA3.1-Instruct-8B, with a 32k head: 0.43 B"""
 
     def parameters(how: str) -> float:
-        return speculate(llama(method=how), 1, 100).draft_bytes / 2
+        return evaluate_speculation(llama(method=how), 1, 100).draft_bytes / 2
 
     assert parameters("eagle") == pytest.approx(0.25e9, rel=0.15)
     assert parameters("eagle3") == pytest.approx(0.43e9, rel=0.25)
@@ -257,16 +272,16 @@ def test_the_draft_head_is_as_large_as_the_published_ones() -> None:
 
 def test_deepseek_mtp_is_one_layer_of_the_model() -> None:
     """arXiv 2412.19437: 14 B parameters of DeepSeek-V3's checkpoint are the MTP module, 11.5 B without shared ends."""
-    served = deploy_on("deepseek-ai/DeepSeek-R1", "H200", tp=8, speculation=Speculation("mtp", 1, 0.8))
+    served = deploy_on("deepseek-ai/DeepSeek-R1", "H200", tp=8, speculation=SpeculationConfig("mtp", 1, 0.8))
     assert served.speculation is not None
-    draft = draft_of(served.model, served.speculation)
+    draft = resolve_draft_model(served.model, served.speculation)
     assert draft is not None
     assert sum(layer.params for layer in draft.architecture.layers) == pytest.approx(11.5e9, rel=0.02)
 
 
 @given(st.integers(1, 512), st.integers(1, 8), st.floats(0, 1))
 def test_nothing_speeds_up_more_than_it_accepts(batch: int, k: int, rate: float) -> None:
-    found = speculate(llama(num_speculative_tokens=k, acceptance_rate=rate), batch, 1000)
+    found = evaluate_speculation(llama(num_speculative_tokens=k, acceptance_rate=rate), batch, 1000)
     assert 0 < found.speedup.mid < found.tokens_per_step <= k + 1
     assert found.verify_s >= found.plain_s
 
@@ -276,7 +291,7 @@ def test_nothing_speeds_up_more_than_it_accepts(batch: int, k: int, rate: float)
 def test_nor_does_it_in_the_replay(batch: int, k: int, rate: float) -> None:
     served = llama(num_speculative_tokens=k, acceptance_rate=rate)
     found = replayed(served, batch, output=200)
-    tokens = expected_tokens(rate, k)
+    tokens = compute_expected_tokens(rate, k)
     ratio = (
         replayed(replace(served, speculation=None), batch, output=200).stats("tpot")["mean"]
         / found.stats("tpot")["mean"]
@@ -291,7 +306,7 @@ def test_nor_does_it_in_the_replay(batch: int, k: int, rate: float) -> None:
 def test_the_closed_form_is_the_replays(batch: int) -> None:
     """Over 144 closed loops of four models TPOT differs by 1.6% in the median (0.8% without speculation)."""
     served = llama()
-    workload = Workload(Lengths.uniform(400, 0.8), Lengths.uniform(400, 0.8), concurrency=batch)
+    workload = Workload(LengthDistribution.uniform(400, 0.8), LengthDistribution.uniform(400, 0.8), concurrency=batch)
     closed, found = evaluate(served, workload).performance, replayed(served, batch)
     assert closed is not None
     for metric in ("tpot", "itl"):
@@ -301,7 +316,7 @@ def test_the_closed_form_is_the_replays(batch: int) -> None:
 
 def test_below_capacity_all_that_comes_is_served() -> None:
     """And requests that leave sooner leave a smaller batch behind; an output holds more tokens, and comes later."""
-    workload = Workload(Lengths.fixed(500), Lengths.fixed(300), rate=5.0)
+    workload = Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(300), rate=5.0)
     plain, drafted = (
         evaluate(served, workload).performance for served in (replace(llama(), speculation=None), llama())
     )
@@ -310,29 +325,31 @@ def test_below_capacity_all_that_comes_is_served() -> None:
         assert (served.request_tps.lo, served.request_tps.mid, served.request_tps.hi) == (5, 5, 5)
     assert drafted.tpot["mean"].mid < plain.tpot["mean"].mid < drafted.itl["mean"].mid
     assert drafted.decode_batch < plain.decode_batch
-    assert drafted.itl["mean"].mid / drafted.tpot["mean"].mid == pytest.approx(expected_tokens(0.6, 3), rel=0.01)
+    assert drafted.itl["mean"].mid / drafted.tpot["mean"].mid == pytest.approx(
+        compute_expected_tokens(0.6, 3), rel=0.01
+    )
 
 
 @given(st.integers(1, 256), st.floats(0, 0.9), st.floats(0.01, 0.1))
 def test_a_better_draft_never_hurts(batch: int, rate: float, more: float) -> None:
-    better = speculate(llama(acceptance_rate=rate + more), batch, 1000).speedup.mid
-    assert better > speculate(llama(acceptance_rate=rate), batch, 1000).speedup.mid
+    better = evaluate_speculation(llama(acceptance_rate=rate + more), batch, 1000).speedup.mid
+    assert better > evaluate_speculation(llama(acceptance_rate=rate), batch, 1000).speedup.mid
 
 
 def test_break_even_acceptance_is_where_the_speedup_is_one() -> None:
     served = llama()
-    rate = break_even_acceptance(served, 64, 1000)
+    rate = find_break_even_acceptance(served, 64, 1000)
     assert rate is not None
     assert served.speculation is not None
     at = replace(served, speculation=replace(served.speculation, acceptance_rate=rate))
-    assert speculate(at, 64, 1000).speedup.mid == pytest.approx(1, abs=1e-3)
+    assert evaluate_speculation(at, 64, 1000).speedup.mid == pytest.approx(1, abs=1e-3)
 
 
 def test_a_draft_costs_sequences() -> None:
     """Its weights leave the pool, and its layer caches every token as each of the target's 32 layers does."""
     served = llama()
-    memory = plan(replace(served, speculation=None))
-    found = speculate(served, 8, 1000, memory)
+    memory = plan_memory(replace(served, speculation=None))
+    found = evaluate_speculation(served, 8, 1000, memory)
     assert 0.2 < found.draft_bytes / GIB < 1
     left = (memory.kv_available.mid - found.draft_bytes) / (memory.pool.layout.kv_bytes_per_token * 33 / 32)
     least = memory.pool.sequences(1000) - left / 1000
@@ -344,17 +361,19 @@ def test_the_more_decode_at_once_the_fewer_drafts_are_worth_checking() -> None:
     """Checking is free only while the step waits for the weights (SmartSpec, arXiv 2406.14066)."""
     served = llama()
     alone, full = (
-        draft_table(served, plan(replace(served, speculation=None)), batch, 1000)["fastest k of 1 to 8"]
+        build_draft_table(served, plan_memory(replace(served, speculation=None)), batch, 1000)["fastest k of 1 to 8"]
         for batch in (1, 384)
     )
     assert (full <= alone).all() and (full < alone).any()
 
 
 def test_the_surface_holds_every_combination() -> None:
-    frame = surface(llama(), [1, 64], [0.2, 0.5, 0.8], [1, 4], 1000)
+    frame = sweep_speedup(llama(), [1, 64], [0.2, 0.5, 0.8], [1, 4], 1000)
     assert len(frame) == 12
     same = frame.query("k == 4 and batch == 64 and acceptance_rate == 0.5")["speedup"].item()
-    assert same == pytest.approx(speculate(llama(num_speculative_tokens=4, acceptance_rate=0.5), 64, 1000).speedup.mid)
+    assert same == pytest.approx(
+        evaluate_speculation(llama(num_speculative_tokens=4, acceptance_rate=0.5), 64, 1000).speedup.mid
+    )
 
 
 @pytest.mark.parametrize(
@@ -363,7 +382,7 @@ def test_the_surface_holds_every_combination() -> None:
      ("ngram_gpu", "ngram"), ("draft-model", "draft_model")],
 )  # fmt: skip
 def test_engines_spell_methods_in_their_own_ways(spelled: str, known: str) -> None:
-    assert method(spelled) is methods()[known]
+    assert get_draft_method(spelled) is load_draft_methods()[known]
 
 
 @pytest.mark.parametrize(
@@ -377,21 +396,21 @@ def test_engines_spell_methods_in_their_own_ways(spelled: str, known: str) -> No
     ],
 )  # fmt: skip
 def test_methods_by_release(name: str, engine_name: str, version: str, has: bool) -> None:
-    reason = lacking(name, engine(engine_name, version))
+    reason = explain_unsupported_method(name, get_engine(engine_name, version))
     assert (reason is None) is has
     if not has:
         args = {"engine": engine_name, "engine_version": version, "max_model_len": 4096}
-        served = deploy_on("meta-llama/Llama-3.1-8B", "H100", speculation=Speculation(name, 3, 0.6), **args)
+        served = deploy_on("meta-llama/Llama-3.1-8B", "H100", speculation=SpeculationConfig(name, 3, 0.6), **args)
         with pytest.raises(PlannerError, match="speculative method"):
-            speculate(served, 1, 100)
+            evaluate_speculation(served, 1, 100)
 
 
 def test_bad_input_is_one_clear_sentence() -> None:
     with pytest.raises(PlannerError, match="did you mean eagle3"):
-        speculate(llama(method="eagel3"), 1, 100)
+        evaluate_speculation(llama(method="eagel3"), 1, 100)
     with pytest.raises(PlannerError, match="needs the draft model"):
-        speculate(llama(method="draft_model"), 1, 100)
+        evaluate_speculation(llama(method="draft_model"), 1, 100)
     with pytest.raises(PlannerError, match="no speculation to judge"):
-        speculate(replace(llama(), speculation=None), 1, 100)
+        evaluate_speculation(replace(llama(), speculation=None), 1, 100)
     with pytest.raises(PlannerError, match="yields 1 to 4 tokens"):
-        acceptance_from_length(5.0, 3)
+        infer_acceptance_rate(5.0, 3)

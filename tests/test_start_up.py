@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
-from planner.core.quantities import PlannerError
-from planner.facts.deployment import deploy_on
-from planner.latency.start_up import StartUp, start_up
+from planner.core.errors import PlannerError
+from planner.engines.deployment import deploy_on
+from planner.latency.startup_time import StartupTime, estimate_startup
 
 
-def started(name: str = "meta-llama/Llama-3.1-8B", storage: str = "page-cache", **args: Any) -> StartUp:
-    found = start_up(deploy_on(name, "H100", **{"engine_version": "0.19.0"} | args), storage)
+def started(name: str = "meta-llama/Llama-3.1-8B", storage: str = "page-cache", **args: Any) -> StartupTime:
+    found = estimate_startup(deploy_on(name, "H100", **{"engine_version": "0.19.0"} | args), storage)
     assert found is not None
     return found
 
@@ -58,6 +58,6 @@ def test_what_is_left_out_takes_no_time() -> None:
 
 
 def test_only_what_is_known() -> None:
-    assert start_up(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine="sglang")) is None
+    assert estimate_startup(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine="sglang")) is None
     with pytest.raises(PlannerError, match="unknown storage 'tape'"):
         started(storage="tape")

@@ -5,15 +5,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.core.quantities import GIB, PlannerError
-from planner.faces.cli import main
-from planner.facts.deployment import deploy_on
-from planner.memory.budget import plan
-from planner.operations.explain_log import EXAMPLE as GRANITE
-from planner.operations.explain_log import deployment_of, explain, explain_file
-from planner.operations.startup_log import StartupLog, read_log
-from planner.planning.scenario import scenario
-from planner.planning.search import search
+from planner.core.errors import PlannerError
+from planner.core.units import GIB
+from planner.engines.deployment import deploy_on
+from planner.memory.memory_plan import plan_memory
+from planner.planning.scenario import parse_scenario
+from planner.planning.search import search_deployments
+from planner.tools.diagnostics.log_comparison import EXAMPLE_LOG as GRANITE
+from planner.tools.diagnostics.log_comparison import compare_log_to_plan, explain_log_file, infer_deployment
+from planner.tools.diagnostics.startup_log import StartupLog, parse_startup_log
+from planner.ui.cli import main
 
 V019 = """
 (APIServer pid=1) INFO [utils.py:238] non-default args: {'gpu_memory_utilization': 0.95, 'max_model_len': 8192}
@@ -54,7 +55,7 @@ def gib(log: StartupLog) -> dict[str, float]:
 
 
 def test_a_log_of_0_19_states_everything() -> None:
-    log = read_log(V019)
+    log = parse_startup_log(V019)
     assert log.arguments["engine_version"] == "0.19.0"
     figures = gib(log)
     assert (figures["weights"], figures["activation"], figures["non_torch"]) == (27.39, 1.52, 0.25)
@@ -70,47 +71,51 @@ def test_a_log_of_0_19_states_everything() -> None:
 
 
 def test_older_phrases_and_several_ranks() -> None:
-    assert gib(read_log(V0)) == {
+    assert gib(parse_startup_log(V0)) == {
         "total": 39.38, "requested": 37.41, "weights": 34.43, "activation": 2.51, "non_torch": 0.43,
         "kv_available": 0.04,
     }  # fmt: skip
-    assert gib(read_log(TWO_RANKS)) == {"cudagraph_estimate": 1.97, "cudagraph_actual": 0.47, "kv_available": 16.62}
+    assert gib(parse_startup_log(TWO_RANKS)) == {
+        "cudagraph_estimate": 1.97,
+        "cudagraph_actual": 0.47,
+        "kv_available": 16.62,
+    }
 
 
 def test_a_value_ends_before_the_full_stop_of_its_sentence() -> None:
     """What vLLM 0.6 to 0.19 print of chunked prefill, as in vllm-project/vllm issue 10537 (0.6.4)."""
     line = "INFO 11-21 13:28:37 config.py:1136] Chunked prefill is enabled with max_num_batched_tokens=512.\n"
-    found = deployment_of(read_log(line + V019), "H100")
+    found = infer_deployment(parse_startup_log(line + V019), "H100")
     assert found.args.max_num_batched_tokens == 512
-    log = read_log("vLLM API server version 0.10.2rc2.dev0+g5438967fb.\nmodel=/models/llama/.\n" + V0)
+    log = parse_startup_log("vLLM API server version 0.10.2rc2.dev0+g5438967fb.\nmodel=/models/llama/.\n" + V0)
     assert (log.arguments["engine_version"], log.arguments["model"]) == ("0.10.2rc2.dev0+g5438967fb", "/models/llama/")
 
 
 def test_a_refusal_keeps_its_reason() -> None:
-    log = read_log(REFUSED)
+    log = parse_startup_log(REFUSED)
     assert (gib(log)["free"], gib(log)["total"]) == (60.33, 79.19)
     assert log.failure.startswith("ValueError: Free memory on device cuda:1 (60.33/79.19 GiB)")
 
 
 def test_a_text_without_figures_is_refused() -> None:
     with pytest.raises(PlannerError, match="no vLLM start-up figures found"):
-        read_log("INFO: Application startup complete.")
+        parse_startup_log("INFO: Application startup complete.")
 
 
 def test_a_log_that_ends_while_weights_load_is_held_against_the_plan() -> None:
-    log = read_log(
+    log = parse_startup_log(
         "non-default args: {'model': 'Qwen/Qwen3-32B', 'max_model_len': 16384}\n"
         "torch.OutOfMemoryError: CUDA out of memory. GPU 0 has a total capacity of 44.39 GiB\n"
         "RuntimeError: Engine core initialization failed. See root cause above.\n"
     )
-    told = str(explain(log, plan(deployment_of(log, "L40S"))))
+    told = str(compare_log_to_plan(log, plan_memory(infer_deployment(log, "L40S"))))
     assert "ends with: OutOfMemoryError" in told and "weights take 61.0 (60.7 to 61.3) of 44.4 GiB" in told
 
 
 def test_the_plan_of_the_same_deployment_agrees_line_by_line() -> None:
-    log = read_log(V019)
+    log = parse_startup_log(V019)
     arguments = dict(log.arguments)
-    found = explain(log, plan(deploy_on(arguments.pop("model"), "H100", **arguments)))
+    found = compare_log_to_plan(log, plan_memory(deploy_on(arguments.pop("model"), "H100", **arguments)))
     assert {line.term for line in found.lines if not line.inside} <= {"kv_tokens", "max_concurrency", "kv_available"}
     assert "activation" in str(found) and "as planned" in str(found)
     assert found.frame()["in its interval"].sum() >= len(found.lines) - 3
@@ -120,29 +125,31 @@ def test_the_wrong_assumption_is_named_and_calibrated_away() -> None:
     """A rank that loses 1.5 GiB more to libraries than planned: named, and right after calibration."""
     text = V019.replace("increase memory: 0.25GiB", "increase memory: 1.75GiB").replace("46.08 GiB", "44.58 GiB")
     text = text.replace("241,568 tokens", "233,712 tokens").replace("29.49x", "28.52x")
-    log = read_log(text)
+    log = parse_startup_log(text)
     arguments = {name: value for name, value in log.arguments.items() if name != "model"}
     deployment = deploy_on("microsoft/phi-4", "H100", **arguments)
-    found = explain(log, plan(deployment))
+    found = compare_log_to_plan(log, plan_memory(deployment))
     assert found.culprit is not None and found.culprit.term == "non_torch"
-    again = plan(deploy_on("microsoft/phi-4", "H100", memory_calibration=found.calibration, **arguments))
+    again = plan_memory(deploy_on("microsoft/phi-4", "H100", memory_calibration=found.calibration, **arguments))
     assert again.kv_available.mid / GIB == pytest.approx(44.58, abs=0.02)
-    assert explain(log, again).culprit is None
+    assert compare_log_to_plan(log, again).culprit is None
 
 
 def test_what_a_short_log_leaves_unexplained_goes_to_the_activation_peak() -> None:
     """Most logs state only the weights and the pool: what is missing between them is one figure."""
     text = "INFO Model loading took 14.99 GiB memory\nINFO Available KV cache memory: 55.00 GiB\n"
     args = {"engine_version": "0.19.0", "gpu_memory_utilization": 0.9}
-    found = explain(read_log(text), plan(deploy_on("meta-llama/Llama-3.1-8B", "H100", **args)))
+    found = compare_log_to_plan(
+        parse_startup_log(text), plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "H100", **args))
+    )
     assert found.culprit is None or found.culprit.term == "unexplained"
-    again = plan(deploy_on("meta-llama/Llama-3.1-8B", "H100", memory_calibration=found.calibration, **args))
+    again = plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "H100", memory_calibration=found.calibration, **args))
     assert again.kv_available.mid / GIB == pytest.approx(55.0, abs=0.02)
 
 
 def test_a_public_log_is_explained_line_by_line() -> None:
     """A granite-3.1-8b run of llm-d-planner (Apache-2.0): libraries held 0.46 GiB, 0.2 more than in its sister runs."""
-    found = explain_file(GRANITE, "H100")
+    found = explain_log_file(GRANITE, "H100")
     assert found.plan.deployment.args.max_num_seqs == 1024 and found.plan.deployment.engine.version == "0.19.0"
     assert [line.term for line in found.lines] == [
         "requested", "weights", "activation", "non_torch", "kv_available", "kv_tokens", "max_concurrency",
@@ -165,13 +172,13 @@ def test_its_fragment_makes_the_next_plan_agree() -> None:
         "workload": {"prompt_tokens": {"mean": 500}, "output_tokens": {"mean": 100}, "rate": 1},
         "service_level": {"ttft": {"p99": 2000}},
     }  # fmt: skip
-    found = explain_file(GRANITE, "H100")
-    calibrated = search(scenario({**asked, **yaml.safe_load(found.fragment)}, "mine")).chosen
-    plain = search(scenario(asked, "mine")).chosen
+    found = explain_log_file(GRANITE, "H100")
+    calibrated = search_deployments(parse_scenario({**asked, **yaml.safe_load(found.fragment)}, "mine")).chosen
+    plain = search_deployments(parse_scenario(asked, "mine")).chosen
     assert calibrated and plain
     assert plain.prediction.memory.kv_available.mid / GIB == pytest.approx(58.66 + 0.18, abs=0.03)
     assert calibrated.prediction.memory.kv_available.mid / GIB == pytest.approx(58.66, abs=0.03)
-    again = explain_file(GRANITE, planned=calibrated.deployment)
+    again = explain_log_file(GRANITE, planned=calibrated.deployment)
     assert again.culprit is None and again.fragment == found.fragment
 
 
@@ -183,7 +190,7 @@ INFO Initializing a V1 LLM engine (v0.20.2) with config: model='Qwen/Qwen3-32B-F
 INFO Model loading took 16.01 GiB memory and 41.203113 seconds
 INFO Available KV cache memory: 19.42 GiB
 """
-    asked = scenario({
+    asked = parse_scenario({
         "question": "?", "model": "Qwen3-32B", "quantization": ["fp8"],
         "gpus": [{"gpu": gpu, "at_most": 4} for gpu in ("H200", "L40S")],
         "workload": {"prompt_tokens": {"mean": 1500}, "output_tokens": {"mean": 300}, "rate": 1},
@@ -192,19 +199,19 @@ INFO Available KV cache memory: 19.42 GiB
     log = tmp_path / "vllm.log"
     log.write_text(text)
     with pytest.raises(PlannerError, match="scenario has H200-SXM, L40S: add --gpu"):
-        explain_file(log, planned=asked)
-    found = explain_file(log, "L40S", asked)
+        explain_log_file(log, planned=asked)
+    found = explain_log_file(log, "L40S", asked)
     assert found.plan.deployment.gpu.name == "L40S" and found.fits
     assert "on 2 x L40S, TP2, vllm 0.20.2, fp8_block\nThe scenario plans 2 x L40S, TP1 x PP2, fp8\n" in str(found)
     assert main(["explain-log", str(log), "--gpu", "L40S"]) == 0
     log.write_text(f"{text}RuntimeError: Engine core initialization failed.\n")
     assert main(["explain-log", str(log), "--gpu", "L40S"]) == 1
     log.write_text(text)
-    wrong = explain_file(log, "H200", asked)
+    wrong = explain_log_file(log, "H200", asked)
     assert not wrong.fits and not wrong.fragment and "does not fit" in wrong.verdict
     for line in ("device_name=NVIDIA_L40S,dtype=fp8_w8a8.json", "Free memory on device (43.9/44.40 GiB)"):
         log.write_text(f"{text}INFO {line}\n")
-        assert explain_file(log, planned=asked).plan.deployment.gpu.name == "L40S"
+        assert explain_log_file(log, planned=asked).plan.deployment.gpu.name == "L40S"
 
 
 def test_an_explanation_ends_with_what_could_be_gained(tmp_path: Path) -> None:
@@ -213,7 +220,7 @@ def test_an_explanation_ends_with_what_could_be_gained(tmp_path: Path) -> None:
     said = "INFO Initializing a V1 LLM engine (v0.20.2) with config: model='Qwen/Qwen3-32B', max_seq_len=8192, "
     log.write_text(f"{said}dtype=torch.bfloat16\nINFO Defaulting gpu_memory_utilization to 0.85\n"
                    "INFO Model loading took 61.04 GiB memory\nINFO Available KV cache memory: 4.50 GiB\n")  # fmt: skip
-    first, step, last = explain_file(log, "H100").outlook.splitlines()
+    first, step, last = explain_log_file(log, "H100").outlook.splitlines()
     assert "15 requests of 1,000 + 200 tokens fit" in first and "gpu_memory_utilization 0.9" in step
     assert "diagnose" in last
 
@@ -228,29 +235,29 @@ def test_a_log_that_ends_in_an_error_says_what_helps(tmp_path: Path) -> None:
         "needed, which is larger than the available KV cache memory (1.71 GiB). Based on the available memory, the "
         "estimated maximum model length is 49152.\n"
     )
-    assert "--max-model-len 49152 starts" in explain_file(log, "H100").outlook
+    assert "--max-model-len 49152 starts" in explain_log_file(log, "H100").outlook
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 350.00 MiB. GPU 0 has a total "
                    "capacity of 23.68 GiB of which 212.81 MiB is free.\n")  # fmt: skip
     with pytest.raises(PlannerError, match=r"figures found.*The GPU is full.*quantised weights"):
-        explain_file(log, "RTX-3090")
+        explain_log_file(log, "RTX-3090")
 
 
 def test_a_layout_that_differs_is_told_apart_from_the_budget() -> None:
     """Twice the tokens in the same memory: an FP8 cache that the arguments do not mention."""
     text = GRANITE.read_text().replace("384,432 tokens", "768,864 tokens").replace("46.93x", "93.86x")
-    log = read_log(text.replace("increase memory: 0.46GiB", "increase memory: 0.27GiB"))
-    found = explain(log, plan(deployment_of(log, "H100")))
+    log = parse_startup_log(text.replace("increase memory: 0.46GiB", "increase memory: 0.27GiB"))
+    found = compare_log_to_plan(log, plan_memory(infer_deployment(log, "H100")))
     assert found.culprit is not None and found.culprit.term == "kv_tokens" and "kv_cache_dtype" in found.verdict
 
 
 def test_arguments_of_speculation_experts_and_adapters_are_read() -> None:
-    log = read_log(
+    log = parse_startup_log(
         "INFO non-default args: {'model': 'deepseek-ai/DeepSeek-V3', 'tensor_parallel_size': 8, 'enable_lora': True, "
         "'enable_expert_parallel': True}\nINFO engine (v0.20.2) with config: model='deepseek-ai/DeepSeek-V3', "
         "speculative_config=SpeculativeConfig(method='mtp', model='deepseek-ai/DeepSeek-V3', num_spec_tokens=2), "
         "device_name=NVIDIA_H200.json\nINFO Model loading took 85.00 GiB memory"
     )
-    found = deployment_of(log)
+    found = infer_deployment(log)
     assert (found.gpu.name, found.layout.tp, found.layout.ep, found.args.max_loras) == ("H200-SXM", 8, 8, 1)
     assert found.speculation is not None and found.speculation.num_speculative_tokens == 2
 
@@ -269,4 +276,4 @@ def test_arguments_of_speculation_experts_and_adapters_are_read() -> None:
 )
 def test_a_log_that_cannot_be_placed_says_what_is_missing(gpu: str | None, model: str | None, message: str) -> None:
     with pytest.raises(PlannerError, match=message):
-        explain_file(GRANITE, gpu, deploy_on(model, "H100", tp=4) if model else None)
+        explain_log_file(GRANITE, gpu, deploy_on(model, "H100", tp=4) if model else None)

@@ -7,20 +7,37 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from planner.core.quantities import Z80, Interval, PlannerError
-from planner.facts.coefficients import Coefficients
-from planner.facts.deployment import Deployment, deploy_on
-from planner.facts.engines import engine
-from planner.facts.gpus import gpu
-from planner.facts.workload import Lengths, Workload
-from planner.latency.calibration import NEW, calibrated, calibration_of, catalog
-from planner.latency.fused_experts import expert_kernel, expert_kernels
-from planner.latency.step_model import _expert_seconds, step_model
-from planner.latency.step_work import FusedExperts, work
-from planner.operations.fits.pooled import LEVELS, METRICS, RUNS, MeasuredRun, Pool, measured_runs, pooled_fit
+from planner.calibration.pooled_fit import (
+    EFFECT_LEVELS,
+    FIT_METRICS,
+    MEASURED_RUNS_FILE,
+    MeasuredRun,
+    PooledRuns,
+    fit_pooled,
+    load_measured_runs,
+)
+from planner.core.errors import PlannerError
+from planner.core.intervals import Z_SCORE_80PCT, Interval
+from planner.engines.coefficients import StepCoefficients
+from planner.engines.deployment import Deployment, deploy_on
+from planner.engines.engine import get_engine
+from planner.hardware.gpus import get_gpu
+from planner.latency.coefficient_lookup import (
+    NOVELTY_KINDS,
+    get_deployment_coefficients,
+    load_calibration_catalog,
+    look_up_coefficients,
+)
+from planner.latency.expert_kernels import get_expert_kernel, load_expert_kernels
+from planner.latency.step_model import _estimate_expert_s, build_target_step_model
+from planner.latency.step_work import ExpertWork, count_step_work
 from planner.planning.prediction import evaluate
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
-ALONE = replace(Coefficients(**catalog("vllm").common.coefficients), expert_gemm=1.0, expert_latency=1.0)
+ALONE = replace(
+    StepCoefficients(**load_calibration_catalog("vllm").common.coefficients), expert_gemm=1.0, expert_latency=1.0
+)
 """Kernels as they are when nothing else runs."""
 
 
@@ -28,7 +45,10 @@ def launches(**deployed: object) -> list[float]:
     """Seconds that launching adds to a step with 100 prompt tokens, and to one with 600, of 8 decoding sequences."""
     free = replace(ALONE, launch_s=1e-9)
     found = deploy_on("meta-llama/Llama-3.1-8B", "H100", max_model_len=4096, **deployed)
-    whole, without = step_model(found, replace(ALONE, launch_s=20e-6)), step_model(found, free)
+    whole, without = (
+        build_target_step_model(found, replace(ALONE, launch_s=20e-6)),
+        build_target_step_model(found, free),
+    )
     steps = [([(tokens, 0)], [500] * 8) for tokens in (100, 600)]
     return [whole.step_seconds(*step).seconds - without.step_seconds(*step).seconds for step in steps]
 
@@ -47,7 +67,7 @@ def test_prompts_run_without_graphs_where_an_engine_captures_decoding_only() -> 
 def test_before_full_graphs_a_decode_step_launches_attention_between_the_pieces() -> None:
     """vLLM pull 25444 (0.11.0): FULL_AND_PIECEWISE by default, 5.98 instead of 4.07 requests/s on a 30B-A3B."""
     old, new = (
-        step_model(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version=version), ALONE)
+        build_target_step_model(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version=version), ALONE)
         for version in ("0.10.0", "0.11.0")
     )
     assert old.fixed_s - new.fixed_s == pytest.approx(32 * 3 * ALONE.launch_s, rel=0.02)
@@ -55,14 +75,16 @@ def test_before_full_graphs_a_decode_step_launches_attention_between_the_pieces(
 
 def test_ranks_share_the_inner_activations_but_not_the_residual() -> None:
     """Llama-3.1-70B: 6 x 8192 around each block; inside, q k v 10240, o 8192, gate and up 57344, down 28672 values."""
-    one, eight = (work(deploy_on("meta-llama/Llama-3.1-70B", "H200", tp=tp)).token_bytes for tp in (1, 8))
+    one, eight = (count_step_work(deploy_on("meta-llama/Llama-3.1-70B", "H200", tp=tp)).token_bytes for tp in (1, 8))
     whole, inner = 2 * 6 * 8192, 2 * (10240 + 8192 + 57344 + 28672)
     assert (one, eight) == (2 * 80 * (whole + inner), 2 * 80 * (whole + inner / 8))
 
 
 def test_prompts_that_share_a_step_cost_more_than_one_of_their_length() -> None:
     """MiniMax-M2.5 on 4 x B200: a burst of prompts of 922 tokens takes about twice as long a token as one of 7,373."""
-    step = step_model(deploy_on("MiniMaxAI/MiniMax-M2.5", "B200", tp=4, engine_version="0.19.0", quantization="fp8"))
+    step = build_target_step_model(
+        deploy_on("MiniMaxAI/MiniMax-M2.5", "B200", tp=4, engine_version="0.19.0", quantization="fp8")
+    )
     long, short = (step.step_seconds(chunks, []).seconds for chunks in ([(7376, 0)], [(922, 0)] * 8))
     assert 1.1 < short / long < 2.5
 
@@ -83,8 +105,8 @@ def test_fused_experts_take_what_their_kernels_were_measured_to(
 ) -> None:
     found = deploy_on("Qwen/Qwen3-30B-A3B", name, max_model_len=4096)
     size, dtype = 3 * 2048 * 768, {"bf16": "bf16", "nvfp4": "fp4"}.get(form, "fp8")
-    layer = FusedExperts(dtype, form, 1, 128, 128, 8, 1, expert_bytes * size, 2.0 * size, 2 * (2 * 2048 + 3 * 768))
-    seconds = _expert_seconds(layer, np.array([float(tokens)]), found, ALONE)
+    layer = ExpertWork(dtype, form, 1, 128, 128, 8, 1, expert_bytes * size, 2.0 * size, 2 * (2 * 2048 + 3 * 768))
+    seconds = _estimate_expert_s(layer, np.array([float(tokens)]), found, ALONE)
     assert seconds[0] == pytest.approx(measured * 1e-6, rel=0.25)
 
 
@@ -103,37 +125,37 @@ def test_latent_attention_takes_what_its_kernels_were_measured_to(
     name: str, cache: str, layout: dict[str, int], measured: float
 ) -> None:
     found = deploy_on("deepseek-ai/DeepSeek-V3", name, kv_cache_dtype=cache, **layout)
-    seconds = step_model(found, replace(ALONE, kv=0.9)).decode_context_s / 61
+    seconds = build_target_step_model(found, replace(ALONE, kv=0.9)).decode_context_s / 61
     assert seconds == pytest.approx(measured * 1e-9, rel=0.2)
 
 
 def test_every_generation_has_a_kernel_for_every_format() -> None:
-    newest = engine("vllm")
+    newest = get_engine("vllm")
     for name in ("A100", "L40S", "H100", "B200", "RTX-PRO-6000", "MI300X", "V100"):
         for form in ("bf16", "fp8", "fp8_block", "int4", "mxfp4", "mxfp4_fp8", "nvfp4"):
-            assert 0 < expert_kernel(gpu(name), newest, form).gemm <= 1
+            assert 0 < get_expert_kernel(get_gpu(name), newest, form).gemm <= 1
     assert (
-        expert_kernel(gpu("B200"), engine("vllm", "0.17.0"), "fp8_block").gemm
-        < expert_kernels()["blackwell fp8_block"].gemm
+        get_expert_kernel(get_gpu("B200"), get_engine("vllm", "0.17.0"), "fp8_block").gemm
+        < load_expert_kernels()["blackwell fp8_block"].gemm
     )
 
 
 def test_the_fullest_rank_of_expert_parallelism_is_waited_for() -> None:
     """Measured with skewed routing, EP8 and EP32 are 7-37% above balanced experts (AIConfigurator)."""
     found = deploy_on("Qwen/Qwen3-30B-A3B", "H100", max_model_len=4096)
-    whole = FusedExperts("bf16", "bf16", 1, 256, 256, 8, 1, 2.0, 2.0 * 3 * 2048 * 768, 0.0)
+    whole = ExpertWork("bf16", "bf16", 1, 256, 256, 8, 1, 2.0, 2.0 * 3 * 2048 * 768, 0.0)
     tokens, busy = np.array([32768.0]), replace(ALONE, expert_latency=1e-9)
     for ranks in (8, 32):
         one = replace(whole, held=256 // ranks, ranks=ranks)
-        even = _expert_seconds(whole, tokens, found, busy) / ranks
-        assert 1.05 < float((_expert_seconds(one, tokens, found, busy) / even)[0]) < 1.4
+        even = _estimate_expert_s(whole, tokens, found, busy) / ranks
+        assert 1.05 < float((_estimate_expert_s(one, tokens, found, busy) / even)[0]) < 1.4
 
 
 def test_the_host_bounds_a_small_models_steps() -> None:
     """Under asynchronous scheduling a step lasts as long as the longer of the two."""
     slow = replace(ALONE, step_s=6e-3)
     small, large = (
-        step_model(deploy_on(name, "B200", max_model_len=4096), slow)
+        build_target_step_model(deploy_on(name, "B200", max_model_len=4096), slow)
         for name in ("Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-72B")
     )
     assert float(small.decode_step(1, 100)) == pytest.approx(6e-3, rel=0.1)
@@ -142,13 +164,13 @@ def test_the_host_bounds_a_small_models_steps() -> None:
 
 def test_what_is_new_widens_the_interval() -> None:
     """A measured pair; a model on another GPU; a new model there; a new GPU as well; a new generation and release."""
-    newest, old = engine("vllm", "0.19.0"), engine("vllm", "0.8.5")
+    newest, old = get_engine("vllm", "0.19.0"), get_engine("vllm", "0.8.5")
     asked = [
-        calibrated(gpu("B200"), newest, "minimax_m2", "fp8_block"),
-        calibrated(gpu("H200"), newest, "qwen3", "none"),
-        calibrated(gpu("H200"), newest, "never_seen", "none"),
-        calibrated(gpu("L40S"), newest, "never_seen", "none"),
-        calibrated(gpu("V100"), old, "never_seen", "none"),
+        look_up_coefficients(get_gpu("B200"), newest, "minimax_m2", "fp8_block"),
+        look_up_coefficients(get_gpu("H200"), newest, "qwen3", "none"),
+        look_up_coefficients(get_gpu("H200"), newest, "never_seen", "none"),
+        look_up_coefficients(get_gpu("L40S"), newest, "never_seen", "none"),
+        look_up_coefficients(get_gpu("V100"), old, "never_seen", "none"),
     ]
     assert [found.basis for found in asked] == ["measured", "model-transfer", "model-transfer", "gpu-transfer", "prior"]
     assert asked[0].new == () and asked[1].new == ("pair",) and "model" in asked[2].new and "gpu" in asked[3].new
@@ -158,30 +180,32 @@ def test_what_is_new_widens_the_interval() -> None:
 
 def test_gpus_of_a_generation_inform_each_other() -> None:
     """What an H100 lacks comes from Hopper: no coefficient of two Hopper GPUs is far from the other's."""
-    newest = engine("vllm")
-    ours, theirs = (calibrated(gpu(name), newest, "llama", "none").coefficients for name in ("H100-SXM", "H200-SXM"))
+    newest = get_engine("vllm")
+    ours, theirs = (
+        look_up_coefficients(get_gpu(name), newest, "llama", "none").coefficients for name in ("H100-SXM", "H200-SXM")
+    )
     for name in ("memory", "kv", "gemm_bf16", "attention", "kernel_s"):
         assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=0.25), name
 
 
 def test_a_calibration_with_an_unknown_coefficient_is_refused(tmp_path, monkeypatch) -> None:
     (tmp_path / "calibration").mkdir()
-    text = (RUNS.parents[1] / "calibration" / "vllm.yaml").read_text(encoding="utf-8")
+    text = (MEASURED_RUNS_FILE.parents[1] / "calibration" / "vllm.yaml").read_text(encoding="utf-8")
     (tmp_path / "calibration" / "vllm.yaml").write_text(
         f"{text}\nvolta:\n  generation: volta\n  times: {{memry: 1.1}}\n"
     )
-    monkeypatch.setattr("planner.latency.calibration.CATALOGS", tmp_path)
-    catalog.cache_clear()
+    monkeypatch.setattr("planner.latency.coefficient_lookup.CATALOG_DIR", tmp_path)
+    load_calibration_catalog.cache_clear()
     with pytest.raises(PlannerError, match=r"entry volta: unknown coefficient 'memry'; did you mean memory"):
-        catalog("vllm")
+        load_calibration_catalog("vllm")
     monkeypatch.undo()
-    catalog.cache_clear()
+    load_calibration_catalog.cache_clear()
 
 
 @pytest.mark.slow
 def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
     """Runs of one L40S as the catalog predicts them, of another card 20% slower: the pool tells them apart."""
-    measured = measured_runs()
+    measured = load_measured_runs()
     runs = [
         run
         for name in ("L4", "L20")
@@ -189,14 +213,14 @@ def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
         if run.deployment.gpu.name == name and run.workload.rate is None
     ]
     runs = runs[:20] + runs[-20:]
-    pool = Pool(runs)
+    pool = PooledRuns(runs)
     even = pool.predicted(pool.logs(np.zeros(len(pool.parts))))
     slower = np.where([run.deployment.gpu.name == "L20" for run in runs], 0.2, 0.0)[:, None]
     made = [
         replace(run, measured=np.where(np.isfinite(run.measured), value + shift, np.nan))
         for run, value, shift in zip(runs, even, slower, strict=True)
     ]
-    found = pooled_fit(made, rounds=3, replays=0)
+    found = fit_pooled(made, rounds=3, replays=0)
     logs = found.pool.logs(found.sums)
     paces = {run.deployment.gpu.name: row for run, row in zip(runs, logs, strict=True)}
     assert np.nanmedian(np.abs(found.errors[:, 1])) < 0.03
@@ -205,7 +229,7 @@ def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
 
 def test_every_measured_run_says_what_was_sent() -> None:
     """Offline throughput of thousands of requests, read as that of one at a time, is a hundred times off."""
-    with RUNS.open(encoding="utf-8", newline="") as file:
+    with MEASURED_RUNS_FILE.open(encoding="utf-8", newline="") as file:
         silent = [row["source"] for row in csv.DictReader(file) if not (row["concurrency"] or row["request_rate"])]
     assert not silent
 
@@ -213,10 +237,10 @@ def test_every_measured_run_says_what_was_sent() -> None:
 @pytest.mark.slow
 def test_no_measured_step_is_shorter_than_reading_its_weights() -> None:
     """What is, ran on another GPU: 7B in 16 bit on an L4, 15 GB at 300 GB/s, did not take 9.5 ms a token."""
-    for run in measured_runs():
-        counted = work(run.deployment)
+    for run in load_measured_runs():
+        counted = count_step_work(run.deployment)
         size = counted.head.bytes + sum(linears.bytes for linears in counted.matmuls)
-        tpot = np.exp(run.measured[METRICS.index("tpot")])
+        tpot = np.exp(run.measured[FIT_METRICS.index("tpot")])
         assert not tpot < size / run.deployment.gpu.bandwidth, run.curve
 
 
@@ -225,21 +249,23 @@ def test_no_measured_step_is_shorter_than_reading_its_weights() -> None:
 )
 def test_vllm_widens_mxfp4_where_it_has_no_kernels_for_it(gpu, dtype) -> None:
     """Issues 30135 and 41477: Marlin on compute capability 12, FlashInfer's MXFP4 x MXFP8 on 10."""
-    assert {each.dtype for each in work(deploy_on("openai/gpt-oss-20b", gpu, max_model_len=4096)).experts} == {dtype}
+    assert {
+        each.dtype for each in count_step_work(deploy_on("openai/gpt-oss-20b", gpu, max_model_len=4096)).experts
+    } == {dtype}
 
 
 def test_small_kernels_take_as_long_as_the_clock_lets_them() -> None:
     """A matrix product of one row, weights aside: 3.7 us on H100, 5.4 on A100 (AIConfigurator 0.12's tables)."""
     found = [deploy_on("meta-llama/Llama-3.1-8B-Instruct", name) for name in ("A100-SXM-80GB", "H100-SXM")]
-    slow, fast = (step_model(each, ALONE).parts["kernel latency"][1] for each in found)
+    slow, fast = (build_target_step_model(each, ALONE).parts["kernel latency"][1] for each in found)
     assert slow / fast == pytest.approx(5.4 / 3.7, rel=0.06)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 def test_no_load_of_a_known_pair_is_less_certain_than_all_that_may_be_new(engine) -> None:
-    common = catalog(engine).common
+    common = load_calibration_catalog(engine).common
     for widths in (common.sigma_tpot, common.sigma_ttft):
-        assert widths.many <= widths.curve <= max(getattr(widths, what) for what in NEW)
+        assert widths.many <= widths.curve <= max(getattr(widths, what) for what in NOVELTY_KINDS)
 
 
 def test_throughput_of_what_is_new_is_less_certain_than_tpot() -> None:
@@ -249,13 +275,15 @@ def test_throughput_of_what_is_new_is_less_certain_than_tpot() -> None:
         for name in ("openai/gpt-oss-120b", "google/gemma-2-9b")
     )
     reach = [[math.log(found.hi / found.mid) for found in rates(deployment)] for deployment in (known, unknown)]
-    assert reach[0] == pytest.approx([calibration_of(known).sigma_tpot * Z80] * 2)
-    assert min(reach[1]) > 1.5 * calibration_of(unknown).sigma_tpot * Z80
+    assert reach[0] == pytest.approx([get_deployment_coefficients(known).sigma_tpot * Z_SCORE_80PCT] * 2)
+    assert min(reach[1]) > 1.5 * get_deployment_coefficients(unknown).sigma_tpot * Z_SCORE_80PCT
 
 
 def rates(deployment: Deployment) -> tuple[Interval, Interval]:
     """Capacity, and throughput of a closed loop, in closed form."""
-    found = evaluate(deployment, Workload(Lengths.fixed(500), Lengths.fixed(200), concurrency=64)).performance
+    found = evaluate(
+        deployment, Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(200), concurrency=64)
+    ).performance
     assert found and found.capacity
     return found.capacity, found.output_tps
 
@@ -266,8 +294,8 @@ def rates(deployment: Deployment) -> tuple[Interval, Interval]:
 def test_slower_steps_hold_more_requests_of_an_open_loop_in_flight(load, least, most, served) -> None:
     """There, TPOT grows by more than the step, and throughput stays; of a closed loop both change as the step does."""
     deployment = deploy_on("meta-llama/Llama-3.1-8B", "L40S", max_model_len=4096)
-    workload = Workload(Lengths.fixed(300), Lengths.fixed(100), **load)
-    pool = Pool([MeasuredRun(deployment, workload, np.zeros(4), "")])
+    workload = Workload(LengthDistribution.fixed(300), LengthDistribution.fixed(100), **load)
+    pool = PooledRuns([MeasuredRun(deployment, workload, np.zeros(4), "")])
     logs = pool.logs(np.zeros(len(pool.parts)))
     slopes = pool.slopes(logs, pool.predicted(logs))[0, :, pool.names.index("pace")]
     assert least < slopes[1] <= most
@@ -275,15 +303,15 @@ def test_slower_steps_hold_more_requests_of_an_open_loop_in_flight(load, least, 
 
 
 def test_parts_of_a_coefficient_are_pulled_to_nothing() -> None:
-    assert set(LEVELS) >= {"engine", "generation", "gpu", "release", "model", "pair"}
-    for parts in LEVELS.values():
+    assert set(EFFECT_LEVELS) >= {"engine", "generation", "gpu", "release", "model", "pair"}
+    for parts in EFFECT_LEVELS.values():
         spreads = [parts.get("device", 0), parts.get("host", 0), *parts.get("own", {}).values()]
         assert all(0 <= spread <= 1 for spread in spreads)
 
 
 def test_a_models_own_pace_is_part_of_its_calibration() -> None:
     found = deploy_on("openai/gpt-oss-120b", "H100", tp=2)
-    known = calibration_of(found)
+    known = get_deployment_coefficients(found)
     assert known.basis == "measured" and 0.7 < known.coefficients.pace < 1.4
 
 
@@ -291,6 +319,6 @@ def test_a_models_own_pace_is_part_of_its_calibration() -> None:
 @pytest.mark.parametrize("served", ["meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-32B"])
 def test_products_do_not_beat_the_peak_whatever_a_fit_says(name: str, served: str) -> None:
     found = deploy_on(served, name, tp=8, max_model_len=4096, max_num_batched_tokens=8192)
-    model, linears = step_model(found), work(found).matmuls
+    model, linears = build_target_step_model(found), count_step_work(found).matmuls
     needed = sum(m.flops / found.gpu.flops[m.dtype] for m in linears)
     assert model.parts["dense linears"][-1] > model.grid[-1] * needed

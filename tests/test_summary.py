@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
-from planner.facts.deployment import machines
-from planner.operations.answer import told as answered
-from planner.planning.candidate import against, replayed
-from planner.planning.scenario import scenario
-from planner.planning.search import Plan, ranked, search
-from planner.planning.what_if import affordable, what_if
-from planner.studies import risks, summary
+from planner.analysis import plan_risks as risks
+from planner.analysis import plan_summary as summary
+from planner.engines.deployment import choose_machines
+from planner.planning.evaluation import check_against_slos, simulate_candidate
+from planner.planning.scenario import parse_scenario
+from planner.planning.search import Plan, search_analytically, search_deployments
+from planner.planning.what_if import limit_to_budget, run_what_ifs
+from planner.ui.plan_text import format_plan as answered
 
 CHAT: dict[str, Any] = {
     "question": "?",
@@ -27,18 +28,20 @@ CHAT: dict[str, Any] = {
 @cache
 def plan(ttft: float = 2000, rate: float = 9) -> Plan:
     level = {**CHAT["service_level"], "ttft": {"p95": ttft}}
-    return search(scenario({**CHAT, "service_level": level, "workload": {**CHAT["workload"], "rate": rate}}, "s"))
+    return search_deployments(
+        parse_scenario({**CHAT, "service_level": level, "workload": {**CHAT["workload"], "rate": rate}}, "s")
+    )
 
 
 def test_machines_hold_whole_replicas() -> None:
-    assert machines(1, 16, (8,)) == (8, 8)
-    assert machines(3, 4, (8,)) == (8, 8)
-    assert machines(2, 6, (8,)) == (8, 8)  # six GPUs: a machine of eight holds one of them
-    assert machines(2, 16, (8,)) == (8, 8, 8, 8)
+    assert choose_machines(1, 16, (8,)) == (8, 8)
+    assert choose_machines(3, 4, (8,)) == (8, 8)
+    assert choose_machines(2, 6, (8,)) == (8, 8)  # six GPUs: a machine of eight holds one of them
+    assert choose_machines(2, 16, (8,)) == (8, 8, 8, 8)
 
 
 def test_a_month_has_730_hours_and_the_range_is_that_of_the_price() -> None:
-    rows = dict(summary.rent(plan()).itertuples(index=False))
+    rows = dict(summary.build_rental_table(plan()).itertuples(index=False))
     hour, month = (
         [float(n.replace(",", "")) for n in re.findall(r"[\d,.]+", rows[f"cost per {per} (USD)"])]
         for per in ("hour", "month")
@@ -56,21 +59,24 @@ def test_traffic_may_grow_by_what_is_said_until_headroom_and_capacity_are_used_u
     asked, chosen = plan().scenario, plan().chosen
     assert chosen
     unhurried = replace(plan(), scenario=replace(asked, service_level=()))
-    said = re.sub(r"\([^)]*\)", "", risks.room(unhurried))
+    said = re.sub(r"\([^)]*\)", "", risks.describe_headroom(unhurried))
     grow, over = (int(n) / 100 for n in re.findall(r"by (\d+)%", said))
     for more, headroom in ((grow, asked.headroom), (over, 0.0)):
         for extra, fits in ((-0.01, True), (0.02, False)):
             rate = (asked.workload.rate or 0) * (1 + more + extra)
             busier = replace(asked, headroom=headroom, service_level=(), workload=replace(asked.workload, rate=rate))
-            assert against(busier, replace(chosen.prediction, workload=busier.workload)).meets == fits
+            assert check_against_slos(busier, replace(chosen.prediction, workload=busier.workload)).meets == fits
 
 
 def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before_the_capacity() -> None:
     """A tight E2E is used up by steps that grow with the batch, at half the capacity; both ways to say where agree."""
     level, load = {"e2e": {"p95": 12_000}, "ttft": {"p95": 9000}}, {**CHAT["workload"], "rate": 2}
     gpus = [{"gpu": "L40S", "at_most": 1}]
-    one = search(scenario({**CHAT, "gpus": gpus, "workload": load, "service_level": level}, "s"))
-    told = {stated: risks.growth(found) for stated, found in ((True, one), (False, ranked(one.scenario)))}
+    one = search_deployments(parse_scenario({**CHAT, "gpus": gpus, "workload": load, "service_level": level}, "s"))
+    told = {
+        stated: risks.describe_growth_limit(found)
+        for stated, found in ((True, one), (False, search_analytically(one.scenario)))
+    }
     rates = {stated: float(re.findall(r"beyond ([\d.]+)", said)[0]) for stated, said in told.items()}
     grown = float(re.findall(r"by (\d+)%", told[True])[0]) / 100
     chosen, asked = one.chosen, one.scenario
@@ -79,33 +85,33 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
     assert rates[True] < 0.5 * chosen.prediction.performance.capacity.mid
     assert rates[False] == pytest.approx(rates[True], rel=0.15)
     assert all("p95 E2E" in said and "overloaded" not in said for said in told.values())
-    assert told[True] in risks.room(one) and told[True] in answered(one) and "closed form" in told[False]
+    assert told[True] in risks.describe_headroom(one) and told[True] in answered(one) and "closed form" in told[False]
     for share, meets in ((0.9, True), (1.2, False)):
         busier = replace(asked, workload=replace(asked.workload, rate=rates[True] * share))
-        found = replayed(busier, chosen)
+        found = simulate_candidate(busier, chosen)
         assert found.meets == meets and found.constraints == (() if meets else ("p95 E2E",))
 
 
 def test_a_lost_replica_is_replayed_without_headroom() -> None:
     chosen = plan(rate=30).chosen
     assert chosen and chosen.deployment.layout.replicas > 1
-    fewer, said = risks.lost(plan(rate=30))
+    fewer, said = risks.simulate_replica_loss(plan(rate=30))
     assert fewer and fewer.deployment.layout.replicas == chosen.deployment.layout.replicas - 1
     assert ("still keeps every promise" in said) == fewer.meets
-    single, alone = risks.lost(plan(rate=1))
+    single, alone = risks.simulate_replica_loss(plan(rate=1))
     assert single is None and "only one replica" in alone
 
 
 def test_what_would_pass_passes() -> None:
     stuck = plan(ttft=8)
-    assert stuck.chosen is None and "Nothing" in summary.verdict(stuck)
-    limit = summary.passing(stuck).set_index("change").loc["a limit for p95 TTFT of", "to be safe"]
+    assert stuck.chosen is None and "Nothing" in summary.summarize_plan(stuck)
+    limit = summary.build_relaxation_table(stuck).set_index("change").loc["a limit for p95 TTFT of", "to be safe"]
     relaxed = replace(stuck.scenario, service_level=plan(ttft=1.02 * float(limit.split()[0])).scenario.service_level)
     best = stuck.best
     assert best
-    found = replayed(relaxed, best)
+    found = simulate_candidate(relaxed, best)
     assert found.meets and not found.at_risk
-    table = summary.alternatives(stuck)
+    table = summary.build_candidate_table(stuck)
     assert set(table["figures"]) <= {"replayed", "closed form"} and table["figures"].iloc[0] == "replayed"
     over = found.prediction.performance.ttft["p95"].mid / 0.008
     assert table["what is missing"].iloc[0] == f"p95 TTFT {over:.0f} times the limit"
@@ -114,9 +120,9 @@ def test_what_would_pass_passes() -> None:
 def test_an_answer_for_no_more_money_costs_no_more() -> None:
     chosen = plan().chosen
     assert chosen and chosen.usd_per_hour
-    for card in affordable(plan().scenario, chosen, 1.0).gpus:
+    for card in limit_to_budget(plan().scenario, chosen, 1.0).gpus:
         assert card.at_most * chosen.usd_per_hour / chosen.deployment.layout.gpus <= chosen.usd_per_hour + 1e-9
-    for found in what_if(plan()):
+    for found in run_what_ifs(plan()):
         if "no more money" in found.change and found.plan.chosen:
             assert (found.plan.chosen.usd_per_hour or 0) <= chosen.usd_per_hour
 
@@ -125,9 +131,9 @@ def test_a_promise_at_the_edge_is_the_first_of_three_risks() -> None:
     risky = next(
         p for p in (plan(), plan(ttft=300), plan(rate=8), plan(rate=7), plan(ttft=400)) if p.verdict == "at_risk"
     )
-    table = risks.largest(risky)
+    table = risks.list_largest_risks(risky)
     assert 1 <= len(table) <= 3
     assert table["risk"].iloc[0] == "a promise at the edge"
     assert all(reason in table["how large"].iloc[0] for reason in risky.reasons)
-    assert all(reason in summary.kept(risky) for reason in risky.reasons)
-    assert "every promise" not in summary.kept(risky)
+    assert all(reason in summary.describe_slo_margin(risky) for reason in risky.reasons)
+    assert "every promise" not in summary.describe_slo_margin(risky)

@@ -15,14 +15,14 @@ import pandas as pd
 import pytest
 import yaml
 
-from planner.core.quantities import PlannerError
-from planner.faces.cli import main
-from planner.operations import sweep as sweeps
-from planner.operations.sweep import Store, answer, build, key
-from planner.operations.sweep_points import load_sweep
-from planner.planning import scaling
+from planner.core.errors import PlannerError
+from planner.planning import autoscaling as scaling
 from planner.planning.scenario import load_scenario
-from planner.planning.search import ranked
+from planner.planning.search import search_analytically
+from planner.tools.sweep import runner as sweeps
+from planner.tools.sweep.runner import AnswerStore, answer_point, compute_build_digest, compute_point_key
+from planner.tools.sweep.sweep_spec import load_sweep_spec
+from planner.ui.cli import main
 
 PREDICT = {"answer": "predict", "scenario": "edge-8b-24gb", "grid": {"workload.rate": [0.1, 0.5, 2.0]}}
 
@@ -52,16 +52,16 @@ def _has_table(data: sqlite3.Connection) -> bool:
 
 def test_a_grid_has_every_combination_and_a_sample_covers_every_field(tmp_path: Path) -> None:
     rates = {"low": 1, "high": 100, "points": 3, "scale": "log"}
-    grid = load_sweep(written(tmp_path, grid={"workload.rate": rates, "headroom": [0.1, 0.3]})).points
+    grid = load_sweep_spec(written(tmp_path, grid={"workload.rate": rates, "headroom": [0.1, 0.3]})).points
     assert [(p["workload.rate"], p["headroom"]) for p in grid] == [
         (pytest.approx(rate), share) for rate in (1, 10, 100) for share in (0.1, 0.3)
     ]
     drawn = {"points": 40, "fields": {"workload.rate": {"low": 0, "high": 40}, "headroom": [0.1, 0.3]}}
-    points = load_sweep(written(tmp_path, grid={}, sample=drawn)).points
+    points = load_sweep_spec(written(tmp_path, grid={}, sample=drawn)).points
     assert sorted(int(p["workload.rate"]) for p in points) == list(range(40))  # one in each of forty equal parts
     assert sum(p["headroom"] == 0.1 for p in points) == 20
-    assert points == load_sweep(written(tmp_path, grid={}, sample=drawn)).points
-    assert points != load_sweep(written(tmp_path, grid={}, sample={**drawn, "seed": 1})).points
+    assert points == load_sweep_spec(written(tmp_path, grid={}, sample=drawn)).points
+    assert points != load_sweep_spec(written(tmp_path, grid={}, sample={**drawn, "seed": 1})).points
 
 
 @pytest.mark.parametrize(
@@ -81,18 +81,18 @@ def test_a_grid_has_every_combination_and_a_sample_covers_every_field(tmp_path: 
 )
 def test_what_is_wrong_in_a_sweep_is_told(tmp_path: Path, fields: dict[str, object], said: str) -> None:
     with pytest.raises(PlannerError, match=said):
-        load_sweep(written(tmp_path, **fields))
+        load_sweep_spec(written(tmp_path, **fields))
 
 
 def test_a_point_is_answered_as_the_same_scenario_is(tmp_path: Path) -> None:
-    sweep = load_sweep(written(tmp_path, answer="plan", replay=False))
-    for point, one in ((point, answer(sweep, point)) for point in sweep.points):
-        plan = ranked(load_scenario("edge-8b-24gb", point))
+    sweep = load_sweep_spec(written(tmp_path, answer="plan", replay=False))
+    for point, one in ((point, answer_point(sweep, point)) for point in sweep.points):
+        plan = search_analytically(load_scenario("edge-8b-24gb", point))
         assert plan.best
         assert one["verdict"] == plan.verdict
         assert (one["gpu"], one["usd_per_hour"]) == (plan.best.deployment.gpu.name, plan.best.usd_per_hour)
-    wrong = load_sweep(written(tmp_path, grid={"deployment.tp": [1, 3], "deployment.gpu": ["L4", "L5"]}))
-    said = [answer(wrong, point) for point in wrong.points]
+    wrong = load_sweep_spec(written(tmp_path, grid={"deployment.tp": [1, 3], "deployment.gpu": ["L4", "L5"]}))
+    said = [answer_point(wrong, point) for point in wrong.points]
     assert [one["status"] for one in said] == ["ok", "error", "error", "error"]
     assert said[0]["gpu"] == "L4"
 
@@ -106,23 +106,25 @@ def test_what_points_lack_is_told_and_the_tables_folder_is_made(tmp_path: Path, 
 
 
 def test_a_sweep_over_days_has_what_each_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scaling, "MOST", 10_000)
+    monkeypatch.setattr(scaling, "MAX_REQUESTS_PER_DAY", 10_000)
     fixed = {"gpus": [{"gpu": "L4", "at_most": 8}], "workload.rate": 16}
     days = {"workload.day": [[1.0] * 24, [0.1] * 12 + [1.0] * 12]}
-    sweep = load_sweep(written(tmp_path, answer="plan", replay=True, scenario="edge-8b-24gb", set=fixed, grid=days))
-    flat, half = (answer(sweep, point) for point in sweep.points)
+    sweep = load_sweep_spec(
+        written(tmp_path, answer="plan", replay=True, scenario="edge-8b-24gb", set=fixed, grid=days)
+    )
+    flat, half = (answer_point(sweep, point) for point in sweep.points)
     assert flat["replicas_fewest"] == flat["replicas_most"] > 1 and flat["gpu_hours"] == flat["gpu_hours_fixed"]
     assert half["replicas_fewest"] < half["replicas_most"] and half["gpu_hours"] < 0.8 * half["gpu_hours_fixed"]
 
 
 def test_a_key_hangs_on_the_question_and_on_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sweep = load_sweep(written(tmp_path))
-    first = key(sweep, sweep.asked(sweep.points[0]))
-    assert first == key(sweep, {**sweep.asked(sweep.points[0]), "question": "Other words?"})
-    assert first != key(sweep, sweep.asked(sweep.points[1]))
-    assert first != key(replace(sweep, replay=True), sweep.asked(sweep.points[0]))
-    monkeypatch.setattr(sweeps, "build", lambda: "other catalogs")
-    assert first != key(sweep, sweep.asked(sweep.points[0]))
+    sweep = load_sweep_spec(written(tmp_path))
+    first = compute_point_key(sweep, sweep.asked(sweep.points[0]))
+    assert first == compute_point_key(sweep, {**sweep.asked(sweep.points[0]), "question": "Other words?"})
+    assert first != compute_point_key(sweep, sweep.asked(sweep.points[1]))
+    assert first != compute_point_key(replace(sweep, replay=True), sweep.asked(sweep.points[0]))
+    monkeypatch.setattr(sweeps, "compute_build_digest", lambda: "other catalogs")
+    assert first != compute_point_key(sweep, sweep.asked(sweep.points[0]))
 
 
 @pytest.mark.parametrize("field", ["trace", "day"])
@@ -130,27 +132,29 @@ def test_a_trace_that_changed_is_another_question(tmp_path: Path, field: str) ->
     keys = []
     for text in ("arrival,prompt_tokens,output_tokens\n0,10,5\n", "arrival,prompt_tokens,output_tokens\n0,10,6\n"):
         (tmp_path / "trace.csv").write_text(text)
-        sweeps._content.cache_clear()
-        sweep = replace(load_sweep(written(tmp_path)), folder=tmp_path)
-        keys.append(key(sweep, {"workload": {field: "trace.csv"}}))
+        sweeps._hash_file.cache_clear()
+        sweep = replace(load_sweep_spec(written(tmp_path)), folder=tmp_path)
+        keys.append(compute_point_key(sweep, {"workload": {field: "trace.csv"}}))
     assert keys[0] != keys[1]
 
 
 def test_a_store_keeps_answers_but_not_errors(tmp_path: Path) -> None:
-    store = Store(tmp_path / "answers.sqlite")
+    store = AnswerStore(tmp_path / "answers.sqlite")
     store.add({"a": {"status": "ok", "gpus": 2}, "b": {"status": "error", "error": "no network"}})
     store.add({"a": {"status": "ok", "gpus": 3}})
-    assert Store(store.path).known(["a", "b", "c", *map(str, range(1000))]) == {"a": {"status": "ok", "gpus": 2}}
+    assert AnswerStore(store.path).known(["a", "b", "c", *map(str, range(1000))]) == {"a": {"status": "ok", "gpus": 2}}
     (tmp_path / "other").write_text("no data base at all, but text" * 50)
     with pytest.raises(PlannerError, match="as a store"):
-        Store(tmp_path / "other")
+        AnswerStore(tmp_path / "other")
 
 
 def test_workers_of_another_build_do_not_answer(tmp_path: Path) -> None:
-    sweep = load_sweep(written(tmp_path))
-    assert [one["status"] for one in sweeps.answers(sweep, build(), [("a", sweep.points[0])]).values()] == ["ok"]
+    sweep = load_sweep_spec(written(tmp_path))
+    assert [
+        one["status"] for one in sweeps.answer_points(sweep, compute_build_digest(), [("a", sweep.points[0])]).values()
+    ] == ["ok"]
     with pytest.raises(PlannerError, match="another version"):
-        sweeps.answers(sweep, "of yesterday", [("a", sweep.points[0])])
+        sweeps.answer_points(sweep, "of yesterday", [("a", sweep.points[0])])
 
 
 def test_a_sweep_killed_three_times_resumes_and_a_repeated_one_answers_from_the_store(tmp_path: Path, capsys) -> None:
@@ -172,7 +176,9 @@ def test_a_sweep_killed_three_times_resumes_and_a_repeated_one_answers_from_the_
     assert kept(store) == total
     table = pd.read_csv(tmp_path / "out.csv")
     assert (table["status"] == "ok").all()
-    assert table["set.workload.rate"].tolist() == pytest.approx([p["workload.rate"] for p in load_sweep(path).points])
+    assert table["set.workload.rate"].tolist() == pytest.approx(
+        [p["workload.rate"] for p in load_sweep_spec(path).points]
+    )
     assert main(command(path, "again.csv")[3:]) == 0
     assert f"{total} of {total} points, {total} from the store" in capsys.readouterr().err
     assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "out.csv").read_bytes()
@@ -204,8 +210,8 @@ def test_a_scheduler_in_another_process_answers_the_same(tmp_path: Path) -> None
     with cluster(tmp_path) as address:
         subprocess.run(command(path, "out.csv", "--scheduler", address), check=True)
     found = pd.read_csv(tmp_path / "out.csv")
-    sweep = load_sweep(path)
-    here = [answer(sweep, point) for point in sweep.points]
+    sweep = load_sweep_spec(path)
+    here = [answer_point(sweep, point) for point in sweep.points]
     for column in ("verdict", "gpu"):
         assert found[column].tolist() == [one[column] for one in here]
     for column in ("usd_per_hour", "ttft_ms_p99"):
@@ -217,15 +223,15 @@ def test_a_terminal_shows_what_was_set_and_what_came_of_it(tmp_path: Path, capsy
     path = written(tmp_path, grid={"workload.rate": [0.1, 10, -1]})
     assert main(command(path, "out.csv", "--workers", "1")[3:]) == 1
     header, low, high, wrong = capsys.readouterr().out.splitlines()
-    assert header.split() == ["workload.rate", *sweeps.SHOWN]
+    assert header.split() == ["workload.rate", *sweeps.TERMINAL_COLUMNS]
     assert low.split()[:2] == ["0.1", "holds"] and high.split()[:2] == ["10", "nothing_meets"]
     assert wrong.split() == ["-1", "error"]
-    assert sweeps.told(pd.read_csv(tmp_path / "out.csv"), 2).endswith("... and 1 more")
+    assert sweeps.format_sweep(pd.read_csv(tmp_path / "out.csv"), 2).endswith("... and 1 more")
 
 
 def test_a_column_of_a_table_has_one_type() -> None:
     given = {"same": [1, 2], "words": ["a", None], "mixed": ["auto", 64], "switch": [True, 2], "open": [0.5, None]}
-    table = pd.DataFrame(given).apply(sweeps.of_one_type)
+    table = pd.DataFrame(given).apply(sweeps.unify_column_type)
     assert table["mixed"].tolist() == ["auto", "64"] and table["switch"].tolist() == ["true", "2"]
     assert table.drop(columns=["mixed", "switch"]).equals(pd.DataFrame(given).drop(columns=["mixed", "switch"]))
 
@@ -235,12 +241,12 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(tmp_path: Pa
     with monkeypatch.context() as without:
         without.setattr(sweeps, "find_spec", lambda name: None)
         with pytest.raises(PlannerError, match=r"^Parquet is written by pyarrow, which is not installed: .*\.csv$"):
-            sweeps.sweep_file(path, out, tmp_path / "answers.sqlite")
+            sweeps.run_sweep_file(path, out, tmp_path / "answers.sqlite")
     assert [one.name for one in tmp_path.iterdir()] == ["sweep.yaml"]
     pytest.importorskip("pyarrow")
-    sweep, store = load_sweep(path), Store(tmp_path / "answers.sqlite")
-    store.add({key(sweep, sweep.asked(point)): answer(sweep, point) for point in sweep.points})
-    whole = [sweeps.sweep_file(path, place, store.path) for place in (out, tmp_path / "out.csv")]
+    sweep, store = load_sweep_spec(path), AnswerStore(tmp_path / "answers.sqlite")
+    store.add({compute_point_key(sweep, sweep.asked(point)): answer_point(sweep, point) for point in sweep.points})
+    whole = [sweeps.run_sweep_file(path, place, store.path) for place in (out, tmp_path / "out.csv")]
     assert whole[0].equals(whole[1]) and (whole[0]["status"] == "ok").all()
     columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")
     assert columns["set.workload.rate"].tolist() == [0.1, 0.5, 2.0] and list(columns) == list(same)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from shipped import plan_of
 
-from planner.core.quantities import PlannerError
+from planner.analysis import load_sweeps
+from planner.core.errors import PlannerError
 from planner.planning.prediction import evaluate
 from planner.planning.scenario import load_scenario
-from planner.studies import load_sweeps
 
 CHAT = load_scenario("chat-70b")
 
@@ -20,7 +20,7 @@ def best():
 
 @pytest.fixture(scope="module")
 def alone(best):
-    return load_sweeps.one_replica(CHAT, best)
+    return load_sweeps.isolate_replica(CHAT, best)
 
 
 def rises(values) -> bool:
@@ -28,27 +28,27 @@ def rises(values) -> bool:
 
 
 def test_more_requests_in_flight_mean_more_throughput_and_slower_tokens(alone):
-    load = load_sweeps.by_concurrency(*alone, load_sweeps.spaced(1, 128))
+    load = load_sweeps.sweep_concurrency(*alone, load_sweeps.space_logarithmically(1, 128))
     assert rises([value.mid for value in load["Output tokens/s"]])
     assert rises([value.mid for value in load["p95 TPOT (ms)"]])
 
 
 def test_throughput_grows_almost_in_proportion_while_weights_dominate_a_step(alone):
     """Decode reads all weights whatever the batch: eight requests cost far less than eight times one."""
-    load = load_sweeps.by_concurrency(*alone, [1, 8]).set_index("Requests in flight")
+    load = load_sweeps.sweep_concurrency(*alone, [1, 8]).set_index("Requests in flight")
     assert load.loc[8, "Output tokens/s"].mid > 4 * load.loc[1, "Output tokens/s"].mid
 
 
 def test_chunks_bound_the_gap_and_cost_the_prompt_time(alone):
     """Sarathi-Serve (OSDI 2024): chunked prefill bounds the stall of decodes and slows the prompt a little."""
-    found = load_sweeps.long_prompt(*alone, sequences=16, prompt=10_000, budgets=[512, 2048, 8192])
+    found = load_sweeps.sweep_long_prompt(*alone, sequences=16, prompt=10_000, budgets=[512, 2048, 8192])
     assert rises([gap.mid for gap in found["Longest gap (ms)"]])
     assert rises(list(found["Disturbed for (ms)"])[::-1])
     assert list(found["Steps"]) == [21, 5, 2, 1]
 
 
 def test_gaps_begin_and_end_undisturbed(alone):
-    data = load_sweeps.gaps(*alone, sequences=16, prompt=10_000)
+    data = load_sweeps.simulate_prefill_gaps(*alone, sequences=16, prompt=10_000)
     assert not data["Prompt in it"].iloc[[0, 1, 2, -3, -2, -1]].any()
     assert data["Gap (ms)"].iloc[0] == data["Gap (ms)"].iloc[-1]
 
@@ -57,7 +57,7 @@ def test_a_budget_without_room_for_prompts_is_refused(alone):
     deployment, traffic = alone
     tiny = deployment.with_args(max_num_batched_tokens=64)
     with pytest.raises(PlannerError, match="leaves no room beside 64 decoding sequences"):
-        load_sweeps.gaps(tiny, traffic, sequences=64, prompt=1000)
+        load_sweeps.simulate_prefill_gaps(tiny, traffic, sequences=64, prompt=1000)
 
 
 def test_too_few_slots_never_keep_up(alone):
@@ -67,16 +67,18 @@ def test_too_few_slots_never_keep_up(alone):
 
 
 def test_reuse_shortens_prefill_and_nothing_gets_worse(best):
-    found = load_sweeps.by_reuse(CHAT, best, [0, 0.25, 0.5, 0.75])
+    found = load_sweeps.sweep_prefix_reuse(CHAT, best, [0, 0.25, 0.5, 0.75])
     assert rises([value.mid for value in found["Requests/s, all slots taken"]])
     assert rises([value.mid for value in found["mean TTFT (ms)"]][::-1])
     assert rises(list(found["Replicas needed"])[::-1])
-    assert 0 < load_sweeps.pays_off(found) < 20
+    assert 0 < load_sweeps.find_break_even_reuse(found) < 20
 
 
 def test_reuse_pays_later_where_prompts_are_a_small_part_of_the_work(best):
     """Long answers to short prompts leave little prefill to save."""
     chatty = replace(CHAT, workload=replace(CHAT.workload, prompt=CHAT.workload.output, output=CHAT.workload.prompt))
     shares = [0, 0.25, 0.5, 0.75]
-    little, much = (load_sweeps.pays_off(load_sweeps.by_reuse(s, best, shares)) for s in (chatty, CHAT))
+    little, much = (
+        load_sweeps.find_break_even_reuse(load_sweeps.sweep_prefix_reuse(s, best, shares)) for s in (chatty, CHAT)
+    )
     assert little is None or little > much

@@ -9,17 +9,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from shipped import plan_of
 
-from planner.core.quantities import PlannerError
-from planner.facts.workload import Lengths, Workload
-from planner.planning.benchmark_run import once, run, sample
-from planner.planning.capacity import accepted, capacity
-from planner.planning.prediction import evaluate, memory_of
+from planner.analysis import load_ramp as ramp_test
+from planner.analysis import tail_latency
+from planner.analysis.layout_tables import estimate_max_rps
+from planner.analysis.load_sweeps import saturate_workload
+from planner.core.errors import PlannerError
+from planner.planning.capacity import drop_rejected_requests, estimate_capacity
+from planner.planning.prediction import evaluate, get_memory_plan
 from planner.planning.scenario import load_scenario
-from planner.simulator.kernel_types import Rules, StepTable, Traffic
-from planner.simulator.replay import replay
-from planner.studies import ramp_test, tail_latency
-from planner.studies.layout_study import served_within
-from planner.studies.load_sweeps import full
+from planner.planning.simulation_runs import run_short_simulation, run_simulation, simulate_once
+from planner.simulator.kernel_types import EngineRules, RequestBatch, StepCostTable
+from planner.simulator.simulation import simulate_requests
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
 CHAT = load_scenario("chat-70b")
 LOAD = CHAT.workload
@@ -34,16 +36,16 @@ def plan():
 
 @pytest.fixture(scope="module")
 def tail(plan):
-    return run(plan, LOAD)
+    return run_simulation(plan, LOAD)
 
 
 @pytest.fixture(scope="module")
 def ramp(plan):
-    return ramp_test.ramp_test(plan, LOAD, CHAT.service_level)
+    return ramp_test.run_load_ramp(plan, LOAD, CHAT.service_level)
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_others(plan):
-    first, again, other = (once(plan, LOAD, 500, seed=seed) for seed in (0, 0, 1))
+    first, again, other = (simulate_once(plan, LOAD, 500, seed=seed) for seed in (0, 0, 1))
     assert np.array_equal(first.e2e, again.e2e) and np.array_equal(first.outcome.itl, again.outcome.itl)
     assert not np.array_equal(first.e2e, other.e2e)
 
@@ -62,26 +64,28 @@ def test_a_mean_wait_between_tokens_is_what_lies_between_first_and_last(tail):
 
 def test_steps_that_cost_twice_as_much_take_a_lone_request_twice_as_long(plan):
     rare = LOAD.at(1e-3)
-    usual, twice = (once(plan, rare, 20, pace=pace) for pace in (1.0, 2.0))
+    usual, twice = (simulate_once(plan, rare, 20, pace=pace) for pace in (1.0, 2.0))
     assert twice.e2e == pytest.approx(2 * usual.e2e)
 
 
 def test_prompts_that_the_engine_would_refuse_are_left_out():
     """vLLM answers 400 to a prompt of max_model_len tokens or more; a lognormal has some."""
-    lengths = Lengths.lognormal(1000, p95=3000)
-    kept = accepted(Workload(lengths, Lengths.fixed(10), rate=1.0), 2048)
+    lengths = LengthDistribution.lognormal(1000, p95=3000)
+    kept = drop_rejected_requests(Workload(lengths, LengthDistribution.fixed(10), rate=1.0), 2048)
     assert kept.prompt.largest < 2048 < lengths.largest
     assert len(kept.prompt.values) == pytest.approx(np.count_nonzero(lengths.values <= 2047), abs=2)
     with pytest.raises(PlannerError, match="6,010 tokens on average do not fit into max_model_len 5,000"):
-        accepted(Workload(Lengths.fixed(6000), Lengths.fixed(10), rate=1.0), 5000)
+        drop_rejected_requests(Workload(LengthDistribution.fixed(6000), LengthDistribution.fixed(10), rate=1.0), 5000)
 
 
 @settings(max_examples=15, deadline=None)
 @given(share=st.floats(0.0, 0.9), tokens=st.sampled_from([0, 512]))
 def test_the_prefix_cache_finds_what_the_workload_says(plan, share, tokens):
     """Whole blocks of 16 tokens only, and nothing before somebody computed it."""
-    lengths = Lengths.fixed(2048)
-    run = once(plan, Workload(lengths, Lengths.fixed(4), rate=2.0, prefix_tokens=tokens, prefix_hit_rate=share), 400)
+    lengths = LengthDistribution.fixed(2048)
+    run = simulate_once(
+        plan, Workload(lengths, LengthDistribution.fixed(4), rate=2.0, prefix_tokens=tokens, prefix_hit_rate=share), 400
+    )
     expected = share * (tokens or 2048)
     spread = tokens * (share * (1 - share) / 400) ** 0.5
     assert run.outcome.cached.mean() == pytest.approx(expected, abs=16 + 0.02 * expected + 5 * spread)
@@ -90,7 +94,8 @@ def test_the_prefix_cache_finds_what_the_workload_says(plan, share, tokens):
 def test_no_more_is_served_than_is_offered(ramp):
     assert all(row["Requests/s served"].hi <= row["Requests/s offered"] for _, row in ramp.data.iterrows())
     assert (
-        ramp.data["Requests/s served"].iloc[-1].mid < tail_latency.KEEPS_UP * ramp.data["Requests/s offered"].iloc[-1]
+        ramp.data["Requests/s served"].iloc[-1].mid
+        < tail_latency.MIN_SERVED_FRACTION * ramp.data["Requests/s offered"].iloc[-1]
     )
 
 
@@ -102,26 +107,26 @@ def test_tails_grow_with_the_load_up_to_the_ceiling(ramp):
 
 def test_the_plan_serves_its_own_traffic_but_not_much_more_than_the_closed_form_says(plan, ramp):
     """The closed form has no bunches of arrivals in its queue, so it is the optimist of the two."""
-    closed = served_within(CHAT, plan) * plan.layout.replicas
+    closed = estimate_max_rps(CHAT, plan) * plan.layout.replicas
     assert LOAD.rate <= ramp.ceiling.mid <= 1.25 * closed
     assert ramp.ceiling.lo <= ramp.ceiling.mid <= ramp.ceiling.hi
 
 
 def test_a_tighter_promise_lowers_the_ceiling(plan, ramp):
     tighter = [replace(target, seconds=target.seconds / 2) for target in CHAT.service_level]
-    found = ramp_test.ramp_test(plan, LOAD, tighter)
+    found = ramp_test.run_load_ramp(plan, LOAD, tighter)
     assert found.ceiling.mid < ramp.ceiling.mid and "exceeds" in found.why
-    free = ramp_test.ramp_test(plan, LOAD)
+    free = ramp_test.run_load_ramp(plan, LOAD)
     assert free.ceiling.mid >= ramp.ceiling.mid and free.why == "requests arrive faster than they are served"
 
 
 def test_a_promise_that_nothing_keeps_has_no_ceiling(plan):
-    found = ramp_test.ramp_test(plan, LOAD, [replace(CHAT.service_level[0], seconds=1e-3)])
+    found = ramp_test.run_load_ramp(plan, LOAD, [replace(CHAT.service_level[0], seconds=1e-3)])
     assert found.ceiling.mid == 0 and str(found).startswith("Even 1 request/s is too much")
 
 
 def test_more_in_flight_never_serve_less(plan):
-    found = ramp_test.ramp_test(plan, replace(full(plan, LOAD), concurrency=1))
+    found = ramp_test.run_load_ramp(plan, replace(saturate_workload(plan, LOAD), concurrency=1))
     rates = [value.mid for value in found.data["Requests/s served"]]
     assert all(b > 0.97 * a for a, b in pairwise(rates))
     assert 1 < found.ceiling.mid <= 2 * (plan.args.max_num_seqs or 0)
@@ -129,19 +134,19 @@ def test_more_in_flight_never_serve_less(plan):
 
 def test_a_smaller_pool_never_preempts_less(plan):
     """As long as it keeps up: a pool that does not is full all the time, and lets fewer in."""
-    pools = tail_latency.by_pool(plan, LOAD)
+    pools = tail_latency.sweep_kv_pool(plan, LOAD)
     served = pools[[value.mid >= 95 for value in pools["Served (%)"]]]
     preempted = served["Preemptions (per 100)"].to_numpy()
     assert preempted[0] == 0 < preempted[-1] and all(np.diff(preempted) >= 0)
     assert pools["gpu_memory_utilization"].is_monotonic_decreasing
     last = pools.iloc[-1]
-    tight = memory_of(plan.with_args(gpu_memory_utilization=float(last["gpu_memory_utilization"])))
+    tight = get_memory_plan(plan.with_args(gpu_memory_utilization=float(last["gpu_memory_utilization"])))
     assert tight.pool.kv_tokens == pytest.approx(last["KV pool (tokens)"], rel=0.05)
 
 
 def test_the_preempted_wait_longest_between_two_tokens(plan):
-    few = replace(memory_of(plan).pool, num_blocks=2000)
-    run = once(plan, LOAD, 1500, pool=few)
+    few = replace(get_memory_plan(plan).pool, num_blocks=2000)
+    run = simulate_once(plan, LOAD, 1500, pool=few)
     tpot = np.full(len(run.output), np.nan)
     tpot[run.output > 1] = run.tpot
     again = run.preemptions > 0
@@ -150,13 +155,13 @@ def test_the_preempted_wait_longest_between_two_tokens(plan):
 
 
 def test_bursts_wait_longer_than_poisson_arrivals_and_those_longer_than_an_even_stream(plan):
-    bursts = (sample(plan, replace(LOAD, burstiness=b), 4000, ends=False) for b in (0.25, 1, 100))
+    bursts = (run_short_simulation(plan, replace(LOAD, burstiness=b), 4000, ends=False) for b in (0.25, 1, 100))
     waits = [found.at("queue", "p99").mid for found in bursts]
     assert waits == sorted(waits, reverse=True)
 
 
 def test_a_surge_comes_in_the_second_third():
-    arrival = ramp_test.surge(LOAD.at(50.0), 3.0, 300.0).trace.arrival
+    arrival = ramp_test.build_surge_workload(LOAD.at(50.0), 3.0, 300.0).trace.arrival
     counts = np.histogram(arrival, [0, 100, 200, 300])[0]
     assert counts == pytest.approx([5000, 15000, 5000], abs=5 * 15000**0.5)
 
@@ -164,18 +169,18 @@ def test_a_surge_comes_in_the_second_third():
 def test_gauges_count_who_is_there(plan):
     """Little's law: requests in flight, over time, are as many as arrive while one stays."""
     seconds = 600.0
-    told, gauges = ramp_test.crowd(plan, replace(LOAD, burstiness=1.0), seconds)
+    told, gauges = ramp_test.simulate_timeline(plan, replace(LOAD, burstiness=1.0), seconds)
     inside = (gauges.running + gauges.waiting)[gauges["Seconds"] < seconds].mean()
-    run = once(plan, replace(LOAD, burstiness=1.0), round(LOAD.rate * seconds))
+    run = simulate_once(plan, replace(LOAD, burstiness=1.0), round(LOAD.rate * seconds))
     assert inside == pytest.approx(LOAD.rate * run.e2e.mean(), rel=0.1)
     assert f"p99 TTFT {np.quantile(run.ttft, 0.99) * 1e3:,.0f} ms" in told
 
 
 def test_a_pipeline_with_steps_under_way_is_not_idle():
-    rules = Rules(64, 2048, 4001, 8192, False, True, 0, False, False, False, np.array([[0, 16]]))
-    table = StepTable(5e-3 + 2e-5 * np.arange(2049), 4e-6 * np.arange(65), 1e-3, stages=4)
+    rules = EngineRules(64, 2048, 4001, 8192, False, True, 0, False, False, False, np.array([[0, 16]]))
+    table = StepCostTable(5e-3 + 2e-5 * np.arange(2049), 4e-6 * np.arange(65), 1e-3, stages=4)
     n = 40
-    run = replay(rules, table, Traffic(np.zeros(n), np.full(n, 100), np.full(n, 200)), gauge_s=0.01)
+    run = simulate_requests(rules, table, RequestBatch(np.zeros(n), np.full(n, 100), np.full(n, 200)), gauge_s=0.01)
     gauges = run.gauges
     assert (gauges.running[gauges.seconds < run.duration * 0.95] == n).mean() > 0.9
 
@@ -184,15 +189,17 @@ def test_the_table_of_a_tail_says_what_holds_and_what_the_closed_form_says(plan,
     steady = evaluate(plan, LOAD).performance
     at = tail.at("ttft", "p99")
     limits = [replace(CHAT.service_level[0], metric="ttft", percentile="p99", seconds=s) for s in (at.hi, at.mid, 1e-3)]
-    row = tail_latency.latencies(tail, limits, steady).iloc[0]
+    row = tail_latency.build_latency_table(tail, limits, steady).iloc[0]
     assert [said.rpartition(": ")[2] for said in row["Limit (ms)"].split(", ")[-3:]] == ["kept", "at risk", "broken"]
     assert row["p99 in closed form (ms)"].mid == pytest.approx(row["p99 (ms)"].mid, rel=0.3)
 
 
 def test_what_an_autoscaler_watches_follows_littles_law_and_steps_grow_rarer(plan):
-    watched = ramp_test.signals(plan, LOAD, (0.2, 0.5, 1.3))
-    most = capacity(plan, LOAD).mid / plan.engines
-    inside = once(plan, LOAD.at(0.5 * capacity(plan, LOAD).mid), 2 * tail_latency.SWEEP)
+    watched = ramp_test.sweep_autoscaler_signals(plan, LOAD, (0.2, 0.5, 1.3))
+    most = estimate_capacity(plan, LOAD).mid / plan.engines
+    inside = simulate_once(
+        plan, LOAD.at(0.5 * estimate_capacity(plan, LOAD).mid), 2 * tail_latency.REQUESTS_PER_SWEEP_RUN
+    )
     stay = inside.stats("e2e")["mean"] - inside.stats("queue")["mean"]
     assert watched["Requests running"][1] == pytest.approx(0.5 * most * stay, rel=0.1)
     assert watched["Requests running"].is_monotonic_increasing

@@ -10,7 +10,7 @@ import launch_plans
 import pytest
 from launch_plans import filled, plans
 
-from planner.operations.flags import options
+from planner.engines.cli_options import get_cli_options
 
 PARSE = """
 import json, sys
@@ -52,7 +52,7 @@ def test_vllm_itself_reads_what_is_planned(interpreter: str, monkeypatch: pytest
     launches = list(plans("vllm", 150, 5))
     lines = [[filled(word) for word in launch.words][2:] for launch in launches]
     found = run(interpreter, words=lines)
-    known = options("vllm", version)
+    known = get_cli_options("vllm", version)
     hidden = set(spellings) - known.spellings  # what 0.33 no longer shows of a switch, and still takes
     assert known.version == version and known.spellings <= set(spellings)
     assert all(name.startswith("--no-") and not known.parse([name]).errors for name in hidden)

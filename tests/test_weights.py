@@ -7,12 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.catalog import read_yaml
-from planner.core.quantities import GIB
-from planner.facts.deployment import ParallelLayout, Speculation, deploy_on
-from planner.memory.weights import lora_bytes, rank_bytes, rank_shape, stage_ends
-from planner.models.quantization import SCHEMES
-from planner.models.registry import model
+from planner.core.readers import read_yaml
+from planner.core.units import GIB
+from planner.engines.deployment import ParallelLayout, SpeculationConfig, deploy_on
+from planner.memory.weights import compute_lora_bytes, compute_stage_bytes
+from planner.models.quantization import WEIGHT_FORMATS
+from planner.models.registry import load_model
+from planner.parallelism.pipeline import split_layers_into_stages
+from planner.parallelism.sharding import compute_shard_shape
 
 PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")
 
@@ -20,26 +22,26 @@ PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")
 @pytest.mark.parametrize(("name", "tp", "dp", "ep", "size"), PUBLISHED["ranks"])
 def test_rank_bytes_are_the_engines(name: str, tp: int, dp: int, ep: int, size: int) -> None:
     deployment = deploy_on(name, "H100", tp=tp, dp=dp, ep=ep, engine_version="0.33.0")
-    assert rank_bytes(deployment)[0] == pytest.approx(size, rel=0.002)
+    assert compute_stage_bytes(deployment)[0] == pytest.approx(size, rel=0.002)
 
 
 @pytest.mark.parametrize(("name", "tp", "gpu", "version", "gib"), PUBLISHED["logs"])
 def test_rank_bytes_are_the_logged_ones(name: str, tp: int, gpu: str, version: str, gib: float) -> None:
-    planned = rank_bytes(deploy_on(name, gpu, tp=tp, engine_version=version))[0]
+    planned = compute_stage_bytes(deploy_on(name, gpu, tp=tp, engine_version=version))[0]
     assert planned / GIB == pytest.approx(gib, rel=0.003)
 
 
 def test_stages_split_as_vllm_does() -> None:
     """vLLM distributed/utils.py get_pp_indices, run."""
-    assert np.diff(stage_ends(80, 3)).tolist() == [27, 27, 26]
-    assert np.diff(stage_ends(61, 4)).tolist() == [15, 15, 16, 15]
-    assert np.diff(stage_ends(94, 4)).tolist() == [23, 24, 24, 23]
-    assert np.diff(stage_ends(62, 5)).tolist() == [12, 12, 13, 13, 12]
+    assert np.diff(split_layers_into_stages(80, 3)).tolist() == [27, 27, 26]
+    assert np.diff(split_layers_into_stages(61, 4)).tolist() == [15, 15, 16, 15]
+    assert np.diff(split_layers_into_stages(94, 4)).tolist() == [23, 24, 24, 23]
+    assert np.diff(split_layers_into_stages(62, 5)).tolist() == [12, 12, 13, 13, 12]
 
 
 def test_end_stages_hold_embedding_and_head() -> None:
     """Llama-3.3-70B at tp 2, pp 4 in vLLM: 16.95 GiB on the end stages, 15.97 in the middle."""
-    stages = [size / GIB for size in rank_bytes(deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=2, pp=4))]
+    stages = [size / GIB for size in compute_stage_bytes(deploy_on("meta-llama/Llama-3.1-70B", "H100", tp=2, pp=4))]
     assert stages == pytest.approx([16.95, 15.97, 15.97, 16.95], abs=0.04)
 
 
@@ -47,43 +49,49 @@ def test_stored_formats() -> None:
     """Bits per weight of a large matrix: AWQ g128 4.156, NVFP4 4.5, MXFP4 4.25, FP8 blocks 8.002."""
     size = 8192 * 8192
     for name, bits in {"awq": 4.156, "nvfp4": 4.5, "mxfp4": 4.25, "fp8_block": 8.002, "int4": 4.125}.items():
-        assert SCHEMES[name].bytes(8192, 8192) * 8 / size == pytest.approx(bits, abs=1e-3)
+        assert WEIGHT_FORMATS[name].bytes(8192, 8192) * 8 / size == pytest.approx(bits, abs=1e-3)
 
 
 def test_a_block_that_sticks_out_has_a_scale() -> None:
     """kv_a_proj_with_mqa of DeepSeek-V3: 576 rows are 5 blocks of 128."""
-    assert SCHEMES["fp8_block"].bytes(576, 7168) == 576 * 7168 + 5 * 56 * 4
+    assert WEIGHT_FORMATS["fp8_block"].bytes(576, 7168) == 576 * 7168 + 5 * 56 * 4
 
 
 def test_unquantized_parts_stay_unquantized() -> None:
-    served = model("nvidia/MiniMax-M2.5-NVFP4")
+    served = load_model("nvidia/MiniMax-M2.5-NVFP4")
     layer = served.architecture.layers[0]
     formats = {weight.name: served.quantization.scheme(weight, "layers.0.") for weight in layer.weights}
     assert formats["self_attn.q_proj"] is None
-    assert formats["mlp.experts.up_proj"] is SCHEMES["nvfp4"]
+    assert formats["mlp.experts.up_proj"] is WEIGHT_FORMATS["nvfp4"]
     head = next(weight for weight in served.architecture.ends if weight.part == "lm_head")
     assert served.quantization.scheme(head) is None
 
 
 def test_mtp_layers_are_loaded_only_to_speculate() -> None:
-    plain = rank_bytes(deploy_on("deepseek-ai/DeepSeek-V3", "H200", tp=8))[0]
-    drafting = rank_bytes(deploy_on("deepseek-ai/DeepSeek-V3", "H200", tp=8, speculation=Speculation("mtp", 1)))[0]
+    plain = compute_stage_bytes(deploy_on("deepseek-ai/DeepSeek-V3", "H200", tp=8))[0]
+    drafting = compute_stage_bytes(
+        deploy_on("deepseek-ai/DeepSeek-V3", "H200", tp=8, speculation=SpeculationConfig("mtp", 1))
+    )[0]
     assert 11.6 < (drafting - plain) * 8 / 1e9 < 12.6  # 11.6 B in FP8; latents and the bf16 join are on every rank
 
 
 def test_experts_in_four_bits_whatever_the_checkpoint_calls_itself() -> None:
     """DeepSeek-V4-Flash on 2 H200, vLLM 0.23.0 and 0.27.1 log 74.08 and 74.34 GiB; its config says quant_method fp8."""
-    mixed = rank_bytes(deploy_on("deepseek-ai/DeepSeek-V4-Flash", "H200", tp=2, engine_version="0.27.1"))[0]
+    mixed = compute_stage_bytes(deploy_on("deepseek-ai/DeepSeek-V4-Flash", "H200", tp=2, engine_version="0.27.1"))[0]
     assert mixed / GIB == pytest.approx(74.2, rel=0.01)
-    whole = rank_bytes(deploy_on("sgl-project/DeepSeek-V4-Flash-FP8", "H200", tp=2, engine_version="0.27.1"))[0]
+    whole = compute_stage_bytes(deploy_on("sgl-project/DeepSeek-V4-Flash-FP8", "H200", tp=2, engine_version="0.27.1"))[
+        0
+    ]
     assert 1.7 < whole / mixed < 1.9
 
 
 def test_lora_slots() -> None:
     """Rank-16 adapters on all linear layers of Llama-3.1-8B have 41,943,040 parameters (PEFT counts the same)."""
-    weights = [weight for layer in model("meta-llama/Llama-3.1-8B").architecture.layers for weight in layer.weights]
-    assert lora_bytes(weights, ParallelLayout(), 1, 16) == 2 * 41_943_040
-    assert lora_bytes(weights, ParallelLayout(), 4, 16, ("q_proj", "v_proj")) == 4 * 2 * 6_815_744
+    weights = [
+        weight for layer in load_model("meta-llama/Llama-3.1-8B").architecture.layers for weight in layer.weights
+    ]
+    assert compute_lora_bytes(weights, ParallelLayout(), 1, 16) == 2 * 41_943_040
+    assert compute_lora_bytes(weights, ParallelLayout(), 4, 16, ("q_proj", "v_proj")) == 4 * 2 * 6_815_744
 
 
 @pytest.mark.parametrize(
@@ -97,14 +105,16 @@ def test_lora_slots() -> None:
 def test_weights_with_lora_slots_as_logged(name: str, slots: int, rank: int, logged: float) -> None:
     """vLLM of May 2025 (GPULLMAdapterOptimization): Llama's embedding and head take adapters, Qwen2.5's do not."""
     found = deploy_on(name, "H100", engine_version="0.9.0", max_loras=slots, max_lora_rank=rank)
-    assert rank_bytes(found)[0] / GIB == pytest.approx(logged, rel=0.0015)
+    assert compute_stage_bytes(found)[0] / GIB == pytest.approx(logged, rel=0.0015)
 
 
 def test_adapters_of_embedding_and_head_by_version() -> None:
     """From 0.12 on no slot holds added tokens (6 MiB each for Llama-3.1-8B); from 0.16 on Qwen3's ends take some."""
 
     def slot(name: str, version: str, tp: int = 1) -> int:
-        sizes = [rank_bytes(deploy_on(name, "H100", tp=tp, engine_version=version, max_loras=n))[0] for n in (1, 2)]
+        sizes = [
+            compute_stage_bytes(deploy_on(name, "H100", tp=tp, engine_version=version, max_loras=n))[0] for n in (1, 2)
+        ]
         return sizes[1] - sizes[0]
 
     llama, qwen = "meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B"
@@ -121,8 +131,8 @@ MOE = ["Qwen/Qwen3-235B-A22B", "deepseek-ai/DeepSeek-V3", "mistralai/Mixtral-8x7
 @given(name=st.sampled_from(DENSE + MOE), tp=st.sampled_from([1, 2, 4, 8]))
 def test_tensor_parallel_shards_add_up_to_the_whole_and_the_replicas(name: str, tp: int) -> None:
     layout = ParallelLayout(tp=tp)
-    for weight, _ in model(name).architecture.weights():
-        rows, cols, copies = rank_shape(weight, layout)
+    for weight, _ in load_model(name).architecture.weights():
+        rows, cols, copies = compute_shard_shape(weight, layout)
         if weight.shard == "replicated":
             assert rows * cols * copies == weight.count
         elif weight.shard == "kv":
@@ -136,9 +146,9 @@ def test_tensor_parallel_shards_add_up_to_the_whole_and_the_replicas(name: str, 
 @settings(deadline=None, max_examples=40)
 @given(name=st.sampled_from(DENSE + MOE), pp=st.integers(1, 8), tp=st.sampled_from([1, 4]))
 def test_pipeline_stages_add_up_to_the_whole(name: str, pp: int, tp: int) -> None:
-    whole = rank_bytes(deploy_on(name, "H200", tp=tp))[0]
-    stages = rank_bytes(deploy_on(name, "H200", tp=tp, pp=pp))
-    served = model(name)
+    whole = compute_stage_bytes(deploy_on(name, "H200", tp=tp))[0]
+    stages = compute_stage_bytes(deploy_on(name, "H200", tp=tp, pp=pp))
+    served = load_model(name)
     shared = sum(w.count * 2 for w in served.architecture.ends if w.part == "engine") * (pp - 1)
     tied = served.architecture.tied and pp > 1
     again = sum(w.count * 2 // tp for w in served.architecture.ends if w.part == "embedding") if tied else 0
@@ -149,7 +159,7 @@ def test_pipeline_stages_add_up_to_the_whole(name: str, pp: int, tp: int) -> Non
 @given(name=st.sampled_from(MOE), tp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2, 4]))
 def test_expert_parallel_ranks_hold_every_expert_once(name: str, tp: int, dp: int) -> None:
     ranks = tp * dp
-    for weight, _ in model(name).architecture.weights():
+    for weight, _ in load_model(name).architecture.weights():
         if weight.part == "routed_experts" and weight.copies % ranks == 0:
-            rows, cols, copies = rank_shape(weight, ParallelLayout(tp=tp, dp=dp, ep=ranks))
+            rows, cols, copies = compute_shard_shape(weight, ParallelLayout(tp=tp, dp=dp, ep=ranks))
             assert rows * cols * copies * ranks == weight.count

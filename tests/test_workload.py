@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.core.quantities import PlannerError
-from planner.facts.traces import read_trace
-from planner.facts.workload import Lengths, Side, Workload
+from planner.core.errors import PlannerError
+from planner.workload.length_distribution import LengthDistribution, RequestSide
+from planner.workload.traces import read_trace
+from planner.workload.workload import Workload
 
 # Azure LLM inference trace 2023, conversation (github.com/Azure/AzurePublicDataset, CC-BY-4.0): published columns, its
 # first requests, and the statistics of all 19,366 of them.
@@ -36,7 +37,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 
 def test_mean_and_p95_give_the_lognormal() -> None:
-    found = Lengths.lognormal(1000, 2500)
+    found = LengthDistribution.lognormal(1000, 2500)
     sigma = 1.6448536 - (1.6448536**2 - 2 * np.log(2.5)) ** 0.5
     assert found.mean == pytest.approx(1000, rel=1e-6)
     assert found.p50 == pytest.approx(1000 * np.exp(-(sigma**2) / 2), rel=0.01)
@@ -44,18 +45,20 @@ def test_mean_and_p95_give_the_lognormal() -> None:
 
 
 def test_three_figures_of_a_real_trace_are_all_met_and_predict_its_p99() -> None:
-    found = Lengths.lognormal(AZURE_CONV["mean"], AZURE_CONV["p95"], AZURE_CONV["p50"], largest=AZURE_CONV_P99)
+    found = LengthDistribution.lognormal(
+        AZURE_CONV["mean"], AZURE_CONV["p95"], AZURE_CONV["p50"], largest=AZURE_CONV_P99
+    )
     assert found.mean == pytest.approx(AZURE_CONV["mean"], rel=1e-3)
     assert (found.p50, found.p95) == (pytest.approx(1020, rel=0.02), pytest.approx(4083, rel=0.02))
     assert found.p99 == pytest.approx(AZURE_CONV_P99, rel=0.02)
-    mooncake = Lengths.lognormal(12035, 39550, 6909)  # its p99: 85,400
+    mooncake = LengthDistribution.lognormal(12035, 39550, 6909)  # its p99: 85,400
     assert mooncake.p99 == pytest.approx(85400, rel=0.1)
 
 
 @settings(max_examples=40, deadline=None)
 @given(mean=st.floats(20, 50_000), spread=st.floats(1.01, 3.8))
 def test_any_lognormal_keeps_its_mean_under_slicing_and_sampling(mean: float, spread: float) -> None:
-    found = Lengths.lognormal(mean, mean * spread)
+    found = LengthDistribution.lognormal(mean, mean * spread)
     assert found.mean == pytest.approx(mean, rel=2e-3)
     edges = np.array([0, 0.3, 0.7, 0.9, 0.985, 1.0])
     assert found.slices(edges) @ np.diff(edges) == pytest.approx(found.mean, rel=1e-9)
@@ -67,10 +70,10 @@ def test_any_lognormal_keeps_its_mean_under_slicing_and_sampling(mean: float, sp
 
 
 def test_inferencex_lengths_are_uniform_between_ratio_and_one() -> None:
-    found = Lengths.uniform(1024, 0.8)
+    found = LengthDistribution.uniform(1024, 0.8)
     assert found.mean == pytest.approx(1024 * 0.9)
     assert (found.quantile(0), found.quantile(1)) == (pytest.approx(819.2), 1024)
-    assert Lengths.uniform(1024, 1.0).p99 == 1024
+    assert LengthDistribution.uniform(1024, 1.0).p99 == 1024
 
 
 @pytest.mark.parametrize(
@@ -86,7 +89,7 @@ def test_inferencex_lengths_are_uniform_between_ratio_and_one() -> None:
 )
 def test_impossible_lengths_are_refused(figures: dict[str, float], message: str) -> None:
     with pytest.raises(PlannerError, match=message):
-        Lengths.lognormal(**figures)
+        LengthDistribution.lognormal(**figures)
 
 
 def test_azure_trace(tmp_path: Path) -> None:
@@ -218,17 +221,17 @@ def test_requests_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> 
         ("output", 47.3, 122), ("output", 128.9, 342), ("output", 291.4, 736.2), ("output", 181.4, 565),
     ],
 )  # fmt: skip
-def test_a_mean_foretells_the_p95_of_other_public_traces(side: Side, mean: float, p95: float) -> None:
-    found = Lengths.typical(mean, side)
+def test_a_mean_foretells_the_p95_of_other_public_traces(side: RequestSide, mean: float, p95: float) -> None:
+    found = LengthDistribution.typical(mean, side)
     assert found.mean == pytest.approx(mean, rel=1e-3)
     assert 0.7 < found.p95 / p95 < 1.25  # were all lengths alike: 0.3 to 0.4
 
 
 @pytest.mark.parametrize("side", ["prompt", "output"])
-def test_typical_lengths_grow_smoothly_with_the_mean(side: Side) -> None:
+def test_typical_lengths_grow_smoothly_with_the_mean(side: RequestSide) -> None:
     means = np.geomspace(1, 100_000, 150)
     found = np.array([[typical.p50, typical.p95, typical.p99, typical.largest]
-                      for typical in (Lengths.typical(mean, side) for mean in means)])  # fmt: skip
+                      for typical in (LengthDistribution.typical(mean, side) for mean in means)])  # fmt: skip
     steps = found[1:] / found[:-1]
     assert steps.min() >= 1 - 1e-9 and steps.max() < (means[1] / means[0]) ** 2.5
     assert (found[0] == 1).all()
@@ -236,14 +239,14 @@ def test_typical_lengths_grow_smoothly_with_the_mean(side: Side) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(mean=st.floats(1, 200_000), at_most=st.floats(2, 200_000), side=st.sampled_from(["prompt", "output"]))
-def test_typical_lengths_keep_their_mean_and_their_limit(mean: float, at_most: float, side: Side) -> None:
-    found = Lengths.typical(mean, side, at_most)
+def test_typical_lengths_keep_their_mean_and_their_limit(mean: float, at_most: float, side: RequestSide) -> None:
+    found = LengthDistribution.typical(mean, side, at_most)
     assert found.mean == pytest.approx(mean, rel=2e-3)
     assert found.largest <= max(at_most, mean) * (1 + 1e-9)
 
 
 def test_a_workload_needs_a_load() -> None:
-    tokens = Lengths.fixed(10)
+    tokens = LengthDistribution.fixed(10)
     with pytest.raises(PlannerError, match="or a concurrency"):
         Workload(tokens, tokens)
     with pytest.raises(PlannerError, match="rate must be a positive number, got 0"):
@@ -251,5 +254,7 @@ def test_a_workload_needs_a_load() -> None:
 
 
 def test_long_answers_weigh_more_in_the_decode_context() -> None:
-    half = Lengths.empirical(np.array([100, 300]))
-    assert Workload(Lengths.fixed(1000), half, rate=1).context == pytest.approx(1000 + (100**2 + 300**2) / 2 / 2 / 200)
+    half = LengthDistribution.empirical(np.array([100, 300]))
+    assert Workload(LengthDistribution.fixed(1000), half, rate=1).context == pytest.approx(
+        1000 + (100**2 + 300**2) / 2 / 2 / 200
+    )

@@ -1,1 +1,1 @@
-"""The ground: bytes, intervals and errors, and how catalogs are read."""
+"""Shared ground without LLM knowledge: units, intervals, errors, and how catalogs are read."""

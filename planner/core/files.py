@@ -10,10 +10,10 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from planner.core.quantities import PlannerError
+from planner.core.errors import PlannerError
 
 
-def spare(read: Iterable[Path], written: Iterable[Path]) -> None:
+def check_not_overwriting(read: Iterable[Path], written: Iterable[Path]) -> None:
     """`PlannerError` where a file that is `read` would be written over."""
     places = {os.path.realpath(path) for path in written}
     if over := next((path for path in read if os.path.realpath(path) in places), None):
@@ -21,7 +21,7 @@ def spare(read: Iterable[Path], written: Iterable[Path]) -> None:
 
 
 @contextmanager
-def replacing(*paths: Path, stale: Iterable[Path] = (), new: bool = False) -> Iterator[list[Path]]:
+def replace_atomically(*paths: Path, stale: Iterable[Path] = (), new: bool = False) -> Iterator[list[Path]]:
     """Paths to write instead of `paths`, which take their places together when the block ends well.
 
     A write that fails, or a process that is killed in it, leaves what was there before. Processes take turns in the
@@ -31,8 +31,8 @@ def replacing(*paths: Path, stale: Iterable[Path] = (), new: bool = False) -> It
     """
     parts: dict[Path, Path] = {}
     try:
-        yield [_part(path, parts) for path in paths]
-        with _turn(Path(os.path.commonpath([place.parent for place in parts.values()] or [paths[0].parent]))):
+        yield [_make_temp_path(path, parts) for path in paths]
+        with _lock_folder(Path(os.path.commonpath([place.parent for place in parts.values()] or [paths[0].parent]))):
             for part, place in parts.items():
                 if new:
                     os.link(part, place)
@@ -51,7 +51,7 @@ def replacing(*paths: Path, stale: Iterable[Path] = (), new: bool = False) -> It
                 part.unlink(missing_ok=True)
 
 
-def _part(path: Path, parts: dict[Path, Path]) -> Path:
+def _make_temp_path(path: Path, parts: dict[Path, Path]) -> Path:
     """What to write instead of `path`, remembered in `parts`; the path itself where it is no file."""
     if path.exists() and not path.is_file():
         return path
@@ -63,7 +63,7 @@ def _part(path: Path, parts: dict[Path, Path]) -> Path:
 
 
 @contextmanager
-def _turn(folder: Path) -> Iterator[None]:
+def _lock_folder(folder: Path) -> Iterator[None]:
     """One process at a time, where the system has such locks: Windows and some network folders have not."""
     with ExitStack() as held:
         if sys.platform != "win32":
@@ -76,7 +76,7 @@ def _turn(folder: Path) -> Iterator[None]:
         yield
 
 
-def folder(path: Path) -> Path:
+def ensure_folder(path: Path) -> Path:
     """`path` as a folder that can be written into, made where there is none; `PlannerError` where that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -87,7 +87,7 @@ def folder(path: Path) -> Path:
     return path
 
 
-def today() -> date:
+def get_report_date() -> date:
     """The date to print: today's, or that of `SOURCE_DATE_EPOCH` (seconds, UTC), so that output can be reproduced."""
     epoch = os.environ.get("SOURCE_DATE_EPOCH")
     if not epoch:

@@ -1,1 +1,1 @@
-"""What a step costs: its work, the calibrated speed of a GPU, speculation; and what a performance is."""
+"""The cost of one engine step."""

@@ -7,34 +7,34 @@ from typing import Any, Self
 
 import numpy as np
 
-from planner.core.quantities import Interval
+from planner.core.intervals import Interval
 
-LATENCIES = ("ttft", "tpot", "itl", "e2e")
+LATENCY_METRICS = ("ttft", "tpot", "itl", "e2e")
 """What is told of a request's time."""
-WAITS = ("ttft", "e2e", "queue")
+QUEUE_SENSITIVE_METRICS = ("ttft", "e2e", "queue")
 """Those that hold the wait in the queue, and the wait itself."""
-GROWING = Interval.exactly(math.inf)
-POINTS = ("mean", "p50", "p95", "p99")
+UNBOUNDED = Interval.exactly(math.inf)
+LATENCY_STATISTICS = ("mean", "p50", "p95", "p99")
 """Where a latency's distribution is told."""
-LATE = (0.50, 0.95, 0.99)
+LATENCY_QUANTILES = (0.50, 0.95, 0.99)
 """Shares of values that the last three of them do not exceed."""
-WIDER = np.array([1.0, 1.0, 1.25, 1.5])
+STATISTIC_SIGMA_FACTORS = np.array([1.0, 1.0, 1.25, 1.5])
 """By `POINTS`, in standard deviations of the mean's: tails are less certain."""
-Z99 = 2.3263
+Z_SCORE_99 = 2.3263
 """Standard normal quantile at 0.99: requests in flight spread about like a Poisson count."""
-FP8_KV = (
+FP8_KV_NOTE = (
     "latency counts on an FP8 KV cache, as the measured recipes of this GPU had; set kv_cache_dtype to plan another"
 )
 
 
-def unending(found: Interval, metric: str, arriving: float, capacity: Interval | None) -> Interval:
+def apply_unbounded_queue(found: Interval, metric: str, arriving: float, capacity: Interval | None) -> Interval:
     """A replayed wait, infinite where more arrives than is served, or may be: it grows for as long as that lasts.
 
     The replay's own figure says only how long was looked at.
     """
-    if metric not in WAITS or capacity is None or arriving <= capacity.lo:
+    if metric not in QUEUE_SENSITIVE_METRICS or capacity is None or arriving <= capacity.lo:
         return found
-    return GROWING if arriving > capacity.mid else replace(found, hi=math.inf)
+    return UNBOUNDED if arriving > capacity.mid else replace(found, hi=math.inf)
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,12 @@ class Performance:
 
     def told(self, metric: str, point: str) -> Interval:
         """`at`, for people: see `unending`."""
-        return unending(self.at(metric, point), metric, self.arriving, self.capacity)
+        return apply_unbounded_queue(self.at(metric, point), metric, self.arriving, self.capacity)
 
     @property
     def waits_grow(self) -> str:
         """Whether TTFT and E2E grow for as long as it runs: "no", "may" (if it is as slow as may be) or "yes"."""
-        told = unending(Interval.exactly(0.0), "ttft", self.arriving, self.capacity)
+        told = apply_unbounded_queue(Interval.exactly(0.0), "ttft", self.arriving, self.capacity)
         return "yes" if told.mid else "may" if told.hi else "no"
 
     @property
@@ -99,7 +99,7 @@ class Performance:
 
 
 @dataclass(frozen=True)
-class Performances:
+class PerformanceBatch:
     """The performance of many cases, as arrays; `[k]` is that of one."""
 
     ttft: np.ndarray  # [cases, points] s, middles by `POINTS`
@@ -136,7 +136,9 @@ class Performances:
 
     def __getitem__(self, k: int) -> Performance:
         times: dict[str, Any] = {
-            name: dict(zip(POINTS, map(Interval.factor, getattr(self, name)[k].tolist(), sigma), strict=True))
+            name: dict(
+                zip(LATENCY_STATISTICS, map(Interval.factor, getattr(self, name)[k].tolist(), sigma), strict=True)
+            )
             for name, sigma in zip(("ttft", "tpot", "itl", "e2e"), self.sigmas[k].tolist(), strict=True)
         }
         served = Interval.factor(float(self.request_tps[k]), float(self.request_sigma[k]))
@@ -148,12 +150,14 @@ class Performances:
             request_tps=served,
             decode_batch=float(self.decode_batch[k]),
             kv_usage=float(self.kv_usage[k]),
-            kv_usage_p99=min(float(self.kv_usage[k] * (1 + Z99 / math.sqrt(max(self.decode_batch[k], 1.0)))), 1.0),
+            kv_usage_p99=min(
+                float(self.kv_usage[k] * (1 + Z_SCORE_99 / math.sqrt(max(self.decode_batch[k], 1.0)))), 1.0
+            ),
             queue=float(self.queue[k]),
             preemptions=0.0,
             saturated=bool(self.saturated[k]),
             limit=str(self.limit[k]),
             basis=str(self.basis[k]),
-            warnings=(FP8_KV,) if self.fp8_kv[k] else (),
+            warnings=(FP8_KV_NOTE,) if self.fp8_kv[k] else (),
             capacity=Interval.factor(float(self.capacity[k]), float(self.capacity_sigma[k])),
         )

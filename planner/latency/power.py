@@ -15,32 +15,33 @@ from typing import TypeVar
 import numpy as np
 from pydantic import NonNegativeFloat, PositiveFloat
 
-from planner.core.catalog import Sourced, entries
-from planner.core.quantities import Interval, PlannerError
-from planner.facts.deployment import Deployment
-from planner.facts.gpus import Gpu, gpus
-from planner.facts.workload import Workload
-from planner.latency.speculation import step_of
-from planner.latency.step_model import pairs
-from planner.latency.step_work import work
+from planner.core.catalog import SourcedEntry, load_catalog
+from planner.core.errors import PlannerError
+from planner.core.intervals import Interval
+from planner.engines.deployment import Deployment
+from planner.hardware.gpus import Gpu, list_gpus
+from planner.latency.speculative_decoding import build_step_model
+from planner.latency.step_model import count_attention_pairs
+from planner.latency.step_work import count_step_work
+from planner.workload.workload import Workload
 
-FILE = "power.yaml"
-LIMIT, KNEE = 0.98, 8
+POWER_CATALOG = "power.yaml"
+BOARD_LIMIT_FRACTION, BOARD_LIMIT_NORM_ORDER = 0.98, 8
 """Share of the board limit that a GPU settles at, and how sharply (order of the norm): 403 runs reach 0.99 at most."""
-TILES = 16, 64
+EXPERT_TILE_ROWS = 16, 64
 """Rows to which a fused-experts kernel pads each expert: with fewer tokens than experts, and otherwise or where weights
 are quantized in blocks (vLLM 0.11.1, fused_moe.get_default_config)."""
-FORMATS = {"fp8": 0.6, "int8": 0.6, "fp4": 0.36}
+FORMAT_ENERGY_FACTORS = {"fp8": 0.6, "int8": 0.6, "fp4": 0.36}
 """Energy of a FLOP against one in 16 bits: an H200 draws in FP8 what it draws in BF16, at 1.68 times the throughput
 (serialalice.pt, 2026-06); FP4 as far again. Block-scaled FP8 saves nothing in the runs fitted."""
-PROMPTS = 0.15
+PREFILL_ONLY_SIGMA = 0.15
 """Standard deviation of ln(measured / predicted) that a load of nothing but prompts adds: none was measured."""
 
 
-V = TypeVar("V", float, np.ndarray)
+NumericT = TypeVar("NumericT", float, np.ndarray)
 
 
-class Energy(Sourced):
+class GpuEnergy(SourcedEntry):
     """One entry of the catalog: a GPU's, an architecture's, or `prior`."""
 
     idle: PositiveFloat  # share of the board limit that is drawn with a model loaded and nothing to do
@@ -50,7 +51,7 @@ class Energy(Sourced):
 
 
 @dataclass(frozen=True)
-class Activity:
+class GpuActivity:
     """What one GPU does per second, on average."""
 
     bytes: float
@@ -60,37 +61,41 @@ class Activity:
 
 
 @cache
-def energies() -> Mapping[str, Energy]:
+def load_energies() -> Mapping[str, GpuEnergy]:
     """The catalog by name; `PlannerError` where there is no `prior` or a name is no GPU's and no architecture's."""
-    found = entries(FILE, Energy)
-    if odd := found.keys() - {"prior"} - {name for gpu in gpus() for name in (gpu.name, *_families(gpu))}:
-        raise PlannerError(f"{FILE}, entry {min(odd)}: no GPU and no architecture in gpus.yaml has this name")
+    found = load_catalog(POWER_CATALOG, GpuEnergy)
+    if (
+        odd := found.keys()
+        - {"prior"}
+        - {name for gpu in list_gpus() for name in (gpu.name, *_list_architecture_keys(gpu))}
+    ):
+        raise PlannerError(f"{POWER_CATALOG}, entry {min(odd)}: no GPU and no architecture in gpus.yaml has this name")
     if "prior" not in found:
-        raise PlannerError(f"{FILE}: the entry prior is missing, which GPUs that nobody measured use")
+        raise PlannerError(f"{POWER_CATALOG}: the entry prior is missing, which GPUs that nobody measured use")
     return found
 
 
-def _families(gpu: Gpu) -> tuple[str, str]:
+def _list_architecture_keys(gpu: Gpu) -> tuple[str, str]:
     """Its architecture with the compute capability, which tells boards with HBM from those with GDDR, and without."""
     return f"{gpu.architecture} {gpu.compute_capability}", gpu.architecture
 
 
-def energy_of(gpu: Gpu) -> Energy:
+def get_gpu_energy(gpu: Gpu) -> GpuEnergy:
     """What is known of `gpu`: its own entry, its architecture's, or the prior."""
-    found = energies()
-    return next(found[name] for name in (gpu.name, *_families(gpu), "prior") if name in found)
+    found = load_energies()
+    return next(found[name] for name in (gpu.name, *_list_architecture_keys(gpu), "prior") if name in found)
 
 
-def activity(
+def estimate_gpu_activity(
     deployment: Deployment, load: Workload, request_tps: float, decode_batch: float, *,
     prefills: bool = True, decodes: bool = True,
-) -> Activity:  # fmt: skip
+) -> GpuActivity:  # fmt: skip
     """What one GPU of `deployment` does while all of it serves `request_tps` requests/s of `load`.
 
     `decode_batch`: sequences decoding in one engine while it runs. A pool of a disaggregated deployment only `prefills`
     or only `decodes`.
     """
-    w, step, layout = work(deployment), step_of(deployment), deployment.layout
+    w, step, layout = count_step_work(deployment), build_step_model(deployment), deployment.layout
     served = request_tps / deployment.engines
     computed = (load.prompt.mean - load.cached_tokens) if prefills else 0.0
     decoded = served * max(load.output.mean - 1, 0) / step.tokens_per_step if decodes else 0.0  # sequences x steps
@@ -98,7 +103,7 @@ def activity(
     alone = math.exp(-decode_batch) if decoded else 1.0  # of the time no sequence decodes beside prompts
     steps = max(decoded / max(decode_batch, 1.0) + chunks * alone, (prompts + decoded) / step.max_tokens)
     if steps == 0:
-        return Activity(0.0, (0.0, 0.0), 0.0, 0.0)
+        return GpuActivity(0.0, (0.0, 0.0), 0.0, 0.0)
     rows, mixed = decoded * (1 + step.drafts) / steps, -math.expm1(-chunks / steps)
     kinds = (1 - mixed, rows), (mixed, rows + prompts / steps / max(mixed, 1e-12))  # steps without and with prompts
 
@@ -106,29 +111,31 @@ def activity(
     read, dense, experts = w.head.bytes, (rows + served / steps) * w.head.flops, 0.0
     for share, tokens in kinds:
         for m in w.matmuls:
-            flops = m.flops * (1.0 if in_blocks else FORMATS.get(m.dtype, 1.0))
+            flops = m.flops * (1.0 if in_blocks else FORMAT_ENERGY_FACTORS.get(m.dtype, 1.0))
             read += share * m.bytes
             dense += share * tokens * flops
         for e in w.experts:
             routed = tokens * layout.dp
             touched = e.held * (1 - (1 - e.active / e.total) ** routed)
-            tile = TILES[0] if routed <= e.total and not in_blocks else TILES[1]
+            tile = EXPERT_TILE_ROWS[0] if routed <= e.total and not in_blocks else EXPERT_TILE_ROWS[1]
             padded = max(touched * tile, routed * e.active / e.ranks + touched * tile / 2)
             read += share * e.layers * touched * e.bytes
-            experts += share * e.layers * padded * e.flops * (1.0 if in_blocks else FORMATS.get(e.dtype, 1.0))
+            experts += (
+                share * e.layers * padded * e.flops * (1.0 if in_blocks else FORMAT_ENERGY_FACTORS.get(e.dtype, 1.0))
+            )
     read, dense, experts = (steps * each for each in (read, dense, experts))
     read += decoded * w.state_bytes
     for c in w.contexts:
         seen = min(load.context, c.window or math.inf)
         read += decoded * seen * c.bytes
         dense += decoded * (1 + step.drafts) * seen * c.query_flops
-        dense += served * float(pairs(computed, load.cached_tokens, c.window)) * c.prefill_flops
+        dense += served * float(count_attention_pairs(computed, load.cached_tokens, c.window)) * c.prefill_flops
 
     seconds = step.fixed_s + float(step.rows(rows)) + mixed * step.prefill_step_s
     seconds += sum(share * float(step.tokens(tokens)) for share, tokens in kinds)
     seconds += decoded / steps * float(step.decode_attention(load.context))
     seconds += served / steps * float(step.prefill_attention(computed, load.cached_tokens))
-    return Activity(
+    return GpuActivity(
         bytes=read / layout.pp,
         flops=(dense / layout.pp, experts / layout.pp),
         busy=min(steps * seconds / layout.pp, 1.0),
@@ -136,32 +143,36 @@ def activity(
     )
 
 
-def terms(done: Activity, limit: float) -> tuple[float, float, float]:
+def compute_power_terms(done: GpuActivity, limit: float) -> tuple[float, float, float]:
     """Shares of a board limit in W that an idle share of 1, 1 pJ per byte and 1 pJ per FLOP would draw."""
     roots = sum(math.sqrt(done.busy * flops * 1e-12 / limit) for flops in done.flops)
     return 1.0, done.bytes * 1e-12 / limit, roots
 
 
-def settled(share: V) -> V:
+def apply_board_limit(share: NumericT) -> NumericT:
     """The share of the limit that a board draws which would draw `share` without one."""
-    return (share**-KNEE + LIMIT**-KNEE) ** (-1 / KNEE)
+    return (share**-BOARD_LIMIT_NORM_ORDER + BOARD_LIMIT_FRACTION**-BOARD_LIMIT_NORM_ORDER) ** (
+        -1 / BOARD_LIMIT_NORM_ORDER
+    )
 
 
-def watts(done: Activity, limit: float, energy: Energy) -> float:
+def compute_board_watts(done: GpuActivity, limit: float, energy: GpuEnergy) -> float:
     """Mean W of a board of `limit` W."""
     prices = energy.idle, energy.byte_pj, math.sqrt(energy.flop_pj)
-    return float(limit * settled(sum(x * y for x, y in zip(terms(done, limit), prices, strict=True))))
+    return float(
+        limit * apply_board_limit(sum(x * y for x, y in zip(compute_power_terms(done, limit), prices, strict=True)))
+    )
 
 
-def board_power(gpu: Gpu, done: Activity) -> Interval:
+def estimate_board_power(gpu: Gpu, done: GpuActivity) -> Interval:
     """Mean W of one `gpu` with its 80% interval, within the board's limit."""
-    energy = energy_of(gpu)
-    mid = watts(done, gpu.power, energy)
-    lo, hi = (math.hypot(side, PROMPTS * done.prompts**4) for side in energy.spread)
+    energy = get_gpu_energy(gpu)
+    mid = compute_board_watts(done, gpu.power, energy)
+    lo, hi = (math.hypot(side, PREFILL_ONLY_SIGMA * done.prompts**4) for side in energy.spread)
     return Interval(mid / (1 + lo), mid, max(min(mid * (1 + hi), gpu.power), mid))
 
 
-def per_token(power: Interval, gpus: int, output_tps: Interval) -> Interval | None:
+def compute_joules_per_token(power: Interval, gpus: int, output_tps: Interval) -> Interval | None:
     """J per output token of `gpus` boards; None where there are no tokens."""
     if not output_tps.mid > 0:
         return None

@@ -13,16 +13,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from planner.facts.coefficients import Coefficients
-from planner.facts.deployment import Deployment
-from planner.facts.engines import cudagraph_sizes
-from planner.latency.calibration import Basis, calibration_of
-from planner.latency.fused_experts import expert_kernel
-from planner.latency.step_work import FusedExperts, Matmul, kv_dtype, work
-from planner.memory.kv_cache import kv_width
-from planner.parallelism.layouts import collectives
+from planner.engines.coefficients import StepCoefficients
+from planner.engines.deployment import Deployment
+from planner.engines.engine_args import list_cudagraph_sizes
+from planner.latency.coefficient_lookup import CalibrationBasis, get_deployment_coefficients
+from planner.latency.expert_kernels import get_expert_kernel
+from planner.latency.step_work import ExpertWork, MatmulWork, count_step_work, resolve_planned_kv_dtype
+from planner.memory.kv_cache import get_kv_element_bytes
+from planner.parallelism.communication import estimate_collectives
 
-PINGPONG = 0.35
+ASYNC_HOST_FRACTION = 0.35
 """Share of the host's time per sequence that asynchronous scheduling leaves in the GPU's way."""
 
 
@@ -69,7 +69,7 @@ class StepModel:
     prompt_token_s: float
     stages: int
     kv_stretch: float  # blocks that performance counts on against the memory plan's (see `latency.step_work.kv_dtype`)
-    basis: Basis
+    basis: CalibrationBasis
     sigma_tpot: float
     sigma_ttft: float
     sigma_output_tps: float  # at least: with drafts it is no less than TPOT's
@@ -116,8 +116,8 @@ class StepModel:
 
     def prefill_attention(self, tokens: np.ndarray | float, context: np.ndarray | float = 0.0) -> np.ndarray:
         """Seconds of attention for a prompt chunk of `tokens` after `context` cached ones."""
-        total = self.prefill_pair_s * pairs(tokens, context) + self.state_s + self.prompt_s
-        return total + sum(s * pairs(tokens, context, window) for window, s in self.prefill_windows)
+        total = self.prefill_pair_s * count_attention_pairs(tokens, context) + self.state_s + self.prompt_s
+        return total + sum(s * count_attention_pairs(tokens, context, window) for window, s in self.prefill_windows)
 
     def scaled(self, factor: float) -> Self:
         """The same step at `factor` times the cost."""
@@ -143,7 +143,9 @@ class StepModel:
         return StepCost(cost)
 
 
-def pairs(tokens: np.ndarray | float, context: np.ndarray | float = 0.0, window: int | None = None) -> np.ndarray:
+def count_attention_pairs(
+    tokens: np.ndarray | float, context: np.ndarray | float = 0.0, window: int | None = None
+) -> np.ndarray:
     """(query, key) pairs of a causal chunk after `context` tokens, each query seeing at most `window` keys."""
     n, c = np.asarray(tokens, float), np.asarray(context, float)
     full = n * c + n * (n + 1) / 2
@@ -153,19 +155,19 @@ def pairs(tokens: np.ndarray | float, context: np.ndarray | float = 0.0, window:
     return growing * c + growing * (growing + 1) / 2 + (n - growing) * window
 
 
-HOPPER_CLOCK = 1.98e9
+HOPPER_CLOCK_HZ = 1.98e9
 """That of H100 SXM, at which `kernel_s` is told. Kernels that move little take as long as the clock lets them: of
 Hopper's 3.7 us a GEMM takes 5.4 on A100 (by its clock 5.2); small kernels of Gated DeltaNet 0.78-0.85 of Hopper's on
 L40S (0.79), 0.83-0.89 on RTX PRO 6000 (0.76; AIConfigurator 0.12's tables). Others than NVIDIA's were not measured."""
-PRODUCT_LATENCY = 0.4
+GEMM_LATENCY_FRACTION = 0.4
 """Of `kernel_s`, what a matrix product takes beside its roofline: 3.7 us on H100, 5.4 on A100, 2.4 on RTX PRO 6000
 (AIConfigurator 0.12's bf16 GEMM tables of vLLM 0.24 and 0.14, 2026-09, which latency + roofline fits to 8%, a norm of
 both to 9-15%)."""
-TRITON = {"grouped": (0.44, 1.0), "latent": (0.05, 1.0), "sparse": (0.5, 0.9), "index": (0.3, 0.5)}
-ATTENTION_KERNELS: Mapping[str, Mapping[str, tuple[float, float]]] = {
+TRITON_ATTENTION_EFFICIENCY = {"grouped": (0.44, 1.0), "latent": (0.05, 1.0), "sparse": (0.5, 0.9), "index": (0.3, 0.5)}
+ATTENTION_EFFICIENCY: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "hopper": {"grouped": (0.44, 1.0), "latent": (0.78, 1.4), "sparse": (0.71, 1.1), "index": (0.38, 0.6)},
     "blackwell": {"grouped": (0.44, 1.0), "latent": (0.8, 1.5), "sparse": (0.5, 0.9), "index": (0.3, 0.5)},
-    "ampere": TRITON, "ada": TRITON, "blackwell-desktop": TRITON,
+    "ampere": TRITON_ATTENTION_EFFICIENCY, "ada": TRITON_ATTENTION_EFFICIENCY, "blackwell-desktop": TRITON_ATTENTION_EFFICIENCY,
     "": {"grouped": (0.44, 1.0), "latent": (0.44, 1.0), "sparse": (0.44, 0.9), "index": (0.3, 0.5)},
 }  # fmt: skip
 """By generation and kind of attention: the share of the dense bf16 peak that decoding reaches where it multiplies more
@@ -179,21 +181,25 @@ FP8 on Blackwell. Others have not been measured.
 """
 
 
-def _attention_rates(kind: str, deployment: Deployment) -> tuple[float, float]:
+def _get_attention_efficiency(kind: str, deployment: Deployment) -> tuple[float, float]:
     generation = deployment.gpu.generation
-    reached, prefill = ATTENTION_KERNELS.get(generation, ATTENTION_KERNELS[""])[kind]
-    in_fp8 = kind == "latent" and generation == "blackwell" and kv_width(kv_dtype(deployment)) == 1
+    reached, prefill = ATTENTION_EFFICIENCY.get(generation, ATTENTION_EFFICIENCY[""])[kind]
+    in_fp8 = (
+        kind == "latent"
+        and generation == "blackwell"
+        and get_kv_element_bytes(resolve_planned_kv_dtype(deployment)) == 1
+    )
     return reached * (2 if in_fp8 else 1), prefill
 
 
 @cache
-def _grid(limit: int, captured: int) -> np.ndarray:
+def _build_token_grid(limit: int, captured: int) -> np.ndarray:
     """Token counts from 0 to `limit`, dense where the roofline bends and beside the largest that runs from a graph."""
     steps = np.unique(np.round(np.geomspace(1, max(limit, 2), 56)))
     return np.unique(np.concatenate([[0.0], steps, np.minimum([captured, captured + 1, limit], float(limit))]))
 
 
-def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Coefficients) -> np.ndarray:
+def _estimate_matmul_s(m: MatmulWork, tokens: np.ndarray, deployment: Deployment, c: StepCoefficients) -> np.ndarray:
     """Seconds of a group of linears for these token counts."""
     gpu = deployment.gpu
     reached = {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
@@ -202,11 +208,13 @@ def _matmul_seconds(m: Matmul, tokens: np.ndarray, deployment: Deployment, c: Co
     rate = gpu.flops[m.dtype] * min(reached, c.pace)  # the pace is of the whole step: never beyond the peak
     bandwidth = gpu.bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
     read = np.full_like(tokens, m.bytes / bandwidth)
-    return _norm(read, tokens * m.flops / rate) + m.kernels * c.kernel_s * PRODUCT_LATENCY * (tokens > 0)
+    return _combine_bounds(read, tokens * m.flops / rate) + m.kernels * c.kernel_s * GEMM_LATENCY_FRACTION * (
+        tokens > 0
+    )
 
 
-def _expert_seconds(
-    e: FusedExperts, tokens: np.ndarray, deployment: Deployment, c: Coefficients, queries: int = 1
+def _estimate_expert_s(
+    e: ExpertWork, tokens: np.ndarray, deployment: Deployment, c: StepCoefficients, queries: int = 1
 ) -> np.ndarray:
     """Seconds of the fused-experts kernels of all layers: latency, norm(read, compute), activations moved.
 
@@ -215,66 +223,74 @@ def _expert_seconds(
     to whole tiles. Experts are asked for unevenly (`SKEW` of a mean): of R ranks with n experts each the fullest has
     1 + SKEW sqrt(2 ln R / n) times the mean (the largest of R normal variables).
     """
-    gpu, kernel = deployment.gpu, expert_kernel(deployment.gpu, deployment.engine, e.format)
+    gpu, kernel = deployment.gpu, get_expert_kernel(deployment.gpu, deployment.engine, e.format)
     everyone = tokens * deployment.layout.dp  # a rank's experts see the tokens of all data-parallel ranks
-    touched = e.held * (1 - (1 - e.active / e.total) ** (queries * (everyone / queries) ** SPREAD))
-    rows = everyone * e.active / e.ranks * (1 + SKEW * math.sqrt(2 * math.log(e.ranks) / e.held))
+    touched = e.held * (1 - (1 - e.active / e.total) ** (queries * (everyone / queries) ** EXPERT_ROUTING_EXPONENT))
+    rows = everyone * e.active / e.ranks * (1 + EXPERT_LOAD_RELATIVE_SIGMA * math.sqrt(2 * math.log(e.ranks) / e.held))
     read = touched * e.bytes / (gpu.bandwidth * kernel.memory)
     compute = (rows + touched * kernel.padding) * e.flops / (gpu.flops[e.dtype] * kernel.gemm * c.expert_gemm)
     moved = rows * e.row_bytes * kernel.passes / gpu.bandwidth
-    return e.layers * (kernel.latency_s * c.expert_latency * (tokens > 0) + _norm(read, compute) + moved)
+    return e.layers * (kernel.latency_s * c.expert_latency * (tokens > 0) + _combine_bounds(read, compute) + moved)
 
 
-SPREAD = 0.9
+EXPERT_ROUTING_EXPONENT = 0.9
 """Exponent of the tokens that route independently, seen in the served models' expert counts."""
-SKEW = 0.4
+EXPERT_LOAD_RELATIVE_SIGMA = 0.4
 """Standard deviation of how often an expert is asked for, of the mean."""
 
 
-def _norm(*times: np.ndarray) -> np.ndarray:
+def _combine_bounds(*times: np.ndarray) -> np.ndarray:
     """Their 4-norm: GEMMs at the ridge take 15-20% more than either bound (AIConfigurator's GEMM tables)."""
     squares = np.square(np.stack(times))
     return np.sqrt(np.sqrt((squares * squares).sum(axis=0)))
 
 
-def step_model(deployment: Deployment, coefficients: Coefficients | None = None, queries: int = 1) -> StepModel:
+def build_target_step_model(
+    deployment: Deployment, coefficients: StepCoefficients | None = None, queries: int = 1
+) -> StepModel:
     """The step cost of `deployment`, calibrated as well as anyone measured; `coefficients` replaces the catalog's.
 
     `queries` is how many tokens of a decoding sequence attend to its cache, which is read once for all of them.
     """
-    gpu, args, w = deployment.gpu, deployment.args, work(deployment)
-    known = calibration_of(deployment)
+    gpu, args, w = deployment.gpu, deployment.args, count_step_work(deployment)
+    known = get_deployment_coefficients(deployment)
     c = coefficients or known.coefficients
-    c = replace(c, kernel_s=c.kernel_s * HOPPER_CLOCK / (gpu.clock or HOPPER_CLOCK))
-    captured = max(cudagraph_sizes(deployment.engine, args, gpu, deployment.drafts), default=0)
-    tokens = _grid(args.max_num_batched_tokens, captured)
+    c = replace(c, kernel_s=c.kernel_s * HOPPER_CLOCK_HZ / (gpu.clock or HOPPER_CLOCK_HZ))
+    captured = max(list_cudagraph_sizes(deployment.engine, args, gpu, deployment.drafts), default=0)
+    tokens = _build_token_grid(args.max_num_batched_tokens, captured)
     parts: dict[str, np.ndarray] = {
-        "dense linears": sum((_matmul_seconds(m, tokens, deployment, c) for m in w.matmuls), np.zeros(len(tokens))),
-        "experts": sum((_expert_seconds(e, tokens, deployment, c, queries) for e in w.experts), np.zeros(len(tokens))),
-        "collectives": sum((part.seconds for part in collectives(deployment, tokens, c)), np.zeros(len(tokens))),
+        "dense linears": sum((_estimate_matmul_s(m, tokens, deployment, c) for m in w.matmuls), np.zeros(len(tokens))),
+        "experts": sum(
+            (_estimate_expert_s(e, tokens, deployment, c, queries) for e in w.experts), np.zeros(len(tokens))
+        ),
+        "collectives": sum(
+            (part.seconds for part in estimate_collectives(deployment, tokens, c)), np.zeros(len(tokens))
+        ),
         "activations": tokens * w.token_bytes * c.token_passes / gpu.bandwidth,
         "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
     }
-    kernels = w.kernels + sum(m.kernels for m in w.matmuls) + sum(e.layers * EXPERT_KERNELS for e in w.experts)
+    kernels = (
+        w.kernels + sum(m.kernels for m in w.matmuls) + sum(e.layers * KERNELS_PER_EXPERT_LAYER for e in w.experts)
+    )
     launches, pieces = kernels * c.launch_s, deployment.engine.facts["capture"]["pieces"]
     between = launches if pieces == "none" else min(w.pieces * c.launch_s, launches)
     parts["launches"] = (launches - between) * (tokens > captured) * (not args.enforce_eager)
-    host = PINGPONG if args.async_scheduling else 1.0
+    host = ASYNC_HOST_FRACTION if args.async_scheduling else 1.0
     rows = np.arange(args.max_num_seqs + 1, dtype=float)
-    head = _matmul_seconds(w.head, rows, deployment, c)
+    head = _estimate_matmul_s(w.head, rows, deployment, c)
     alone = float(sum(part[1] for part in parts.values()) + head[1])  # the GPU, for a step of one token
-    issued = EAGER_S * len(deployment.model.architecture.layers) / c.pace if args.enforce_eager else 0.0
+    issued = EAGER_LAYER_S * len(deployment.model.architecture.layers) / c.pace if args.enforce_eager else 0.0
     hidden = args.async_scheduling or args.enforce_eager  # where it takes less than the GPU
-    exposed = float(_norm(np.array(alone), np.array(c.step_s + issued))) - alone if hidden else c.step_s
-    sampling = rows * w.vocab * 4 * SAMPLING_PASSES / gpu.bandwidth
+    exposed = float(_combine_bounds(np.array(alone), np.array(c.step_s + issued))) - alone if hidden else c.step_s
+    sampling = rows * w.vocab * 4 * SAMPLING_PASSES_PER_ROW / gpu.bandwidth
     rate = gpu.bandwidth * c.kv
     peak = gpu.flops["bf16" if "bf16" in gpu.flops else "fp16"]
     decode: dict[int | None, float] = {}
     prefill: dict[int | None, float] = {}
     for k in w.contexts:
-        reached, others = _attention_rates(k.kind, deployment)
+        reached, others = _get_attention_efficiency(k.kind, deployment)
         multiplied = max(k.decode_flops, queries * k.query_flops) / (peak * reached)
-        seconds = float(_norm(np.array(k.bytes / rate), np.array(multiplied)))
+        seconds = float(_combine_bounds(np.array(k.bytes / rate), np.array(multiplied)))
         decode[k.window] = decode.get(k.window, 0.0) + seconds
         prefill[k.window] = prefill.get(k.window, 0.0) + k.prefill_flops / (peak * c.attention * others)
     step = StepModel(
@@ -293,7 +309,8 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
         request_s=c.request_s,
         prompt_token_s=c.prompt_token_s,
         stages=deployment.layout.pp,
-        kv_stretch=kv_width(deployment.args.kv_cache_dtype or "auto") / kv_width(kv_dtype(deployment)),
+        kv_stretch=get_kv_element_bytes(deployment.args.kv_cache_dtype or "auto")
+        / get_kv_element_bytes(resolve_planned_kv_dtype(deployment)),
         basis=known.basis,
         sigma_tpot=known.sigma_tpot,
         sigma_ttft=known.sigma_ttft,
@@ -302,10 +319,10 @@ def step_model(deployment: Deployment, coefficients: Coefficients | None = None,
     return step if c.pace == 1 else step.scaled(c.pace)
 
 
-EAGER_S = 0.75e-3
+EAGER_LAYER_S = 0.75e-3
 """What PyTorch takes to issue a layer eagerly, whatever its size and the GPU's pace: on an A800 7B of 28 layers 22-23
 ms a token (13 with graphs), its talker of a quarter of the width 19-20 (5.4-6; vllm-omni issue 7960, 2026-09)."""
-EXPERT_KERNELS = 6
+KERNELS_PER_EXPERT_LAYER = 6
 """Launched by one fused-experts layer: sorting, quantizing, two products, activation, sum."""
-SAMPLING_PASSES = 4
+SAMPLING_PASSES_PER_ROW = 4
 """fp32 passes over the logits of one row in a greedy or plain-temperature sampler: cast, scale, softmax, draw."""

@@ -8,26 +8,34 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.facts.deployment import Deployment
-from planner.latency.calibration import calibration_of
-from planner.memory.kv_cache import kv_width
-from planner.memory.weights import rank_shape, weight_bytes
-from planner.models.architecture import Attention, Experts, LatentAttention, Layer, Recurrent, Weight
+from planner.engines.deployment import Deployment
+from planner.latency.coefficient_lookup import get_deployment_coefficients
+from planner.memory.kv_cache import get_kv_element_bytes
+from planner.memory.weights import compute_weight_bytes
+from planner.models.architecture import (
+    DecoderLayer,
+    GroupedQueryAttention,
+    LatentAttention,
+    MoeBlock,
+    RecurrentMixer,
+    WeightTensor,
+)
 from planner.models.registry import Model
+from planner.parallelism.sharding import compute_shard_shape
 
-MMA_ROWS = {"hopper": 64}
+MIN_MMA_ROWS = {"hopper": 64}
 """Query rows that a matrix instruction multiplies at least; a decoding GQA group is padded to them (wgmma: 64)."""
-SPARSE_TOKENS = 2048
+SPARSE_ATTENTION_TOKENS = 2048
 """Tokens that DeepSeek sparse attention keeps per query (`index_topk` of DeepSeek-V3.2 and GLM-5)."""
 
-DELTA_VALUES = 3
+DELTA_RULE_PASSES = 3
 """Values that the delta rule's chunked kernels hand on for each that they give, with gates and triangles: Triton's take
 as long as 9 passes over queries, keys, values and results, on L40S and RTX PRO 6000 (AIConfigurator 0.12's tables of
 Gated DeltaNet under vLLM 0.24, 2026-09)."""
 
 
 @dataclass(frozen=True)
-class Matmul:
+class MatmulWork:
     """All linears of a step that share a number format: bytes of weights, FLOP a token, on one GPU."""
 
     dtype: str  # the matrix units' format: bf16, fp8, fp4, int8
@@ -38,7 +46,7 @@ class Matmul:
 
 
 @dataclass(frozen=True)
-class FusedExperts:
+class ExpertWork:
     """The routed experts of all layers that share a number format and shape, on one GPU."""
 
     dtype: str  # of the matrix units
@@ -54,7 +62,7 @@ class FusedExperts:
 
 
 @dataclass(frozen=True)
-class Context:
+class AttentionWork:
     """Attention layers that see the same span: what one context token costs a sequence on one GPU, over all layers."""
 
     kind: str  # grouped, latent, sparse (latents that an indexer chose) or index (its scores)
@@ -66,25 +74,27 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepWork:
     """What a step has to do, per token, row and context token, on one GPU of every pipeline stage in turn."""
 
-    matmuls: tuple[Matmul, ...]
-    experts: tuple[FusedExperts, ...]
-    head: Matmul
+    matmuls: tuple[MatmulWork, ...]
+    experts: tuple[ExpertWork, ...]
+    head: MatmulWork
     vocab: float
-    contexts: tuple[Context, ...]
+    contexts: tuple[AttentionWork, ...]
     state_bytes: float  # read and written per sequence and step
     kernels: int  # launched one after the other, all layers
     pieces: int  # launched where graphs leave attention out: each layer's cache write, attention and next piece
     token_bytes: float  # of activations that kernels hand on for one token, all layers
 
 
-def _matmul(model: Model, weight: Weight, deployment: Deployment, prefix: str = "") -> tuple[str, float, float, float]:
+def _count_matmul(
+    model: Model, weight: WeightTensor, deployment: Deployment, prefix: str = ""
+) -> tuple[str, float, float, float]:
     """(format of the matrix units, bytes, FLOP per token, bits) on one GPU; a format it lacks is computed in 16 bit."""
     peaks, scheme = deployment.gpu.flops, model.quantization.scheme(weight, prefix)
     wide = "bf16" if "bf16" in peaks else "fp16"
-    rows, cols, copies = rank_shape(weight, deployment.layout)
+    rows, cols, copies = compute_shard_shape(weight, deployment.layout)
     wanted = "" if scheme is None else scheme.activation
     # vLLM has MXFP4 kernels for compute capability 10 alone, and widens on newer ones (Marlin; issues 30135, 2025-12:
     # RTX PRO 6000; 41477, 2026-05: GB10)
@@ -93,47 +103,47 @@ def _matmul(model: Model, weight: Weight, deployment: Deployment, prefix: str = 
         wanted = "fp8"  # FlashInfer's MXFP4 x MXFP8 kernels
     dtype = wanted if wanted in peaks else wide
     bits = 16.0 if scheme is None else scheme.bits
-    return dtype, weight_bytes(model, weight, deployment.layout, prefix), 2.0 * rows * cols * copies, bits
+    return dtype, compute_weight_bytes(model, weight, deployment.layout, prefix), 2.0 * rows * cols * copies, bits
 
 
-def _matmuls(deployment: Deployment) -> tuple[Matmul, ...]:
+def _count_matmuls(deployment: Deployment) -> tuple[MatmulWork, ...]:
     """Every linear of the layers but the routed experts', gathered by format."""
     found: dict[tuple[str, float], list[float]] = {}  # bytes, FLOP per token, kernels
     for (layer, prefix), times in deployment.model.distinct_layers.items():
         for weight in layer.weights:
             if weight.linear and weight.part != "routed_experts":
-                dtype, size, flops, bits = _matmul(deployment.model, weight, deployment, prefix)
+                dtype, size, flops, bits = _count_matmul(deployment.model, weight, deployment, prefix)
                 total = found.setdefault((dtype, bits), [0.0, 0.0, 0])
                 total[0] += size * times
                 total[1] += flops * times
                 total[2] += 2 * times * (weight.shard == "row")  # each comes with a fused column-parallel one
     return tuple(
-        Matmul(dtype, size, flops, bits, int(kernels)) for (dtype, bits), (size, flops, kernels) in found.items()
+        MatmulWork(dtype, size, flops, bits, int(kernels)) for (dtype, bits), (size, flops, kernels) in found.items()
     )
 
 
-def _experts(deployment: Deployment) -> tuple[FusedExperts, ...]:
+def _count_experts(deployment: Deployment) -> tuple[ExpertWork, ...]:
     """The routed experts of every layer, gathered by format and shape."""
     model, layout = deployment.model, deployment.layout
-    found: dict[FusedExperts, int] = {}
+    found: dict[ExpertWork, int] = {}
     for (layer, prefix), times in model.distinct_layers.items():
         weights = [weight for weight in layer.weights if weight.linear and weight.part == "routed_experts"]
-        if not weights or not isinstance(layer.mlp, Experts):
+        if not weights or not isinstance(layer.mlp, MoeBlock):
             continue
-        dtype, _, _, bits = _matmul(model, weights[0], deployment, prefix)
+        dtype, _, _, bits = _count_matmul(model, weights[0], deployment, prefix)
         scheme = model.quantization.scheme(weights[0], prefix)
-        shapes = [rank_shape(weight, layout) for weight in weights]
+        shapes = [compute_shard_shape(weight, layout) for weight in weights]
         held = shapes[0][2]
         inner = sum(rows for (rows, _, _), weight in zip(shapes, weights, strict=True) if weight.shard == "column")
-        one = FusedExperts(
+        one = ExpertWork(
             dtype=dtype,
-            format=_format(dtype, bits, scheme.method if scheme else ""),
+            format=_get_expert_format(dtype, bits, scheme.method if scheme else ""),
             layers=1,
             held=held,
             total=layer.mlp.total,
             active=layer.mlp.active,
             ranks=layout.ep,
-            bytes=sum(weight_bytes(model, weight, layout, prefix) for weight in weights) / held,
+            bytes=sum(compute_weight_bytes(model, weight, layout, prefix) for weight in weights) / held,
             flops=2.0 * sum(rows * cols for rows, cols, _ in shapes),
             row_bytes=2.0 * (2 * model.architecture.hidden + 1.5 * inner),
         )
@@ -141,7 +151,7 @@ def _experts(deployment: Deployment) -> tuple[FusedExperts, ...]:
     return tuple(replace(one, layers=times) for one, times in found.items())
 
 
-def _format(dtype: str, bits: float, method: str) -> str:
+def _get_expert_format(dtype: str, bits: float, method: str) -> str:
     """Of a fused-experts kernel: the matrix units' format where weights have it too, else that of the weights."""
     if bits > 8:
         return "bf16"
@@ -154,7 +164,7 @@ def _format(dtype: str, bits: float, method: str) -> str:
     return ("mxfp4_fp8" if dtype == "fp8" else "mxfp4") if method == "mxfp4" else "int4"
 
 
-def kv_dtype(deployment: Deployment) -> str:
+def resolve_planned_kv_dtype(deployment: Deployment) -> str:
     """What the KV cache is stored in: as asked, and for "auto" what the checkpoint declares, else the model's dtype.
 
     Where nothing is asked, it is what the recipes behind the calibration had, so that a prediction means what was
@@ -166,16 +176,20 @@ def kv_dtype(deployment: Deployment) -> str:
     main = deployment.model.quantization.main
     if main is not None and main.method == "nvfp4":
         return "fp8"
-    return calibration_of(deployment).kv_cache_dtype
+    return get_deployment_coefficients(deployment).kv_cache_dtype
 
 
-def _contexts(deployment: Deployment) -> tuple[Context, ...]:
+def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
     """What attention reads and multiplies per context token, gathered by window.
 
     With decode context parallelism a rank attends to 1 / dcp of the tokens, with the queries of dcp ranks.
     """
-    tp, dcp, width = deployment.layout.tp, deployment.layout.dcp, kv_width(kv_dtype(deployment))
-    rows = MMA_ROWS.get(deployment.gpu.architecture, 16)
+    tp, dcp, width = (
+        deployment.layout.tp,
+        deployment.layout.dcp,
+        get_kv_element_bytes(resolve_planned_kv_dtype(deployment)),
+    )
+    rows = MIN_MMA_ROWS.get(deployment.gpu.architecture, 16)
     found: dict[tuple[str, int | None], np.ndarray] = {}
 
     def add(kind: str, window: int | None, times: int, *costs: float) -> None:
@@ -183,7 +197,7 @@ def _contexts(deployment: Deployment) -> tuple[Context, ...]:
 
     for layer, times in deployment.model.architecture.distinct_layers.items():
         for mixer in layer.mixers:
-            if isinstance(mixer, Attention):
+            if isinstance(mixer, GroupedQueryAttention):
                 flops = 2.0 * mixer.heads / tp * (mixer.head_dim + mixer.v_head_dim)
                 least = rows * max(mixer.kv_heads / tp, 1.0) / dcp
                 padded = 2.0 * max(mixer.heads / tp, least) * (mixer.head_dim + mixer.v_head_dim)
@@ -192,26 +206,26 @@ def _contexts(deployment: Deployment) -> tuple[Context, ...]:
             elif isinstance(mixer, LatentAttention):
                 queries = 2.0 * (mixer.kv_elements + mixer.kv_lora_rank)
                 decode, padded = queries * mixer.heads / tp, queries * max(mixer.heads / tp, rows / dcp)
-                kind, window = ("sparse", SPARSE_TOKENS) if mixer.index_heads else ("latent", mixer.window)
+                kind, window = ("sparse", SPARSE_ATTENTION_TOKENS) if mixer.index_heads else ("latent", mixer.window)
                 expanded = 2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
                 prefill = padded if kind == "sparse" else expanded  # chosen latents are not expanded
                 add(kind, window, times, mixer.kv_elements * width / dcp, padded, decode, prefill)
                 if mixer.has_indexer_cache:  # it scores the whole context, in fp8: twice the bf16 rate
                     score = mixer.index_heads * mixer.index_dim / max(mixer.compress, 1)
                     add("index", None, times, mixer.index_bytes, score, score, score)
-    return tuple(Context(kind, window, *costs) for (kind, window), costs in found.items())
+    return tuple(AttentionWork(kind, window, *costs) for (kind, window), costs in found.items())
 
 
-def _kernels(model: Model, layer: Layer, prefix: str) -> int:
+def _count_kernels(model: Model, layer: DecoderLayer, prefix: str) -> int:
     """Kernels of one layer beside its matrix products and all-reduces, as vLLM's compiled graph leaves them."""
     schemes = [model.quantization.scheme(weight, prefix) for weight in layer.weights if weight.linear]
     used = [scheme for scheme in schemes if scheme is not None]
     count = 0
     for mixer in layer.mixers:  # norm, rotary embedding, cache write, attention, its reduction; MLA's absorbed products
-        count += 5 if isinstance(mixer, Attention) else 9 if isinstance(mixer, LatentAttention) else 8
+        count += 5 if isinstance(mixer, GroupedQueryAttention) else 9 if isinstance(mixer, LatentAttention) else 8
         if isinstance(mixer, LatentAttention) and mixer.has_indexer_cache:
             count += 7  # query and key projections, norm, rotation, quantization, scores, top-k
-    if isinstance(layer.mlp, Experts):  # norm, router, top-k; the rest is the fused kernel's
+    if isinstance(layer.mlp, MoeBlock):  # norm, router, top-k; the rest is the fused kernel's
         count += 3 + 2 * bool(layer.mlp.shared_intermediate)
     elif layer.mlp is not None:
         count += 2
@@ -219,7 +233,7 @@ def _kernels(model: Model, layer: Layer, prefix: str) -> int:
     return count + min(sum(scheme.method == "fp8_block" for scheme in used), 4)
 
 
-def _token_bytes(deployment: Deployment) -> float:
+def _count_token_bytes(deployment: Deployment) -> float:
     """What the kernels of all layers hand each other for one token on one GPU, in 16 bit, each value once out and in.
 
     A mixer or an MLP adds to the residual and normalises (two values in, two out), reads that and writes its result:
@@ -229,37 +243,41 @@ def _token_bytes(deployment: Deployment) -> float:
     architecture, total = deployment.model.architecture, 0.0
     for layer, times in architecture.distinct_layers.items():
         blocks = len(layer.mixers) + (layer.mlp is not None)
-        delta = any(isinstance(mixer, Recurrent) and mixer.kind in ("gdn", "kda") for mixer in layer.mixers)
+        delta = any(isinstance(mixer, RecurrentMixer) and mixer.kind in ("gdn", "kda") for mixer in layer.mixers)
         inner = 0
         for weight in layer.weights:
             if weight.linear and weight.part != "routed_experts":
-                rows, cols, copies = rank_shape(weight, deployment.layout)
+                rows, cols, copies = compute_shard_shape(weight, deployment.layout)
                 inner += copies * (cols if weight.shard == "row" else rows)
                 if delta and weight.shard == "row" and weight.part == "linear_ssm":
-                    inner += DELTA_VALUES * copies * cols
+                    inner += DELTA_RULE_PASSES * copies * cols
         total += times * (6 * architecture.hidden * blocks + 2 * inner)
     return 2.0 * total
 
 
-def work(deployment: Deployment) -> Work:
+def count_step_work(deployment: Deployment) -> StepWork:
     """Count what a step of `deployment` has to do; pure arithmetic on the architecture's shapes."""
-    return _work(deployment.with_args(max_num_seqs=1, max_num_batched_tokens=1, gpu_memory_utilization=1.0))
+    return _count_step_work_cached(
+        deployment.with_args(max_num_seqs=1, max_num_batched_tokens=1, gpu_memory_utilization=1.0)
+    )
 
 
 @lru_cache(maxsize=4096)
-def _work(deployment: Deployment) -> Work:
+def _count_step_work_cached(deployment: Deployment) -> StepWork:
     """The same, whatever its batches."""
     model, tp = deployment.model, deployment.layout.tp
     architecture = model.architecture
     head = next(w for part in ("lm_head", "embedding") for w in architecture.ends if w.part == part)
-    return Work(
-        matmuls=_matmuls(deployment),
-        experts=_experts(deployment),
-        head=Matmul(*_matmul(model, head, deployment)),
+    return StepWork(
+        matmuls=_count_matmuls(deployment),
+        experts=_count_experts(deployment),
+        head=MatmulWork(*_count_matmul(model, head, deployment)),
         vocab=architecture.vocab,
-        contexts=_contexts(deployment),
-        state_bytes=2.0 * sum(m.state_bytes(tp) for m in architecture.mixers if isinstance(m, Recurrent)),
-        kernels=sum(times * _kernels(model, layer, prefix) for (layer, prefix), times in model.distinct_layers.items()),
+        contexts=_count_attention(deployment),
+        state_bytes=2.0 * sum(m.state_bytes(tp) for m in architecture.mixers if isinstance(m, RecurrentMixer)),
+        kernels=sum(
+            times * _count_kernels(model, layer, prefix) for (layer, prefix), times in model.distinct_layers.items()
+        ),
         pieces=3 * len(architecture.mixers),
-        token_bytes=_token_bytes(deployment),
+        token_bytes=_count_token_bytes(deployment),
     )

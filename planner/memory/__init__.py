@@ -1,1 +1,1 @@
-"""What fills a GPU: weights, KV cache, activations and what runtimes hold, against the budget."""
+"""The memory plan of a GPU: weights, KV cache, activations and runtime overhead."""

@@ -14,25 +14,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
-from planner.core.quantities import PlannerError
-from planner.facts.deployment import Deployment
-from planner.facts.draft_models import draft_layers
-from planner.memory.kv_layers import Cache, CacheKind, count_caches, kept, kv_width
-from planner.memory.weights import stage_ends
-from planner.models.architecture import Architecture, LatentAttention, Layer, Recurrent
+from planner.core.errors import PlannerError
+from planner.engines.deployment import Deployment
+from planner.engines.speculation_methods import list_draft_layers
+from planner.memory.layer_caches import CacheKind, LayerCache, count_caches, get_kv_element_bytes, sum_cache_bytes
+from planner.models.architecture import DecoderLayer, LatentAttention, ModelArchitecture, RecurrentMixer
+from planner.parallelism.pipeline import split_layers_into_stages
 
-KERNEL_BLOCK = 16
+KERNEL_BLOCK_TOKENS = 16
 """Tokens that attention kernels want a block to be a multiple of (FlashAttention, FlashAttention-MLA)."""
-SAME_SIZE_RATIO = 1.5
+MAX_GROUP_SIZE_RATIO = 1.5
 """Layer counts of mixed kinds closer than this become groups of the largest count, else of the smallest."""
-HYBRID_POOL_FROM = (0, 10, 0)
+FIRST_RELEASE_WITH_HYBRID_POOL = (0, 10, 0)
 """Before this release windows were stored like full attention in V1."""
-GDN_CHECKPOINT_FROM = (0, 33, 0)
+FIRST_RELEASE_WITH_GDN_CHECKPOINTS = (0, 33, 0)
 """From here on cached gated-delta-rule states lie on chunk borders of 64 tokens and cost one page more."""
 
 
 @dataclass(frozen=True)
-class Group:
+class KvCacheGroup:
     """Layers that share block tables: a request holds `blocks()` of the pool for them, whatever their number."""
 
     kind: CacheKind
@@ -53,10 +53,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class KvLayout:
+class KvCacheLayout:
     """How caches are cut into blocks, before the memory is known. Bytes are per GPU, one entry per pipeline stage."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[KvCacheGroup, ...]
     block_size: int
     stage_bytes_per_block: tuple[int, ...]
     padding: float  # share of a block's bytes that no layer uses: groups filled up to equal size, pages to equal bytes
@@ -82,18 +82,18 @@ class KvLayout:
         lengths = range(1, 2**26 + 1)
         return bisect_right(lengths, num_blocks, key=lambda tokens: self.blocks_for(tokens, self.in_flight))
 
-    def pool(self, available: Sequence[float]) -> KvPool:
+    def pool(self, available: Sequence[float]) -> KvCachePool:
         """The pool that the `available` bytes of every stage give: the poorest stage decides for all."""
         pages = self.stage_bytes_per_block
         counts = [int(max(0, size) // page) for size, page in zip(available, pages, strict=True)]
-        return KvPool(self, min(counts), pages[counts.index(min(counts))])
+        return KvCachePool(self, min(counts), pages[counts.index(min(counts))])
 
 
 @dataclass(frozen=True)
-class KvPool:
+class KvCachePool:
     """`num_blocks` blocks of `bytes_per_block` bytes on each GPU (one of them is the engine's null block)."""
 
-    layout: KvLayout
+    layout: KvCacheLayout
     num_blocks: int
     bytes_per_block: int
 
@@ -114,46 +114,48 @@ class KvPool:
         return max(0, self.num_blocks - 1) // max(1, self.layout.blocks_for(tokens))
 
 
-Stages = Sequence[Mapping[Cache, int]]
-Blocks = tuple[tuple[Group, ...], list[float], float]
+StageCaches = Sequence[Mapping[LayerCache, int]]
+BlockGroups = tuple[tuple[KvCacheGroup, ...], list[float], float]
 """Groups, bytes per block of every stage, and the share of those bytes that is used."""
 
 
-def cut(stages: Stages, block_size: int, states: int = 1, hybrid: bool = True) -> Blocks:
+def group_caches(stages: StageCaches, block_size: int, states: int = 1, hybrid: bool = True) -> BlockGroups:
     """Cut the caches of every pipeline stage into groups and blocks; `states`: state pages that a sequence holds.
 
     `hybrid=False` stores windows like full attention. Raises `PlannerError` when nothing is cached.
     """
-    total: Counter[Cache] = Counter()
+    total: Counter[LayerCache] = Counter()
     for stage in stages:
         total.update(stage)
     if not total:
         raise PlannerError("the model keeps no KV cache in any layer; only generative attention models can be planned")
     kinds = {cache.kind for cache in total}
     if _is_compressed(stages):
-        return _cut_compressed(stages, total)
+        return _group_compressed_caches(stages, total)
     if kinds == {"full"} or (not hybrid and "state" not in kinds):
-        group = Group("full", total.total(), block_size)
+        group = KvCacheGroup("full", total.total(), block_size)
         return (group,), [sum(c.token_bytes * n for c, n in stage.items()) * block_size for stage in stages], 1.0
-    return _cut_mixed(stages, total, block_size, states)
+    return _group_mixed_caches(stages, total, block_size, states)
 
 
-def _cut_mixed(stages: Stages, total: Mapping[Cache, int], block_size: int, states: int) -> Blocks:
+def _group_mixed_caches(
+    stages: StageCaches, total: Mapping[LayerCache, int], block_size: int, states: int
+) -> BlockGroups:
     """Groups of equal size, short ones padded, and pages of equal bytes, small ones taking more tokens per block."""
     page = max(max(cache.token_bytes * block_size, cache.state_bytes) for cache in total)
     smallest, largest = min(total.values()), max(total.values())
-    size = largest if largest < SAME_SIZE_RATIO * smallest else smallest
+    size = largest if largest < MAX_GROUP_SIZE_RATIO * smallest else smallest
     split = {cache: math.ceil(n / size) for cache, n in total.items()}
     groups, used = [], 0.0
     for cache, n in total.items():
         tokens = block_size * (int(page // (cache.token_bytes * block_size)) if cache.token_bytes else 1)
-        groups += [Group(cache.kind, size, tokens, cache.window, states)] * split[cache]
+        groups += [KvCacheGroup(cache.kind, size, tokens, cache.window, states)] * split[cache]
         used += n * (cache.state_bytes or cache.token_bytes * tokens)
     pages = [page * max((math.ceil(n / split[c]) for c, n in stage.items()), default=0) for stage in stages]
     return tuple(groups), pages, used / (page * size * len(groups))
 
 
-def _cut_compressed(stages: Stages, total: Mapping[Cache, int]) -> Blocks:
+def _group_compressed_caches(stages: StageCaches, total: Mapping[LayerCache, int]) -> BlockGroups:
     """DeepSeek-V4: one group of all compressed caches, one or more per window, all in tuples of the former's pages.
 
     Raises `PlannerError` for a cache that is not compressed: a draft's that is another model.
@@ -170,7 +172,7 @@ def _cut_compressed(stages: Stages, total: Mapping[Cache, int]) -> Blocks:
         key=lambda d: (sum(-n % d for n in largest.values()), -d) if d >= min(largest.values()) else (math.inf, 0),
     )
     groups = [
-        Group("window" if window else "full", size, block, window)
+        KvCacheGroup("window" if window else "full", size, block, window)
         for (block, window), n in largest.items()
         for _ in range(math.ceil(n / size))
     ]
@@ -179,14 +181,16 @@ def _cut_compressed(stages: Stages, total: Mapping[Cache, int]) -> Blocks:
     return tuple(groups), [sum(pages) * math.ceil(size * share) for share in shares], used
 
 
-def state_block_size(caches: Mapping[Cache, int], align: int) -> int:
+def compute_state_block_size(caches: Mapping[LayerCache, int], align: int) -> int:
     """Attention block size of a hybrid: the smallest multiple of `align` whose page holds the largest state page."""
     state = max(cache.state_bytes for cache in caches)
     token = max((cache.token_bytes for cache in caches), default=0)
     return align * math.ceil(state / (align * token)) if token and state else align
 
 
-def backend_block_size(architecture: Architecture, kv_cache_dtype: str, compute_capability: float | None) -> int:
+def get_backend_block_size(
+    architecture: ModelArchitecture, kv_cache_dtype: str, compute_capability: float | None
+) -> int:
     """Block size that the attention backend insists on: 64 for sparse MLA and FlashMLA (FP8 on Hopper), else 16.
 
     vLLM 0.33.0 backends: FLASHMLA 64, FLASHMLA_SPARSE 64, FlashInfer-MLA 32 (Blackwell), DeepSeek-V4 256.
@@ -195,51 +199,55 @@ def backend_block_size(architecture: Architecture, kv_cache_dtype: str, compute_
     if latent is not None and latent.window:
         return 256
     if latent is None or architecture.is_hybrid:
-        return KERNEL_BLOCK
-    if latent.index_heads or (compute_capability == 9.0 and kv_width(kv_cache_dtype) < 2):
+        return KERNEL_BLOCK_TOKENS
+    if latent.index_heads or (compute_capability == 9.0 and get_kv_element_bytes(kv_cache_dtype) < 2):
         return 64
-    return 32 if compute_capability is not None and int(compute_capability) == 10 else KERNEL_BLOCK
+    return 32 if compute_capability is not None and int(compute_capability) == 10 else KERNEL_BLOCK_TOKENS
 
 
-def kv_format(deployment: Deployment) -> str:
+def resolve_kv_cache_dtype(deployment: Deployment) -> str:
     """The dtype of the KV cache: as asked, else what the checkpoint's scales make of "auto"."""
     asked = deployment.args.kv_cache_dtype or "auto"
     return asked if asked != "auto" else deployment.model.quantization.kv_cache_dtype or "auto"
 
 
-def stage_layers(deployment: Deployment) -> list[tuple[Layer, ...]]:
+def assign_stage_layers(deployment: Deployment) -> list[tuple[DecoderLayer, ...]]:
     """The layers of every pipeline stage; a draft's lie on the last."""
     layers = deployment.model.architecture.layers
-    stages = [layers[start:end] for start, end in pairwise(stage_ends(len(layers), deployment.layout.pp))]
-    stages[-1] += draft_layers(deployment)
+    stages = [layers[start:end] for start, end in pairwise(split_layers_into_stages(len(layers), deployment.layout.pp))]
+    stages[-1] += list_draft_layers(deployment)
     return stages
 
 
-def kv_layout(deployment: Deployment) -> KvLayout:
+def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
     """How the engine lays out the KV cache of `deployment`."""
     model, args, engine, layout = deployment.model, deployment.args, deployment.engine, deployment.layout
     architecture, facts = model.architecture, engine.facts
-    dtype, k = kv_format(deployment), deployment.drafts
-    stages = [count_caches(layers, layout.tp, dtype, k) for layers in stage_layers(deployment)]
+    dtype, k = resolve_kv_cache_dtype(deployment), deployment.drafts
+    stages = [count_caches(layers, layout.tp, dtype, k) for layers in assign_stage_layers(deployment)]
     block_size = args.block_size or facts["block_size"]
     if engine.name == "vllm" and args.block_size is None:
-        block_size = backend_block_size(architecture, dtype, deployment.gpu.compute_capability)
+        block_size = get_backend_block_size(architecture, dtype, deployment.gpu.compute_capability)
     states = 1 + k
     if any(cache.kind == "state" for stage in stages for cache in stage):
         cached = args.enable_prefix_caching
-        gdn = any(isinstance(mixer, Recurrent) and mixer.kind == "gdn" for mixer in architecture.mixers)
-        checkpoints = cached and gdn and engine.release >= GDN_CHECKPOINT_FROM
-        block_size = state_block_size(sum(stages, Counter()), max(block_size, 64 if checkpoints else KERNEL_BLOCK))
+        gdn = any(isinstance(mixer, RecurrentMixer) and mixer.kind == "gdn" for mixer in architecture.mixers)
+        checkpoints = cached and gdn and engine.release >= FIRST_RELEASE_WITH_GDN_CHECKPOINTS
+        block_size = compute_state_block_size(
+            sum(stages, Counter()), max(block_size, 64 if checkpoints else KERNEL_BLOCK_TOKENS)
+        )
         states += cached + checkpoints
-    groups, pages, used = cut(stages, block_size, states, hybrid=engine.release >= HYBRID_POOL_FROM)
+    groups, pages, used = group_caches(
+        stages, block_size, states, hybrid=engine.release >= FIRST_RELEASE_WITH_HYBRID_POOL
+    )
     batches = layout.pp + args.async_scheduling if facts["window_batches"] == "concurrent" else 1
-    return KvLayout(
+    return KvCacheLayout(
         groups=groups,
         block_size=min(group.block_size for group in groups if group.kind == "full" or not _is_compressed(stages)),
         stage_bytes_per_block=tuple(max(1, round(page)) for page in pages),
         padding=1 - used,
-        kv_bytes_per_token=max(kept(stage)[0] for stage in stages) / layout.dcp,
-        state_bytes_per_seq=max(kept(stage)[2] for stage in stages),
+        kv_bytes_per_token=max(sum_cache_bytes(stage)[0] for stage in stages) / layout.dcp,
+        state_bytes_per_seq=max(sum_cache_bytes(stage)[2] for stage in stages),
         max_model_len=args.max_model_len,
         in_flight=batches * args.max_num_batched_tokens,
         dcp=layout.dcp,
@@ -247,5 +255,5 @@ def kv_layout(deployment: Deployment) -> KvLayout:
     )
 
 
-def _is_compressed(stages: Stages) -> bool:
+def _is_compressed(stages: StageCaches) -> bool:
     return any(cache.page for stage in stages for cache in stage)

@@ -1,1 +1,1 @@
-"""What a model is made of: its layers, from its own config.json, and the format that it is stored in."""
+"""Model architectures from config.json, and weight formats."""

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-Shard = Literal["column", "row", "kv", "vocab", "replicated"]
+ShardingKind = Literal["column", "row", "kv", "vocab", "replicated"]
 """What tensor parallelism does with a weight: split its outputs, its inputs, its heads until one is left per rank
 (then repeat that one), its vocabulary padded to 64, or nothing."""
 
 
 @dataclass(frozen=True)
-class Weight:
+class WeightTensor:
     """One tensor, or `copies` equal ones (experts): `rows` outputs by `cols` inputs; a vector has `cols` = 1."""
 
     name: str  # the tail of its Hugging Face module path: exclusion lists of quantizers match on it
     rows: int
     cols: int = 1
-    shard: Shard = "replicated"
+    shard: ShardingKind = "replicated"
     part: str = "attention"
     copies: int = 1
     units: int = 1  # heads or groups that "kv" keeps whole
@@ -35,7 +35,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class Attention:
+class GroupedQueryAttention:
     """Attention that caches one key and one value per KV head and token."""
 
     heads: int
@@ -82,7 +82,7 @@ class LatentAttention:
 
 
 @dataclass(frozen=True)
-class Recurrent:
+class RecurrentMixer:
     """A mixer with a constant state per sequence: state space, delta rule, linear attention, short convolution."""
 
     kind: str  # mamba1 mamba2 gdn kda lightning short_conv compressor
@@ -107,7 +107,7 @@ class Recurrent:
 
 
 @dataclass(frozen=True)
-class Mlp:
+class DenseMlp:
     """A dense feed-forward block: `matrices` is 3 when gated (gate, up, down), else 2."""
 
     intermediate: int
@@ -115,7 +115,7 @@ class Mlp:
 
 
 @dataclass(frozen=True)
-class Experts:
+class MoeBlock:
     """A mixture of experts: `active` of `total` per token, beside shared ones that every token passes through."""
 
     total: int
@@ -125,17 +125,17 @@ class Experts:
     matrices: int = 3
 
 
-Mixer = Attention | LatentAttention | Recurrent
+SequenceMixer = GroupedQueryAttention | LatentAttention | RecurrentMixer
 
 
 @dataclass(frozen=True, eq=False)
-class Layer:
+class DecoderLayer:
     """One decoder layer; equal layers of a model are the same object."""
 
-    mixer: Mixer | None
-    mlp: Mlp | Experts | None
-    weights: tuple[Weight, ...]
-    extra_mixer: Recurrent | None = None  # beside the attention: Falcon-H1's state space, V4's compressor
+    mixer: SequenceMixer | None
+    mlp: DenseMlp | MoeBlock | None
+    weights: tuple[WeightTensor, ...]
+    extra_mixer: RecurrentMixer | None = None  # beside the attention: Falcon-H1's state space, V4's compressor
 
     @cached_property
     def params(self) -> int:
@@ -143,32 +143,32 @@ class Layer:
         return sum(weight.count for weight in self.weights)
 
     @property
-    def mixers(self) -> tuple[Mixer, ...]:
+    def mixers(self) -> tuple[SequenceMixer, ...]:
         """Everything in it that keeps a cache or a state."""
         return tuple(mixer for mixer in (self.mixer, self.extra_mixer) if mixer is not None)
 
 
 @dataclass(frozen=True, eq=False)
-class Architecture:
+class ModelArchitecture:
     """A model's layers and what lies around them; MTP layers are apart: engines load them only to speculate."""
 
     model_type: str
     hidden: int
     vocab: int
     max_position: int
-    layers: tuple[Layer, ...]
-    ends: tuple[Weight, ...]  # embedding, final norm, head (absent when tied)
-    towers: tuple[Weight, ...] = ()  # vision and audio encoders with their projectors
-    mtp: tuple[Layer, ...] = ()
+    layers: tuple[DecoderLayer, ...]
+    ends: tuple[WeightTensor, ...]  # embedding, final norm, head (absent when tied)
+    towers: tuple[WeightTensor, ...] = ()  # vision and audio encoders with their projectors
+    mtp: tuple[DecoderLayer, ...] = ()
     tied: bool = False
     warnings: tuple[str, ...] = ()
 
     @cached_property
-    def distinct_layers(self) -> Mapping[Layer, int]:
+    def distinct_layers(self) -> Mapping[DecoderLayer, int]:
         """Each different layer and how often it occurs, in order of first appearance."""
         return Counter(self.layers)
 
-    def weights(self) -> Iterator[tuple[Weight, int]]:
+    def weights(self) -> Iterator[tuple[WeightTensor, int]]:
         """Every weight of the served model (MTP not among them) with the number of layers that hold it."""
         for layer, times in self.distinct_layers.items():
             for weight in layer.weights:
@@ -200,21 +200,21 @@ class Architecture:
         idle = sum(
             times * weight.count * (1 - layer.mlp.active / layer.mlp.total)
             for layer, times in self.distinct_layers.items()
-            if isinstance(layer.mlp, Experts)
+            if isinstance(layer.mlp, MoeBlock)
             for weight in layer.weights
             if weight.part == "routed_experts"
         )
         return self.params_total - self.params_by_part["vision_audio"] - idle
 
     @cached_property
-    def mixers(self) -> tuple[Mixer, ...]:
+    def mixers(self) -> tuple[SequenceMixer, ...]:
         """The mixers of all layers, in order."""
         return tuple(mixer for layer in self.layers for mixer in layer.mixers)
 
     @cached_property
-    def attentions(self) -> tuple[Attention | LatentAttention, ...]:
+    def attentions(self) -> tuple[GroupedQueryAttention | LatentAttention, ...]:
         """The attention mixers of all layers, in order."""
-        return tuple(mixer for mixer in self.mixers if not isinstance(mixer, Recurrent))
+        return tuple(mixer for mixer in self.mixers if not isinstance(mixer, RecurrentMixer))
 
     @cached_property
     def heads(self) -> int:
@@ -225,12 +225,12 @@ class Architecture:
     def kv_heads(self) -> int:
         """KV heads of the first attention layer: 1 for latent attention, 0 without attention."""
         first = self.attentions[0] if self.attentions else None
-        return first.kv_heads if isinstance(first, Attention) else len(self.attentions[:1])
+        return first.kv_heads if isinstance(first, GroupedQueryAttention) else len(self.attentions[:1])
 
     @cached_property
     def is_moe(self) -> bool:
         """Some layer routes tokens to experts."""
-        return any(isinstance(layer.mlp, Experts) for layer in self.distinct_layers)
+        return any(isinstance(layer.mlp, MoeBlock) for layer in self.distinct_layers)
 
     @cached_property
     def is_mla(self) -> bool:
@@ -240,4 +240,4 @@ class Architecture:
     @cached_property
     def is_hybrid(self) -> bool:
         """Some layer keeps a recurrent state."""
-        return any(isinstance(mixer, Recurrent) for mixer in self.mixers)
+        return any(isinstance(mixer, RecurrentMixer) for mixer in self.mixers)

@@ -8,13 +8,14 @@ from functools import cached_property
 from math import ceil, comb, inf, prod
 from typing import Any
 
-from planner.core.catalog import CATALOGS, read_yaml
-from planner.core.quantities import PlannerError, did_you_mean
-from planner.models.architecture import Weight
+from planner.core.catalog import CATALOG_DIR
+from planner.core.errors import PlannerError, make_unknown_name_error
+from planner.core.readers import read_yaml
+from planner.models.architecture import WeightTensor
 
 
 @dataclass(frozen=True)
-class Scheme:
+class WeightFormat:
     """One storage format: `bits` per element, and per group of `group` = (rows, columns) a scale and a zero point."""
 
     method: str
@@ -31,26 +32,27 @@ class Scheme:
         return rows * cols * self.bits / 8 + groups * (self.scale_bytes + self.zero_bits / 8) + cols * self.column_bytes
 
 
-KNOWN: Mapping[str, Mapping[str, Any]] = read_yaml(CATALOGS / "quantization.yaml")
-SCHEMES = {
-    name: Scheme(**{**scheme, "group": tuple(scheme.get("group", (0, 0)))}) for name, scheme in KNOWN["schemes"].items()
+QUANTIZATION_CATALOG: Mapping[str, Mapping[str, Any]] = read_yaml(CATALOG_DIR / "quantization.yaml")
+WEIGHT_FORMATS = {
+    name: WeightFormat(**{**scheme, "group": tuple(scheme.get("group", (0, 0)))})
+    for name, scheme in QUANTIZATION_CATALOG["schemes"].items()
 }
 """Formats by the name that a user may give."""
-_SPELLINGS, _CONTAINERS = KNOWN["spellings"], KNOWN["containers"]
+_FORMAT_SPELLINGS, _CONTAINER_FORMATS = QUANTIZATION_CATALOG["spellings"], QUANTIZATION_CATALOG["containers"]
 
 
 @dataclass(frozen=True)
-class Quantization:
+class CheckpointQuantization:
     """The formats of a checkpoint: the first whose pattern matches a module's path holds, unless `ignore` does."""
 
     method: str
-    schemes: tuple[tuple[str, Scheme], ...] = ()  # (regular expression of module paths, format)
+    schemes: tuple[tuple[str, WeightFormat], ...] = ()  # (regular expression of module paths, format)
     ignore: tuple[str, ...] = ()  # module names, globs and `re:` expressions of what stays in the model's dtype
     kv_cache_dtype: str | None = None  # what the checkpoint asks of "auto"
     steps: float = 0.0  # that a search of all its expressions in one module's path may take
 
     @property
-    def main(self) -> Scheme | None:
+    def main(self) -> WeightFormat | None:
         """The format of most weights; None when nothing is quantized."""
         return min((scheme for _, scheme in self.schemes), key=lambda scheme: scheme.bits, default=None)
 
@@ -65,18 +67,18 @@ class Quantization:
         return self.main.activation if self.main else "bf16"
 
     @cached_property
-    def _compiled(self) -> tuple[frozenset[str], re.Pattern[str], list[tuple[re.Pattern[str], Scheme]]]:
+    def _compiled(self) -> tuple[frozenset[str], re.Pattern[str], list[tuple[re.Pattern[str], WeightFormat]]]:
         """Plain names to ignore, the expression of the others, and the formats by compiled pattern."""
-        names = {_bare(pattern) for pattern in self.ignore if _plain(pattern)}
-        others = [_expression(pattern) for pattern in self.ignore if not _plain(pattern)]
+        names = {_strip_wrapper_prefix(pattern) for pattern in self.ignore if _is_plain_name(pattern)}
+        others = [_convert_to_regex(pattern) for pattern in self.ignore if not _is_plain_name(pattern)]
         formats = [(re.compile(pattern), scheme) for pattern, scheme in self.schemes]
         return frozenset(names), re.compile("|".join(others) or r"(?!)"), formats
 
     @cached_property
-    def _found(self) -> dict[str, Scheme | None]:
+    def _found(self) -> dict[str, WeightFormat | None]:
         return {}
 
-    def scheme(self, weight: Weight, prefix: str = "") -> Scheme | None:
+    def scheme(self, weight: WeightTensor, prefix: str = "") -> WeightFormat | None:
         """The format of `weight` in the module `prefix` ("layers.3."); None: the model's dtype."""
         if not weight.linear or not self.schemes:
             return None
@@ -91,51 +93,55 @@ class Quantization:
         return self._found[path]
 
 
-_EXCLUSIONS = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules")
-EXPERTS = r"(?:^|\.)experts\."
+_IGNORE_FIELD_NAMES = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules")
+ROUTED_EXPERTS_PATTERN = r"(?:^|\.)experts\."
 """The routed experts, whatever block they lie in."""
-NONE = Quantization("none")
+UNQUANTIZED = CheckpointQuantization("none")
 
 
-def _read(name: str) -> tuple[list[str], str]:
+def _parse_format_name(name: str) -> tuple[list[str], str]:
     """The words of `name` that say a format, and the format (or container) that they say together."""
     words = re.findall(r"[\w.]+", re.sub(r"[-/]", "_", name.casefold()))
-    known = [word for word in words if word in SCHEMES or word in _SPELLINGS]
+    known = [word for word in words if word in WEIGHT_FORMATS or word in _FORMAT_SPELLINGS]
     if not known:
-        raise did_you_mean(name, (*SCHEMES, *_SPELLINGS), "quantization")
-    return known, max((_SPELLINGS.get(word, word) for word in known), key=lambda key: key not in _CONTAINERS)
+        raise make_unknown_name_error(name, (*WEIGHT_FORMATS, *_FORMAT_SPELLINGS), "quantization")
+    return known, max(
+        (_FORMAT_SPELLINGS.get(word, word) for word in known), key=lambda key: key not in _CONTAINER_FORMATS
+    )
 
 
-def named(name: str, targets: tuple[tuple[str, str], ...] = ()) -> Quantization:
+def parse_quantization(name: str, targets: tuple[tuple[str, str], ...] = ()) -> CheckpointQuantization:
     """The quantization called `name`, on all linear layers but the head, or as `targets` say: (modules, format).
 
     A container ("compressed-tensors", "modelopt") means the format that most of its checkpoints have.
     """
-    known, key = _read(name)
-    key = _CONTAINERS.get(key, key)
+    known, key = _parse_format_name(name)
+    key = _CONTAINER_FORMATS.get(key, key)
     if key in ("none", "auto"):
-        return NONE
+        return UNQUANTIZED
     if "nvfp4" in known and "fp8" in known:
         targets = ((r"mlp\.", "nvfp4"), ("", "fp8"))
-    parts = targets or ((EXPERTS if key == "mxfp4" else "", key),)
-    ignored = ("lm_head", "mtp*") if SCHEMES[key].bits < 6 and key != "mxfp4" else ("lm_head",)
-    return Quantization(SCHEMES[key].method, tuple((modules, SCHEMES[part]) for modules, part in parts), ignored)
+    parts = targets or ((ROUTED_EXPERTS_PATTERN if key == "mxfp4" else "", key),)
+    ignored = ("lm_head", "mtp*") if WEIGHT_FORMATS[key].bits < 6 and key != "mxfp4" else ("lm_head",)
+    return CheckpointQuantization(
+        WEIGHT_FORMATS[key].method, tuple((modules, WEIGHT_FORMATS[part]) for modules, part in parts), ignored
+    )
 
 
-def packs(name: str) -> bool:
+def is_container_name(name: str) -> bool:
     """`name` says by whom a checkpoint was written, and not in which format."""
-    return _read(name)[1] in _CONTAINERS
+    return _parse_format_name(name)[1] in _CONTAINER_FORMATS
 
 
-def agrees(name: str, stored: Quantization) -> bool:
+def matches_stored_format(name: str, stored: CheckpointQuantization) -> bool:
     """A checkpoint in the format `stored` is what `name` asks for, so that an engine told so would load it.
 
     FP8 is FP8 whatever its scales span, int4 any format of four-bit whole numbers, fp4 any of four-bit floats.
     """
-    known, key = _read(name)
+    known, key = _parse_format_name(name)
     if key == "auto" or not stored.schemes:
         return key in ("auto", "none")
-    if key in _CONTAINERS or key == "none":
+    if key in _CONTAINER_FORMATS or key == "none":
         return key != "none" and not (key == "compressed_tensors" and stored.method in ("gptq", "awq"))
     held = {scheme.method for _, scheme in stored.schemes if scheme.bits == stored.weight_bits} | {stored.method}
     if "nvfp4" in known and "fp8" in known:
@@ -143,79 +149,79 @@ def agrees(name: str, stored: Quantization) -> bool:
     any_of = {"int4": {"awq", "gptq"}, "nvfp4": {"mxfp4"} if "fp4" in known else set()}.get(key, set())
     if stored.weight_bits == 4 and held & any_of:
         return True
-    return SCHEMES[key].method.removesuffix("_block") in {method.removesuffix("_block") for method in held}
+    return WEIGHT_FORMATS[key].method.removesuffix("_block") in {method.removesuffix("_block") for method in held}
 
 
-def from_config(config: Mapping[str, Any], where: str = "config.json") -> Quantization:
+def parse_quantization_config(config: Mapping[str, Any], where: str = "config.json") -> CheckpointQuantization:
     """The quantization that a `quantization_config` (or ModelOpt's `hf_quant_config.json`) describes."""
     text = config.get("text_config")
     found = config.get("quantization_config") or config.get("compression_config")
     if not found and isinstance(text, Mapping):
         found = text.get("quantization_config")
     if not found:
-        return NONE
+        return UNQUANTIZED
     if not isinstance(found, Mapping):
         raise PlannerError(f"{where}, field quantization_config: expected a mapping, got {found!r:.60}")
     nested = found.get("quantization")
     q: Mapping[str, Any] = nested if isinstance(nested, Mapping) else found
     ignored: list[str] = []
-    for key in _EXCLUSIONS:
+    for key in _IGNORE_FIELD_NAMES:
         if (listed := q.get(key)) is None:
             continue
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
             raise PlannerError(f"{where}, quantization_config.{key}: expected a list of names, got {listed!r:.50}")
         ignored += listed
     groups, layers = q.get("config_groups"), q.get("quantized_layers")
-    searched = [pattern for pattern in ignored if not _plain(pattern)]
+    searched = [pattern for pattern in ignored if not _is_plain_name(pattern)]
     if isinstance(layers, Mapping) and str(q.get("quant_algo")).upper() == "MIXED_PRECISION" and not groups:
-        formats = _mixed(layers, f"{where}, quantization_config.quantized_layers")
+        formats = _parse_per_layer_formats(layers, f"{where}, quantization_config.quantized_layers")
         method, head = formats[0][1].method, any("lm_head" in pattern for pattern, _ in formats)
-        searched += {_bare(name) for name in layers}
+        searched += {_strip_wrapper_prefix(name) for name in layers}
     elif isinstance(groups, Mapping) and groups:
         places = {f"{where}, quantization_config.config_groups.{name}": group for name, group in groups.items()}
-        formats = tuple(_group(group, place) for place, group in places.items())
+        formats = tuple(_parse_format_group(group, place) for place, group in places.items())
         searched += [target for group in groups.values() for target in group.get("targets") or ()]
         method = min(formats, key=lambda part: part[1].bits)[1].method
         head = any("lm_head" in pattern for pattern, _ in formats)
     else:
-        scheme = _whole(q, where)
+        scheme = _parse_uniform_format(q, where)
         method, head = scheme.method, bool(q.get("lm_head"))
-        formats = ((EXPERTS if method == "mxfp4" else "", scheme),)
+        formats = ((ROUTED_EXPERTS_PATTERN if method == "mxfp4" else "", scheme),)
         if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
-            formats = ((EXPERTS, SCHEMES["mxfp4"]), *formats)
-    cache, steps = "fp8" if _fp8_cache(q) else None, sum(map(_steps, searched))
-    return Quantization(method, formats, (*ignored, *([] if head else ["lm_head"])), cache, steps)
+            formats = ((ROUTED_EXPERTS_PATTERN, WEIGHT_FORMATS["mxfp4"]), *formats)
+    cache, steps = "fp8" if _has_fp8_kv_scales(q) else None, sum(map(_estimate_regex_steps, searched))
+    return CheckpointQuantization(method, formats, (*ignored, *([] if head else ["lm_head"])), cache, steps)
 
 
-def _fp8_cache(q: Mapping[str, Any]) -> bool:
+def _has_fp8_kv_scales(q: Mapping[str, Any]) -> bool:
     """The checkpoint carries FP8 scales of the KV cache, which makes "auto" mean FP8."""
     scheme = q.get("kv_cache_scheme")
     bits = scheme.get("num_bits") if isinstance(scheme, Mapping) else None
     return bits == 8 or "FP8" in (str(scheme).upper(), str(q.get("kv_cache_quant_algo")).upper())
 
 
-_ALGORITHMS = {
-    "fp8": SCHEMES["fp8"], "fp8_pb_wo": SCHEMES["fp8_block"], "mxfp8": SCHEMES["mxfp8"], "nvfp4": SCHEMES["nvfp4"],
-    "w4a16_nvfp4": replace(SCHEMES["nvfp4"], activation="bf16"),
+_MODELOPT_FORMATS = {
+    "fp8": WEIGHT_FORMATS["fp8"], "fp8_pb_wo": WEIGHT_FORMATS["fp8_block"], "mxfp8": WEIGHT_FORMATS["mxfp8"], "nvfp4": WEIGHT_FORMATS["nvfp4"],
+    "w4a16_nvfp4": replace(WEIGHT_FORMATS["nvfp4"], activation="bf16"),
 }  # fmt: skip
 """ModelOpt's names of a layer's format."""
 
 
-def _mixed(layers: Mapping[str, Any], where: str) -> tuple[tuple[str, Scheme], ...]:
+def _parse_per_layer_formats(layers: Mapping[str, Any], where: str) -> tuple[tuple[str, WeightFormat], ...]:
     """The formats of a checkpoint that states one for every layer, the narrowest first."""
     modules: dict[str, dict[str, None]] = {}
     for name, layer in layers.items():
         algorithm = str(layer.get("quant_algo") if isinstance(layer, Mapping) else layer).lower()
-        if algorithm not in _ALGORITHMS:
-            raise PlannerError(f"{where}.{name}: {did_you_mean(algorithm, _ALGORITHMS, 'quant_algo')}")
-        modules.setdefault(algorithm, {})[_bare(name)] = None
+        if algorithm not in _MODELOPT_FORMATS:
+            raise PlannerError(f"{where}.{name}: {make_unknown_name_error(algorithm, _MODELOPT_FORMATS, 'quant_algo')}")
+        modules.setdefault(algorithm, {})[_strip_wrapper_prefix(name)] = None
     if not modules:
         raise PlannerError(f"{where}: expected the layers and their formats, got none")
-    found = ((_union(list(names)), _ALGORITHMS[algorithm]) for algorithm, names in modules.items())
+    found = ((_join_patterns(list(names)), _MODELOPT_FORMATS[algorithm]) for algorithm, names in modules.items())
     return tuple(sorted(found, key=lambda part: part[1].bits))
 
 
-def _whole(q: Mapping[str, Any], where: str) -> Scheme:
+def _parse_uniform_format(q: Mapping[str, Any], where: str) -> WeightFormat:
     """The one format of a checkpoint without groups of formats."""
     method = str(q.get("quant_method") or q.get("quant_algo") or "").lower()
     algo = str(q.get("quant_algo") or "").lower()
@@ -225,24 +231,26 @@ def _whole(q: Mapping[str, Any], where: str) -> Scheme:
         raise PlannerError(f"{where}, quantization_config.weight_block_size: expected two sizes, got {block!r:.40}")
     if method in ("fp8", "modelopt", "fbgemm_fp8", "deepseek_v4_fp8") and algo in ("", "fp8"):
         if block is not None:
-            return Scheme("fp8_block", 8, "fp8", (block[0], block[1]))
-        return SCHEMES["fp8_channel" if method == "fbgemm_fp8" else "fp8"]
-    if algo in _ALGORITHMS or method in ("nvfp4", "mxfp8"):
-        return _ALGORITHMS[algo if algo in _ALGORITHMS else method]
+            return WeightFormat("fp8_block", 8, "fp8", (block[0], block[1]))
+        return WEIGHT_FORMATS["fp8_channel" if method == "fbgemm_fp8" else "fp8"]
+    if algo in _MODELOPT_FORMATS or method in ("nvfp4", "mxfp8"):
+        return _MODELOPT_FORMATS[algo if algo in _MODELOPT_FORMATS else method]
     if method in ("awq", "gptq", "auto-round", "auto_gptq"):
         bits, group = q.get("bits", q.get("w_bit", 4)), q.get("group_size", q.get("q_group_size", 128))
         if bits not in (2, 3, 4, 8) or not isinstance(group, int):
             raise PlannerError(f"{where}, field quantization_config.bits: expected 2, 3, 4 or 8, got {bits!r:.40}")
         awq = method == "awq"
-        return Scheme("awq" if awq else "gptq", bits, "bf16", (1, max(group, 0)), 2, bits, 0 if awq else 4)
+        return WeightFormat("awq" if awq else "gptq", bits, "bf16", (1, max(group, 0)), 2, bits, 0 if awq else 4)
     if method == "bitsandbytes":
-        return SCHEMES["bitsandbytes"] if q.get("load_in_4bit", True) else SCHEMES["int8"]
-    if method in SCHEMES:
-        return SCHEMES[method]
-    raise PlannerError(f"{where}, field quantization_config.quant_method: {did_you_mean(method, SCHEMES, 'method')}")
+        return WEIGHT_FORMATS["bitsandbytes"] if q.get("load_in_4bit", True) else WEIGHT_FORMATS["int8"]
+    if method in WEIGHT_FORMATS:
+        return WEIGHT_FORMATS[method]
+    raise PlannerError(
+        f"{where}, field quantization_config.quant_method: {make_unknown_name_error(method, WEIGHT_FORMATS, 'method')}"
+    )
 
 
-def _group(group: Any, where: str) -> tuple[str, Scheme]:
+def _parse_format_group(group: Any, where: str) -> tuple[str, WeightFormat]:
     """One group of a compressed-tensors or ModelOpt configuration: the modules it targets and their format."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
@@ -253,75 +261,75 @@ def _group(group: Any, where: str) -> tuple[str, Scheme]:
     if bits not in (4, 8) or not (size is None or isinstance(size, int)):
         raise PlannerError(f"{where}, field weights.num_bits: expected 4 or 8, got {bits!r:.40}")
     if floating and bits == 4:
-        scheme = SCHEMES["nvfp4" if size == 16 else "mxfp4"]
+        scheme = WEIGHT_FORMATS["nvfp4" if size == 16 else "mxfp4"]
         if not inputs:
-            scheme = Scheme(scheme.method, 4, "bf16", scheme.group, scheme.scale_bytes)
+            scheme = WeightFormat(scheme.method, 4, "bf16", scheme.group, scheme.scale_bytes)
     elif bits == 8 and (floating or inputs):
         activation = ("fp8" if floating else "int8") if inputs else "bf16"
         shape = {"channel": (1, 0), "block": (128, 128), "group": (1, size or 0)}.get(strategy, (0, 0))
-        scheme = Scheme("fp8" if floating else "int8", 8, activation, shape, 4)
+        scheme = WeightFormat("fp8" if floating else "int8", 8, activation, shape, 4)
     else:
         symmetric = weights.get("symmetric", True)
-        scheme = Scheme("compressed-tensors", bits, "bf16", (1, max(size or 0, 0)), 2, 0 if symmetric else bits)
+        scheme = WeightFormat("compressed-tensors", bits, "bf16", (1, max(size or 0, 0)), 2, 0 if symmetric else bits)
     targets = group.get("targets")
     if targets is None:  # all of them, as in ModelOpt's own groups
         return "", scheme
     if not isinstance(targets, list) or not all(isinstance(item, str) for item in targets):
         raise PlannerError(f"{where}, field targets: expected a list of names, got {targets!r:.60}")
-    return ("" if "Linear" in targets else _union(targets)), scheme
+    return ("" if "Linear" in targets else _join_patterns(targets)), scheme
 
 
-def _union(patterns: list[str]) -> str:
+def _join_patterns(patterns: list[str]) -> str:
     """One regular expression for module names, globs and `re:` expressions, whatever wraps the decoder's path."""
-    return "|".join(dict.fromkeys(map(_expression, patterns)))
+    return "|".join(dict.fromkeys(map(_convert_to_regex, patterns)))
 
 
-def _bare(pattern: str) -> str:
+def _strip_wrapper_prefix(pattern: str) -> str:
     """A module name or glob without what wraps the decoder, in the spelling of the building blocks."""
     bare = re.sub(r"^(model\.|language_model\.|backbone\.|\*\.)+", "", pattern)
-    for theirs, ours in KNOWN["modules"].items():
+    for theirs, ours in QUANTIZATION_CATALOG["modules"].items():
         bare = re.sub(theirs, ours, bare)
     return bare
 
 
-def _expression(pattern: str) -> str:
+def _convert_to_regex(pattern: str) -> str:
     """What is searched in a path for a module's name, a glob or a `re:` expression."""
     if pattern.startswith("re:"):
-        return f"(?:{_searched(pattern[3:])})"
-    bare = re.escape(_bare(pattern)).replace(r"\*", ".*").replace("mixer", "(?:mixer|self_attn|mlp)")
+        return f"(?:{_strip_search_anchors(pattern[3:])})"
+    bare = re.escape(_strip_wrapper_prefix(pattern)).replace(r"\*", ".*").replace("mixer", "(?:mixer|self_attn|mlp)")
     return rf"(?:(?:^|\.){bare}(?:$|\.))"
 
 
-def _plain(pattern: str) -> bool:
+def _is_plain_name(pattern: str) -> bool:
     """A module's name as it is."""
     return not re.search(r"[*:]|mixer", pattern)
 
 
-def _searched(expression: str) -> str:
+def _strip_search_anchors(expression: str) -> str:
     """An expression without what a search does anyway: `.*` at its ends."""
     return re.sub(r"^\^?(\.\*\??)+|(?<!\\)(\.\*)+\$?$", "", expression)
 
 
-_LONGEST = 60
+_MAX_MODULE_PATH_CHARS = 60
 """Letters of a module's path, at most."""
 
 
-def _steps(pattern: str) -> float:
+def _estimate_regex_steps(pattern: str) -> float:
     """How many steps a search for `pattern` in a module's path may take: the ways in which its parts can be chosen.
 
     A repetition begins and ends anywhere, a `?` is there or not; what repeats a group, or refers to one, has no bound.
     """
     if not pattern.startswith("re:"):
-        return comb(_LONGEST + pattern.count("*"), pattern.count("*") + 1)
-    expression = _searched(pattern[3:])
+        return comb(_MAX_MODULE_PATH_CHARS + pattern.count("*"), pattern.count("*") + 1)
+    expression = _strip_search_anchors(pattern[3:])
     if len(expression) > 1000 or re.search(r"\)[*+{]|\\[1-9]|\(\?(P=|\()", expression):
         return inf
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            re.compile(_expression(pattern))
+            re.compile(_convert_to_regex(pattern))
     except (re.error, RecursionError, OverflowError, Warning) as error:
         raise PlannerError(f"quantization_config: {pattern!r:.80} is no regular expression: {error}") from None
     repeats, options = (len(re.findall(kind, expression)) for kind in (r"[*+{]", r"(?<!\()\?"))
     alternatives = prod(1 + part.count("|") for part in re.split(r"[()]", expression))
-    return 2.0**options * alternatives * comb(_LONGEST + repeats, repeats + 1)
+    return 2.0**options * alternatives * comb(_MAX_MODULE_PATH_CHARS + repeats, repeats + 1)

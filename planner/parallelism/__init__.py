@@ -1,1 +1,1 @@
-"""Which layouts an engine accepts on a GPU, and what their ranks send each other."""
+"""Layouts of a model over GPUs: sharding, pipeline stages, communication."""

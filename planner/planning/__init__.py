@@ -1,1 +1,1 @@
-"""From a scenario to the deployment to run."""
+"""From a scenario to a plan."""

@@ -14,27 +14,32 @@ from zlib import crc32
 
 import numpy as np
 
-from planner.core.quantities import Z80, Interval
-from planner.latency.calibration import calibration_of, catalog, method_of
-from planner.planning.candidate import Candidate, asked_rps, most_rps
+from planner.core.intervals import Z_SCORE_80PCT, Interval
+from planner.latency.coefficient_lookup import (
+    get_deployment_coefficients,
+    get_weight_format_name,
+    load_calibration_catalog,
+)
+from planner.planning.candidate import Candidate
+from planner.planning.evaluation import compute_offered_rps, get_capacity_rps
 from planner.planning.scenario import Scenario
 from planner.planning.search import Plan
 
-DRAWS, SEED = 1000, 11
-CERTAIN = 2.5
+NUM_DRAWS, RANDOM_SEED = 1000, 11
+MAX_DRAW_SIGMA = 2.5
 """Standard deviations beyond which draws are too rare to count."""
-DEARER = 30
+MAX_COSTLIER_CANDIDATES = 30
 """Candidates that cost more than the chosen one, at most."""
-SELDOM = 0.005
+MIN_REPORTED_PROBABILITY = 0.005
 """What happens in fewer draws is not worth a run."""
-CLEARLY = 0.01
+MIN_BENCHMARK_ADVANTAGE = 0.01
 """A benchmark of another plan must change the choice in so much more of the draws to come before the plan's own."""
-MOST_RUNS = 6
+MAX_BENCHMARKS = 6
 """Benchmarks that are asked about: of the chosen plan, and of those that are chosen instead most often."""
 
 
 @dataclass(frozen=True)
-class Confidence:
+class ChoiceConfidence:
     """The share of `DRAWS` draws in which the plan stays the cheapest that holds, and what is chosen in the others."""
 
     stays: float
@@ -65,13 +70,13 @@ class Confidence:
             "another at the same price does better": self.alike,
             "only something dearer keeps all that is asked": self.dearer,
         }
-        told = [f"in {count} {what}" for what, share in others.items() if (count := round(share * DRAWS))]
-        kept = f"in {self.stays * DRAWS:,.0f} of {DRAWS:,} draws from the intervals it stays the cheapest that holds"
+        told = [f"in {count} {what}" for what, share in others.items() if (count := round(share * NUM_DRAWS))]
+        kept = f"in {self.stays * NUM_DRAWS:,.0f} of {NUM_DRAWS:,} draws from the intervals it stays the cheapest that holds"
         return "; ".join([kept, *([", ".join(told)] if told else [])])
 
 
 @dataclass(frozen=True)
-class _Rivals:
+class _ChoiceSet:
     """Candidates in the order of the rule, with logarithms of the shares of their limits, and what step costs move."""
 
     candidates: list[Candidate]
@@ -92,37 +97,37 @@ class _Rivals:
         return np.where(np.isfinite(keys.min(0)), keys.argmin(0), len(self.candidates))
 
 
-def confidence(plan: Plan) -> Confidence | None:
+def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
     """How sure the choice of `plan` is; None where nothing was chosen. The same plan has the same answer."""
     chosen = plan.chosen
     if chosen is None:
         return None
-    rivals = _rivals(plan, chosen)
+    rivals = _build_choice_set(plan, chosen)
     candidates = rivals.candidates
-    shares = [_shares(candidate) for candidate in candidates]
-    errors = {name: _draws(name) for name in {name for each in shares for name in each}}
+    shares = [_decompose_variance(candidate) for candidate in candidates]
+    errors = {name: _draw_standard_normal(name) for name in {name for each in shares for name in each}}
     z = np.array([sum(math.sqrt(share) * errors[name] for name, share in each.items()) for each in shares])
     winners, own = rivals.chosen(z), candidates.index(chosen)
     bills = [(unpriced, round(cost, 6)) for unpriced, cost in (candidate.cost for candidate in candidates)]
     more = np.array([*((bill > bills[own]) - (bill < bills[own]) for bill in bills), 1])[winners]
     won = Counter(winners.tolist())
-    instead = [(k, many / DRAWS) for k, many in won.most_common() if k not in (own, len(candidates))]
+    instead = [(k, many / NUM_DRAWS) for k, many in won.most_common() if k not in (own, len(candidates))]
     saving = (candidates[k] for k, _ in instead if bills[k] < bills[own] and candidates[k].misses)
     served = rivals.limits[own].copy()
     served[-1, 0] += math.log(1 - plan.scenario.headroom)  # all that it can serve, with nothing to stay free
-    broken = _Rivals([chosen], served[None], np.zeros((1, 1))).over(z[own : own + 1]) > 0
-    return Confidence(
-        stays=won[own] / DRAWS,
+    broken = _ChoiceSet([chosen], served[None], np.zeros((1, 1))).over(z[own : own + 1]) > 0
+    return ChoiceConfidence(
+        stays=won[own] / NUM_DRAWS,
         cheaper=float((more < 0).mean()),
         dearer=float((more > 0).mean()),
         broken=float(broken.mean()),
-        rivals=tuple((candidates[k], share) for k, share in instead if share >= SELDOM),
+        rivals=tuple((candidates[k], share) for k, share in instead if share >= MIN_REPORTED_PROBABILITY),
         saves=next(saving, None),
-        runs=_runs(rivals, [own, *(k for k, _ in instead)][:MOST_RUNS], shares, z),
+        runs=_rank_benchmarks(rivals, [own, *(k for k, _ in instead)][:MAX_BENCHMARKS], shares, z),
     )
 
 
-def _rivals(plan: Plan, chosen: Candidate) -> _Rivals:
+def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
     """All that could be chosen in a draw: of each place the best, nothing dearer than what always holds."""
     kept: dict[object, tuple[Candidate, list[tuple[float, float, float]]]] = {}
     most = (True, math.inf)
@@ -130,51 +135,55 @@ def _rivals(plan: Plan, chosen: Candidate) -> _Rivals:
         dearer = sum(other.cost > chosen.cost for other, _ in kept.values())
         if candidate.cost > most:
             break
-        if dearer >= DEARER or candidate.place in kept or (limits := _limits(plan.scenario, candidate)) is None:
+        if (
+            dearer >= MAX_COSTLIER_CANDIDATES
+            or candidate.place in kept
+            or (limits := _compute_limit_rows(plan.scenario, candidate)) is None
+        ):
             continue
-        if all(mid - CERTAIN * faster <= 0 for mid, _, faster in limits) or candidate is chosen:
+        if all(mid - MAX_DRAW_SIGMA * faster <= 0 for mid, _, faster in limits) or candidate is chosen:
             kept[candidate.place] = candidate, limits
-        if candidate.cost >= chosen.cost and all(mid + CERTAIN * slower <= 0 for mid, slower, _ in limits):
+        if candidate.cost >= chosen.cost and all(mid + MAX_DRAW_SIGMA * slower <= 0 for mid, slower, _ in limits):
             most = min(most, candidate.cost)
     if chosen.place not in kept or kept[chosen.place][0] is not chosen:
-        kept[chosen.place] = chosen, _limits(plan.scenario, chosen) or []
+        kept[chosen.place] = chosen, _compute_limit_rows(plan.scenario, chosen) or []
     first = [(candidate.cost, candidate.rank, candidate is not chosen) for candidate, _ in kept.values()]
     ordered = sorted(zip(first, kept.values(), strict=True), key=lambda item: item[0])
     found = [candidate for _, (candidate, _) in ordered]
     keys = [((c.cost[0], round(c.cost[1], 6)), c.rank[:-1]) for c in found]
     order = np.array([[sorted(set(keys)).index(key)] for key in keys])
-    return _Rivals(found, np.array([kept[candidate.place][1] for candidate in found]), order)
+    return _ChoiceSet(found, np.array([kept[candidate.place][1] for candidate in found]), order)
 
 
-def _limits(scenario: Scenario, candidate: Candidate) -> list[tuple[float, float, float]] | None:
+def _compute_limit_rows(scenario: Scenario, candidate: Candidate) -> list[tuple[float, float, float]] | None:
     """A row of `_Rivals.limits` for each promise, and for the load; None where it misses what no step cost changes."""
     performance, planned = candidate.prediction.performance, 1 - scenario.headroom
     drawn = {*(target.name for target in scenario.service_level), "capacity", "rate"}
     if performance is None or not drawn.issuperset(candidate.constraints):
         return None
     times = [(performance.at(t.metric, t.percentile), t.seconds) for t in scenario.service_level]
-    rows = [_moves(value, limit) for value, limit in times]
-    most, asked = most_rps(scenario, performance), asked_rps(scenario, candidate.prediction)
+    rows = [_compute_log_sensitivity(value, limit) for value, limit in times]
+    most, asked = get_capacity_rps(scenario, performance), compute_offered_rps(scenario, candidate.prediction)
     if scenario.workload.rate is None or most is None:  # users wait for their answers: no queue grows
-        return [*rows, _moves(Interval.exactly(0), planned)]
-    return [*rows, _moves(most.map(lambda rate: asked / max(rate, 1e-9)), planned)]
+        return [*rows, _compute_log_sensitivity(Interval.exactly(0), planned)]
+    return [*rows, _compute_log_sensitivity(most.map(lambda rate: asked / max(rate, 1e-9)), planned)]
 
 
-def _moves(value: Interval, limit: float) -> tuple[float, float, float]:
+def _compute_log_sensitivity(value: Interval, limit: float) -> tuple[float, float, float]:
     """Logarithms: of its middle as a share of `limit`, and of what a standard deviation adds and takes away."""
     if math.isnan(value.mid):  # answers of one token have no pace
         value = Interval.exactly(0)
     lo, mid, hi = (max(end / limit, 1e-9) for end in (value.lo, value.mid, value.hi))
-    return math.log(mid), math.log(hi / mid) / Z80, math.log(mid / lo) / Z80
+    return math.log(mid), math.log(hi / mid) / Z_SCORE_80PCT, math.log(mid / lo) / Z_SCORE_80PCT
 
 
-def _shares(candidate: Candidate) -> dict[str, float]:
+def _decompose_variance(candidate: Candidate) -> dict[str, float]:
     """Shares of the variance of its step cost, by what has the same error; those of its layout alone last."""
     deployment = candidate.deployment
-    known, engine, card = calibration_of(deployment), deployment.engine, deployment.gpu.name
-    widths = catalog(engine.name).common.sigma_tpot
+    known, engine, card = get_deployment_coefficients(deployment), deployment.engine, deployment.gpu.name
+    widths = load_calibration_catalog(engine.name).common.sigma_tpot
     name, layout = str(engine), deployment.with_replicas(1).layout
-    pair = f"{name}, {card}, {method_of(deployment.model)}"
+    pair = f"{name}, {card}, {get_weight_format_name(deployment.model)}"
     own = f"{pair}, {layout}, {deployment.args.kv_cache_dtype or 'auto'} KV, {deployment.drafts} drafts"
     kinds = {"model": f"{name}, the model", "gpu": f"{name}, {card}", "version": name}
     found = {kinds[new]: max(getattr(widths, new) ** 2 - widths.curve**2, 0.0) for new in known.new if new in kinds}
@@ -183,13 +192,13 @@ def _shares(candidate: Candidate) -> dict[str, float]:
     return {name: square / sum(found.values()) for name, square in found.items()}
 
 
-def _draws(name: str) -> np.ndarray:
+def _draw_standard_normal(name: str) -> np.ndarray:
     """Standard normal draws of an error, the same for the same name whatever else is drawn."""
-    return np.random.default_rng([SEED, crc32(name.encode())]).standard_normal(DRAWS)
+    return np.random.default_rng([RANDOM_SEED, crc32(name.encode())]).standard_normal(NUM_DRAWS)
 
 
-def _runs(
-    rivals: _Rivals, asked: list[int], shares: list[dict[str, float]], z: np.ndarray
+def _rank_benchmarks(
+    rivals: _ChoiceSet, asked: list[int], shares: list[dict[str, float]], z: np.ndarray
 ) -> tuple[tuple[Candidate, float], ...]:
     """How often the result of a benchmark of each of `asked` changes what the search says, most often first.
 
@@ -200,5 +209,9 @@ def _runs(
     for k in dict.fromkeys({list(shares[k])[-1]: k for k in reversed(asked)}[list(shares[k])[-1]] for k in asked):
         known = [sum(math.sqrt(share * shares[k].get(name, 0)) for name, share in each.items()) for each in shares]
         changed = float((rivals.chosen(np.outer(known, z[k])) != today).mean())
-        found.append((changed + CLEARLY * (k == asked[0]), changed, k))
-    return tuple((rivals.candidates[k], changed) for _, changed, k in sorted(found, reverse=True) if changed >= SELDOM)
+        found.append((changed + MIN_BENCHMARK_ADVANTAGE * (k == asked[0]), changed, k))
+    return tuple(
+        (rivals.candidates[k], changed)
+        for _, changed, k in sorted(found, reverse=True)
+        if changed >= MIN_REPORTED_PROBABILITY
+    )

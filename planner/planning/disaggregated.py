@@ -14,29 +14,47 @@ from typing import Any, Self
 
 import numpy as np
 
-from planner.core.quantities import Z80, Interval, PlannerError
-from planner.facts.arrivals import arrivals
-from planner.facts.deployment import Deployment
-from planner.facts.prices import Prices
-from planner.facts.workload import Workload
-from planner.latency.performance import FP8_KV, LATE, LATENCIES, POINTS, WIDER, Performance
-from planner.latency.pool_costs import PoolCosts, pool_coefficients, pool_costs, pool_spreads
-from planner.latency.speculation import step_of
+from planner.core.errors import PlannerError
+from planner.core.intervals import Z_SCORE_80PCT, Interval
+from planner.engines.deployment import Deployment
+from planner.hardware.prices import PriceSelection
+from planner.latency.performance import (
+    FP8_KV_NOTE,
+    LATENCY_METRICS,
+    LATENCY_QUANTILES,
+    LATENCY_STATISTICS,
+    STATISTIC_SIGMA_FACTORS,
+    Performance,
+)
+from planner.latency.speculative_decoding import build_step_model
 from planner.latency.step_model import StepModel
-from planner.memory.budget import MemoryPlan, memory_of
-from planner.planning.capacity import taken_on
-from planner.planning.prediction import Prediction, price_of
-from planner.simulator.pools_in_series import DecodePool, Passage, PrefillPool, tandem
+from planner.latency.worker_pool_costs import WorkerPoolCosts, get_pool_coefficients, get_pool_costs, get_pool_sigmas
+from planner.memory.memory_plan import MemoryPlan, get_memory_plan
+from planner.planning.capacity import derive_effective_workload
+from planner.planning.prediction import Prediction, estimate_hourly_cost
+from planner.simulator.disaggregated_pools import (
+    DecodeWorkerPool,
+    PoolTimeline,
+    PrefillWorkerPool,
+    simulate_tandem_pools,
+)
+from planner.workload.request_generator import sample_arrivals
+from planner.workload.workload import Workload
 
-MOST = 150_000
+MAX_SIMULATED_REQUESTS = 150_000
 """Requests that are let through; a longer run has reached its steady state long before."""
-SEED = 1
-JOINT = ("experts", "collectives")
+ARRIVAL_SEED = 1
+COLLECTIVE_PARTS = ("experts", "collectives")
 """Parts of a step that data-parallel ranks do together: their cost follows the mean load, the others' the largest."""
 
 
 def evaluate_disaggregated(
-    prefill: Deployment, decode: Deployment, workload: Workload, prices: Prices | None = None, *, quick: bool = False
+    prefill: Deployment,
+    decode: Deployment,
+    workload: Workload,
+    prices: PriceSelection | None = None,
+    *,
+    quick: bool = False,
 ) -> Prediction:
     """Predict a `prefill` and a `decode` pool (replicas = workers) under `workload`; see `predict.evaluate`.
 
@@ -44,37 +62,37 @@ def evaluate_disaggregated(
     concurrency it is closed, with both an open one that holds requests back. Raises `PlannerError` where requests do
     not fit into max_model_len, or a sequence not into the decode pool's KV cache.
     """
-    memories = {pool: memory_of(pool) for pool in (prefill, decode)}
-    usd = [price_of(pool, prices) for pool in (prefill, decode)]
+    memories = {pool: get_memory_plan(pool) for pool in (prefill, decode)}
+    usd = [estimate_hourly_cost(pool, prices) for pool in (prefill, decode)]
     paid = usd[0] + usd[1] if usd[0] and usd[1] else None
     for pool, memory in memories.items():
         if not memory.starts:
             return Prediction(pool, workload, memory, None, paid)
     found = Prediction(decode, workload, memories[decode], None, paid, prefill=prefill)
-    load = taken_on(prefill, workload)  # which looks for shared prefixes where prompts are computed
-    pools = Pools.of(prefill, decode, memories[decode], load)
+    load = derive_effective_workload(prefill, workload)  # which looks for shared prefixes where prompts are computed
+    pools = DisaggregatedPools.of(prefill, decode, memories[decode], load)
     performance, others = pools.run(load), []
     if load.rate is not None and not quick:  # in a closed loop every time is longer by the same factor
-        pace = math.exp(Z80 * pools.sigma_tpot)
+        pace = math.exp(Z_SCORE_80PCT * pools.sigma_tpot)
         others = [pools.scaled(factor).run(load) for factor in (1 / pace, pace)]
-    return replace(found, performance=_widened(performance, others))
+    return replace(found, performance=_widen_intervals(performance, others))
 
 
-def handover(prefill: Deployment, decode: Deployment) -> tuple[float, float]:
+def estimate_kv_transfer(prefill: Deployment, decode: Deployment) -> tuple[float, float]:
     """(bytes/s of the link of one GPU, seconds that the KV cache of a prompt's token is on it).
 
     All ranks of a worker send at once, each what it holds, over the network between nodes: a pool may lie on any.
     """
     slowest = min(prefill.gpu.internode_bandwidth, decode.gpu.internode_bandwidth)
-    return slowest, max(memory_of(pool).layout.kv_bytes_per_token for pool in (prefill, decode)) / slowest
+    return slowest, max(get_memory_plan(pool).layout.kv_bytes_per_token for pool in (prefill, decode)) / slowest
 
 
 @dataclass(frozen=True)
-class Pools:
+class DisaggregatedPools:
     """Both pools as numbers: what their steps cost, and what a prompt needs on its way from one to the other."""
 
-    first: PrefillPool
-    rest: DecodePool
+    first: PrefillWorkerPool
+    rest: DecodeWorkerPool
     prefill: StepModel
     decode: StepModel
     ranks: int  # data-parallel ones of a decode worker
@@ -86,15 +104,15 @@ class Pools:
     @classmethod
     def of(
         cls, prefill: Deployment, decode: Deployment, memory: MemoryPlan, workload: Workload,
-        costs: PoolCosts | None = None,
+        costs: WorkerPoolCosts | None = None,
     ) -> Self:  # fmt: skip
         """Price the steps of both pools; `memory` is the decode pool's, `costs` replaces the catalog's."""
-        costs = costs or pool_costs(decode.engine)
-        first = step_of(prefill, pool_coefficients(prefill, "prefill", costs))
-        rest = step_of(decode, pool_coefficients(decode, "decode", costs))
-        joint = np.maximum.accumulate(sum((first.parts[name] for name in JOINT), np.zeros(len(first.grid))))
+        costs = costs or get_pool_costs(decode.engine)
+        first = build_step_model(prefill, get_pool_coefficients(prefill, "prefill", costs))
+        rest = build_step_model(decode, get_pool_coefficients(decode, "decode", costs))
+        joint = np.maximum.accumulate(sum((first.parts[name] for name in COLLECTIVE_PARTS), np.zeros(len(first.grid))))
         tokens = np.arange(first.max_tokens + 1)
-        before = PrefillPool(
+        before = PrefillWorkerPool(
             workers=prefill.layout.replicas,
             ranks=prefill.layout.dp,
             own_s=np.interp(tokens, first.grid, first.grid_s - joint) / first.stages,
@@ -103,14 +121,16 @@ class Pools:
         )
         context, ranks = workload.context, decode.layout.dp
         held = (memory.pool.num_blocks - 1) / memory.layout.blocks_for(max(int(context), 1)) * rest.kv_stretch * ranks
-        seats = int(min(decode.args.max_num_seqs * ranks, held, workload.concurrency or MOST))
+        seats = int(min(decode.args.max_num_seqs * ranks, held, workload.concurrency or MAX_SIMULATED_REQUESTS))
         if seats < 1:
             pool = f"the KV pool of {memory.pool.kv_tokens:,} tokens"
             raise PlannerError(f"{pool} holds no sequence of {context:,.0f} tokens")
         step_s = rest.decode_step(np.maximum(np.arange(seats + 1) / ranks / rest.stages, 1.0), context)
-        after = DecodePool(decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)), costs.handover)
-        sigmas = pool_spreads(decode, rest.sigma_tpot, first.sigma_ttft)
-        return cls(before, after, first, rest, ranks, held, handover(prefill, decode)[1], *sigmas)
+        after = DecodeWorkerPool(
+            decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)), costs.handover
+        )
+        sigmas = get_pool_sigmas(decode, rest.sigma_tpot, first.sigma_ttft)
+        return cls(before, after, first, rest, ranks, held, estimate_kv_transfer(prefill, decode)[1], *sigmas)
 
     def scaled(self, factor: float) -> Self:
         """The same with steps of both pools that take `factor` times as long."""
@@ -121,16 +141,18 @@ class Pools:
     def run(self, workload: Workload) -> Performance:
         """Let the workload's requests through, a whole run from the first burst on, and sum up what they saw."""
         many = workload.concurrency or 0
-        n = min(workload.requests, max(MOST, 2 * many))
-        rng = np.random.default_rng(SEED)
-        prompt, output, sent = _requests(workload, n, rng)
+        n = min(workload.requests, max(MAX_SIMULATED_REQUESTS, 2 * many))
+        rng = np.random.default_rng(ARRIVAL_SEED)
+        prompt, output, sent = _sample_requests(workload, n, rng)
         n = len(sent)
         computed = np.maximum(prompt - workload.cached_tokens, 1.0)
         attention = self.prefill.prefill_attention(computed, workload.cached_tokens) / self.prefill.stages
         front = self.prefill.request_s + computed * self.prefill.prompt_token_s
         travel = prompt * self.transfer_s + front
         steps = np.maximum(output - 1.0, 0.0) / self.decode.tokens_per_step
-        run = Passage(*tandem(self.first, self.rest, sent, many, computed, attention, travel, steps))
+        run = PoolTimeline(
+            *simulate_tandem_pools(self.first, self.rest, sent, many, computed, attention, travel, steps)
+        )
         ttft, decoding, steps = run.joined - run.sent, run.ended - run.joined, self.rest.step_s
         tpot = decoding[output > 1] / (output[output > 1] - 1) if (output > 1).any() else steps[1:2]
         seats, last = len(steps) - 1, float(run.sent[-1])
@@ -143,15 +165,15 @@ class Pools:
         saturated = workload.rate is not None and workload.rate >= peak
         shares = run.tokens / max(run.tokens.sum(), 1e-9)
         batch, reached = float(shares @ np.arange(seats + 1)), np.cumsum(shares)
-        gaps = [steps[min(int(np.searchsorted(reached, q)), seats)] for q in LATE]
+        gaps = [steps[min(int(np.searchsorted(reached, q)), seats)] for q in LATENCY_QUANTILES]
         spread, first = self.sigma_tpot, self.sigma_ttft
         mixed = math.hypot(first * ttft.mean(), spread * decoding.mean()) / (ttft.mean() + decoding.mean())
         served = Interval.factor(rate, spread)
         return Performance(
-            ttft=_stats(ttft, first),
-            tpot=_stats(tpot, spread),
-            itl=_named((shares @ steps, *gaps), spread),
-            e2e=_stats(ttft + decoding, mixed),
+            ttft=_summarize(ttft, first),
+            tpot=_summarize(tpot, spread),
+            itl=_build_statistics((shares @ steps, *gaps), spread),
+            e2e=_summarize(ttft + decoding, mixed),
             output_tps=served * float(output.mean()),
             total_tps=served * (float(output.mean()) + workload.prompt.mean),
             request_tps=served,
@@ -164,17 +186,17 @@ class Pools:
             saturated=saturated,
             limit=limit if saturated or (workload.rate is None and rate > 0.9 * peak) else "load",
             basis=self.decode.basis,
-            warnings=(FP8_KV,) if self.decode.kv_stretch > 1 else (),
+            warnings=(FP8_KV_NOTE,) if self.decode.kv_stretch > 1 else (),
             requests=max(round(n / self.rest.workers / self.ranks), 1),
         )
 
 
-def _requests(workload: Workload, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _sample_requests(workload: Workload, n: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """[n] prompt and output tokens and seconds of arrival: a trace's own, at the rate asked for, or drawn ones."""
     trace = workload.trace
     if trace is None:
         prompt, output = workload.prompt.sample(n, rng), workload.output.sample(n, rng)
-        sent = np.zeros(n) if workload.rate is None else arrivals(n, workload.rate, workload.burstiness, rng)
+        sent = np.zeros(n) if workload.rate is None else sample_arrivals(n, workload.rate, workload.burstiness, rng)
         return prompt, output, sent
     taken = trace.prompt <= workload.prompt.values.max()  # the others are refused
     columns = trace.prompt, trace.output, trace.arrival
@@ -182,7 +204,7 @@ def _requests(workload: Workload, n: int, rng: np.random.Generator) -> tuple[np.
     return prompt, output, sent * (trace.rate * taken.mean() / workload.rate) if workload.rate else 0 * sent
 
 
-def _widened(mid: Performance, others: list[Performance]) -> Performance:
+def _widen_intervals(mid: Performance, others: list[Performance]) -> Performance:
     """`mid` with intervals that hold what faster and slower steps make of queues, too."""
     if not others:
         return mid
@@ -191,15 +213,17 @@ def _widened(mid: Performance, others: list[Performance]) -> Performance:
         known, ends = mid.at(metric, point), [one.at(metric, point).mid for one in others]
         return Interval(min(known.lo, *ends), known.mid, max(known.hi, *ends))
 
-    times: dict[str, Any] = {metric: {point: wider(metric, point) for point in POINTS} for metric in LATENCIES}
+    times: dict[str, Any] = {
+        metric: {point: wider(metric, point) for point in LATENCY_STATISTICS} for metric in LATENCY_METRICS
+    }
     return replace(mid, **times)
 
 
-def _stats(values: np.ndarray, sigma: float) -> dict[str, Interval]:
-    return _named((values.mean(), *np.quantile(values, LATE)), sigma)
+def _summarize(values: np.ndarray, sigma: float) -> dict[str, Interval]:
+    return _build_statistics((values.mean(), *np.quantile(values, LATENCY_QUANTILES)), sigma)
 
 
-def _named(values: Iterable[float], sigma: float) -> dict[str, Interval]:
+def _build_statistics(values: Iterable[float], sigma: float) -> dict[str, Interval]:
     """Mean, p50, p95 and p99, each with the calibration's spread; tails are less certain."""
-    sized = zip(POINTS, values, sigma * WIDER, strict=True)
+    sized = zip(LATENCY_STATISTICS, values, sigma * STATISTIC_SIGMA_FACTORS, strict=True)
     return {name: Interval.factor(float(value), float(spread)) for name, value, spread in sized}

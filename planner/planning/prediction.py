@@ -4,21 +4,21 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from planner.core.quantities import Interval
-from planner.facts.deployment import Deployment
-from planner.facts.engines import plugin
-from planner.facts.prices import HOURS_PER_MONTH, Prices, price_per_hour
-from planner.facts.workload import Workload
+from planner.core.intervals import Interval
+from planner.engines.deployment import Deployment
+from planner.engines.engine import find_required_plugin
+from planner.hardware.prices import HOURS_PER_MONTH, PriceSelection, look_up_gpu_price
 from planner.latency.performance import Performance
-from planner.latency.power import Activity, activity, board_power, per_token
-from planner.latency.speculation import speculate
-from planner.memory.budget import MemoryPlan, memory_of
-from planner.planning.benchmark_run import performance
-from planner.planning.capacity import refused, taken_on
-from planner.queueing.steady_state import Case, closed_loops, open_loop, open_loops
+from planner.latency.power import GpuActivity, compute_joules_per_token, estimate_board_power, estimate_gpu_activity
+from planner.latency.speculative_decoding import evaluate_speculation
+from planner.memory.memory_plan import MemoryPlan, get_memory_plan
+from planner.planning.capacity import compute_rejected_fraction, derive_effective_workload
+from planner.planning.simulation_runs import simulate_performance
+from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loop, solve_open_loops
+from planner.workload.workload import Workload
 
-IDLE = Activity(0.0, (0.0, 0.0), 0.0, 0.0)
-RATES = ("output_tps", "total_tps", "request_tps")
+IDLE_ACTIVITY = GpuActivity(0.0, (0.0, 0.0), 0.0, 0.0)
+RATE_METRICS = ("output_tps", "total_tps", "request_tps")
 """What a `Performance` counts per second over the whole deployment."""
 
 
@@ -65,12 +65,12 @@ class Prediction:
     def load(self) -> Workload:
         """The traffic as the engine takes it on: without what it refuses, and without a prefix cache that is off."""
         assert self.workload is not None
-        return taken_on(self.deployment, self.workload)
+        return derive_effective_workload(self.deployment, self.workload)
 
     @property
     def refused(self) -> float:
         """The share of requests that is refused, because their prompts leave no room for an output."""
-        return refused(self.workload, self.deployment.args.max_model_len) if self.workload else 0.0
+        return compute_rejected_fraction(self.workload, self.deployment.args.max_model_len) if self.workload else 0.0
 
     @property
     def in_flight(self) -> float:
@@ -85,7 +85,7 @@ class Prediction:
         if self.deployment.speculation is None or self.performance is None or not self.workload:
             return None
         batch = max(self.performance.decode_batch, 1.0)
-        return speculate(self.deployment, batch, self.workload.context).speedup
+        return evaluate_speculation(self.deployment, batch, self.workload.context).speedup
 
     @property
     def power(self) -> Interval | None:
@@ -101,21 +101,26 @@ class Prediction:
     def _power_of(self, pool: Deployment, **phases: bool) -> Interval:
         assert self.performance and self.workload
         served, batch = self.performance.request_tps.mid, self.performance.decode_batch
-        return board_power(pool.gpu, activity(pool, taken_on(pool, self.workload), served, batch, **phases))
+        return estimate_board_power(
+            pool.gpu,
+            estimate_gpu_activity(pool, derive_effective_workload(pool, self.workload), served, batch, **phases),
+        )
 
     @property
     def watts(self) -> Interval | None:
         """Mean power of all GPUs that are rented, W: of those under load, and of the others, which idle."""
         if self.power is None:
             return None
-        return self.power * self.gpus + board_power(self.deployment.gpu, IDLE) * (self.gpus_rented - self.gpus)
+        return self.power * self.gpus + estimate_board_power(self.deployment.gpu, IDLE_ACTIVITY) * (
+            self.gpus_rented - self.gpus
+        )
 
     @property
     def joules(self) -> Interval | None:
         """Energy of all boards per output token, J; None where there are none."""
         if self.power is None or self.performance is None:
             return None
-        return per_token(self.power, self.gpus, self.performance.output_tps)
+        return compute_joules_per_token(self.power, self.gpus, self.performance.output_tps)
 
     @property
     def fits(self) -> bool:
@@ -136,7 +141,7 @@ class Prediction:
         notes = (*self.deployment.model.warnings, self.deployment.engine.note, *self.memory.warnings)
         notes += self.performance.warnings if self.performance else ()
         stored, engine = self.deployment.model.quantization.method, self.deployment.engine
-        if package := plugin(engine, stored):
+        if package := find_required_plugin(engine, stored):
             notes += (f"{engine} serves {stored} only with the package {package} beside it",)
         if self.refused:
             notes += (f"{self.refused:.2%} of the requests are refused: their prompts do not fit into max_model_len",)
@@ -150,7 +155,7 @@ class Prediction:
 
 
 def predict(
-    deployment: Deployment, workload: Workload, prices: Prices | None = None, *,
+    deployment: Deployment, workload: Workload, prices: PriceSelection | None = None, *,
     quick: bool = False, rough: bool = False,
 ) -> Prediction:  # fmt: skip
     """What is stated of `deployment` under `workload`: its traffic, replayed (`planning.benchmark_run`).
@@ -162,46 +167,50 @@ def predict(
     found = evaluate(deployment, workload, prices)
     if found.performance is None:
         return found
-    return replace(found, performance=performance(deployment, workload, found.performance, quick=quick, rough=rough))
+    return replace(
+        found, performance=simulate_performance(deployment, workload, found.performance, quick=quick, rough=rough)
+    )
 
 
-def evaluate(deployment: Deployment, workload: Workload, prices: Prices | None = None) -> Prediction:
+def evaluate(deployment: Deployment, workload: Workload, prices: PriceSelection | None = None) -> Prediction:
     """`predict` in closed form, in about a millisecond: for ranking, sweeps and sliders."""
-    return evaluate_all([(deployment, workload)], prices)[0]
+    return evaluate_batch([(deployment, workload)], prices)[0]
 
 
-def evaluate_all(cases: Iterable[tuple[Deployment, Workload]], prices: Prices | None = None) -> list[Prediction]:
+def evaluate_batch(
+    cases: Iterable[tuple[Deployment, Workload]], prices: PriceSelection | None = None
+) -> list[Prediction]:
     """`evaluate` of every case, all worked out at once, so that more points cost little more."""
     found = [
-        Prediction(deployment, workload, memory_of(deployment), None, price_of(deployment, prices))
+        Prediction(deployment, workload, get_memory_plan(deployment), None, estimate_hourly_cost(deployment, prices))
         for deployment, workload in cases
     ]
-    loads = {k: Case(one.deployment, one.memory, one.load) for k, one in enumerate(found) if one.memory.starts}
-    for k, steady in zip(loads, perform(list(loads.values())), strict=True):
+    loads = {k: LoadCase(one.deployment, one.memory, one.load) for k, one in enumerate(found) if one.memory.starts}
+    for k, steady in zip(loads, solve_load_cases(list(loads.values())), strict=True):
         found[k] = replace(found[k], performance=steady)
     return found
 
 
-def price_of(deployment: Deployment, prices: Prices | None = None) -> Interval | None:
+def estimate_hourly_cost(deployment: Deployment, prices: PriceSelection | None = None) -> Interval | None:
     """USD per hour of all GPUs that are rented for it, from the cheapest to the dearest quote; None if unknown."""
-    price = price_per_hour(deployment.gpu, prices)
+    price = look_up_gpu_price(deployment.gpu, prices)
     return Interval(price.low, price.usd, price.high) * deployment.gpus_rented if price else None
 
 
-def perform(cases: Sequence[Case]) -> list[Performance]:
+def solve_load_cases(cases: Sequence[LoadCase]) -> list[Performance]:
     """Open loops where there is a rate, closed ones where there is none or it would hold more than the concurrency."""
     found: dict[int, Performance] = {}
     if paced := [k for k, case in enumerate(cases) if case.workload.rate is not None]:
         own = [cases[k] for k in paced]
-        open_ = [open_loop(own[0])] if len(own) == 1 and own[0].step is None else open_loops(own)
+        open_ = [solve_open_loop(own[0])] if len(own) == 1 and own[0].step is None else solve_open_loops(own)
         found |= zip(paced, open_, strict=True)
-    if closed := [k for k, case in enumerate(cases) if k not in found or _overruns(case.workload, found[k])]:
+    if closed := [k for k, case in enumerate(cases) if k not in found or _exceeds_concurrency(case.workload, found[k])]:
         limited = [replace(cases[k], workload=replace(cases[k].workload, rate=None)) for k in closed]
-        found |= zip(closed, closed_loops(limited), strict=True)
+        found |= zip(closed, solve_closed_loops(limited), strict=True)
     return [found[k] for k in range(len(cases))]
 
 
-def _overruns(workload: Workload, performance: Performance) -> bool:
+def _exceeds_concurrency(workload: Workload, performance: Performance) -> bool:
     """Whether an open loop would hold more requests in flight than the workload allows."""
     in_flight = (workload.rate or 0.0) * performance.e2e["mean"].mid
     return workload.concurrency is not None and (performance.saturated or in_flight > workload.concurrency)

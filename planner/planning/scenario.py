@@ -7,31 +7,39 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from planner.core.catalog import CATALOGS, check, read_yaml
-from planner.core.quantities import GIB, PlannerError, all_known, bytes_of, did_you_mean, named, told_of
-from planner.facts.days import Day
-from planner.facts.draft_models import lacking, unnamed
-from planner.facts.engines import Engine, engine, resolve, shipped_by_dynamo
-from planner.facts.gpus import Gpu, gpu, interconnect
-from planner.facts.prices import Prices
-from planner.facts.workload import Workload
-from planner.latency.calibration import calibrated_by, own_calibrations
-from planner.latency.start_up import check_storage
-from planner.models.registry import model
-from planner.planning.framework import Traits
-from planner.planning.scenario_entries import (
-    FileKind,
-    InsteadEntry,
-    Metric,
-    Percentile,
+from planner.core.catalog import CATALOG_DIR, validate_entry
+from planner.core.errors import (
+    PlannerError,
+    add_error_context,
+    check_known_names,
+    make_unknown_name_error,
+    validate_unicode_text,
+)
+from planner.core.readers import read_yaml
+from planner.core.units import GIB, convert_gib_to_bytes
+from planner.engines.engine import Engine, find_dynamo_release, get_engine
+from planner.engines.engine_args import resolve_engine_args
+from planner.engines.speculation_methods import explain_missing_draft, explain_unsupported_method
+from planner.hardware.gpus import Gpu, get_gpu, resolve_link_bandwidth
+from planner.hardware.prices import PriceSelection
+from planner.latency.coefficient_lookup import apply_user_calibrations, load_user_calibrations
+from planner.latency.startup_time import validate_storage
+from planner.models.registry import load_model
+from planner.planning.framework_choice import WorkloadTraits
+from planner.planning.scenario_schema import (  # fmt: skip
+    ArtifactKind,
+    BillingAlternativesEntry,
     ScenarioEntry,
-    Setting,
+    SettingValue,
     SpeculationEntry,
-    engine_arguments,
-)  # fmt: skip
-from planner.planning.scenario_traffic import beside, day_asked, existing, workload_asked
+    coerce_engine_args,
+)
+from planner.planning.scenario_workload import parse_daily_profile, parse_workload, resolve_existing_path, resolve_path
+from planner.planning.slo import SloTarget
+from planner.workload.daily_profile import DailyProfile
+from planner.workload.workload import Workload
 
-SCENARIOS = CATALOGS / "scenarios"
+SCENARIO_DIR = CATALOG_DIR / "scenarios"
 
 
 @dataclass(frozen=True)
@@ -58,23 +66,6 @@ class CandidateGpu:
 
 
 @dataclass(frozen=True)
-class Target:
-    """One promise of the service level: `metric` at `percentile` takes at most `seconds`."""
-
-    metric: Metric
-    percentile: Percentile
-    seconds: float
-
-    @property
-    def name(self) -> str:
-        """ "p95 TPOT"."""
-        return f"{self.percentile} {self.metric.upper()}"
-
-    def __str__(self) -> str:
-        return f"{self.name} of at most {self.seconds * 1e3:,.0f} ms"
-
-
-@dataclass(frozen=True)
 class Scenario:
     """What is asked: a model, the hardware to choose from, the traffic and the service level.
 
@@ -91,15 +82,15 @@ class Scenario:
     gpus: tuple[CandidateGpu, ...]
     engine: Engine  # the first of those that may be used
     workload: Workload
-    service_level: tuple[Target, ...]
+    service_level: tuple[SloTarget, ...]
     offline: bool
-    engine_args: Mapping[str, Setting]
+    engine_args: Mapping[str, SettingValue]
     layout: Mapping[str, int]  # parallel sizes that are settled
     headroom: float  # share of the capacity (requests/s) that stays free in the busiest hour; 0 for users in a loop
     refused_at_most: float  # share of requests that may be refused, being longer than max_model_len
     context_buffer: float
     storage: str  # what a starting server reads its weights from
-    prices: Prices
+    prices: PriceSelection
     spare_replicas: int  # that may be lost while every promise still holds
     start_up_at_most: float | None  # seconds until a replica answers, nothing cached
     power_at_most: float | None  # W of all GPUs, on average under the planned load
@@ -107,18 +98,18 @@ class Scenario:
     memory_calibration: Mapping[str, float]  # bytes to add to terms of every plan
     speculation: SpeculationEntry | None
     pools: bool  # whether separate prefill and decode pools are looked at, too
-    traits: Traits
+    traits: WorkloadTraits
     files: tuple[Path, ...]  # that it was read from
     other_engines: tuple[Engine, ...]  # that may be used as well
-    wanted: tuple[FileKind, ...]  # to be written
-    day: Day | None = None  # how the traffic rises and falls; `workload` is its busiest hour
+    wanted: tuple[ArtifactKind, ...]  # to be written
+    day: DailyProfile | None = None  # how the traffic rises and falls; `workload` is its busiest hour
     replicas_at_least: int = 1  # in its quietest hour
-    instead: InsteadEntry = field(default_factory=InsteadEntry)
+    instead: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What the file leaves open and the plan takes for granted, in sentences for its reader."""
-        return (*(f"{note.rstrip('.')}." for note in model(self.model).warnings), *self.workload.assumptions)
+        return (*(f"{note.rstrip('.')}." for note in load_model(self.model).warnings), *self.workload.assumptions)
 
     @property
     def by_engine(self) -> tuple["Scenario", ...]:
@@ -130,17 +121,17 @@ class Scenario:
         return f"{self.name}: {self.model} on {' or '.join(c.gpu.name for c in self.gpus)}; {self.workload}"
 
 
-def scenarios() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in SCENARIOS.glob("*.yaml")))
+def list_scenarios() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in SCENARIO_DIR.glob("*.yaml")))
 
 
-def scenario_path(name: str | Path, folder: Path = Path()) -> Path:
+def find_scenario_file(name: str | Path, folder: Path = Path()) -> Path:
     """The file of the shipped scenario `name`, or `name` itself where it is a YAML file's path, maybe in `folder`."""
     if Path(name).suffix in (".yaml", ".yml"):
         return folder / name if isfile(folder / name) else Path(name)
-    if str(name) not in scenarios():
-        raise did_you_mean(str(name), scenarios(), "scenario")
-    return SCENARIOS / f"{name}.yaml"
+    if str(name) not in list_scenarios():
+        raise make_unknown_name_error(str(name), list_scenarios(), "scenario")
+    return SCENARIO_DIR / f"{name}.yaml"
 
 
 def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) -> Scenario:
@@ -148,15 +139,15 @@ def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) 
 
     `overrides` sets fields by dotted name, items of a list by number: {"workload.rate": 12, "gpus.0.at_most": 8}.
     """
-    path = scenario_path(name)
+    path = find_scenario_file(name)
     data = read_yaml(path)
     if isinstance(data, dict):
-        data = overridden(data, overrides or {}, path.name)
-    found = scenario(data, named(path.stem, "scenario"), path.parent)
+        data = apply_overrides(data, overrides or {}, path.name)
+    found = parse_scenario(data, validate_unicode_text(path.stem, "scenario"), path.parent)
     return replace(found, files=(path, *found.files))
 
 
-def overridden(data: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> dict[str, Any]:
+def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> dict[str, Any]:
     """A copy of the fields `data` of the file `where`, with those set that `overrides` names."""
     found = copy.deepcopy(dict(data))
     for key, value in overrides.items():
@@ -165,12 +156,12 @@ def overridden(data: Mapping[str, Any], overrides: Mapping[str, Any], where: str
         for parent in parents:
             if isinstance(place, dict):
                 place[parent] = {} if place.get(parent) is None else place[parent]
-            place = place[_step(place, parent, key, where)]
-        place[_step(place, last, key, where)] = value
+            place = place[_resolve_path_part(place, parent, key, where)]
+        place[_resolve_path_part(place, last, key, where)] = value
     return found
 
 
-def _step(place: Any, name: str, key: str, where: str) -> Any:
+def _resolve_path_part(place: Any, name: str, key: str, where: str) -> Any:
     """What `place` calls its part `name`: a field, or the number of an item."""
     if isinstance(place, dict):
         return name
@@ -181,14 +172,14 @@ def _step(place: Any, name: str, key: str, where: str) -> Any:
     raise PlannerError(f"cannot set {key}: {where} has {place!r:.40} there, which has no field {name}")
 
 
-AS_WRITTEN = (
+FIELDS_COPIED_FROM_FILE = (
     "question", "model", "refused_at_most", "context_buffer", "spare_replicas", "start_up_at_most", "power_at_most",
     "speculation", "pools", "replicas_at_least", "instead",
 )  # fmt: skip
 """Fields that a question has from its file as they are."""
 
 
-def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Scenario:
+def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Scenario:
     """A scenario from the fields of a file called `name`.
 
     Fields without a value count as left out. Trace, calibration and a model's config.json are looked for from `folder`,
@@ -196,29 +187,29 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
     """
     if not isinstance(data, Mapping):
         raise PlannerError(f"{name}: expected fields such as model, gpus and workload, got {type(data).__name__}")
-    entry = check(ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name)
+    entry = validate_entry(ScenarioEntry, {field: value for field, value in data.items() if value is not None}, name)
     if isfile(folder / entry.model) or isfile(folder / entry.model / "config.json"):
         entry = entry.model_copy(update={"model": str(folder / entry.model)})
-    with told_of(name):
+    with add_error_context(name):
         given = {**(entry.adapters.engine_args if entry.adapters else {}), **entry.engine_args}
-        engine_args, served_by = engine_arguments(given), _engines(entry, folder)
-        longest = float(engine_args.get("max_model_len") or model(entry.model).architecture.max_position)
-        day = day_asked(entry.workload, folder)
+        engine_args, served_by = coerce_engine_args(given), _parse_engines(entry, folder)
+        longest = float(engine_args.get("max_model_len") or load_model(entry.model).architecture.max_position)
+        day = parse_daily_profile(entry.workload, folder)
         own_day = str(entry.workload.day) if day and day.busiest else None
         found = Scenario(
             name=name,
-            **{field: getattr(entry, field) for field in AS_WRITTEN},
+            **{field: getattr(entry, field) for field in FIELDS_COPIED_FROM_FILE},
             quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
             kv_cache_dtypes=entry.kv_cache_dtype,
             gpus=tuple(
-                CandidateGpu(gpu(g.gpu), g.at_most, g.gpus_per_node, g.interconnect, tuple(sorted(set(g.sold_in))))
+                CandidateGpu(get_gpu(g.gpu), g.at_most, g.gpus_per_node, g.interconnect, tuple(sorted(set(g.sold_in))))
                 for g in entry.gpus
             ),
             engine=served_by[0],
             other_engines=tuple(served_by[1:]),
-            workload=workload_asked(entry.workload, longest, folder, day, entry.adapters),
+            workload=parse_workload(entry.workload, longest, folder, day, entry.adapters),
             service_level=tuple(
-                Target(metric, percentile, limit / 1e3)
+                SloTarget(metric, percentile, limit / 1e3)
                 for metric, limits in entry.service_level.items()
                 for percentile, limit in limits.items()
             ),
@@ -226,18 +217,22 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
             engine_args=engine_args,
             layout=entry.layout.model_dump(exclude_none=True),
             headroom=entry.headroom if entry.workload.concurrency is None else 0.0,
-            storage=check_storage(entry.storage),
-            prices=Prices({gpu(key).name: usd for key, usd in entry.prices.items()}, entry.price_tier),
-            other_tenants=bytes_of(
-                entry.other_tenants_gib, max((gpu(g.gpu).memory for g in entry.gpus), default=0), "other_tenants_gib"
+            storage=validate_storage(entry.storage),
+            prices=PriceSelection({get_gpu(key).name: usd for key, usd in entry.prices.items()}, entry.price_tier),
+            other_tenants=convert_gib_to_bytes(
+                entry.other_tenants_gib,
+                max((get_gpu(g.gpu).memory for g in entry.gpus), default=0),
+                "other_tenants_gib",
             ),
             memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
-            traits=Traits(**all_known(entry.traits, Traits.__dataclass_fields__, "trait")),
+            traits=WorkloadTraits(**check_known_names(entry.traits, WorkloadTraits.__dataclass_fields__, "trait")),
             wanted=entry.files,
             day=day,
-            files=tuple(beside(folder, file) for file in (entry.calibration, entry.workload.trace, own_day) if file),
+            files=tuple(
+                resolve_path(folder, file) for file in (entry.calibration, entry.workload.trace, own_day) if file
+            ),
         )
-        _possible(found)
+        _check_consistency(found)
         if (mean := found.workload.tokens) > longest:
             of = "engine_args, field max_model_len" if "max_model_len" in engine_args else "the model's context length"
             raise PlannerError(
@@ -247,18 +242,18 @@ def scenario(data: Mapping[str, object], name: str, folder: Path = Path()) -> Sc
     return found
 
 
-def _engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
+def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
     """The engines that may be used, each NAME or NAME VERSION, with the step costs that the owner measured."""
     if entry.engine_version and len(entry.engine) > 1:
         raise PlannerError(
             f"engine_version: with several engines each has its own, such as {entry.engine[0]} {entry.engine_version}"
         )
     asked = [name.partition(" ")[::2] for name in entry.engine]
-    found = [engine(name, version.strip() or entry.engine_version) for name, version in asked]
+    found = [get_engine(name, version.strip() or entry.engine_version) for name, version in asked]
     if entry.calibration is None:
         return found
-    own = own_calibrations(existing(folder, entry.calibration, "calibration"))
-    found = [calibrated_by(one, own) for one in found]
+    own = load_user_calibrations(resolve_existing_path(folder, entry.calibration, "calibration"))
+    found = [apply_user_calibrations(one, own) for one in found]
     if not any(one.calibration for one in found):
         under = ", ".join(sorted({calibration.engine for calibration in own.values()})) or "nothing"
         names = " or ".join(one.name for one in found)
@@ -266,15 +261,15 @@ def _engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
     return found
 
 
-def starts(kind: str, engine: Engine) -> None:
+def check_artifact_supported(kind: str, engine: Engine) -> None:
     """Raise `PlannerError` where files of this `kind` can never start `engine`."""
     if kind == "dynamo":
-        shipped_by_dynamo(engine)
+        find_dynamo_release(engine)
     if kind in ("production-stack", "runpod") and engine.name != "vllm":
         raise PlannerError(f"files: {kind} serves vLLM alone, not {engine.name}")
 
 
-def _possible(scenario: Scenario) -> None:
+def _check_consistency(scenario: Scenario) -> None:
     """Raise `PlannerError` for what is well-formed but cannot be meant."""
     if not scenario.gpus:
         raise PlannerError("gpus: name at least one candidate GPU")
@@ -283,26 +278,26 @@ def _possible(scenario: Scenario) -> None:
             raise PlannerError(f"gpus, {card.gpu.name}, field sold_in: machines of at most {node} GPUs")
     if not scenario.service_level and not scenario.offline:
         raise PlannerError("service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)")
-    served = [model(scenario.model, quantization=quantization) for quantization in scenario.quantizations]
+    served = [load_model(scenario.model, quantization=quantization) for quantization in scenario.quantizations]
     if scenario.speculation:
         drafting = scenario.speculation.load()
         for served_by in (scenario.engine, *scenario.other_engines):
-            if reason := lacking(drafting.method, served_by):
+            if reason := explain_unsupported_method(drafting.method, served_by):
                 raise PlannerError(f"speculation, field method: {reason}")
-            if scenario.speculation.allowed and (reason := unnamed(drafting, served_by)):
+            if scenario.speculation.allowed and (reason := explain_missing_draft(drafting, served_by)):
                 raise PlannerError(f"speculation, field head: {reason}")
     for kv_cache_dtype in scenario.kv_cache_dtypes:
         args, refusals = {"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}, []
         for candidate in scenario.gpus:
             try:
-                resolve(args, scenario.engine, candidate.gpu, served[0])
+                resolve_engine_args(args, scenario.engine, candidate.gpu, served[0])
             except PlannerError as error:
                 refusals.append(error)
         if len(refusals) == len(scenario.gpus):
             raise refusals[0]
     for served_by in (scenario.engine, *scenario.other_engines):
         for kind in scenario.wanted:
-            starts(kind, served_by)
+            check_artifact_supported(kind, served_by)
     for candidate in scenario.gpus:
         if candidate.interconnect:
-            interconnect(candidate.gpu, candidate.interconnect)
+            resolve_link_bandwidth(candidate.gpu, candidate.interconnect)

@@ -16,25 +16,34 @@ from functools import cached_property
 from operator import attrgetter
 from typing import Literal
 
-from planner.facts.deployment import ParallelLayout
-from planner.facts.prices import price_per_hour
+from planner.engines.deployment import Deployment, ParallelLayout
+from planner.hardware.prices import look_up_gpu_price
 from planner.latency.performance import Performance
+from planner.models.registry import load_model
+from planner.parallelism.layouts import list_legal_layouts
+from planner.planning.autoscaling import AutoscalingPlan, plan_autoscaling, rank_by_daily_cost
+from planner.planning.billing import BillingComparison, compare_billing
 from planner.planning.candidate import Candidate
-from planner.planning.confirmation import Confirmed, confirm, nearest, settled, stated
-from planner.planning.options import Rejection, evaluated, within
-from planner.planning.pools import in_pools, left_out
-from planner.planning.renting import Renting, renting_of
-from planner.planning.scaling import Scaling, by_the_day, scaling_of
+from planner.planning.deployment_builder import build_deployment
+from planner.planning.disaggregated_search import explain_skipped_pools, search_pools
 from planner.planning.scenario import CandidateGpu, Scenario
+from planner.planning.search_space import RejectedOption, evaluate_search_space, fit_to_budget
+from planner.planning.verification import (
+    VerificationResult,
+    ensure_simulated,
+    rank_closest_candidates,
+    tune_and_simulate,
+    verify_candidates,
+)
 
-TWICE = 2.0
+MAX_POOL_COST_FACTOR = 2.0
 """Pools that cost more than so many times the plan without them are of no interest."""
-AGAIN = 3
+MAX_CHEAPER_RETRIES = 3
 """Cheaper candidates that are replayed once a plan holds, however far the closed form puts them from holding."""
 
 
 @dataclass(frozen=True)
-class Binding:
+class BindingConstraint:
     """What keeps anything cheaper from doing: a target such as "p95 TPOT", "rate", "memory", or "one GPU"."""
 
     constraint: str
@@ -52,9 +61,9 @@ class Plan:
     chosen: Candidate | None
     runner_up: Candidate | None  # the best with another GPU or layout
     safer: Candidate | None  # the cheapest that holds at the pessimistic end, where the chosen one is at risk
-    binding: Binding
+    binding: BindingConstraint
     candidates: tuple[Candidate, ...]  # from best to worst
-    rejected: tuple[Rejection, ...]
+    rejected: tuple[RejectedOption, ...]
     notes: tuple[str, ...]
     without_pools: "Plan | None" = None  # where pools are allowed
 
@@ -95,14 +104,14 @@ class Plan:
         return self.best.misses if self.best else (self.binding.sentence,)
 
     @cached_property
-    def scaling(self) -> Scaling | None:
+    def scaling(self) -> AutoscalingPlan | None:
         """What is chosen, hour by hour, where the scenario has a day; worked out when it is asked for first."""
-        return scaling_of(self.scenario, self.chosen) if self.chosen else None
+        return plan_autoscaling(self.scenario, self.chosen) if self.chosen else None
 
     @cached_property
-    def renting(self) -> Renting | None:
+    def renting(self) -> BillingComparison | None:
         """The ways to pay for that day."""
-        return renting_of(self.scenario, self.scaling) if self.scaling else None
+        return compare_billing(self.scenario, self.scaling) if self.scaling else None
 
     def __str__(self) -> str:
         if self.chosen is None:
@@ -111,18 +120,18 @@ class Plan:
         return f"{self.scenario.name}: {self.chosen}. {self.binding}{after}"
 
 
-def search(scenario: Scenario) -> Plan:
+def search_deployments(scenario: Scenario) -> Plan:
     """Evaluate every legal candidate of `scenario` and choose by the rule above."""
-    plan = _without_pools(scenario)
-    return _with_pools(plan) if scenario.pools else plan
+    plan = _search_unified(scenario)
+    return _add_pool_candidates(plan) if scenario.pools else plan
 
 
-def _with_pools(whole: Plan) -> Plan:
+def _add_pool_candidates(whole: Plan) -> Plan:
     """`whole` with pools among its candidates; the plan is theirs where the rule says so."""
     scenario, today = whole.scenario, whole.chosen
-    if reason := left_out(scenario):
+    if reason := explain_skipped_pools(scenario):
         return replace(whole, notes=(*whole.notes, f"pools are not looked at: {reason}"), without_pools=whole)
-    pools = in_pools(scenario, TWICE * today.cost[1] if today and not today.cost[0] else math.inf)
+    pools = search_pools(scenario, MAX_POOL_COST_FACTOR * today.cost[1] if today and not today.cost[0] else math.inf)
     best = next((pool for pool in pools if pool.meets), None)
     together = (*whole.candidates, *pools)
     if today or best:
@@ -131,68 +140,70 @@ def _with_pools(whole: Plan) -> Plan:
     if best is None:
         return plan
     if today is None or best.rank < today.rank:
-        binding = _binding(scenario, best, list(whole.candidates), list(whole.rejected))
+        binding = _find_binding_constraint(scenario, best, list(whole.candidates), list(whole.rejected))
         notes = tuple(dict.fromkeys((*whole.notes, *best.prediction.warnings)))
         return replace(plan, chosen=best, runner_up=today, safer=None, binding=binding, notes=notes)
     safer = whole.safer is None or best.rank < whole.safer.rank
     return replace(plan, safer=best) if today.at_risk and not best.at_risk and safer else plan
 
 
-def _without_pools(scenario: Scenario) -> Plan:
+def _search_unified(scenario: Scenario) -> Plan:
     """The plan of replicas that do both, prefill and decode.
 
     Replicas over several nodes are looked at where nothing smaller holds, or one of them would cost no more.
     """
-    candidates, rejected = evaluated(scenario, lambda card, layout: layout.gpus <= card.node)
-    found = confirm(scenario, candidates)
+    candidates, rejected = evaluate_search_space(scenario, lambda card, layout: layout.gpus <= card.node)
+    found = verify_candidates(scenario, candidates)
 
     def wide(card: CandidateGpu, layout: ParallelLayout) -> bool:
-        price = price_per_hour(card.gpu, scenario.prices)
+        price = look_up_gpu_price(card.gpu, scenario.prices)
         best = found.holding[0].usd_per_hour if found.holding else None
         dearer = price is not None and best is not None and price.usd * layout.gpus > best
         return layout.gpus > card.node and not dearer
 
-    more, refused = evaluated(scenario, wide)
+    more, refused = evaluate_search_space(scenario, wide)
     rejected += refused
     if more:
         candidates += more
-        found = confirm(scenario, candidates)
-    while held := _hidden(scenario, found, candidates):
+        found = verify_candidates(scenario, candidates)
+    while held := _retry_cheaper_candidates(scenario, found, candidates):
         found.holding = sorted([*held, *found.holding], key=attrgetter("rank"))
     looked_at = {c.place for c in (*found.holding, *found.failing)}
     rest = [c for c in candidates if c.place not in looked_at]
-    ordered = [] if found.holding else nearest(scenario, [*found.failing, *rest])
+    ordered = [] if found.holding else rank_closest_candidates(scenario, [*found.failing, *rest])
     found.holding += sorted((c for c in ordered if c.meets and c.stated), key=attrgetter("rank"))
     day = None
     if found.holding:
         if scenario.day:
-            found.holding, day = by_the_day(scenario, found.holding)
+            found.holding, day = rank_by_daily_cost(scenario, found.holding)
         ordered = [*found.holding, *sorted((*found.failing, *rest), key=attrgetter("rank"))]
     unpriced = sorted({c.deployment.gpu.name for c in ordered if c.usd_per_hour is None})
     notes = [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"] if unpriced else []
-    plan = _answered(scenario, found, ordered, rejected, notes)
+    plan = _build_plan(scenario, found, ordered, rejected, notes)
     if day:
         vars(plan)["scaling"] = day
     return plan
 
 
-def _hidden(scenario: Scenario, found: Confirmed, candidates: Sequence[Candidate]) -> list[Candidate]:
+def _retry_cheaper_candidates(
+    scenario: Scenario, found: VerificationResult, candidates: Sequence[Candidate]
+) -> list[Candidate]:
     """What holds and costs less than all that was `found`, of what the closed form puts too far from it to be tried."""
     if not found.holding:
         return []
     unpriced, cost = found.holding[0].price
     known = {candidate.place for candidate in found.failing}
-    cheaper = within(scenario, (unpriced, cost * (1 - 1e-6)), [*found.holding, *candidates])
+    cheaper = fit_to_budget(scenario, (unpriced, cost * (1 - 1e-6)), [*found.holding, *candidates])
     places: dict[object, Candidate] = {}
     for candidate in sorted(cheaper, key=attrgetter("margin")):
         places.setdefault(candidate.place, candidate)
-    tried = [places[place] for place in [place for place in places if place not in known][:AGAIN]]
-    return [one for candidate in tried if (one := settled(scenario, candidate)).meets]
+    tried = [places[place] for place in [place for place in places if place not in known][:MAX_CHEAPER_RETRIES]]
+    return [one for candidate in tried if (one := tune_and_simulate(scenario, candidate)).meets]
 
 
-def _answered(
-    scenario: Scenario, found: Confirmed, ordered: list[Candidate], rejected: list[Rejection],
-    notes: Sequence[str] = (), settle: Callable[[Scenario, Candidate], Candidate] = stated,
+def _build_plan(
+    scenario: Scenario, found: VerificationResult, ordered: list[Candidate], rejected: list[RejectedOption],
+    notes: Sequence[str] = (), settle: Callable[[Scenario, Candidate], Candidate] = ensure_simulated,
 ) -> Plan:  # fmt: skip
     """The plan of what was `found` to hold, and of all candidates, `ordered` from best to worst."""
     places: dict[object, Candidate] = {}
@@ -200,52 +211,62 @@ def _answered(
         places.setdefault(candidate.place, candidate)
     shown = tuple(places.values()), tuple(rejected)
     if not found.holding:
-        return Plan(scenario, None, None, None, _nothing(ordered, rejected), *shown, ())
-    chosen, binding = found.holding[0], _binding(scenario, found.holding[0], ordered, rejected, settle)
+        return Plan(scenario, None, None, None, _explain_infeasibility(ordered, rejected), *shown, ())
+    chosen, binding = found.holding[0], _find_binding_constraint(scenario, found.holding[0], ordered, rejected, settle)
     safer, said = found.safe if chosen.at_risk else None, (*notes, *chosen.prediction.warnings)
     return Plan(scenario, chosen, found.other(chosen), safer, binding, *shown, said)
 
 
-def ranked(scenario: Scenario) -> Plan:
+def search_analytically(scenario: Scenario) -> Plan:
     """`search` in closed form, in about a tenth of a second: while a control moves, before the replay has spoken."""
-    candidates, rejected = evaluated(scenario, lambda card, layout: layout.gpus <= card.node)
+    candidates, rejected = evaluate_search_space(scenario, lambda card, layout: layout.gpus <= card.node)
     if not any(candidate.meets for candidate in candidates):
-        wide, refused = evaluated(scenario, lambda card, layout: layout.gpus > card.node)
+        wide, refused = evaluate_search_space(scenario, lambda card, layout: layout.gpus > card.node)
         candidates, rejected = candidates + wide, rejected + refused
     ordered = sorted(candidates, key=attrgetter("rank"))
-    found = Confirmed([candidate for candidate in ordered if candidate.meets])
+    found = VerificationResult([candidate for candidate in ordered if candidate.meets])
     if not found.holding:
         ordered.sort(key=attrgetter("margin"))
-    return _answered(scenario, found, ordered, rejected, settle=lambda _, candidate: candidate)
+    return _build_plan(scenario, found, ordered, rejected, settle=lambda _, candidate: candidate)
 
 
-def _binding(
-    scenario: Scenario, chosen: Candidate, candidates: list[Candidate], rejected: list[Rejection],
-    settle: Callable[[Scenario, Candidate], Candidate] = stated,
-) -> Binding:  # fmt: skip
+def _find_binding_constraint(
+    scenario: Scenario, chosen: Candidate, candidates: list[Candidate], rejected: list[RejectedOption],
+    settle: Callable[[Scenario, Candidate], Candidate] = ensure_simulated,
+) -> BindingConstraint:  # fmt: skip
     """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
     margin, (unpriced, cost) = attrgetter("margin"), chosen.price
-    cheaper = [c for c in within(scenario, (unpriced, cost * (1 - 1e-6)), candidates) if not c.meets]
+    cheaper = [c for c in fit_to_budget(scenario, (unpriced, cost * (1 - 1e-6)), candidates) if not c.meets]
     if cheaper:
         looked_at = [settle(scenario, candidate) for candidate in sorted(cheaper, key=margin)[:2]]
         cheaper = sorted((candidate for candidate in looked_at if not candidate.meets), key=margin)
     if cheaper:
         near = cheaper[0]
         said = f"Of all that costs less, {near.what} comes nearest, but {'; '.join(near.misses)}."
-        return Binding(near.constraints[0], said)
+        return BindingConstraint(near.constraints[0], said)
     small = [r for r in rejected if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.gpus]
     if small:
         largest = max(small, key=lambda rejection: rejection.gpus)
-        return Binding("memory", f"Less does not hold the model, such as {largest.what}: {largest.reason}.")
-    return Binding("one GPU", f"Nothing smaller exists; it uses {chosen.margin:.0%} of the tightest limit.")
+        return BindingConstraint("memory", f"Less does not hold the model, such as {largest.what}: {largest.reason}.")
+    return BindingConstraint("one GPU", f"Nothing smaller exists; it uses {chosen.margin:.0%} of the tightest limit.")
 
 
-def _nothing(candidates: list[Candidate], rejected: list[Rejection]) -> Binding:
+def _explain_infeasibility(candidates: list[Candidate], rejected: list[RejectedOption]) -> BindingConstraint:
     """Why no candidate does, nearest first."""
     if candidates:
         near = candidates[0]
-        return Binding(near.constraints[0], f"The nearest, {near.what}: {'; '.join(near.misses)}.")
+        return BindingConstraint(near.constraints[0], f"The nearest, {near.what}: {'; '.join(near.misses)}.")
     if not rejected:
-        return Binding("engine", "The engine accepts no layout of this model on these GPUs.")
+        return BindingConstraint("engine", "The engine accepts no layout of this model on these GPUs.")
     last = max(rejected, key=lambda rejection: rejection.gpus)
-    return Binding(last.bottleneck, f"It fits nowhere: {last.what} on {last.gpu}: {last.reason}")
+    return BindingConstraint(last.bottleneck, f"It fits nowhere: {last.what} on {last.gpu}: {last.reason}")
+
+
+def get_reference_deployment(plan: Plan) -> Deployment:
+    """The deployment to talk about: the chosen one, else the nearest, else the widest layout there is."""
+    if plan.best:
+        return plan.best.deployment
+    scenario, card = plan.scenario, plan.scenario.gpus[0]
+    served = load_model(scenario.model, quantization=scenario.quantizations[-1])
+    layouts = list_legal_layouts(served, card.gpu, card.at_most, card.node, scenario.engine) or [ParallelLayout()]
+    return build_deployment(scenario, card, served, max(layouts, key=lambda layout: (layout.gpus, layout.tp)))

@@ -4,23 +4,25 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from planner.core.quantities import PlannerError
-from planner.facts.gpus import gpu
-from planner.facts.prices import price_per_hour
-from planner.memory.budget import memory_of
-from planner.planning.candidate import Candidate, judge_all
-from planner.planning.confirmation import near
-from planner.planning.options import Option, Rejection, options
-from planner.planning.scenario import CandidateGpu, Scenario, Target
-from planner.planning.search import Plan, search
+from planner.core.errors import PlannerError
+from planner.hardware.gpus import get_gpu
+from planner.hardware.prices import look_up_gpu_price
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.candidate import Candidate
+from planner.planning.evaluation import evaluate_candidates
+from planner.planning.scenario import CandidateGpu, Scenario
+from planner.planning.search import Plan, search_deployments
+from planner.planning.search_space import RejectedOption, SearchOption, generate_search_options
+from planner.planning.slo import SloTarget
+from planner.planning.verification import may_be_feasible
 
-OTHER_GPUS = ("L40S", "A100-SXM-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X", "RTX-PRO-6000-Server")
+SUGGESTED_GPUS = ("L40S", "A100-SXM-80GB", "H100-SXM", "H200-SXM", "B200", "MI300X", "RTX-PRO-6000-Server")
 """GPUs that are asked about where the scenario doesn't name them: what clouds offer most."""
-MANY = 64
+FALLBACK_MAX_GPUS = 64
 """GPUs that are asked about, at least, where nothing fits on those allowed."""
-TOGETHER = 2
+MAX_SUGGESTED_GPUS_SEARCHED = 2
 """Of the other GPUs so many are searched: those that serve most for their money, in closed form."""
-CROWDED = 0.5
+CROWDED_KV_USAGE = 0.5
 """Use of the KV pool (p99) above which a smaller KV cache could change the answer."""
 
 
@@ -40,81 +42,83 @@ class WhatIf:
         return f"{self.change}: {self.answer}"
 
 
-def what_if(plan: Plan) -> tuple[WhatIf, ...]:
+def run_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     """Every change of `changes` with what it leads to; where nothing met the service level, only those that help."""
     found = []
-    for change, scenario in changes(plan):
+    for change, scenario in propose_changes(plan):
         try:
-            found.append(WhatIf(change, search(scenario)))
+            found.append(WhatIf(change, search_deployments(scenario)))
         except PlannerError:  # such as a format that this model cannot take
             continue
     return tuple(item for item in found if plan.chosen or item.plan.chosen)
 
 
-def changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
+def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     """(what is different, the scenario with it), for the changes that could matter to `plan`.
 
     Where there is an answer, what can only make it cheaper is asked for no more money than it costs.
     """
-    yield from _less(plan) if plan.chosen else _more(plan)
+    yield from _propose_cheaper_changes(plan) if plan.chosen else _propose_enabling_changes(plan)
 
 
-def _less(plan: Plan) -> Iterator[tuple[str, Scenario]]:
+def _propose_cheaper_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     """What would move the answer: its traffic, its limits, its formats, another GPU."""
     scenario, chosen = plan.scenario, plan.chosen
     assert chosen is not None
     replicas, first = chosen.deployment.layout.replicas, scenario.quantizations
-    cheaper = affordable(scenario, chosen, 1.0)
-    yield "twice the traffic", affordable(_busier(scenario, 2.0), chosen, 2 + 1 / replicas)
+    cheaper = limit_to_budget(scenario, chosen, 1.0)
+    yield "twice the traffic", limit_to_budget(_scale_rate(scenario, 2.0), chosen, 2 + 1 / replicas)
     if chosen.deployment.layout.gpus > 1:
         if replicas == 1:  # else it takes about half of them
-            yield "half the traffic", _busier(cheaper, 0.5)
+            yield "half the traffic", _scale_rate(cheaper, 0.5)
         for promise in scenario.service_level:
-            yield f"{promise.name} a quarter longer", _slower(cheaper, 1.25, promise)
+            yield f"{promise.name} a quarter longer", _relax_targets(cheaper, 1.25, promise)
         if scenario.service_level:
-            yield "every limit twice as long", _slower(cheaper, 2.0)
+            yield "every limit twice as long", _relax_targets(cheaper, 2.0)
     if "fp8" not in scenario.quantizations:
         yield "FP8 weights allowed", replace(cheaper, quantizations=(*first, "fp8"))
     elif None in first and chosen.preference[0] != first.index(None):
         yield "only the checkpoint's own weights", replace(scenario, quantizations=(None,))
     found = chosen.prediction.performance
-    if "fp8" not in scenario.kv_cache_dtypes and found and found.kv_usage_p99 > CROWDED:
+    if "fp8" not in scenario.kv_cache_dtypes and found and found.kv_usage_p99 > CROWDED_KV_USAGE:
         yield "FP8 KV cache allowed", replace(cheaper, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8"))
     if scenario.speculation and not scenario.speculation.allowed:
-        yield "speculative decoding allowed", _drafting(cheaper)
-    if other := _promising(affordable(_elsewhere(scenario), chosen, 1.0)):
-        yield f"{_named(other)} instead, for no more money", other
+        yield "speculative decoding allowed", _enable_speculation(cheaper)
+    if other := _select_promising_gpus(limit_to_budget(_use_other_gpus(scenario), chosen, 1.0)):
+        yield f"{_describe_gpus(other)} instead, for no more money", other
 
 
-def _more(plan: Plan) -> Iterator[tuple[str, Scenario]]:
+def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     """What might help a scenario that nothing meets."""
     scenario = plan.scenario
-    more = tuple(replace(candidate, at_most=max(MANY, 4 * candidate.at_most)) for candidate in scenario.gpus)
+    more = tuple(
+        replace(candidate, at_most=max(FALLBACK_MAX_GPUS, 4 * candidate.at_most)) for candidate in scenario.gpus
+    )
     tried = [(f"up to {more[0].at_most} GPUs", replace(scenario, gpus=more))]
     tight = {**scenario.engine_args, "max_model_len": int(scenario.workload.total_quantile(0.95))}
     if plan.best is None:
         tried += [("no room above the p95 of prompt + output", replace(scenario, engine_args=tight))]
     else:
-        tried += [("half the traffic", _busier(scenario, 0.5))]
+        tried += [("half the traffic", _scale_rate(scenario, 0.5))]
     if scenario.service_level and plan.best:
-        tried += [("every limit twice as long", _slower(scenario, 2.0))]
+        tried += [("every limit twice as long", _relax_targets(scenario, 2.0))]
     for name, said in (("fp8", "FP8 weights allowed"), ("awq", "4-bit weights (AWQ) allowed")):
         if name not in scenario.quantizations:
             tried += [(said, replace(scenario, quantizations=(*scenario.quantizations, name)))]
     if "fp8" not in scenario.kv_cache_dtypes:
         tried += [("FP8 KV cache allowed", replace(scenario, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8")))]
     if scenario.speculation and not scenario.speculation.allowed:
-        tried += [("speculative decoding allowed", _drafting(scenario))]
-    yield from ((said, changed) for said, changed in tried if _promising(changed))
-    if other := _promising(_elsewhere(scenario)):
-        yield f"{_named(other)} instead", other
+        tried += [("speculative decoding allowed", _enable_speculation(scenario))]
+    yield from ((said, changed) for said, changed in tried if _select_promising_gpus(changed))
+    if other := _select_promising_gpus(_use_other_gpus(scenario)):
+        yield f"{_describe_gpus(other)} instead", other
 
 
-def _busier(scenario: Scenario, factor: float) -> Scenario:
+def _scale_rate(scenario: Scenario, factor: float) -> Scenario:
     return replace(scenario, workload=scenario.workload.times(factor))
 
 
-def _slower(scenario: Scenario, factor: float, only: Target | None = None) -> Scenario:
+def _relax_targets(scenario: Scenario, factor: float, only: SloTarget | None = None) -> Scenario:
     """With `factor` times each limit, or that of one promise."""
     level = tuple(
         replace(target, seconds=target.seconds * factor) if only in (None, target) else target
@@ -123,52 +127,61 @@ def _slower(scenario: Scenario, factor: float, only: Target | None = None) -> Sc
     return replace(scenario, service_level=level)
 
 
-def _drafting(scenario: Scenario) -> Scenario:
+def _enable_speculation(scenario: Scenario) -> Scenario:
     assert scenario.speculation is not None
     return replace(scenario, speculation=scenario.speculation.model_copy(update={"allowed": True}))
 
 
-def _elsewhere(scenario: Scenario) -> Scenario:
+def _use_other_gpus(scenario: Scenario) -> Scenario:
     """On the GPUs that it does not name."""
-    known, most = [candidate.gpu for candidate in scenario.gpus], max(MANY, *(c.at_most for c in scenario.gpus))
-    return replace(scenario, gpus=tuple(CandidateGpu(card, most) for card in map(gpu, OTHER_GPUS) if card not in known))
+    known, most = (
+        [candidate.gpu for candidate in scenario.gpus],
+        max(FALLBACK_MAX_GPUS, *(c.at_most for c in scenario.gpus)),
+    )
+    return replace(
+        scenario, gpus=tuple(CandidateGpu(card, most) for card in map(get_gpu, SUGGESTED_GPUS) if card not in known)
+    )
 
 
-def _named(scenario: Scenario) -> str:
+def _describe_gpus(scenario: Scenario) -> str:
     return " or ".join(candidate.gpu.name for candidate in scenario.gpus)
 
 
-def affordable(scenario: Scenario, chosen: Candidate, times: float) -> Scenario:
+def limit_to_budget(scenario: Scenario, chosen: Candidate, times: float) -> Scenario:
     """`scenario` with no more GPUs of a kind than `times` the price of `chosen` buys (without prices: its GPUs)."""
     cards = []
     for card in scenario.gpus:
-        price = price_per_hour(card.gpu, scenario.prices)
+        price = look_up_gpu_price(card.gpu, scenario.prices)
         usd, gpus = chosen.usd_per_hour, chosen.prediction.gpus_rented
         most = int(times * (usd / price.usd if usd and price else gpus) + 1e-6)
         cards += [replace(card, at_most=min(card.at_most, most))] if most else []
     return replace(scenario, gpus=tuple(cards))
 
 
-def _promising(scenario: Scenario) -> Scenario | None:
+def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
     """`scenario` with the GPUs on which the closed form gives it hope, best served for the money; None where none."""
     worth = {}
     for card in scenario.gpus:
-        hopeful = [candidate for candidate in _closed(scenario, card) if near(scenario, candidate)]
+        hopeful = [
+            candidate for candidate in _evaluate_all_layouts(scenario, card) if may_be_feasible(scenario, candidate)
+        ]
         served = [(c.prediction.performance, c.cost) for c in hopeful]
         rates = [(not cost[0], found.capacity.mid / cost[1]) for found, cost in served if found and found.capacity]
         if rates:
             worth[card] = max(rates)
-    best = sorted(worth, key=lambda card: worth[card], reverse=True)[:TOGETHER]
+    best = sorted(worth, key=lambda card: worth[card], reverse=True)[:MAX_SUGGESTED_GPUS_SEARCHED]
     return replace(scenario, gpus=tuple(best)) if best else None
 
 
-def _closed(scenario: Scenario, card: CandidateGpu) -> list[Candidate]:
+def _evaluate_all_layouts(scenario: Scenario, card: CandidateGpu) -> list[Candidate]:
     """As many replicas as may be of every layout in up to two nodes, in closed form."""
     most = 2 * (card.node)
-    cases: list[Option | Rejection] = []
+    cases: list[SearchOption | RejectedOption] = []
     one = replace(scenario, gpus=(card,), kv_cache_dtypes=scenario.kv_cache_dtypes[-1:], speculation=None)
     for quantization in scenario.quantizations:
         with suppress(PlannerError):  # a format that this model cannot take
-            cases += options(replace(one, quantizations=(quantization,)), lambda _, layout: layout.gpus <= most)
-    legal = [case for case in cases if not isinstance(case, Rejection)]
-    return judge_all(scenario, [case for case in legal if memory_of(case[0]).starts])
+            cases += generate_search_options(
+                replace(one, quantizations=(quantization,)), lambda _, layout: layout.gpus <= most
+            )
+    legal = [case for case in cases if not isinstance(case, RejectedOption)]
+    return evaluate_candidates(scenario, [case for case in legal if get_memory_plan(case[0]).starts])

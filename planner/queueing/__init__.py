@@ -1,1 +1,1 @@
-"""The closed form of what the simulator replays: for ranking, sweeps and sliders."""
+"""The analytical model: steady state of open and closed loops."""

@@ -13,17 +13,17 @@ import numpy as np
 
 from planner.latency.step_model import StepModel
 
-NUMBERS = tuple(each.name for each in fields(StepModel) if each.type in (int, float))
+SCALAR_FIELDS = tuple(each.name for each in fields(StepModel) if each.type in (int, float))
 """What a step cost holds beside its tables."""
 
 
-def column(values: Any) -> np.ndarray:
+def stack_scalars(values: Any) -> np.ndarray:
     """[cases, 1, 1] of one number per case."""
     return np.asarray(values, float)[:, None, None]
 
 
 @dataclass(frozen=True)
-class Lines:
+class PiecewiseLinear:
     """Functions given at some whole numbers from 0 on: straight between them, constant after the last one."""
 
     lines: np.ndarray  # for each set of knots, one after the other: the number of the line above 0, 1, 2, ...
@@ -38,7 +38,7 @@ class Lines:
         """Each function's knots and values, and [cases] the number of the function that each case has."""
         grids = {id(knots): knots for knots, _ in functions}
         kind = np.array([list(grids).index(id(knots)) for knots, _ in functions])
-        lines = [_lines(knots.tobytes()) for knots in grids.values()]
+        lines = [_index_segments(knots.tobytes()) for knots in grids.values()]
         sizes, ends = (np.array([len(each) for each in of]) for of in (lines, grids.values()))
         knots = np.concatenate([knots for knots, _ in functions])
         values = np.concatenate([values for _, values in functions])
@@ -60,25 +60,25 @@ class Lines:
 
 
 @lru_cache(maxsize=64)
-def _every(count: int) -> np.ndarray:
+def _build_integer_knots(count: int) -> np.ndarray:
     """Knots at every whole number."""
     return np.arange(float(count))
 
 
 @lru_cache(maxsize=64)
-def _lines(knots: bytes) -> np.ndarray:
+def _index_segments(knots: bytes) -> np.ndarray:
     """[last knot + 1] the number of the last knot up to each whole number."""
     grid = np.frombuffer(knots)
     return np.searchsorted(grid, np.arange(grid[-1] + 1), side="right") - 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepModels(StepModel):
+class StepModelBatch(StepModel):
     """Step costs as one: every number is [cases, 1, 1], and what is asked of it has three axes too."""
 
-    of_tokens: Lines = field(repr=False)
-    of_rows: Lines = field(repr=False)
-    of_sequences: Lines = field(repr=False)
+    of_tokens: PiecewiseLinear = field(repr=False)
+    of_rows: PiecewiseLinear = field(repr=False)
+    of_sequences: PiecewiseLinear = field(repr=False)
 
     def tokens(self, count: np.ndarray | float) -> np.ndarray:
         return self.of_tokens(count)
@@ -90,26 +90,28 @@ class StepModels(StepModel):
         return self.of_sequences(count)
 
 
-def stack(steps: Sequence[StepModel]) -> StepModels:
+def batch_step_models(steps: Sequence[StepModel]) -> StepModelBatch:
     """The step cost of every case, [cases], as one."""
     distinct = {id(step): step for step in steps}
     place = {name: k for k, name in enumerate(distinct)}
     case, each = np.array([place[id(step)] for step in steps]), list(distinct.values())
-    numbers = np.array([attrgetter(*NUMBERS)(step) for step in each], float)[case]
+    numbers = np.array([attrgetter(*SCALAR_FIELDS)(step) for step in each], float)[case]
     tables: dict[str, Any] = {
-        "of_tokens": Lines.of([(step.grid, step.grid_s) for step in each], case),
-        "of_rows": Lines.of([(_every(len(step.rows_s)), step.rows_s) for step in each], case),
-        "of_sequences": Lines.of([(_every(len(step.sequences_s)), step.sequences_s) for step in each], case),
-        "decode_windows": _windows([step.decode_windows for step in each], case),
-        "prefill_windows": _windows([step.prefill_windows for step in each], case),
+        "of_tokens": PiecewiseLinear.of([(step.grid, step.grid_s) for step in each], case),
+        "of_rows": PiecewiseLinear.of([(_build_integer_knots(len(step.rows_s)), step.rows_s) for step in each], case),
+        "of_sequences": PiecewiseLinear.of(
+            [(_build_integer_knots(len(step.sequences_s)), step.sequences_s) for step in each], case
+        ),
+        "decode_windows": _pad_windows([step.decode_windows for step in each], case),
+        "prefill_windows": _pad_windows([step.prefill_windows for step in each], case),
     }
-    tables |= {name: column(numbers[:, k]) for k, name in enumerate(NUMBERS)}
-    return StepModels(grid=np.empty(0), parts={}, rows_s=np.empty(0), basis="prior", **tables)
+    tables |= {name: stack_scalars(numbers[:, k]) for k, name in enumerate(SCALAR_FIELDS)}
+    return StepModelBatch(grid=np.empty(0), parts={}, rows_s=np.empty(0), basis="prior", **tables)
 
 
-def _windows(windows: Sequence[tuple[tuple[int, float], ...]], case: np.ndarray) -> tuple[tuple[Any, Any], ...]:
+def _pad_windows(windows: Sequence[tuple[tuple[int, float], ...]], case: np.ndarray) -> tuple[tuple[Any, Any], ...]:
     """(window, seconds) pairs of every case; those with fewer of them have some that cost nothing."""
     most = max(map(len, windows))
     filled = np.array([(*each, *[(1.0, 0.0)] * (most - len(each))) for each in windows])
     filled = filled.reshape(len(windows), most, 2)[case]
-    return tuple((column(filled[:, k, 0]), column(filled[:, k, 1])) for k in range(most))
+    return tuple((stack_scalars(filled[:, k, 0]), stack_scalars(filled[:, k, 1])) for k in range(most))

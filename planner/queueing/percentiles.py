@@ -11,20 +11,20 @@ from statistics import NormalDist
 
 import numpy as np
 
-from planner.facts.workload import Workload
-from planner.latency.performance import LATE, WIDER, Performances
+from planner.latency.performance import LATENCY_QUANTILES, STATISTIC_SIGMA_FACTORS, PerformanceBatch
 from planner.latency.step_model import StepModel
-from planner.queueing.prefill_interference import Mix, mean, variance
+from planner.queueing.prefill_interference import TrafficMix, average_slices, compute_slice_variance
+from planner.workload.workload import Workload
 
-NORMAL = np.array([NormalDist().inv_cdf(q) for q in LATE])
+NORMAL_QUANTILES = np.array([NormalDist().inv_cdf(q) for q in LATENCY_QUANTILES])
 
 
 @dataclass(frozen=True)
-class State:
+class SteadyState:
     """One engine of every case in its steady state, [cases, 1, 1]: what spreads around it makes a `Performance`."""
 
     step: StepModel
-    traffic: Mix
+    traffic: TrafficMix
     per_token: np.ndarray  # s of a step that only decodes
     added: np.ndarray  # s that one prompt adds to the steps it rides on
     tpot: np.ndarray  # per streamed output
@@ -43,7 +43,7 @@ class State:
     groups: np.ndarray  # microbatches of a pipeline among which its sequences are spread
 
 
-def level_sd(tpot: np.ndarray, least: np.ndarray, inside: np.ndarray, saturated: np.ndarray) -> np.ndarray:
+def estimate_step_sd(tpot: np.ndarray, least: np.ndarray, inside: np.ndarray, saturated: np.ndarray) -> np.ndarray:
     """Standard deviation of a step from how many are in flight.
 
     With a share x of the step that grows with their number, it is that of processor sharing with a fixed part: negative
@@ -53,32 +53,34 @@ def level_sd(tpot: np.ndarray, least: np.ndarray, inside: np.ndarray, saturated:
     return np.where(saturated, 0.0, tpot * grows / np.sqrt(np.maximum(inside * (1 - grows), 1.0)))
 
 
-def gamma(average: np.ndarray, variance: np.ndarray) -> np.ndarray:
+def compute_gamma_quantiles(average: np.ndarray, variance: np.ndarray) -> np.ndarray:
     """[cases, 1, percentiles] of gamma distributions (Wilson and Hilferty 1931)."""
     k = average**2 / np.maximum(variance, 1e-30)
-    return average * np.maximum(1 - 1 / (9 * k) + NORMAL / (3 * np.sqrt(k)), 0.0) ** 3
+    return average * np.maximum(1 - 1 / (9 * k) + NORMAL_QUANTILES / (3 * np.sqrt(k)), 0.0) ** 3
 
 
-def spread(s: State, workloads: Sequence[Workload], steps: Sequence[StepModel]) -> Performances:
+def derive_performance(s: SteadyState, workloads: Sequence[Workload], steps: Sequence[StepModel]) -> PerformanceBatch:
     """Spread the means over requests and tokens, and put the calibration's intervals around them."""
-    step, t, outputs = s.step, s.traffic, mean(s.traffic.outputs)
+    step, t, outputs = s.step, s.traffic, average_slices(s.traffic.outputs)
     later, extra = outputs - 1, np.maximum(s.tpot - s.per_token, 1e-12)
     # how many prompts interfere with one request varies like a Poisson count; over few tokens a mean varies more
     meetings = np.maximum(s.rate * s.tpot, 1e-9)
     varies = extra**2 / meetings + s.tpot**2 * t.jitter
-    tpots = np.maximum(gamma(s.tpot, varies * mean(1 / t.outputs) + s.level**2), s.per_token)
+    tpots = np.maximum(
+        compute_gamma_quantiles(s.tpot, varies * average_slices(1 / t.outputs) + s.level**2), s.per_token
+    )
     # a share of the gaps holds a Poisson count of chunks: a Weibull distribution of about their mean and variance
     chunks = np.ceil(t.prompts / step.max_tokens)
-    one = s.added / mean(chunks)
+    one = s.added / average_slices(chunks)
     carrying = -np.expm1(-extra / one)
-    uneven = mean(t.prompts**2 / chunks) * mean(chunks) / mean(t.prompts) ** 2
+    uneven = average_slices(t.prompts**2 / chunks) * average_slices(chunks) / average_slices(t.prompts) ** 2
     shape = np.sqrt(np.maximum(carrying * (1 + (one * uneven + s.level**2 / extra) / extra) - 1, 0.0))
-    gap = extra / carrying * np.maximum(np.log(carrying / (1 - np.array(LATE))), 0.0) ** shape
+    gap = extra / carrying * np.maximum(np.log(carrying / (1 - np.array(LATENCY_QUANTILES))), 0.0) ** shape
     whole = s.ttft + later * s.tpot
     first, decoding = step.sigma_ttft, step.sigma_tpot
     serving = np.maximum(decoding, step.sigma_output_tps)
     mixed = np.sqrt((first * s.ttft) ** 2 + (decoding * (whole - s.ttft)) ** 2) / whole
-    strays = s.ttft_varies + s.tpot**2 * variance(t.outputs) + later**2 * (varies / outputs + s.level**2)
+    strays = s.ttft_varies + s.tpot**2 * compute_slice_variance(t.outputs) + later**2 * (varies / outputs + s.level**2)
     each = np.maximum(t.tokens - 1, 1e-9) / np.maximum(later, 1e-9)  # tokens of a gap
 
     def points(average: np.ndarray, percentiles: np.ndarray) -> np.ndarray:
@@ -87,12 +89,12 @@ def spread(s: State, workloads: Sequence[Workload], steps: Sequence[StepModel]) 
     # a request of one token has no token after the first
     gaps_exist = np.array([[1.0 if workload.output.largest >= 1.5 else np.nan] for workload in workloads])
     keeps_up = (s.limit == "load") & np.array([workload.rate is not None for workload in workloads])[:, None, None]
-    return Performances(
+    return PerformanceBatch(
         ttft=points(s.ttft, s.ttfts),
         tpot=gaps_exist * points(s.tpot / each, tpots / each),
         itl=gaps_exist * points(s.tpot, s.per_token + gap),
-        e2e=points(whole, gamma(whole, strays)),
-        sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * WIDER,
+        e2e=points(whole, compute_gamma_quantiles(whole, strays)),
+        sigmas=np.concatenate([first, decoding, decoding, mixed], axis=1) * STATISTIC_SIGMA_FACTORS,
         request_tps=np.ravel(s.rate * s.engines),
         capacity=np.ravel(s.peak * s.engines),
         capacity_sigma=np.ravel(serving),

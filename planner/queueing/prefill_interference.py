@@ -9,19 +9,20 @@ from functools import lru_cache
 
 import numpy as np
 
-from planner.facts.workload import Lengths, Workload
 from planner.latency.step_model import StepModel
-from planner.queueing.batched_step_models import column
+from planner.queueing.batched_step_models import stack_scalars
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
-EDGES = np.append(np.linspace(0, 0.9, 13), [0.94, 0.96, 0.985, 0.995, 1.0])
+SLICE_EDGES = np.append(np.linspace(0, 0.9, 13), [0.94, 0.96, 0.985, 0.995, 1.0])
 """Slices of a distribution over which it is integrated: finer in the tail, around the 95th and 99th percentiles."""
-SHARES = np.diff(EDGES)
-QUANTILES = (EDGES[1:] + EDGES[:-1]) / 2
-NOTHING = np.zeros_like(SHARES)
+SLICE_FRACTIONS = np.diff(SLICE_EDGES)
+SLICE_MIDPOINTS = (SLICE_EDGES[1:] + SLICE_EDGES[:-1]) / 2
+ZERO_SLICES = np.zeros_like(SLICE_FRACTIONS)
 
 
 @dataclass(frozen=True)
-class Mix:
+class TrafficMix:
     """Workloads as the mean lengths of `SHARES` of their requests."""
 
     prompts: np.ndarray  # tokens to compute, [cases, 1, slices]
@@ -34,63 +35,63 @@ class Mix:
     @property
     def scatter(self) -> np.ndarray:
         """Variance of the steps that an output takes."""
-        return variance(self.outputs) + mean(self.outputs) * self.jitter
+        return compute_slice_variance(self.outputs) + average_slices(self.outputs) * self.jitter
 
 
 @lru_cache(maxsize=256)
-def _slices(lengths: Lengths) -> np.ndarray:
+def _compute_slice_means(lengths: LengthDistribution) -> np.ndarray:
     """Mean length of each slice."""
-    return lengths.slices(EDGES)
+    return lengths.slices(SLICE_EDGES)
 
 
-def mixes(workloads: Sequence[Workload], step: StepModel) -> Mix:
+def build_traffic_mix(workloads: Sequence[Workload], step: StepModel) -> TrafficMix:
     """The traffic of every case, whose step costs are stacked."""
-    prompts = np.stack([_slices(workload.prompt) for workload in workloads])[:, None]
-    tokens = np.stack([_slices(workload.output) for workload in workloads])[:, None]
+    prompts = np.stack([_compute_slice_means(workload.prompt) for workload in workloads])[:, None]
+    tokens = np.stack([_compute_slice_means(workload.output) for workload in workloads])[:, None]
     tokens = np.where(tokens[..., -1:] < 1.5, 1.0, tokens)  # whole tokens: all have one
-    prefix = column([workload.prefix_tokens or np.inf for workload in workloads])
-    share = column([workload.prefix_hit_rate for workload in workloads])
+    prefix = stack_scalars([workload.prefix_tokens or np.inf for workload in workloads])
+    share = stack_scalars([workload.prefix_hit_rate for workload in workloads])
     cached, later, per_step = share * np.minimum(prompts, prefix), tokens - 1, step.tokens_per_step
     # the last step yields more than is left (renewal theory)
     past = ((step.tokens_variance + per_step**2) / per_step - 1) / 2
     outputs = 1 + np.clip((later + past) / per_step, np.minimum(later, 1.0), later)
-    context = mean(prompts) + mean(tokens**2) / (2 * mean(tokens))
+    context = average_slices(prompts) + average_slices(tokens**2) / (2 * average_slices(tokens))
     jitter = np.asarray(step.tokens_variance) / per_step**2
-    return Mix(np.maximum(prompts - cached, 1), outputs, mean(tokens), cached, context, jitter)
+    return TrafficMix(np.maximum(prompts - cached, 1), outputs, average_slices(tokens), cached, context, jitter)
 
 
-def mean(values: np.ndarray) -> np.ndarray:
+def average_slices(values: np.ndarray) -> np.ndarray:
     """Mean over the slices."""
-    return (values @ SHARES)[..., None]
+    return (values @ SLICE_FRACTIONS)[..., None]
 
 
-def variance(values: np.ndarray) -> np.ndarray:
+def compute_slice_variance(values: np.ndarray) -> np.ndarray:
     """Variance over the slices."""
-    return np.maximum(mean(values**2) - mean(values) ** 2, 0.0)
+    return np.maximum(average_slices(values**2) - average_slices(values) ** 2, 0.0)
 
 
-def decode_s(step: StepModel, batch: np.ndarray, context: np.ndarray) -> np.ndarray:
+def estimate_decode_step_s(step: StepModel, batch: np.ndarray, context: np.ndarray) -> np.ndarray:
     """A step of `batch` decoding sequences and nothing else."""
     return step.decode_step(np.maximum(batch, 1.0), context)
 
 
-def engine_s(step: StepModel, t: Mix, running: np.ndarray) -> np.ndarray:
+def estimate_min_engine_s(step: StepModel, t: TrafficMix, running: np.ndarray) -> np.ndarray:
     """What a request takes of an engine at least, s: its tokens and rows in the fullest steps, and its attention.
 
     A token is cheapest in a full step, for it shares reading the weights with most others; all stages of a pipeline
     work at once.
     """
-    width, later = 1 + step.drafts, np.maximum(mean(t.outputs) - 1, 0.0)
+    width, later = 1 + step.drafts, np.maximum(average_slices(t.outputs) - 1, 0.0)
     most = np.minimum(step.max_tokens, running * np.maximum(t.prompts[..., -1:], width))
     rows, seats = np.maximum(running * width, 1.0), np.maximum(running, 1.0)
-    each = (step.tokens(most) + step.fixed_s) / most * (mean(t.prompts) + later * width)
+    each = (step.tokens(most) + step.fixed_s) / most * (average_slices(t.prompts) + later * width)
     each = each + (1 + later * width) * step.rows(rows) / rows + later * step.sequences(seats) / seats
-    attention = mean(step.prefill_attention(t.prompts, t.cached)) + later * step.decode_attention(t.context)
+    attention = average_slices(step.prefill_attention(t.prompts, t.cached)) + later * step.decode_attention(t.context)
     return (each + attention) / step.stages
 
 
-def prefill_s(
-    step: StepModel, t: Mix, beside: np.ndarray, others: np.ndarray
+def estimate_prefill_s(
+    step: StepModel, t: TrafficMix, beside: np.ndarray, others: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(chunks, s that they add to the steps they ride on, its share of them by tokens) of every prompt, [..., slices].
 
@@ -99,34 +100,34 @@ def prefill_s(
     beside = beside * (1 + step.drafts)
     budget = np.maximum(step.max_tokens - beside, 1.0)
     chunks = np.ceil(t.prompts / budget)
-    full, size = chunks - 1, mean(t.prompts)  # chunks that take all of a step's budget
+    full, size = chunks - 1, average_slices(t.prompts)  # chunks that take all of a step's budget
     base, last = step.tokens(np.maximum(beside, 1.0)), t.prompts - full * budget
     others = np.minimum(others, np.maximum(budget - last, 0.0) / size)
     attention = step.prefill_attention(t.prompts, t.cached)
     shared = step.tokens(last + others * size + beside) + (step.prefill_step_s - base)
     alone = full * (step.tokens(step.max_tokens) - base + step.prefill_step_s + step.prompt_s) + attention
-    share = alone + shared * mean(last) / (mean(last) + others * size)
-    return chunks, alone + shared + others * mean(attention), share
+    share = alone + shared * average_slices(last) / (average_slices(last) + others * size)
+    return chunks, alone + shared + others * average_slices(attention), share
 
 
-def first_chunk(step: StepModel, t: Mix, beside: np.ndarray) -> np.ndarray:
+def compute_first_chunk_fraction(step: StepModel, t: TrafficMix, beside: np.ndarray) -> np.ndarray:
     """Share of every prompt that the first of its chunks holds, where `beside` sequences decode."""
     if np.all(step.stages == 1):  # nobody asks
         return np.ones_like(t.prompts)
     return np.minimum(np.maximum(step.max_tokens - beside * (1 + step.drafts), 1.0) / t.prompts, 1.0)
 
 
-def burst_s(step: StepModel, t: Mix, requests: np.ndarray) -> np.ndarray:
+def estimate_burst_ttft_s(step: StepModel, t: TrafficMix, requests: np.ndarray) -> np.ndarray:
     """When `requests` prompts that arrive together have their first tokens, [cases, 1, slices] from short to long ones.
 
     Each step takes max_num_batched_tokens, of which one goes to each sequence that decodes already: with d of them a
     step finishes (max_num_batched_tokens - d) / L prompts of L tokens, at its end.
     """
-    sizes, size, width = t.prompts, mean(t.prompts), 1 + step.drafts
+    sizes, size, width = t.prompts, average_slices(t.prompts), 1 + step.drafts
     # those of the first step decode from the next one on
-    decoding = np.maximum(requests * QUANTILES - step.max_tokens / size, 0.0) / step.stages
+    decoding = np.maximum(requests * SLICE_MIDPOINTS - step.max_tokens / size, 0.0) / step.stages
     # where they leave nothing, prompts take the places of those that end
-    left = step.max_tokens * size / (size + np.maximum(mean(t.outputs) - 1, 0.0) * width)
+    left = step.max_tokens * size / (size + np.maximum(average_slices(t.outputs) - 1, 0.0) * width)
     budget = np.maximum(step.max_tokens - decoding * width, np.maximum(left, 1.0))
     fresh = np.minimum(budget / sizes, requests)  # prompts of a step
     each = step.tokens(np.minimum(requests * size, step.max_tokens)) + step.fixed_s + step.prefill_step_s
@@ -134,7 +135,7 @@ def burst_s(step: StepModel, t: Mix, requests: np.ndarray) -> np.ndarray:
     each = each + decoding * step.decode_attention(size + t.cached)
     each = each + fresh * step.prefill_attention(sizes, t.cached)
     each = each + step.prompt_s * (requests * size > step.max_tokens)  # of the prompt that is cut at its end
-    steps = requests * SHARES * sizes / budget
+    steps = requests * SLICE_FRACTIONS * sizes / budget
     before = steps.cumsum(axis=-1)
     reached = before - steps / 2 + sizes / (2 * budget)
     ends = np.minimum(np.ceil(reached - 1e-9), np.maximum(before[..., -1:], 1.0))
@@ -142,9 +143,9 @@ def burst_s(step: StepModel, t: Mix, requests: np.ndarray) -> np.ndarray:
     return done / step.stages + (1 - 1 / step.stages) * each  # stages of a pipeline work on as many steps
 
 
-def microbatches(
-    step: StepModel, t: Mix, running: np.ndarray, decode: np.ndarray, first: np.ndarray | float = 0.0,
-    stays: np.ndarray | float = np.inf, front: np.ndarray = NOTHING,
+def estimate_microbatches(
+    step: StepModel, t: TrafficMix, running: np.ndarray, decode: np.ndarray, first: np.ndarray | float = 0.0,
+    stays: np.ndarray | float = np.inf, front: np.ndarray = ZERO_SLICES,
 ) -> np.ndarray:  # fmt: skip
     """Microbatches among which a pipeline's sequences are spread, 1 to its number of stages.
 
@@ -158,7 +159,7 @@ def microbatches(
     """
     if np.all(step.stages == 1):
         return np.ones_like(running)
-    outputs, size = mean(t.outputs), mean(t.prompts)
+    outputs, size = average_slices(t.outputs), average_slices(t.prompts)
     budget = np.maximum(step.max_tokens - decode * (1 + step.drafts), 1.0)
     beside = np.maximum(running / outputs, 1e-9)  # prompts of a round
     least = np.floor(budget / size) + 1.0
@@ -166,13 +167,18 @@ def microbatches(
     crowd = np.exp(np.minimum(least - beside - least * np.log(least / beside), 0.0))
     crowd = crowd * np.minimum(np.sqrt(least / (2 * np.pi)) / np.maximum(least - beside, 1e-9), 1.0)
     crowd = np.where(beside < least, crowd, 1.0)
-    formed = running * mean(1.0 * (t.prompts > budget)) + outputs * np.where(least > 1, crowd, 0.0)
+    formed = running * average_slices(1.0 * (t.prompts > budget)) + outputs * np.where(least > 1, crowd, 0.0)
     each = np.minimum(running / step.stages, 30.0) + 1e-9
     fed = step.stages - 1.0  # others that prompts reach
     if np.any(front):
-        one, many = decode_s(step, decode, t.context), decode_s(step, decode / step.stages, t.context)
+        one, many = (
+            estimate_decode_step_s(step, decode, t.context),
+            estimate_decode_step_s(step, decode / step.stages, t.context),
+        )
         grows = np.maximum(one - many, 0.0) * step.stages / np.maximum(step.stages - 1, 1.0)
-        late = mean(front) * step.stages - (one - grows)  # a step of 1 / g of all takes one - grows + grows / g
+        late = average_slices(front) * step.stages - (
+            one - grows
+        )  # a step of 1 / g of all takes one - grows + grows / g
         enough = np.clip(np.where(late > 0, grows / np.maximum(late, 1e-12), step.stages), 1.0, step.stages) - 1
         even = np.exp(-beside)  # rounds without a prompt leave all microbatches as far apart as they are
         fed = even * fed + (1 - even) * enough
@@ -184,7 +190,7 @@ def microbatches(
     return np.minimum(np.maximum(1 + others, full), np.maximum(running, 1.0))
 
 
-def longest(
+def estimate_slowest_microbatch(
     step: StepModel, prompts: np.ndarray, microbatches: np.ndarray, chunks: np.ndarray, room: np.ndarray
 ) -> np.ndarray:
     """Prompts that delay a round of a pipeline's microbatches, of the `prompts` that it holds.
@@ -201,19 +207,19 @@ def longest(
     return np.minimum(even + alone / np.sqrt(1 + prompts / 0.55), most)
 
 
-def spilled(arriving: np.ndarray, room: np.ndarray, t: Mix) -> np.ndarray:
+def estimate_spilled_steps(arriving: np.ndarray, room: np.ndarray, t: TrafficMix) -> np.ndarray:
     """Steps that a prompt waits because those before it fill the steps: `arriving` prompts in each, room for `room`.
 
     What is left over after each step is a random walk that cannot fall below 0. Its mean for normal increments is
     sd / (2 b) - 0.5826 sd + sd b / 4 with b = (room - arriving) / sd (Chang and Peres 1997); the exponential has the
     same first terms and holds for large b too.
     """
-    sd = np.sqrt(arriving * mean(t.prompts**2)) / mean(t.prompts) + 1e-9
+    sd = np.sqrt(arriving * average_slices(t.prompts**2)) / average_slices(t.prompts) + 1e-9
     b = np.maximum((room - arriving) / sd, 0.25)
     return sd / (2 * b) * np.exp(-1.1652 * b - 0.18 * b**2) / room
 
 
-def takers(
+def estimate_receiving_microbatches(
     step: StepModel, prompts: np.ndarray, microbatches: np.ndarray, plain: np.ndarray, front: np.ndarray,
     room: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
@@ -225,6 +231,6 @@ def takers(
     if np.all(step.stages == 1):
         return microbatches
     behind = (microbatches - 1) * plain / step.stages
-    taking = np.minimum(1 + behind / np.maximum(mean(front), 1e-9), microbatches)
+    taking = np.minimum(1 + behind / np.maximum(average_slices(front), 1e-9), microbatches)
     even = np.exp(-prompts)  # rounds without a prompt leave the microbatches as far apart as they are
     return np.where(room >= 1, even * microbatches + (1 - even) * taking, microbatches)

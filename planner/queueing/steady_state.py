@@ -16,42 +16,42 @@ from typing import NamedTuple
 
 import numpy as np
 
-from planner.core.quantities import PlannerError
-from planner.facts.deployment import Deployment
-from planner.facts.workload import Workload
-from planner.latency.adapters import seats, with_adapters
-from planner.latency.performance import LATE, Performance, Performances
-from planner.latency.shared_reads import with_shared_reads
-from planner.latency.speculation import step_of
+from planner.core.errors import PlannerError
+from planner.engines.deployment import Deployment
+from planner.latency.lora_adapters import add_adapter_costs, limit_sequences_by_adapters
+from planner.latency.performance import LATENCY_QUANTILES, Performance, PerformanceBatch
+from planner.latency.shared_prefix_reads import subtract_shared_reads
+from planner.latency.speculative_decoding import build_step_model
 from planner.latency.step_model import StepModel
-from planner.memory.budget import MemoryPlan
-from planner.queueing.batched_step_models import column, stack
-from planner.queueing.percentiles import State, gamma, level_sd, spread
+from planner.memory.memory_plan import MemoryPlan
+from planner.queueing.batched_step_models import batch_step_models, stack_scalars
+from planner.queueing.percentiles import SteadyState, compute_gamma_quantiles, derive_performance, estimate_step_sd
 from planner.queueing.prefill_interference import (
-    EDGES,
-    QUANTILES,
-    Mix,
-    burst_s,
-    decode_s,
-    engine_s,
-    first_chunk,
-    longest,
-    mean,
-    microbatches,
-    mixes,
-    prefill_s,
-    spilled,
-    takers,
-    variance,
+    SLICE_EDGES,
+    SLICE_MIDPOINTS,
+    TrafficMix,
+    average_slices,
+    build_traffic_mix,
+    compute_first_chunk_fraction,
+    compute_slice_variance,
+    estimate_burst_ttft_s,
+    estimate_decode_step_s,
+    estimate_microbatches,
+    estimate_min_engine_s,
+    estimate_prefill_s,
+    estimate_receiving_microbatches,
+    estimate_slowest_microbatch,
+    estimate_spilled_steps,
 )
+from planner.workload.workload import Workload
 
-GENERATIONS = np.arange(1, 33)[:, None]
+REQUEST_GENERATIONS = np.arange(1, 33)[:, None]
 """Generations of requests that a closed loop tells apart."""
-LOADS = np.linspace(0, 1, 24)[:, None]
+LOAD_EXPONENTS = np.linspace(0, 1, 24)[:, None]
 """Numbers of sequences at which throughput is worked out, as powers of the largest."""
-AT_ONCE = 256
+MAX_CASES_PER_BATCH = 256
 """Cases that are evaluated at once: what they need stays in a core's cache."""
-ROOM = 1 << 21
+MALLOC_WARMUP_ELEMENTS = 1 << 21
 """Numbers in a block that glibc has to see once to keep as much freed memory; else every part faults its pages in anew.
 
 See `M_MMAP_THRESHOLD` in mallopt(3): the threshold is the largest block given back. It saves a third of the time.
@@ -59,7 +59,7 @@ See `M_MMAP_THRESHOLD` in mallopt(3): the threshold is the largest block given b
 
 
 @dataclass(frozen=True)
-class Case:
+class LoadCase:
     """What a steady state is asked for; `step` replaces the catalog's step cost."""
 
     deployment: Deployment
@@ -68,7 +68,7 @@ class Case:
     step: StepModel | None = None
 
 
-def closed_loops(cases: Sequence[Case]) -> Performances:
+def solve_closed_loops(cases: Sequence[LoadCase]) -> PerformanceBatch:
     """Of every case: a fixed number of requests in flight over all replicas; each that ends is replaced at once.
 
     The run starts with all of them arriving together and lasts `num_prompts` requests (default: 10 per unit of
@@ -76,87 +76,97 @@ def closed_loops(cases: Sequence[Case]) -> Performances:
     """
     if any(case.workload.concurrency is None for case in cases):
         raise PlannerError("a closed loop needs a concurrency")
-    return _by_parts(_closed, cases)
+    return _solve_in_batches(_solve_closed, cases)
 
 
-def open_loops(cases: Sequence[Case]) -> Performances:
+def solve_open_loops(cases: Sequence[LoadCase]) -> PerformanceBatch:
     """Of every case: requests arriving at a rate over all replicas, whatever the deployment does with them."""
     if any(case.workload.rate is None for case in cases):
         raise PlannerError("an open loop needs a request rate")
-    return _by_parts(_open, cases)
+    return _solve_in_batches(_solve_open, cases)
 
 
 @lru_cache(maxsize=1024)
-def open_loop(case: Case) -> Performance:
+def solve_open_loop(case: LoadCase) -> Performance:
     """`open_loops` of one case, kept: a replay asks for how many are in flight, a search for all that they see."""
-    return open_loops([case])[0]
+    return solve_open_loops([case])[0]
 
 
-def _by_parts(loop: Callable[[Sequence[Case], StepModel, Mix], State], cases: Sequence[Case]) -> Performances:
+def _solve_in_batches(
+    loop: Callable[[Sequence[LoadCase], StepModel, TrafficMix], SteadyState], cases: Sequence[LoadCase]
+) -> PerformanceBatch:
     """`loop` over some of the cases at a time, with their step costs and traffic."""
     found = []
-    if len(cases) > AT_ONCE:
-        np.empty(ROOM)
-    for start in range(0, len(cases), AT_ONCE):
-        part = cases[start : start + AT_ONCE]
-        steps = [_step(case) for case in part]
-        step, workloads = stack(steps), [case.workload for case in part]
-        found.append(spread(loop(part, step, mixes(workloads, step)), workloads, steps))
-    return Performances.joined(found)
+    if len(cases) > MAX_CASES_PER_BATCH:
+        np.empty(MALLOC_WARMUP_ELEMENTS)
+    for start in range(0, len(cases), MAX_CASES_PER_BATCH):
+        part = cases[start : start + MAX_CASES_PER_BATCH]
+        steps = [_get_case_step_model(case) for case in part]
+        step, workloads = batch_step_models(steps), [case.workload for case in part]
+        found.append(derive_performance(loop(part, step, build_traffic_mix(workloads, step)), workloads, steps))
+    return PerformanceBatch.joined(found)
 
 
-def _step(case: Case) -> StepModel:
-    step = case.step or step_of(case.deployment)
-    step = with_shared_reads(step, case.deployment, case.workload)
-    return with_adapters(step, case.deployment, case.workload)
+def _get_case_step_model(case: LoadCase) -> StepModel:
+    step = case.step or build_step_model(case.deployment)
+    step = subtract_shared_reads(step, case.deployment, case.workload)
+    return add_adapter_costs(step, case.deployment, case.workload)
 
 
-def _capacity(cases: Sequence[Case], t: Mix, step: StepModel) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _compute_engine_capacity(
+    cases: Sequence[LoadCase], t: TrafficMix, step: StepModel
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(sequences that run at once, sequences that the KV pool holds, which of the two binds) in one engine."""
     pools = [case.plan.pool for case in cases]
-    contexts = np.maximum((t.context - mean(t.cached)).astype(int), 1).ravel().tolist()
-    blocks = column([pool.layout.blocks_for(context) for pool, context in zip(pools, contexts, strict=True)])
-    held = (column([pool.num_blocks for pool in pools]) - 1) / np.maximum(blocks, 1) * step.kv_stretch
+    contexts = np.maximum((t.context - average_slices(t.cached)).astype(int), 1).ravel().tolist()
+    blocks = stack_scalars([pool.layout.blocks_for(context) for pool, context in zip(pools, contexts, strict=True)])
+    held = (stack_scalars([pool.num_blocks for pool in pools]) - 1) / np.maximum(blocks, 1) * step.kv_stretch
     if (held < 1).any():
         k = int(held.argmin())
         raise PlannerError(
             f"the KV pool of {pools[k].kv_tokens:,} tokens holds no sequence of {t.context[k, 0, 0]:,.0f} tokens"
         )
-    most = column([seats(case.deployment, case.workload) for case in cases])
+    most = stack_scalars([limit_sequences_by_adapters(case.deployment, case.workload) for case in cases])
     return np.minimum(most, held), held, np.where(most <= held, "max_num_seqs", "kv")
 
 
-def _closed(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
+def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> SteadyState:
     """A first burst and the waves of requests that replace it.
 
     Between its first token and its last a request lives among the others as `_interleaved` says. Outputs of one
     length end together, and so do their successors begin; different ones scatter from wave to wave.
     """
-    asked = column([case.workload.concurrency for case in cases])
-    prompts = column([case.workload.requests for case in cases])
+    asked = stack_scalars([case.workload.concurrency for case in cases])
+    prompts = stack_scalars([case.workload.requests for case in cases])
     concurrency = np.minimum(asked, prompts)
-    replicas = column([case.deployment.engines for case in cases])
+    replicas = stack_scalars([case.deployment.engines for case in cases])
     engines = np.minimum(replicas, concurrency)
     present = concurrency / engines
-    most, held, limit = _capacity(cases, t, step)
-    ahead = _ahead(cases)
-    running, outputs = np.minimum(present, most), mean(t.outputs)
+    most, held, limit = _compute_engine_capacity(cases, t, step)
+    ahead = _count_steps_ahead(cases)
+    running, outputs = np.minimum(present, most), average_slices(t.outputs)
     waves, front = prompts / concurrency, step.request_s + step.prompt_token_s * t.prompts
     later = outputs - 1
-    m = _interleaved(step, t, running, front, waves, ahead)
+    m = _solve_interleaved(step, t, running, front, waves, ahead)
     per_token, tpot, own, added, room = m.per_token, m.tpot, m.own, m.added, m.room
     together = np.minimum(np.maximum(room / step.stages, 1.0), running)
     # if their lengths differ one prompt comes first, and starts alone
     single = 1.0 * ((t.prompts[..., -1:] > t.prompts[..., :1]) & (running > 1))
-    lone = (prefill_s(step, t, np.zeros(1), np.zeros(1))[1] + decode_s(step, np.ones(1), t.context))[..., :1]
-    burst = burst_s(step, t, running - single)
-    start = np.where(single, front[..., :1] + lone + ahead * decode_s(step, np.ones(1), t.context), mean(front))
+    lone = (
+        estimate_prefill_s(step, t, np.zeros(1), np.zeros(1))[1] + estimate_decode_step_s(step, np.ones(1), t.context)
+    )[..., :1]
+    burst = estimate_burst_ttft_s(step, t, running - single)
+    start = np.where(
+        single,
+        front[..., :1] + lone + ahead * estimate_decode_step_s(step, np.ones(1), t.context),
+        average_slices(front),
+    )
     burst += start
     # later prompts come as the outputs end: those of one step together, until different lengths (wave k: sqrt(12 k)
     # standard deviations apart) have scattered them
-    apart = np.sqrt(12 * GENERATIONS * t.scatter) * tpot
-    bunch = burst_s(step, t, together)[..., -1:]
-    together_still, counted = np.maximum(1 - apart / bunch, 0), waves >= GENERATIONS
+    apart = np.sqrt(12 * REQUEST_GENERATIONS * t.scatter) * tpot
+    bunch = estimate_burst_ttft_s(step, t, together)[..., -1:]
+    together_still, counted = np.maximum(1 - apart / bunch, 0), waves >= REQUEST_GENERATIONS
     lockstep = together_still.mean(axis=1, keepdims=True, where=counted)
     shared = np.minimum(np.maximum(bunch - per_token, 0) / together, added)  # a prompt's part of a step of several
     # nobody of the own bunch decodes yet: only the others' prompts come between, spread over all outputs
@@ -174,31 +184,36 @@ def _closed(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
     # a wave that is not scattered over the whole of a stay yet has more prompts in its steps
     others, window = np.maximum(running - 1, 0.0), np.minimum(np.hypot(burst[..., -1:], apart), m.period)
     arriving = others / window * m.tpot
-    waits = np.maximum(spilled(arriving, room, t), (running / room - window / m.tpot) / 2) * m.tpot
+    waits = np.maximum(estimate_spilled_steps(arriving, room, t), (running / room - window / m.tpot) / 2) * m.tpot
     denser = np.minimum(arriving, room) - np.minimum(others / m.period * m.tpot, room)
-    waits = waits + denser * added * (1 + mean(steps)) - m.backlog
+    waits = waits + denser * added * (1 + average_slices(steps)) - m.backlog
     scattered = ((1 - together_still) * np.maximum(waits, 0.0)).mean(axis=1, keepdims=True, where=counted)
     later_ttft = lockstep * bunched + (1 - lockstep) * (own + m.backlog) + scattered
-    opening = ((running - single) * mean(burst) + single * (lone + front[..., :1])) / running
-    ttft = (1 - 1 / waves) * mean(later_ttft) + opening / waves  # of those that need not wait for a slot
-    short = np.maximum(running * engine_s(step, t, running) - ttft - later * tpot, 0.0)  # no engine exceeds its GPUs
+    opening = ((running - single) * average_slices(burst) + single * (lone + front[..., :1])) / running
+    ttft = (1 - 1 / waves) * average_slices(later_ttft) + opening / waves  # of those that need not wait for a slot
+    short = np.maximum(
+        running * estimate_min_engine_s(step, t, running) - ttft - later * tpot, 0.0
+    )  # no engine exceeds its GPUs
     stay = ttft + short + later * tpot
     rate, queue = running / stay, np.maximum(present / running - 1, 0.0) * stay
-    later_ttft, burst = later_ttft + short + queue, burst + short + queue * QUANTILES
+    later_ttft, burst = later_ttft + short + queue, burst + short + queue * SLICE_MIDPOINTS
     ttft = ttft + short + queue * (1 - 0.5 / waves)
-    varies = mean(later_ttft**2) * (1 - 1 / waves) + mean(burst**2) / waves - ttft**2
-    slowest = 1 - (1 - np.array(LATE)) * waves  # of the first burst, which is a share of 1 / waves
-    first = np.take_along_axis(burst, np.maximum(EDGES.searchsorted(slowest) - 1, 0), axis=-1)
-    ttfts = np.maximum(gamma(mean(later_ttft), variance(later_ttft)), np.where(slowest > 0, first, 0.0))
+    varies = average_slices(later_ttft**2) * (1 - 1 / waves) + average_slices(burst**2) / waves - ttft**2
+    slowest = 1 - (1 - np.array(LATENCY_QUANTILES)) * waves  # of the first burst, which is a share of 1 / waves
+    first = np.take_along_axis(burst, np.maximum(SLICE_EDGES.searchsorted(slowest) - 1, 0), axis=-1)
+    ttfts = np.maximum(
+        compute_gamma_quantiles(average_slices(later_ttft), compute_slice_variance(later_ttft)),
+        np.where(slowest > 0, first, 0.0),
+    )
     ttfts = np.maximum.accumulate(ttfts, axis=-1)  # slices go by length, and a short prompt may be served last
-    return State(
+    return SteadyState(
         step, t, per_token, added, tpot, m.decode, rate, rate, engines, held, queue,
         np.zeros(engines.shape, bool), np.where(present > most, limit, "load"),
         ttft, ttfts, np.maximum(varies, 0.0), np.zeros(engines.shape), m.groups,
     )  # fmt: skip
 
 
-class _Interleaved(NamedTuple):
+class _InterleavedState(NamedTuple):
     """How requests live side by side in a closed loop, [cases, 1, slices or 1]; times in s."""
 
     groups: np.ndarray  # microbatches that the decoding sequences form
@@ -212,9 +227,9 @@ class _Interleaved(NamedTuple):
     backlog: np.ndarray  # s of it that a prompt waits because more come than fit, so that all take turns
 
 
-def _interleaved(
-    step: StepModel, t: Mix, running: np.ndarray, front: np.ndarray, waves: np.ndarray, ahead: np.ndarray
-) -> _Interleaved:
+def _solve_interleaved(
+    step: StepModel, t: TrafficMix, running: np.ndarray, front: np.ndarray, waves: np.ndarray, ahead: np.ndarray
+) -> _InterleavedState:
     """The mean step of a closed loop with `running` requests N in flight, and what becomes of a request in it.
 
     A request that is sent when another ends waits for whole steps: those that start before it reaches the scheduler,
@@ -223,7 +238,7 @@ def _interleaved(
     C = P + A (N - 1) C / (A + n C), P the step that only decodes: quadratic in C. If more prompts come than fit, all
     wait for their turn. N, n and P depend on C in turn; three rounds settle them.
     """
-    outputs, size = mean(t.outputs), mean(t.prompts)
+    outputs, size = average_slices(t.outputs), average_slices(t.prompts)
     others, later = np.maximum(running - 1, 0.0), outputs - 1
     least = np.minimum(running, 1.0)
     # that fit into steps beside the prompts that take their places
@@ -231,19 +246,21 @@ def _interleaved(
     decode, passed = np.maximum(np.minimum(running, fit), 1.0), outputs + ahead  # steps that pass while a request stays
     formed = np.minimum(np.ceil(running * size / step.max_tokens), step.stages) - 1  # microbatches beside the first
     for _ in range(3):
-        groups = microbatches(step, t, running, decode, formed, waves, front)
-        per_token = decode_s(step, decode / groups, t.context)
+        groups = estimate_microbatches(step, t, running, decode, formed, waves, front)
+        per_token = estimate_decode_step_s(step, decode / groups, t.context)
         taken = np.where(later > 0, decode * (1 + step.drafts), 0.0)  # tokens of steps that prompts can't have
         room = np.maximum(step.max_tokens * step.stages - taken, 1.0) / size
         beside = np.maximum(others / passed, 1e-9)  # other prompts in the same step, or round of a pipeline
-        taking = takers(step, beside, groups, per_token, front, room / step.stages)
+        taking = estimate_receiving_microbatches(step, beside, groups, per_token, front, room / step.stages)
         near = beside / taking  # in the same microbatch; and where there are any, so many
-        chunks, whole, share = prefill_s(step, t, decode / groups, np.hstack([near / -np.expm1(-near) - 1, near]))
-        added, whole = mean(share[:, :1]), whole[:, 1:]
-        head = first_chunk(step, t, decode / groups)
-        slowest = longest(step, beside, taking, 1 / mean(head), room / step.stages)
+        chunks, whole, share = estimate_prefill_s(
+            step, t, decode / groups, np.hstack([near / -np.expm1(-near) - 1, near])
+        )
+        added, whole = average_slices(share[:, :1]), whole[:, 1:]
+        head = compute_first_chunk_fraction(step, t, decode / groups)
+        slowest = estimate_slowest_microbatch(step, beside, taking, 1 / average_slices(head), room / step.stages)
         slowed = added * slowest / beside
-        alone = mean(_piped(step, head, share[:, :1]))  # what the own prompt adds
+        alone = average_slices(_estimate_pipelined_s(step, head, share[:, :1]))  # what the own prompt adds
         each = passed * per_token + slowed * others - alone
         tpot = (each + np.sqrt(each**2 + 4 * passed * per_token * alone)) / (2 * passed)
         tpot = np.where(running > 1, tpot, per_token)
@@ -251,104 +268,110 @@ def _interleaved(
         tpot = np.minimum(tpot, np.maximum(full, per_token))
         busy = 1 - (1 - np.minimum(decode / running, 1.0)) ** others
         wait = busy * (np.ceil(front * taking / tpot) / taking + ahead) * tpot + (1 - busy) * front
-        own = wait + per_token + _piped(step, head, whole) + (chunks - 1) * tpot / step.stages
-        period = mean(own) + later * tpot
+        own = wait + per_token + _estimate_pipelined_s(step, head, whole) + (chunks - 1) * tpot / step.stages
+        period = average_slices(own) + later * tpot
         backlog = np.maximum(running * tpot / room - period, 0.0)  # prompts wait until all others had their turn
         period = period + backlog
         passed = np.maximum((period - alone) / tpot, 1.0)
         decode = np.maximum(np.minimum(running * later * tpot / period, fit), least)
-    return _Interleaved(groups, per_token, decode, tpot, added, room, own, period, backlog)
+    return _InterleavedState(groups, per_token, decode, tpot, added, room, own, period, backlog)
 
 
-def _ahead(cases: Sequence[Case]) -> np.ndarray:
+def _count_steps_ahead(cases: Sequence[LoadCase]) -> np.ndarray:
     """Steps between the one under way and a request's first: one with asynchronous scheduling, scheduled already.
 
     A scheduler that looks for requests every n-th step lets (n - 1) / 2 more pass.
     """
     deployed = [case.deployment for case in cases]
-    unseen = column([(one.args.scheduler_recv_interval - 1) / 2 for one in deployed])
-    return unseen + column([one.args.async_scheduling and one.layout.pp == 1 for one in deployed])
+    unseen = stack_scalars([(one.args.scheduler_recv_interval - 1) / 2 for one in deployed])
+    return unseen + stack_scalars([one.args.async_scheduling and one.layout.pp == 1 for one in deployed])
 
 
-def _open(cases: Sequence[Case], step: StepModel, t: Mix) -> State:
+def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> SteadyState:
     """Arrivals at random find the others as they are on average (PASTA; those in flight share steps like a processor).
 
     They wait for the rest of the step that they meet; with asynchronous scheduling for the next one, scheduled
     before; for a running slot; and in an overload for the backlog.
     """
-    offered = column([case.workload.rate for case in cases])
-    engines = column([case.deployment.engines for case in cases])
-    rate, outputs = offered / engines, mean(t.outputs)
-    noise = 1 / column([case.workload.burstiness for case in cases])
-    most, held, limit = _capacity(cases, t, step)
-    ahead, size, later = _ahead(cases), mean(t.prompts), np.maximum(outputs - 1, 0.0)
+    offered = stack_scalars([case.workload.rate for case in cases])
+    engines = stack_scalars([case.deployment.engines for case in cases])
+    rate, outputs = offered / engines, average_slices(t.outputs)
+    noise = 1 / stack_scalars([case.workload.burstiness for case in cases])
+    most, held, limit = _compute_engine_capacity(cases, t, step)
+    ahead, size, later = _count_steps_ahead(cases), average_slices(t.prompts), np.maximum(outputs - 1, 0.0)
     # in flight by Little's law: the number whose throughput is the rate. Every step has `counts / outputs` new prompts.
     width = 1 + step.drafts
     cap = np.minimum(most, step.max_tokens * step.stages * outputs / (size + later * width))
-    counts = cap * np.maximum(cap, 64.0) ** (LOADS - 1)
-    alone, each, *_ = _steps(step, t, counts, most)
+    counts = cap * np.maximum(cap, 64.0) ** (LOAD_EXPONENTS - 1)
+    alone, each, *_ = _estimate_steps(step, t, counts, most)
     throughput = np.maximum.accumulate(counts / (outputs * each), axis=1)
     peak = throughput[:, -1:]
     load, saturated = rate / peak, rate >= peak
     rate = np.minimum(rate, peak)
-    inside = _interpolated(rate, throughput, counts)
-    plain, tpot, added, groups = _steps(step, t, inside, most)
+    inside = _interpolate(rate, throughput, counts)
+    plain, tpot, added, groups = _estimate_steps(step, t, inside, most)
     beside, decode = inside / outputs, inside * later / outputs
     slowed = (tpot - plain) / beside
-    uneven = mean(t.prompts**2) / size**2
+    uneven = average_slices(t.prompts**2) / size**2
     # an arrival is more likely in a long step, and so are others with it: E[step^2] / E[step], each step having as many
     # prompts as came in one before
     spread = noise + uneven - 1
     longer = rate * slowed**2 * spread / np.maximum(1 - (rate * slowed) ** 2, 0.05)
     busy = 1 - np.exp(-inside)
     met = tpot + longer
-    chunks, whole, _ = prefill_s(step, t, decode / groups, rate * met)
-    own = plain + _piped(step, first_chunk(step, t, decode / groups), whole) + (chunks - 1) * tpot / step.stages
+    chunks, whole, _ = estimate_prefill_s(step, t, decode / groups, rate * met)
+    own = (
+        plain
+        + _estimate_pipelined_s(step, compute_first_chunk_fraction(step, t, decode / groups), whole)
+        + (chunks - 1) * tpot / step.stages
+    )
     fixed = busy * ahead * plain
     crowded = (inside / most) ** (np.sqrt(2 * (most + 1)) - 1)  # chance that all slots are taken (Sakasegawa)
-    prompts = column([case.workload.requests for case in cases])
+    prompts = stack_scalars([case.workload.requests for case in cases])
     # a queue near saturation grows like a random walk, and a run ends before it has its mean (2 / 3: over the run)
     walked = 2 / 3 * np.sqrt(2 / np.pi * (noise + 1) * prompts / engines) / peak
     slots = crowded * (noise + 1) / (2 * np.maximum(np.abs(peak - offered / engines), 1e-9))
     slots = np.minimum(slots, crowded * walked)
-    level = level_sd(tpot, alone[:, :1], inside, saturated)
+    level = estimate_step_sd(tpot, alone[:, :1], inside, saturated)
     moves = busy * (met / 2 + ahead * (tpot - plain)) + slots
     varies = busy * met**2 / 12 + (1 + 2 * ahead) * beside * slowed**2 * spread
     varies = varies + slots**2 * (2 / np.maximum(crowded, 1e-9) - 1) + (busy * (0.5 + ahead) * level) ** 2
     backlog = np.where(saturated, prompts / offered * (1 - 1 / load), 0.0)
     filling = np.minimum(most * engines / prompts, 1.0)
-    queue = backlog + fixed + gamma(moves, varies)[..., -1:]
-    delays = backlog * np.maximum(QUANTILES - filling, 0.0)
+    queue = backlog + fixed + compute_gamma_quantiles(moves, varies)[..., -1:]
+    delays = backlog * np.maximum(SLICE_MIDPOINTS - filling, 0.0)
     own = own + step.request_s + step.prompt_token_s * t.prompts
-    ttft = mean(own) + fixed + moves + mean(delays)
-    least, varies = own[..., :1] + fixed, varies + variance(own) + variance(delays)
-    half = _interpolated(np.maximum(most / 2, 1.0), counts, throughput)  # more at once would hardly serve more requests
+    ttft = average_slices(own) + fixed + moves + average_slices(delays)
+    least, varies = own[..., :1] + fixed, varies + compute_slice_variance(own) + compute_slice_variance(delays)
+    half = _interpolate(np.maximum(most / 2, 1.0), counts, throughput)  # more at once would hardly serve more requests
     limit = np.where((limit == "max_num_seqs") & (peak < 1.05 * half), "compute", limit)
-    return State(
+    return SteadyState(
         step, t, plain, added, tpot, decode, rate, peak, engines, held,
         queue, saturated, np.where(saturated, limit, "load"),
-        ttft, least + gamma(ttft - least, varies), varies, level, groups,
+        ttft, least + compute_gamma_quantiles(ttft - least, varies), varies, level, groups,
     )  # fmt: skip
 
 
-def _steps(step: StepModel, t: Mix, inside: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, ...]:
+def _estimate_steps(step: StepModel, t: TrafficMix, inside: np.ndarray, most: np.ndarray) -> tuple[np.ndarray, ...]:
     """What a request sees that finds `inside` others: s of a step without prompts and on average, s that one adds.
 
     The last is the number of microbatches, each of which has one step in a round.
     """
-    outputs = mean(t.outputs)
+    outputs = average_slices(t.outputs)
     beside, decode = np.maximum(inside / outputs, 1e-9), inside * (outputs - 1) / outputs
-    groups = microbatches(step, t, inside, decode)
-    plain = decode_s(step, np.minimum(decode + groups, most) / groups, t.context)
+    groups = estimate_microbatches(step, t, inside, decode)
+    plain = estimate_decode_step_s(step, np.minimum(decode + groups, most) / groups, t.context)
     alone = 1 - np.exp(-beside / groups)
-    _, _, share = prefill_s(step, t, decode / groups, beside / groups / alone - 1)
-    added = mean(share)
-    room = np.maximum(step.max_tokens - decode / groups * (1 + step.drafts), 1.0) / mean(t.prompts)
-    slowest = longest(step, beside, groups, 1 / mean(first_chunk(step, t, decode / groups)), room)
+    _, _, share = estimate_prefill_s(step, t, decode / groups, beside / groups / alone - 1)
+    added = average_slices(share)
+    room = np.maximum(step.max_tokens - decode / groups * (1 + step.drafts), 1.0) / average_slices(t.prompts)
+    slowest = estimate_slowest_microbatch(
+        step, beside, groups, 1 / average_slices(compute_first_chunk_fraction(step, t, decode / groups)), room
+    )
     return plain, plain + slowest * added, added, groups
 
 
-def _piped(step: StepModel, head: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def _estimate_pipelined_s(step: StepModel, head: np.ndarray, whole: np.ndarray) -> np.ndarray:
     """s of prompts that take `whole` if their chunks follow each other through the stages, `head` of each in the first.
 
     The stages work on as many chunks at once, so that all but the largest only take up the first stage.
@@ -356,7 +379,7 @@ def _piped(step: StepModel, head: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return whole * (head + (1 - head) / step.stages)
 
 
-def _interpolated(x: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
+def _interpolate(x: np.ndarray, xs: np.ndarray, ys: np.ndarray) -> np.ndarray:
     """[cases, 1, 1] rising functions through 0 and the points [cases, points, 1], constant after the last one."""
     nothing = np.zeros_like(x)
     xs, ys = np.concatenate([nothing, xs], axis=1), np.concatenate([nothing, ys], axis=1)

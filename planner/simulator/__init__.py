@@ -1,1 +1,1 @@
-"""vLLM's scheduler, replayed request by request, compiled."""
+"""vLLM's scheduler, simulated request by request."""

@@ -11,22 +11,24 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from planner.latency.shared_reads import SHARERS
+from planner.latency.shared_prefix_reads import MAX_BLOCK_SHARERS
 
-KEPT = "NUMBA_CACHE_DIR" in os.environ or any(os.access(at, os.W_OK) for at in (Path(__file__).parent, Path.home()))
+CAN_CACHE_COMPILED_CODE = "NUMBA_CACHE_DIR" in os.environ or any(
+    os.access(at, os.W_OK) for at in (Path(__file__).parent, Path.home())
+)
 """Whether compiled code can be kept on disk: beside its source or at home. Else every process compiles its own."""
-_ONLY = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-allocating: Any = njit(error_model="numpy", _nrt=True, **_ONLY)  # type: ignore[call-overload]
+_NJIT_OPTIONS = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+njit_allocating: Any = njit(error_model="numpy", _nrt=True, **_NJIT_OPTIONS)  # type: ignore[call-overload]
 """For functions that only compiled code calls; they are kept on disk as part of `simulator.router.simulate`."""
-once: Any = njit(error_model="numpy", _nrt=True, inline="always", **_ONLY)  # type: ignore[call-overload]
+njit_inline_always: Any = njit(error_model="numpy", _nrt=True, inline="always", **_NJIT_OPTIONS)  # type: ignore[call-overload]
 """For those at the top, called at one place: whatever is compiled has all that it calls compiled once more."""
-compiled: Any = njit(error_model="numpy", _nrt=False, **_ONLY)  # type: ignore[call-overload]
+njit_compiled: Any = njit(error_model="numpy", _nrt=False, **_NJIT_OPTIONS)  # type: ignore[call-overload]
 """For those that make no array and change no list's length: references, whose owner is further up, are not counted."""
-inlined: Any = njit(error_model="numpy", _nrt=False, forceinline=True, **_ONLY)  # type: ignore[call-overload]
+njit_force_inline: Any = njit(error_model="numpy", _nrt=False, forceinline=True, **_NJIT_OPTIONS)  # type: ignore[call-overload]
 """For those that are called at one place, or in every step."""
 
 
-class Pool(NamedTuple):
+class BlockPool(NamedTuple):
     """Free blocks as a ring through the last index, next to be taken first; cached blocks of equal content as rings."""
 
     free: np.ndarray  # [1]
@@ -44,7 +46,7 @@ class Pool(NamedTuple):
     shared: np.ndarray  # [SHARERS] blocks that so many sequences have, from 2 on; the last counts those with more too
 
 
-class Tables(NamedTuple):
+class BlockTables(NamedTuple):
     """Block tables of the running requests, one seat each."""
 
     blocks: np.ndarray  # [seats, groups, longest] block numbers; no seats where only their number matters
@@ -55,35 +57,35 @@ class Tables(NamedTuple):
     slides: np.ndarray  # [seats] computed tokens at which the next block leaves a window
 
 
-@allocating
-def new_pool(num_blocks: int, contents: int, host_blocks: int) -> Any:
+@njit_allocating
+def create_pool(num_blocks: int, contents: int, host_blocks: int) -> Any:
     """All blocks free but the null block 0; with `contents` = 0 only their number matters."""
     host, kept = np.full((2, contents + 1 if host_blocks else 0), -1, np.int32), np.zeros(2, np.int64)
     host[:, -1:] = contents
     kept[1] = host_blocks
     ring = num_blocks if contents else 0
-    pool = Pool(
+    pool = BlockPool(
         np.full(1, num_blocks - 1), np.arange(1, ring + 2), np.arange(-1, ring), np.zeros(ring + 1, np.int32),
         np.full(ring + 1, -1), np.empty(ring + 1, np.int32), np.empty(ring + 1, np.int32),
-        np.full(contents, -1, np.int32), host, kept, np.zeros(SHARERS, np.int64),
+        np.full(contents, -1, np.int32), host, kept, np.zeros(MAX_BLOCK_SHARERS, np.int64),
     )  # fmt: skip
     if ring:
         pool.next[ring], pool.prev[1] = 1, ring
     return pool
 
 
-@allocating
-def new_tables(seats: int, groups: int, longest: int) -> Any:
+@njit_allocating
+def create_tables(seats: int, groups: int, longest: int) -> Any:
     """Empty tables; `longest` = 0 where only the number of blocks matters."""
     sizes = np.zeros((2, seats, groups), np.int64)
     blocks = np.empty((seats if longest else 0, groups, longest), np.int32)
-    return Tables(
+    return BlockTables(
         blocks, sizes[0], sizes[1], np.zeros(seats, np.int64), np.zeros(seats, np.int64), np.zeros(seats, np.int64)
     )
 
 
-@inlined
-def take(pool: Any) -> int:
+@njit_force_inline
+def take_free_block(pool: Any) -> int:
     """The block at the front of the free ring, its cached content forgotten."""
     ring = pool.next.size - 1
     block = pool.next[ring]
@@ -105,22 +107,22 @@ def take(pool: Any) -> int:
     return block
 
 
-@inlined
-def _count(pool: Any, before: int, after: int) -> None:
+@njit_force_inline
+def _update_sharers(pool: Any, before: int, after: int) -> None:
     """A block that `before` sequences had is now had by `after`."""
-    pool.shared[min(before, SHARERS - 1)] -= 1
-    pool.shared[min(after, SHARERS - 1)] += 1
+    pool.shared[min(before, MAX_BLOCK_SHARERS - 1)] -= 1
+    pool.shared[min(after, MAX_BLOCK_SHARERS - 1)] += 1
 
 
-@compiled
-def _release(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
+@njit_compiled
+def _free_blocks(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
     """Give back blocks table[first:end], the last one first; 0.33 puts blocks without content to the front."""
     ring = pool.next.size - 1
     front = ring
     for j in range(end - 1, first - 1, -1):
         block = table[j]
         pool.refs[block] -= 1
-        _count(pool, pool.refs[block] + 1, pool.refs[block])
+        _update_sharers(pool, pool.refs[block] + 1, pool.refs[block])
         if pool.refs[block] == 0:
             left = pool.prev[ring]
             if recent and pool.key[block] < 0:
@@ -131,8 +133,8 @@ def _release(pool: Any, table: Any, first: int, end: int, recent: bool) -> None:
             pool.free[0] += 1
 
 
-@inlined
-def _publish(pool: Any, block: int, key: int) -> None:
+@njit_force_inline
+def _cache_block(pool: Any, block: int, key: int) -> None:
     """Make a full block's content known, behind older blocks of equal content."""
     pool.key[block] = key
     oldest = pool.cached[key]
@@ -144,8 +146,8 @@ def _publish(pool: Any, block: int, key: int) -> None:
         pool.before[block], pool.after[block] = newest, oldest
 
 
-@compiled
-def keep(pool: Any, content: int) -> None:
+@njit_compiled
+def store_in_host(pool: Any, content: int) -> None:
     """Have a content in host memory as the one used last; the one that was not used longest goes where it is full."""
     after, before = pool.host[0], pool.host[1]
     ring = after.size - 1
@@ -162,8 +164,8 @@ def keep(pool: Any, content: int) -> None:
     before[content], after[content] = newest, ring
 
 
-@compiled
-def in_host(pool: Any, content: Any, hit: int, most: int) -> int:
+@njit_compiled
+def count_host_hits(pool: Any, content: Any, hit: int, most: int) -> int:
     """Blocks that host memory has of a request, up to `most`, beyond the `hit` that the pool has."""
     end = hit
     while end < most and pool.host[0, content[end]] >= 0:
@@ -171,18 +173,18 @@ def in_host(pool: Any, content: Any, hit: int, most: int) -> int:
     return end - hit
 
 
-@compiled
-def kept_beyond(pool: Any, content: Any, hit: int, most: int) -> int:
+@njit_compiled
+def touch_host_hits(pool: Any, content: Any, hit: int, most: int) -> int:
     """`in_host`; all that it has of the request up to there is used now."""
-    more = in_host(pool, content, hit, most)
+    more = count_host_hits(pool, content, hit, most)
     for k in range(hit + more):
         if pool.host[0, content[k]] >= 0:
-            keep(pool, content[k])
+            store_in_host(pool, content[k])
     return more
 
 
-@compiled
-def longest_hit(pool: Any, content: Any, most: int, groups: Any) -> int:
+@njit_compiled
+def find_longest_cached_prefix(pool: Any, content: Any, most: int, groups: Any) -> int:
     """Blocks of the longest cached prefix, up to `most`: each group needs all of it, or the window before its end.
 
     Contents, and what is returned, are of blocks as group 0 has them, the smallest; `wide` of them make one of group g.
@@ -217,14 +219,14 @@ def longest_hit(pool: Any, content: Any, most: int, groups: Any) -> int:
     return hit
 
 
-@compiled
-def needed(tokens: int, window: int, size: int) -> int:
+@njit_compiled
+def count_table_blocks(tokens: int, window: int, size: int) -> int:
     """Length of a group's block table that holds `tokens`."""
     return -window if window < 0 else (tokens + size - 1) // size
 
 
-@compiled
-def slide(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
+@njit_compiled
+def free_outside_window(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
     """Free blocks of seat `s` that no token after `settled` computed ones will look back at."""
     tables.slides[s] = 1 << 60
     for g in range(len(rules.groups)):
@@ -232,7 +234,7 @@ def slide(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
         first, end = tables.passed[s, g], min(max(0, settled - window + 1) // size, tables.held[s, g])
         if window > 0 and end > first:
             if len(tables.blocks):
-                _release(pool, tables.blocks[s, g], first, end, rules.recent)
+                _free_blocks(pool, tables.blocks[s, g], first, end, rules.recent)
             else:
                 pool.free[0] += end - first
             tables.passed[s, g] = end
@@ -240,17 +242,17 @@ def slide(rules: Any, pool: Any, tables: Any, s: int, settled: int) -> None:
             tables.slides[s] = min(tables.slides[s], (tables.passed[s, g] + 1) * size + window - 1)
 
 
-@inlined
-def missing(rules: Any, tables: Any, s: int, tokens: int) -> int:
+@njit_force_inline
+def count_missing_blocks(rules: Any, tables: Any, s: int, tokens: int) -> int:
     """Blocks that a seat lacks to hold `tokens`."""
     lacking = 0
     for g in range(len(rules.groups)):
-        lacking += max(0, needed(tokens, rules.groups[g, 0], rules.groups[g, 1]) - tables.held[s, g])
+        lacking += max(0, count_table_blocks(tokens, rules.groups[g, 0], rules.groups[g, 1]) - tables.held[s, g])
     return lacking
 
 
-@compiled
-def claim(rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, cap: Any) -> int:
+@njit_compiled
+def count_blocks_to_admit(rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, cap: Any) -> int:
     """Free blocks that must be there to admit a request with `hit` cached ones per group.
 
     For all of its `whole` tokens (no group counts more than `cap`), and for the `part` up to the end of this step;
@@ -264,13 +266,13 @@ def claim(rules: Any, pool: Any, content: Any, hit: int, whole: int, part: int, 
         idle = 0
         for j in range(max(0, have * size - window + 1) // size if window > 0 else 0, have):
             idle += pool.refs[pool.cached[content[(j + 1) * wide - 1] * len(rules.groups) + g]] == 0
-        for_all += max(0, min(needed(whole, window, size), cap[g]) - have) + idle
-        for_part += max(0, needed(part, window, size) - have) + idle
+        for_all += max(0, min(count_table_blocks(whole, window, size), cap[g]) - have) + idle
+        for_part += max(0, count_table_blocks(part, window, size) - have) + idle
     return max(for_all, for_part)
 
 
-@compiled
-def adopt(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) -> None:
+@njit_compiled
+def reuse_cached_prefix(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) -> None:
     """Start the tables of a seat with `hit` cached blocks per group, without those that already left the window."""
     tables.published[s], tables.capacity[s], tables.slides[s] = hit, 0, 0
     for g in range(len(rules.groups)):
@@ -288,20 +290,20 @@ def adopt(rules: Any, pool: Any, tables: Any, s: int, content: Any, hit: int) ->
                     pool.prev[pool.next[block]] = pool.prev[block]
                     pool.free[0] -= 1
                 pool.refs[block] += 1
-                _count(pool, pool.refs[block] - 1, pool.refs[block])
+                _update_sharers(pool, pool.refs[block] - 1, pool.refs[block])
 
 
-@inlined
-def fill(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> None:
+@njit_force_inline
+def allocate_slots(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> None:
     """Give a seat the blocks that it lacks to hold `tokens`."""
     capacity = 1 << 60
     for g in range(len(rules.groups)):
         window, size = rules.groups[g]
         held = tables.held[s, g]
-        end = max(held, needed(tokens, window, size))
+        end = max(held, count_table_blocks(tokens, window, size))
         if len(tables.blocks):
             for j in range(held, end):
-                tables.blocks[s, g, j] = take(pool)
+                tables.blocks[s, g, j] = take_free_block(pool)
         else:
             pool.free[0] -= end - held
         tables.held[s, g] = end
@@ -310,26 +312,26 @@ def fill(rules: Any, pool: Any, tables: Any, s: int, tokens: int) -> None:
     tables.capacity[s] = capacity
 
 
-@compiled
-def leave(rules: Any, pool: Any, tables: Any, s: int) -> None:
+@njit_compiled
+def free_sequence(rules: Any, pool: Any, tables: Any, s: int) -> None:
     """Free a seat's blocks, group by group, the last block first."""
     for g in range(len(rules.groups)):
         if len(tables.blocks):
-            _release(pool, tables.blocks[s, g], tables.passed[s, g], tables.held[s, g], rules.recent)
+            _free_blocks(pool, tables.blocks[s, g], tables.passed[s, g], tables.held[s, g], rules.recent)
         else:
             pool.free[0] += tables.held[s, g] - tables.passed[s, g]
         tables.held[s, g] = tables.passed[s, g] = 0
 
 
-@compiled
-def publish(rules: Any, pool: Any, tables: Any, s: int, content: Any, tokens: int) -> None:
+@njit_compiled
+def cache_full_blocks(rules: Any, pool: Any, tables: Any, s: int, content: Any, tokens: int) -> None:
     """Make a seat's full blocks among its first `tokens` known to the cache."""
     count, full = len(rules.groups), tokens // rules.groups[0, 1]
     for j in range(tables.published[s], full):
         for g in range(count):
             wide = rules.groups[g, 1] // rules.groups[0, 1]
             if rules.groups[g, 0] >= 0 and (j + 1) % wide == 0 and (j + 1) // wide > tables.passed[s, g]:
-                _publish(pool, tables.blocks[s, g, (j + 1) // wide - 1], content[j] * count + g)
+                _cache_block(pool, tables.blocks[s, g, (j + 1) // wide - 1], content[j] * count + g)
         if pool.kept[1]:
-            keep(pool, content[j])
+            store_in_host(pool, content[j])
     tables.published[s] = max(full, tables.published[s])

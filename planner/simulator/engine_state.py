@@ -6,16 +6,20 @@ import numpy as np
 
 from planner.simulator import block_pool
 from planner.simulator import kernel_types as kinds
-from planner.simulator.block_pool import allocating, inlined
+from planner.simulator.block_pool import njit_allocating, njit_force_inline
 
-_TIMES = ("now", "entry", "end", "spent", "last_gap", "soonest", "adapters_s", "loaded", "last")
-_COUNTS = (
+_TIME_FIELDS = ("now", "entry", "end", "spent", "last_gap", "soonest", "adapters_s", "loaded", "last")
+_COUNT_FIELDS = (
     "arrived", "due", "done", "queued", "front", "unseen", "num_running", "num_spare", "num_waiting", "first", "flying",
     "last_bin", "steps", "gauges", "stuck", "turns", "active", "awake", "admitted", "drifted", "contexts", "calm",
 )  # fmt: skip
-_SIGNS = ("steady", "blocked", "fed")
-State = np.dtype(
-    [(name, kind) for kind, names in ((float, _TIMES), (np.int64, _COUNTS), (np.bool_, _SIGNS)) for name in names],
+_FLAG_FIELDS = ("steady", "blocked", "fed")
+ENGINE_STATE_DTYPE = np.dtype(
+    [
+        (name, kind)
+        for kind, names in ((float, _TIME_FIELDS), (np.int64, _COUNT_FIELDS), (np.bool_, _FLAG_FIELDS))
+        for name in names
+    ],
     align=True,
 )
 """Numbers of one engine that change as it goes.
@@ -31,11 +35,11 @@ end of the last step whose outputs were taken; awake: those that run and do not 
 was; drifted: steps that were scheduled; contexts: tokens in the KV cache of those that drift; calm: the turn from which
 on somebody may begin to.
 """
-AHEAD = 2048
+MAX_FAST_PATH_STEPS = 2048
 """Steps for which one drifts at most before it is looked at again."""
 
 
-class Drift(NamedTuple):
+class FastPathSums(NamedTuple):
     """Sums over those that drift, see `simulator.drift`. A ring is [2]: who comes next, who comes before."""
 
     since: np.ndarray  # [seats] `drifted` when it began to drift, -1: it is awake
@@ -47,12 +51,12 @@ class Drift(NamedTuple):
     inside: np.ndarray  # [2, decode_windows] tokens inside the windows, and by how many they grow in a step
 
 
-class Engine(NamedTuple):
+class EngineState(NamedTuple):
     """What one engine holds; `state` has its numbers. A seat is the place of a running request in all tables."""
 
     state: np.ndarray  # [1] of `State`
-    pool: block_pool.Pool
-    tables: block_pool.Tables
+    pool: block_pool.BlockPool
+    tables: block_pool.BlockTables
     cap: np.ndarray  # [groups] blocks that admission asks for at most
     request: np.ndarray  # [seats] who runs there, -1 nobody
     known: np.ndarray  # [seats] tokens whose values are there
@@ -61,7 +65,7 @@ class Engine(NamedTuple):
     drafts: np.ndarray  # [seats] drafted tokens
     in_flight: np.ndarray  # [seats] tokens of steps under way
     ready: np.ndarray  # [seats] when its blocks are there that come from host memory
-    drift: Drift
+    drift: FastPathSums
     running: np.ndarray  # [seats] seats that are awake, in order of admission
     spare: np.ndarray  # [seats] free ones
     parted: np.ndarray  # requests that the step being scheduled preempts; that the oldest one ends
@@ -79,7 +83,7 @@ class Engine(NamedTuple):
     notes: list[tuple[float, float, float, float, float, float]]
 
 
-class Fates(NamedTuple):
+class RequestRecords(NamedTuple):
     """[n] what became of each request: see `Outcome`; `made` outputs."""
 
     sent: np.ndarray
@@ -93,15 +97,15 @@ class Fates(NamedTuple):
     ended: np.ndarray  # [1] how many did
 
 
-@allocating
-def new_fates(n: int, closed: bool) -> Any:
+@njit_allocating
+def create_request_records(n: int, closed: bool) -> Any:
     """Nothing happened yet to [n] requests."""
     times, counts, ended = np.full((4, n), np.nan), np.zeros((3, n), np.int32), np.zeros(1, np.int64)
     released = np.empty(n if closed else 0)
-    return Fates(times[0], times[1], times[2], times[3], counts[0], counts[1], counts[2], released, ended)
+    return RequestRecords(times[0], times[1], times[2], times[3], counts[0], counts[1], counts[2], released, ended)
 
 
-@inlined
+@njit_force_inline
 def has_windows(rules: Any) -> bool:
     """Whether some KV-cache group looks back over a window only."""
     found = False
@@ -110,43 +114,47 @@ def has_windows(rules: Any) -> bool:
     return found
 
 
-@inlined
-def overlaps(rules: Any, table: Any) -> bool:
+@njit_force_inline
+def overlaps_steps(rules: Any, table: Any) -> bool:
     """Whether a step is scheduled while the one before it runs, on values that are not there yet."""
     return rules.async_scheduling and table.stages == 1
 
 
-@inlined
-def tells_apart(rules: Any, traffic: Any) -> bool:
+@njit_force_inline
+def tracks_block_contents(rules: Any, traffic: Any) -> bool:
     """Whether blocks are told apart, so that equal ones are found again."""
     return rules.enable_prefix_caching and traffic.content.size > 0
 
 
-@allocating
-def new_engine(rules: Any, table: Any, traffic: Any, longest: int, contents: int) -> Any:
+@njit_allocating
+def create_engine_state(rules: Any, table: Any, traffic: Any, longest: int, contents: int) -> Any:
     """An idle engine for requests of up to `longest` tokens, whose blocks have so many different `contents`."""
     groups, count, seqs = rules.groups, len(rules.groups), min(rules.max_num_seqs, traffic.prompt.size)
-    depth, smallest, states = 2 if overlaps(rules, table) else table.stages, groups[0, 1], 0
+    depth, smallest, states = 2 if overlaps_steps(rules, table) else table.stages, groups[0, 1], 0
     cap = np.full(count, 1 << 40)
     for g in range(count):
         smallest, states = min(smallest, groups[g, 1]), max(states, -groups[g, 0])
         if groups[g, 0] > 0:
             ahead = rules.max_num_batched_tokens * (depth if rules.recent else 1)
-            cap[g] = block_pool.needed(min(groups[g, 0] - 1 + ahead, rules.max_model_len), 0, groups[g, 1]) + 1
-    caching = tells_apart(rules, traffic)
+            cap[g] = (
+                block_pool.count_table_blocks(min(groups[g, 0] - 1 + ahead, rules.max_model_len), 0, groups[g, 1]) + 1
+            )
+    caching = tracks_block_contents(rules, traffic)
     longest = min(longest + rules.num_lookahead_tokens, rules.max_model_len)
-    pool = block_pool.new_pool(rules.num_blocks, contents * count, rules.host_blocks if caching else 0)
-    tables = block_pool.new_tables(seqs, count, max(block_pool.needed(longest, 0, smallest), states) if caching else 0)
-    state = np.zeros(1, State)
+    pool = block_pool.create_pool(rules.num_blocks, contents * count, rules.host_blocks if caching else 0)
+    tables = block_pool.create_tables(
+        seqs, count, max(block_pool.count_table_blocks(longest, 0, smallest), states) if caching else 0
+    )
+    state = np.zeros(1, ENGINE_STATE_DTYPE)
     state[0].num_spare, state[0].unseen, state[0].stuck, state[0].last_gap = seqs, rules.recv_interval, -1, -1.0
     state[0].soonest = np.inf
     seats, spare = np.full((9, seqs), -1), np.arange(seqs)
-    line, due = np.zeros((2, seqs + 1), np.int64), np.zeros((2, seqs + AHEAD), np.int64)
+    line, due = np.zeros((2, seqs + 1), np.int64), np.zeros((2, seqs + MAX_FAST_PATH_STEPS), np.int64)
     line[:] = np.arange(seqs + 1)
-    due[:] = np.arange(seqs + AHEAD)
+    due[:] = np.arange(seqs + MAX_FAST_PATH_STEPS)
     full, blocks = np.zeros((2, seqs + groups[0, 1]), np.int64), np.zeros((2, groups[0, 1]), np.int64)
     full[:] = np.arange(seqs + groups[0, 1])
-    drift = Drift(seats[7], seats[8], line, due, full, blocks, np.zeros((2, len(table.decode_windows))))
+    drift = FastPathSums(seats[7], seats[8], line, due, full, blocks, np.zeros((2, len(table.decode_windows))))
     coming, waiting, notes = [(0.0, 0)], [[(0.0, 0)]], [(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)]
     coming.clear()
     waiting[0].clear()
@@ -154,10 +162,10 @@ def new_engine(rules: Any, table: Any, traffic: Any, longest: int, contents: int
     adapters = traffic.adapter.max() + 1 if traffic.adapter.size else 0
     for _ in range(adapters):
         waiting.append(waiting[0].copy())
-    return Engine(
+    return EngineState(
         state, pool, tables, cap, seats[0], seats[1], seats[2], seats[3], seats[4], seats[5], np.zeros(seqs), drift,
         seats[6], spare, np.zeros(seqs, np.int64), coming, waiting, np.full(adapters + 1, np.inf),
         np.zeros((adapters, 3), np.int64), np.zeros((depth, 7, seqs), np.int64), np.zeros(depth, np.int64),
-        np.zeros(depth), np.zeros(depth, np.int64), np.zeros(kinds.ITL_BINS, np.int64), np.zeros(kinds.USAGE_BINS),
+        np.zeros(depth), np.zeros(depth, np.int64), np.zeros(kinds.NUM_ITL_BINS, np.int64), np.zeros(kinds.NUM_KV_USAGE_BINS),
         np.zeros(6), notes,
     )  # fmt: skip

@@ -7,18 +7,18 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-ITL_PER_DECADE = 200
+ITL_BINS_PER_DECADE = 200
 """Bins of the inter-token latency histogram per factor of ten; the first starts at `ITL_FIRST` seconds."""
-ITL_FIRST = 1e-5
-ITL_BINS = 8 * ITL_PER_DECADE
-USAGE_BINS = 1001
+ITL_FIRST_BIN_S = 1e-5
+NUM_ITL_BINS = 8 * ITL_BINS_PER_DECADE
+NUM_KV_USAGE_BINS = 1001
 """Bins of KV usage from 0 to 1."""
-GAUGE, STEP, ENTRY, PREEMPTED, FINISHED = range(5)
+NOTE_GAUGE, NOTE_STEP, NOTE_ENTRY, NOTE_PREEMPTED, NOTE_FINISHED = range(5)
 """Notes. GAUGE: seconds, running, waiting, used blocks, scheduled tokens. STEP: step, tokens, running, waiting, free
 blocks. The others: row of the step among steps, request; ENTRY also its tokens in that step."""
 
 
-class Rules(NamedTuple):
+class EngineRules(NamedTuple):
     """What the engine is told, in its own argument names; tokens, blocks and requests."""
 
     max_num_seqs: int
@@ -42,7 +42,7 @@ class Rules(NamedTuple):
     host_blocks: int = 0  # blocks that host memory keeps beside the pool
 
 
-class StepTable(NamedTuple):
+class StepCostTable(NamedTuple):
     """Seconds of one engine step with T tokens of R sequences, the sum of
 
     - fixed_s + tokens_s[T] + rows_s[R] + sequences_s[S] + state_s S for S sequences, of which R tokens may be sampled
@@ -76,7 +76,7 @@ class StepTable(NamedTuple):
     together: float = 0.0  # decoding sequences whose KV is read at the same time, equal blocks once; 0: each its own
 
 
-class Traffic(NamedTuple):
+class RequestBatch(NamedTuple):
     """[n] requests in order of arrival. `content` names full blocks: equal prefixes have equal numbers."""
 
     arrival: np.ndarray  # [n] float64, seconds (steps when untimed), ascending
@@ -91,11 +91,11 @@ class Traffic(NamedTuple):
     adapter: np.ndarray = np.empty(0)  # [n] int32, number of its adapter from 0, -1 without; empty: nobody has one
 
 
-ROUND_ROBIN, LEAST_LOADED, PREFIX_AFFINITY = range(3)
+ROUTE_ROUND_ROBIN, ROUTE_LEAST_LOADED, ROUTE_PREFIX_AFFINITY = range(3)
 """Policies of a `Router`: in turn; to the replica with the fewest requests; to the one with the highest score."""
 
 
-class Router(NamedTuple):
+class RouterConfig(NamedTuple):
     """Who sends a request to which of `replicas`, each with its own engine.
 
     The score under PREFIX_AFFINITY is `prefix_weight` x the share of the prompt's blocks that the replica has,
@@ -104,7 +104,7 @@ class Router(NamedTuple):
     """
 
     replicas: int = 1
-    policy: int = ROUND_ROBIN
+    policy: int = ROUTE_ROUND_ROBIN
     prefix_weight: float = 3.0
     queue_weight: float = 2.0
     kv_weight: float = 2.0
@@ -113,7 +113,7 @@ class Router(NamedTuple):
     scale_to: np.ndarray = np.empty(0)
 
 
-class Options(NamedTuple):
+class SimulationOptions(NamedTuple):
     """How a replay is run: see `simulator.router.simulate`."""
 
     timed: bool
@@ -122,7 +122,7 @@ class Options(NamedTuple):
     halt: bool
 
 
-class Outcome(NamedTuple):
+class SimulationOutcome(NamedTuple):
     """What happened. `stuck`: -1, or a request that can never be scheduled; -2: stopped before the first preemption."""
 
     stuck: int
@@ -143,17 +143,17 @@ class Outcome(NamedTuple):
         return self.notes[self.notes[:, 0] == kind, 1 : 1 + columns]
 
 
-T = TypeVar("T", Rules, StepTable, Traffic, Router)
-_DTYPES: dict[str, type] = {
+KernelTypeT = TypeVar("KernelTypeT", EngineRules, StepCostTable, RequestBatch, RouterConfig)
+_ARRAY_DTYPES: dict[str, type] = {
     "prompt": np.int32, "output": np.int32, "content": np.int32, "adapter": np.int32,
     "rank": np.int64, "content_start": np.int64, "groups": np.int64,
 }  # fmt: skip
 
 
-def as_compiled(part: T) -> T:
+def to_compiled_types(part: KernelTypeT) -> KernelTypeT:
     """The same with every field of exactly the type that `simulator.router` was compiled for."""
     values: list[Any] = []
     for (name, kind), value in zip(part.__annotations__.items(), part, strict=True):
         is_array = kind is np.ndarray
-        values.append(np.require(value, _DTYPES.get(name, float), ["C", "W"]) if is_array else kind(value))
+        values.append(np.require(value, _ARRAY_DTYPES.get(name, float), ["C", "W"]) if is_array else kind(value))
     return type(part)(*values)

@@ -11,29 +11,39 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from planner.latency import shared_reads
-from planner.simulator import block_pool, drift, engine_state, queues, scheduler, step_kernels
+from planner.latency import shared_prefix_reads as shared_reads
+from planner.simulator import block_pool, engine_state, scheduler
+from planner.simulator import decode_fast_path as drift
 from planner.simulator import kernel_types as kinds
-from planner.simulator.block_pool import KEPT, allocating, once
-from planner.simulator.engine_state import new_engine, new_fates
-from planner.simulator.kernel_types import Options, Outcome, Router, Rules, StepTable, Traffic
-from planner.simulator.scheduler import advance, submit
-from planner.simulator.undisturbed import undisturbed
+from planner.simulator import step_cost_kernels as step_kernels
+from planner.simulator import waiting_queues as queues
+from planner.simulator.block_pool import CAN_CACHE_COMPILED_CODE, njit_allocating, njit_inline_always
+from planner.simulator.engine_state import create_engine_state, create_request_records
+from planner.simulator.interruptible import make_interruptible
+from planner.simulator.kernel_types import (
+    EngineRules,
+    RequestBatch,
+    RouterConfig,
+    SimulationOptions,
+    SimulationOutcome,
+    StepCostTable,
+)
+from planner.simulator.scheduler import advance_engine, submit_request
 
-INDEXED_TOKENS = 4096
+MAX_INDEXED_PROMPT_TOKENS = 4096
 """Of a prompt, those that a router looks at which is not told what replicas have: 256 blocks of 64 characters, kept for
 more prompts than a replica has room for (prefix-cache-scorer's defaults, Gateway API Inference Extension 1.0)."""
-SPECULATIVE_S = 2.0
+SPECULATIVE_CACHE_TTL_S = 2.0
 """Seconds for which a router counts on blocks of a prompt that it has just sent (llm-d's precise prefix scorer)."""
 
 
-@allocating
-def _matched(rules: Any, traffic: Any, router: Any, engine: Any, sent_at: Any, i: int, now: float) -> float:
+@njit_allocating
+def _match_prefix(rules: Any, traffic: Any, router: Any, engine: Any, sent_at: Any, i: int, now: float) -> float:
     """The share of a prompt's blocks that a replica has, or has just been sent, or ever: its longest prefix."""
     full, own, k = traffic.prompt[i] // rules.groups[0, 1], traffic.content_start[i], 0
-    since, groups = now - SPECULATIVE_S, len(rules.groups)
+    since, groups = now - SPECULATIVE_CACHE_TTL_S, len(rules.groups)
     if not router.precise:
-        full, since = min(full, INDEXED_TOKENS // rules.groups[0, 1]), -np.inf
+        full, since = min(full, MAX_INDEXED_PROMPT_TOKENS // rules.groups[0, 1]), -np.inf
     while k < full:
         block = traffic.content[own + k]
         here = sent_at[block] > since or (router.precise and engine.pool.cached[block * groups] >= 0)
@@ -43,8 +53,10 @@ def _matched(rules: Any, traffic: Any, router: Any, engine: Any, sent_at: Any, i
     return k / max(full, 1)
 
 
-@allocating
-def _scored(rules: Any, traffic: Any, router: Any, engines: Any, up: int, sent_at: Any, i: int, now: float) -> Any:
+@njit_allocating
+def _score_replicas(
+    rules: Any, traffic: Any, router: Any, engines: Any, up: int, sent_at: Any, i: int, now: float
+) -> Any:
     """[up] each replica's score: weighted prefix, queue and free KV cache, as llm-d's scheduler adds them up."""
     scores, queues = np.zeros(up), np.zeros(up)
     for r in range(up):
@@ -55,19 +67,19 @@ def _scored(rules: Any, traffic: Any, router: Any, engines: Any, up: int, sent_a
         free = engines[r].pool.free[0] / (rules.num_blocks - 1)
         scores[r] = router.queue_weight * room + router.kv_weight * free
         if sent_at.size:
-            scores[r] += router.prefix_weight * _matched(rules, traffic, router, engines[r], sent_at[r], i, now)
+            scores[r] += router.prefix_weight * _match_prefix(rules, traffic, router, engines[r], sent_at[r], i, now)
     return scores
 
 
-@allocating
-def _pick(
+@njit_allocating
+def _pick_replica(
     rules: Any, traffic: Any, router: Any, engines: Any, up: int, sent_at: Any, i: int, now: float, turn: int
 ) -> int:
     """The replica, of the first `up`, that request `i` is sent to; among equals the next in turn."""
-    if router.policy < kinds.LEAST_LOADED:
+    if router.policy < kinds.ROUTE_LEAST_LOADED:
         return turn % up
-    if router.policy == kinds.PREFIX_AFFINITY:
-        scores = _scored(rules, traffic, router, engines, up, sent_at, i, now)
+    if router.policy == kinds.ROUTE_PREFIX_AFFINITY:
+        scores = _score_replicas(rules, traffic, router, engines, up, sent_at, i, now)
     else:
         scores = np.zeros(up)
         for r in range(up):
@@ -79,8 +91,8 @@ def _pick(
     return best
 
 
-@once
-def _bring_up(rules: Any, table: Any, traffic: Any, fates: Any, engines: Any, at: float, options: Any) -> int:
+@njit_inline_always
+def _advance_replicas(rules: Any, table: Any, traffic: Any, fates: Any, engines: Any, at: float, options: Any) -> int:
     """Let all replicas go on until `at`; in a closed loop only until one request ends. The stuck replica, else -1.
 
     In a closed loop the one that is furthest behind goes first, no further than the next.
@@ -101,7 +113,7 @@ def _bring_up(rules: Any, table: Any, traffic: Any, fates: Any, engines: Any, at
                 break
             end, until = first + 1, min(at, max(next_soon, soon * (1 + 1e-12) + 1e-12))
         for r in range(first, end):
-            advance(rules, table, traffic, fates, engines[r], until, options)
+            advance_engine(rules, table, traffic, fates, engines[r], until, options)
             if engines[r].state[0].stuck != -1:
                 stuck = r
                 break
@@ -110,14 +122,14 @@ def _bring_up(rules: Any, table: Any, traffic: Any, fates: Any, engines: Any, at
     return stuck
 
 
-@once
-def _serve(
+@njit_inline_always
+def _serve_requests(
     rules: Any, table: Any, traffic: Any, router: Any, fates: Any, engines: Any, contents: int, replica: Any,
     options: Any,
 ) -> int:  # fmt: skip
     """Send every request to a replica, in order of arrival, and wait for the last. The stuck replica, else -1."""
     count, up, change, taken, i = len(engines), len(engines), 0, 0, 0
-    sent_at = np.full((count if router.policy == kinds.PREFIX_AFFINITY else 0, contents), -np.inf)
+    sent_at = np.full((count if router.policy == kinds.ROUTE_PREFIX_AFFINITY else 0, contents), -np.inf)
     size, ends, n = rules.groups[0, 1], [0.0], len(replica)
     ends.clear()
     while True:
@@ -125,7 +137,7 @@ def _serve(
         if traffic.concurrency and traffic.concurrency <= i < n:
             at = max(at, ends[0]) if len(ends) else np.inf
         before = fates.ended[0]
-        stuck = _bring_up(rules, table, traffic, fates, engines, at, options)
+        stuck = _advance_replicas(rules, table, traffic, fates, engines, at, options)
         if stuck >= 0:
             return stuck
         while taken < fates.ended[0]:
@@ -140,18 +152,18 @@ def _serve(
         while change < len(router.scale_at) and router.scale_at[change] <= at:
             up = min(max(int(router.scale_to[change]), 1), count)
             change += 1
-        r = _pick(rules, traffic, router, engines, up, sent_at, i, at, i)
+        r = _pick_replica(rules, traffic, router, engines, up, sent_at, i, at, i)
         replica[i] = r
         engines[r].state[0].due += 1
-        submit(rules, traffic, fates, engines[r], i, at)
+        submit_request(rules, traffic, fates, engines[r], i, at)
         own = traffic.content_start[i] if sent_at.size else 0
         for k in range(own, own + (traffic.prompt[i] // size if sent_at.size else 0)):
             sent_at[r, traffic.content[k]] = at
         i += 1
 
 
-@once
-def _replay(rules: Any, table: Any, traffic: Any, router: Any, options: Any) -> Outcome:
+@njit_inline_always
+def _simulate(rules: Any, table: Any, traffic: Any, router: Any, options: Any) -> SimulationOutcome:
     """Requests that a router sends, or all that one engine is due from the first."""
     n, longest, contents = traffic.prompt.size, 0, 0
     for i in range(n):
@@ -159,13 +171,13 @@ def _replay(rules: Any, table: Any, traffic: Any, router: Any, options: Any) -> 
     for number in traffic.content if rules.enable_prefix_caching else traffic.content[:0]:
         contents = max(contents, number + 1)
     routed = router.replicas > 1
-    fates, replica = new_fates(n, traffic.concurrency > 0), np.zeros(n if routed else 0, np.int32)
-    engines = [new_engine(rules, table, traffic, longest, contents)]
+    fates, replica = create_request_records(n, traffic.concurrency > 0), np.zeros(n if routed else 0, np.int32)
+    engines = [create_engine_state(rules, table, traffic, longest, contents)]
     for _ in range(1, router.replicas):
-        engines.append(new_engine(rules, table, traffic, longest, contents))
+        engines.append(create_engine_state(rules, table, traffic, longest, contents))
     for r in range(router.replicas):
         engines[r].state[0].due, engines[r].state[0].fed = 0 if routed else n, routed
-    stuck = _serve(rules, table, traffic, router, fates, engines, contents, replica, options)
+    stuck = _serve_requests(rules, table, traffic, router, fates, engines, contents, replica, options)
     engine, totals = engines[max(stuck, 0)], engines[0].totals
     totals[5] = 0 if routed else engine.pool.free[0]
     for r in range(1, router.replicas):
@@ -175,29 +187,31 @@ def _replay(rules: Any, table: Any, traffic: Any, router: Any, options: Any) -> 
     notes = np.empty((len(engine.notes), 6))
     for row in range(len(engine.notes)):
         notes[row, 0], notes[row, 1], notes[row, 2], notes[row, 3], notes[row, 4], notes[row, 5] = engine.notes[row]
-    return Outcome(
+    return SimulationOutcome(
         engine.state[0].stuck, fates.sent, fates.scheduled, fates.first_token, fates.last_token, fates.preemptions,
         fates.cached, engines[0].itl, engines[0].usage, totals, notes, replica,
     )  # fmt: skip
 
 
-def _entry(sources: int) -> Any:
+def _compile_entry_point(sources: int) -> Any:
     """The one function that is kept on disk: found by its own file, and by `sources`, a sum over what it is made of."""
 
-    @njit(cache=KEPT, nogil=True, error_model="numpy")
+    @njit(cache=CAN_CACHE_COMPILED_CODE, nogil=True, error_model="numpy")
     def simulate(
-        rules: Rules, table: StepTable, traffic: Traffic, router: Router, timed: bool, log: bool, gauge_s: float,
+        rules: EngineRules, table: StepCostTable, traffic: RequestBatch, router: RouterConfig, timed: bool, log: bool, gauge_s: float,
         halt: bool,
-    ) -> Outcome:  # fmt: skip
+    ) -> SimulationOutcome:  # fmt: skip
         """Run all requests; `timed`: steps last what `table` says, else 1. Of one replica, `log` notes every step and
         `gauge_s` > 0 is how often to note gauges. `halt`: stop before the first preemption; up to there prompts that
         share no prefix never hit the prefix cache, so block counts suffice."""
         _ = sources
-        return _replay(rules, table, traffic, router, Options(timed, log, gauge_s, halt))
+        return _simulate(rules, table, traffic, router, SimulationOptions(timed, log, gauge_s, halt))
 
-    return undisturbed(simulate)
+    return make_interruptible(simulate)
 
 
-_PARTS = (block_pool, drift, engine_state, kinds, queues, scheduler, step_kernels, shared_reads)
-_FILES = [str(module.__file__) for module in _PARTS]
-simulate = _entry(zlib.crc32(b"".join(Path(file).read_bytes() for file in _FILES)))
+_COMPILED_MODULES = (block_pool, drift, engine_state, kinds, queues, scheduler, step_kernels, shared_reads)
+_COMPILED_FILES = [str(module.__file__) for module in _COMPILED_MODULES]
+run_compiled_simulation = _compile_entry_point(
+    zlib.crc32(b"".join(Path(file).read_bytes() for file in _COMPILED_FILES))
+)

@@ -11,69 +11,91 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from planner.core.catalog import Entry, check, parse_json, read_text
-from planner.core.files import replacing
-from planner.core.quantities import PlannerError
-from planner.facts.arrivals import blocks_of
-from planner.simulator.kernel_types import ENTRY, FINISHED, PREEMPTED, STEP, Rules, StepTable, Traffic
-from planner.simulator.replay import is_recent, replay
-from planner.simulator.replay_result import ReplayResult
+from planner.core.catalog import StrictEntry, validate_entry
+from planner.core.errors import PlannerError
+from planner.core.files import replace_atomically
+from planner.core.readers import parse_json, read_text
+from planner.simulator.kernel_types import (
+    NOTE_ENTRY,
+    NOTE_FINISHED,
+    NOTE_PREEMPTED,
+    NOTE_STEP,
+    EngineRules,
+    RequestBatch,
+    StepCostTable,
+)
+from planner.simulator.results import SimulationResult
+from planner.simulator.simulation import simulate_requests, uses_v033_scheduler
+from planner.workload.request_generator import build_segment_blocks
 
-STEP_LOG = ("step", "scheduled_tokens", "running", "waiting", "free_blocks", "preempted", "finished", "scheduled")
+STEP_LOG_COLUMNS = (
+    "step",
+    "scheduled_tokens",
+    "running",
+    "waiting",
+    "free_blocks",
+    "preempted",
+    "finished",
+    "scheduled",
+)
 """Columns of the step log."""
 
-LONGEST_LOG = 3_000_000
+MAX_LOGGED_TOKENS = 3_000_000
 """Of all requests of a case: what its step log lists."""
-Positive = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
-Step = Annotated[int, Field(ge=0, le=2**53, strict=True)]
+CasePositiveInt = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
+CaseStep = Annotated[int, Field(ge=0, le=2**53, strict=True)]
 
 
-class FullGroup(Entry):
+class FullAttentionGroup(StrictEntry):
     """A KV-cache group of full-attention layers."""
 
     type: Literal["full"]
 
 
-class WindowGroup(Entry):
+class SlidingWindowGroup(StrictEntry):
     """A KV-cache group of sliding-window layers."""
 
     type: Literal["sliding_window"]
-    window: Positive
+    window: CasePositiveInt
 
 
-class CaseConfig(Entry):
+class ScheduleCaseConfig(StrictEntry):
     """Engine arguments of a case; `num_blocks` includes the engine's null block."""
 
-    max_num_seqs: Positive
-    max_num_batched_tokens: Positive
+    max_num_seqs: CasePositiveInt
+    max_num_batched_tokens: CasePositiveInt
     num_blocks: Annotated[int, Field(ge=2, le=2**24, strict=True)]
     block_size: Annotated[int, Field(ge=1, le=2**20, strict=True)]
-    max_model_len: Positive
+    max_model_len: CasePositiveInt
     enable_prefix_caching: bool = False
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: Annotated[int, Field(ge=0, le=2**31 - 1, strict=True)] = 0
     policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = False
-    groups: tuple[Annotated[FullGroup | WindowGroup, Field(discriminator="type")], ...] = (FullGroup(type="full"),)
+    groups: tuple[Annotated[FullAttentionGroup | SlidingWindowGroup, Field(discriminator="type")], ...] = (
+        FullAttentionGroup(type="full"),
+    )
     engine_version: str | None = None
 
-    def rules(self) -> Rules:
+    def rules(self) -> EngineRules:
         """The same as the replay reads it."""
-        groups = [(group.window if isinstance(group, WindowGroup) else 0, self.block_size) for group in self.groups]
-        same: dict[str, Any] = {name: value for name, value in self if name in Rules._fields and name != "groups"}
-        recent, priority = is_recent(self.engine_version), self.policy == "priority"
-        return Rules(**same, groups=np.array(groups), recent=recent, priority=priority)
+        groups = [
+            (group.window if isinstance(group, SlidingWindowGroup) else 0, self.block_size) for group in self.groups
+        ]
+        same: dict[str, Any] = {name: value for name, value in self if name in EngineRules._fields and name != "groups"}
+        recent, priority = uses_v033_scheduler(self.engine_version), self.policy == "priority"
+        return EngineRules(**same, groups=np.array(groups), recent=recent, priority=priority)
 
 
-class CaseRequest(Entry):
+class ScheduleCaseRequest(StrictEntry):
     """One request; `prompt` is a list of (name, tokens): equal names are equal tokens, out:ID is what ID generated."""
 
     id: str
-    arrival_step: Step
-    output_len: Positive
+    arrival_step: CaseStep
+    output_len: CasePositiveInt
     priority: Annotated[int, Field(ge=-(2**53), le=2**53, strict=True)] = 0
-    prompt_len: Positive | None = None
-    prompt: list[tuple[str, Positive]] | None = Field(default=None, min_length=1)
+    prompt_len: CasePositiveInt | None = None
+    prompt: list[tuple[str, CasePositiveInt]] | None = Field(default=None, min_length=1)
 
     @property
     def segments(self) -> list[tuple[str, int]]:
@@ -81,23 +103,23 @@ class CaseRequest(Entry):
         return self.prompt or [(f"only:{self.id}", self.prompt_len or 0)]
 
 
-def read_case(path: Path) -> tuple[CaseConfig, list[CaseRequest]]:
+def read_schedule_case(path: Path) -> tuple[ScheduleCaseConfig, list[ScheduleCaseRequest]]:
     """A CASE.json, checked: `PlannerError` names the request and the field that is wrong."""
     data = parse_json(read_text(path), path.name)
     if not isinstance(data, dict) or set(data) != {"config", "requests"} or not isinstance(data["requests"], list):
         raise PlannerError(f'{path.name}: expected an object with "config" and a list of "requests"')
-    config = check(CaseConfig, data["config"], f"{path.name}, config")
+    config = validate_entry(ScheduleCaseConfig, data["config"], f"{path.name}, config")
     if not config.groups:
         raise PlannerError(f"{path.name}, config, field groups: the list is empty; leave it out for full attention")
-    requests: list[CaseRequest] = []
+    requests: list[ScheduleCaseRequest] = []
     for position, fields in enumerate(data["requests"]):
         name = fields.get("id", f"number {position}") if isinstance(fields, dict) else f"number {position}"
-        requests.append(check(CaseRequest, fields, f"{path.name}, request {name}"))
-    _check_requests(path.name, config, requests)
+        requests.append(validate_entry(ScheduleCaseRequest, fields, f"{path.name}, request {name}"))
+    _validate_requests(path.name, config, requests)
     return config, requests
 
 
-def _check_requests(file: str, config: CaseConfig, requests: Sequence[CaseRequest]) -> None:
+def _validate_requests(file: str, config: ScheduleCaseConfig, requests: Sequence[ScheduleCaseRequest]) -> None:
     if not requests:
         raise PlannerError(f"{file}: the list of requests is empty; at least one is needed")
     ids = Counter(request.id for request in requests)
@@ -119,46 +141,52 @@ def _check_requests(file: str, config: CaseConfig, requests: Sequence[CaseReques
 
     chunk = min(config.max_num_batched_tokens, config.long_prefill_token_threshold or math.inf)
     steps = sum(sum(tokens for _, tokens in r.segments) / chunk + r.output_len for r in requests)
-    if steps > LONGEST_LOG:
-        raise PlannerError(f"{file}: requests of {steps:.3g} steps together are more than the {LONGEST_LOG:,} replayed")
+    if steps > MAX_LOGGED_TOKENS:
+        raise PlannerError(
+            f"{file}: requests of {steps:.3g} steps together are more than the {MAX_LOGGED_TOKENS:,} replayed"
+        )
 
 
-def _traffic(config: CaseConfig, requests: Sequence[CaseRequest]) -> Traffic:
+def _build_request_batch(config: ScheduleCaseConfig, requests: Sequence[ScheduleCaseRequest]) -> RequestBatch:
     prompt = np.array([sum(tokens for _, tokens in request.segments) for request in requests])
     output = np.array([request.output_len for request in requests])
-    traffic = Traffic(np.array([request.arrival_step for request in requests], float), prompt, output)
+    traffic = RequestBatch(np.array([request.arrival_step for request in requests], float), prompt, output)
     if config.enable_prefix_caching and prompt.max() < config.max_model_len:
         room = np.clip(config.max_model_len - prompt, 0, output).tolist()
         whole = [[*r.segments, (f"out:{r.id}", tokens)] for r, tokens in zip(requests, room, strict=True)]
-        content, start = blocks_of(whole, config.block_size)
+        content, start = build_segment_blocks(whole, config.block_size)
         traffic = traffic._replace(content=content, content_start=start)
     urgency = np.argsort(np.array([request.priority for request in requests]), kind="stable")
     return traffic._replace(rank=np.argsort(urgency)) if config.policy == "priority" else traffic
 
 
-def run_case(path: str | Path, step_log: str | Path | None = None, fixed_step_time: float = 1.0) -> ReplayResult:
+def run_schedule_case(
+    path: str | Path, step_log: str | Path | None = None, fixed_step_time: float = 1.0
+) -> SimulationResult:
     """Replay the CASE.json at `path` with steps of `fixed_step_time` seconds; write its STEPS.csv to `step_log`."""
     if not (0 < fixed_step_time < float("inf")):
         raise PlannerError(f"fixed_step_time must be a positive number of seconds, got {fixed_step_time!r}")
     path = Path(path)
-    config, requests = read_case(path)
+    config, requests = read_schedule_case(path)
     names = [request.id for request in requests]
-    table, traffic = StepTable(np.zeros(1), np.zeros(1)), _traffic(config, requests)
-    result = replay(config.rules(), table, traffic, names=names, where=path.name, timed=False, log=True)
+    table, traffic = StepCostTable(np.zeros(1), np.zeros(1)), _build_request_batch(config, requests)
+    result = simulate_requests(config.rules(), table, traffic, names=names, where=path.name, timed=False, log=True)
     if step_log is not None:
-        with replacing(Path(step_log)) as (part,), part.open("w", newline="", encoding="utf-8") as file:
-            write_steps(file, result, names)
+        with replace_atomically(Path(step_log)) as (part,), part.open("w", newline="", encoding="utf-8") as file:
+            write_step_log(file, result, names)
     return replace(result, second=fixed_step_time)
 
 
-def write_steps(file: Any, result: ReplayResult, names: Sequence[str]) -> None:
+def write_step_log(file: Any, result: SimulationResult, names: Sequence[str]) -> None:
     """The step log as CSV, one line per step that schedules at least one token."""
-    steps = result.outcome.noted(STEP, 5).astype(np.int64).tolist()
-    cells: Mapping[int, list[list[str]]] = {kind: [[] for _ in steps] for kind in (PREEMPTED, FINISHED, ENTRY)}
+    steps = result.outcome.noted(NOTE_STEP, 5).astype(np.int64).tolist()
+    cells: Mapping[int, list[list[str]]] = {
+        kind: [[] for _ in steps] for kind in (NOTE_PREEMPTED, NOTE_FINISHED, NOTE_ENTRY)
+    }
     for kind, rows in cells.items():
         for row, request, tokens in result.outcome.noted(kind, 3).astype(np.int64).tolist():
-            rows[row].append(f"{names[request]}:{tokens}" if kind == ENTRY else names[request])
+            rows[row].append(f"{names[request]}:{tokens}" if kind == NOTE_ENTRY else names[request])
     writer = csv.writer(file)
-    writer.writerow(STEP_LOG)
+    writer.writerow(STEP_LOG_COLUMNS)
     for row, counts in enumerate(steps):
         writer.writerow(counts + [";".join(rows[row]) for rows in cells.values()])

@@ -10,7 +10,7 @@ from lab import browser, chromium, jupyterlab
 from playwright.sync_api import Page
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from planner.faces.report import NOTEBOOKS
+from planner.ui.pdf_report import NOTEBOOK_DIR
 
 pytestmark = pytest.mark.skipif(chromium() is None, reason="no Chromium or Chrome is installed on this machine")
 TIMED = """([label, key]) => new Promise(done => {
@@ -35,7 +35,7 @@ TIMED = """([label, key]) => new Promise(done => {
 def cockpit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A page of a server over the cockpit's notebook, with its address; nothing is kept from before."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
-    shutil.copy(NOTEBOOKS / "start.ipynb", tmp_path)
+    shutil.copy(NOTEBOOK_DIR / "start.ipynb", tmp_path)
     with jupyterlab(tmp_path) as address, browser(width=1400, height=1400) as page:
         yield page, f"{address}/tree/start.ipynb?reset"
 

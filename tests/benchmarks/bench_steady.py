@@ -11,16 +11,19 @@ import numpy as np
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from planner.core.quantities import PlannerError
-from planner.facts.deployment import Deployment, deploy_on
-from planner.facts.workload import Lengths, Workload
-from planner.latency.performance import Performances
-from planner.latency.speculation import step_of
-from planner.memory.budget import plan
-from planner.planning.prediction import memory_of
-from planner.queueing.steady_state import Case, closed_loops, open_loops
+from planner.core.errors import PlannerError
+from planner.engines.deployment import Deployment, deploy_on
+from planner.latency.performance import PerformanceBatch
+from planner.latency.speculative_decoding import build_step_model
+from planner.memory.memory_plan import plan_memory
+from planner.planning.prediction import get_memory_plan
+from planner.queueing.steady_state import LoadCase, solve_closed_loops, solve_open_loops
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
 
-CHAT = Workload(Lengths.lognormal(1000, 2500), Lengths.lognormal(250, 600), rate=5.0, concurrency=64)
+CHAT = Workload(
+    LengthDistribution.lognormal(1000, 2500), LengthDistribution.lognormal(250, 600), rate=5.0, concurrency=64
+)
 GPUS, MODELS = ("A100-80GB", "L40S", "H100", "H200", "B200"), ("Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct")
 
 
@@ -40,40 +43,44 @@ def deployments() -> Iterator[Deployment]:
             )
         except PlannerError:
             continue
-        if memory_of(found).pool.max_concurrency_x >= 1:
+        if get_memory_plan(found).pool.max_concurrency_x >= 1:
             yield found
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[Case]:
+def cases() -> list[LoadCase]:
     found = list(deployments())
-    steps = {one: step_of(one) for one in {replace(each, layout=replace(each.layout, replicas=1)) for each in found}}
-    return [Case(d, memory_of(d), CHAT, steps[replace(d, layout=replace(d.layout, replicas=1))]) for d in found]
+    steps = {
+        one: build_step_model(one) for one in {replace(each, layout=replace(each.layout, replicas=1)) for each in found}
+    }
+    return [
+        LoadCase(d, get_memory_plan(d), CHAT, steps[replace(d, layout=replace(d.layout, replicas=1))]) for d in found
+    ]
 
 
-def _per_second(benchmark: BenchmarkFixture, count: int, found: Performances) -> None:
+def _per_second(benchmark: BenchmarkFixture, count: int, found: PerformanceBatch) -> None:
     assert len(found) == count and np.isfinite(found.e2e).all()
     benchmark.extra_info["deployments"] = count
     if benchmark.stats:
         print(f"\n{count} cases: {count / benchmark.stats.stats.min:,.0f} a second")
 
 
-def test_open_loops_of_different_deployments(benchmark: BenchmarkFixture, cases: list[Case]) -> None:
-    _per_second(benchmark, len(cases), benchmark(open_loops, cases))
+def test_open_loops_of_different_deployments(benchmark: BenchmarkFixture, cases: list[LoadCase]) -> None:
+    _per_second(benchmark, len(cases), benchmark(solve_open_loops, cases))
 
 
-def test_closed_loops_of_different_deployments(benchmark: BenchmarkFixture, cases: list[Case]) -> None:
-    _per_second(benchmark, len(cases), benchmark(closed_loops, cases))
+def test_closed_loops_of_different_deployments(benchmark: BenchmarkFixture, cases: list[LoadCase]) -> None:
+    _per_second(benchmark, len(cases), benchmark(solve_closed_loops, cases))
 
 
-def test_a_sweep_over_rates(benchmark: BenchmarkFixture, cases: list[Case]) -> None:
+def test_a_sweep_over_rates(benchmark: BenchmarkFixture, cases: list[LoadCase]) -> None:
     swept = [replace(cases[0], workload=CHAT.at(rate)) for rate in np.geomspace(0.1, 100, 1000)]
-    _per_second(benchmark, len(swept), benchmark(open_loops, swept))
+    _per_second(benchmark, len(swept), benchmark(solve_open_loops, swept))
 
 
-def test_one_at_a_time(benchmark: BenchmarkFixture, cases: list[Case]) -> None:
-    benchmark(open_loops, cases[:1])
+def test_one_at_a_time(benchmark: BenchmarkFixture, cases: list[LoadCase]) -> None:
+    benchmark(solve_open_loops, cases[:1])
 
 
-def test_a_memory_plan_and_a_step_cost(benchmark: BenchmarkFixture, cases: list[Case]) -> None:
-    benchmark(lambda: (plan(cases[0].deployment), step_of(cases[0].deployment)))
+def test_a_memory_plan_and_a_step_cost(benchmark: BenchmarkFixture, cases: list[LoadCase]) -> None:
+    benchmark(lambda: (plan_memory(cases[0].deployment), build_step_model(cases[0].deployment)))

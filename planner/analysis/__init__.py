@@ -1,0 +1,1 @@
+"""Tables and sentences about a plan."""

@@ -1,0 +1,280 @@
+"""Every way to lay the model out over the candidate GPUs: what fits, what it serves, what it sends, what it costs.
+
+Frames have columns as people read them, units included; what is predicted stands in them as intervals.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import compress, product
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from planner.core.errors import PlannerError
+from planner.core.units import GB, GIB
+from planner.engines.deployment import Deployment, ParallelLayout
+from planner.hardware.gpus import get_gpu, load_links
+from planner.latency.coefficient_lookup import get_deployment_coefficients
+from planner.latency.step_model import build_target_step_model
+from planner.parallelism.communication import estimate_collectives
+from planner.parallelism.layouts import explain_illegal_layout, list_legal_layouts
+from planner.parallelism.pipeline import compute_pipeline_bubble
+from planner.planning.candidate import Candidate, describe_formats
+from planner.planning.deployment_builder import build_deployment
+from planner.planning.evaluation import compute_offered_rps, evaluate_candidate, get_capacity_rps
+from planner.planning.scenario import CandidateGpu, Scenario
+from planner.planning.search import Plan, search_deployments
+from planner.planning.slo import get_slo_status
+from planner.planning.what_if import SUGGESTED_GPUS, run_what_ifs
+
+CAPACITY_PRECISION_OCTAVES = 0.02
+"""Of a capacity: the bisection stops within this power of two."""
+MAX_SHAPES, MAX_FALLBACK_GPUS = 16, 64
+"""Shapes that are held against each other at most, beyond that those whose stages are a power of two; and GPUs of the
+last resort, where a model fits nowhere that the scenario allows."""
+COMMUNICATION_LAYOUTS = (ParallelLayout(tp=2), ParallelLayout(tp=4), ParallelLayout(tp=8), ParallelLayout(pp=2))
+"""What is held against each other for its messages."""
+
+
+def get_slo_label(candidate: Candidate) -> str:
+    """Whether it "meets" the service level, meets it only "at risk", or "misses" it."""
+    return "misses" if not candidate.meets else "at risk" if candidate.at_risk else "meets"
+
+
+def find_plan_to_study(plan: Plan) -> tuple[Plan, str]:
+    """`plan`; or, where nothing of it fits, the first plan with a candidate after one change, and that change."""
+    if plan.candidates:
+        return plan, ""
+    for change in run_what_ifs(plan):
+        if change.plan.candidates:
+            return change.plan, change.change
+    for name in SUGGESTED_GPUS:
+        wider = search_deployments(replace(plan.scenario, gpus=(CandidateGpu(get_gpu(name), MAX_FALLBACK_GPUS),)))
+        if wider.candidates:
+            return wider, f"up to {MAX_FALLBACK_GPUS} x {name}"
+    raise PlannerError(f"{plan.scenario.name}: {plan.binding}")
+
+
+def explain_unified_deployment(asked: Plan) -> str:
+    """Which deployment a chapter on replicas that do both looks at, where the plan itself is in pools."""
+    pooled, whole = asked.chosen, asked.whole.best
+    assert pooled is not None
+    return f"The plan is in pools: {pooled.what}. This chapter looks at the best without them: {whole}."
+
+
+def describe_studied_deployment(asked: Plan, plan: Plan, changed: str) -> str:
+    """What a chapter talks about: the answer to what was `asked`, or what it goes on with where there is none."""
+    if asked.in_pools and not changed:
+        return explain_unified_deployment(asked)
+    if changed:
+        return f"{str(asked.binding).rstrip('.')}. To show what would do, this chapter goes on with: {changed}."
+    if plan.chosen is None:
+        return f"Nothing meets the service level. This chapter looks at the nearest: {plan.best}."
+    return f"The plan: {plan.chosen}."
+
+
+def relayout_candidate(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
+    """`like`'s model, formats and context in another layout; `PlannerError` for what the engine refuses."""
+    model, engine = like.deployment.model, like.deployment.engine
+    if reason := explain_illegal_layout(model, layout, card.node, engine):
+        raise PlannerError(f"{layout} is not possible: {reason}")
+    kv_cache_dtype = like.deployment.args.kv_cache_dtype or "auto"
+    deployment = build_deployment(
+        replace(scenario, engine=engine), card, model, layout, kv_cache_dtype, like.deployment.speculation
+    )
+    return evaluate_candidate(scenario, deployment, layout.replicas, like.preference)
+
+
+def list_layout_candidates(plan: Plan) -> tuple[Candidate, ...]:
+    """Every legal TP x PP x replicas on every GPU, in its best candidate's formats; in closed form, unless replayed."""
+    found = []
+    told = {candidate.place: candidate for candidate in reversed(plan.candidates) if candidate.stated}
+    for card in plan.scenario.gpus:
+        like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
+        if like is None:
+            continue
+        model, engine = like.deployment.model, like.deployment.engine
+        for shape in list_legal_layouts(model, card.gpu, card.at_most, card.node, engine):
+            for replicas in range(1, card.at_most // shape.gpus_per_replica + 1):
+                placed = relayout_candidate(plan.scenario, like, card, replace(shape, replicas=replicas))
+                found.append(told.get(placed.place, placed))
+    return tuple(found)
+
+
+def select_fewest_replicas(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
+    """Of each GPU and shape the fewest replicas that meet the service level, or the most where none do."""
+    kept: dict[object, Candidate] = {}
+    for candidate in candidates:
+        key = candidate.deployment.gpu.name, candidate.shape
+        if key not in kept or not kept[key].meets:
+            kept[key] = candidate
+    return tuple(kept.values())
+
+
+def estimate_max_rps(scenario: Scenario, deployment: Deployment) -> float:
+    """Requests/s of one replica that keep the service level (offline: when full), in closed form, without headroom."""
+    workload, scenario = scenario.workload, replace(scenario, headroom=0.0)
+    if scenario.offline or workload.rate is None:
+        found = evaluate_candidate(scenario, deployment, 1).prediction.performance
+        return found.request_tps.mid if found else 0.0
+
+    def meets(power: float) -> bool:
+        return evaluate_candidate(
+            replace(scenario, workload=workload.at((workload.rate or 1.0) * 2**power)), deployment, 1
+        ).meets
+
+    low, high = -8.0, 10.0
+    if not meets(low):
+        return 0.0
+    while high - low > CAPACITY_PRECISION_OCTAVES:
+        middle = (low + high) / 2
+        low, high = (middle, high) if meets(middle) else (low, middle)
+    return (workload.rate or 1.0) * 2**low
+
+
+def build_candidate_frame(plan: Plan, candidates: Iterable[Candidate], read: str = "at") -> pd.DataFrame:
+    """One row per candidate: its layout, cost, each promised latency, throughput, and whether it is the chosen one.
+
+    `read`: "at" for charts, "told" for people (`Performance`).
+    """
+    rows, promised = [], plan.scenario.service_level
+    for candidate in candidates:
+        layout, found = candidate.deployment.layout, candidate.prediction.performance
+        rows.append({
+            "GPU": candidate.deployment.gpu.name, "Layout": str(layout), "GPUs": layout.gpus,
+            "TP": f"TP{layout.tp}" + f" EP{layout.ep}" * (layout.ep > 1), "PP": layout.pp,
+            "Replicas": layout.replicas, "USD per hour": candidate.usd_per_hour,
+            **{f"{t.name} (ms)": found and getattr(found, read)(t.metric, t.percentile) * 1e3 for t in promised},
+            "Output tokens/s": found and found.output_tps, "Requests/s": found and found.request_tps,
+            "Service level": get_slo_label(candidate) if found else "does not fit", "Figures": found and found.source,
+            "Saturated": bool(found and found.saturated), "Chosen": candidate is plan.chosen,
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def select_comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candidate]:
+    """Those that fit, on the plan's GPU and in no more than a node or its replica; of every GPU where that is one."""
+    best = plan.candidates[0].deployment
+    most = max(best.gpus_per_node, best.layout.gpus_per_replica)
+    kept = [c for c in candidates if c.prediction.fits and c.deployment.layout.gpus_per_replica <= most]
+    own = [c for c in kept if c.deployment.gpu == best.gpu]
+    shown = own if len(own) > 1 else kept
+    if len(shown) <= MAX_SHAPES:
+        return shown
+    return [c for c in shown if c.deployment.layout.pp.bit_count() == 1 or c is plan.best][:MAX_SHAPES]
+
+
+def group_by_replica_shape(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
+    """The candidates by the shape of one replica, and by GPU and format where there are several."""
+    ones = [candidate.deployment.with_replicas(1) for candidate in candidates]
+    parts = [(one.gpu.name, str(one.layout), describe_formats(one)) for one in ones]
+    gpus, _, stored = map(set, zip(*parts, strict=True))
+    told = len(gpus) > 1, True, len(stored) > 1
+    return {", ".join(compress(each, told)): candidate for each, candidate in zip(parts, candidates, strict=True)}
+
+
+def build_replica_table(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
+    """One row per shape of one replica: memory of its fullest GPU, sequences that fit, requests/s it can promise."""
+    length, rows = round(plan.scenario.workload.total_quantile(0.95)), []
+    for name, candidate in group_by_replica_shape(candidates).items():
+        layout, memory = candidate.deployment.layout, candidate.prediction.memory
+        row: dict[str, Any] = {"One replica": name, "GPUs": layout.gpus_per_replica}
+        row |= {"Weights (GiB per GPU)": memory.weights / GIB, "KV cache (GiB per GPU)": memory.kv_available / GIB}
+        row |= {"max_num_batched_tokens": candidate.deployment.args.max_num_batched_tokens}
+        row |= {f"Sequences of {length:,} tokens": memory.pool.sequences(length)}
+        served = estimate_max_rps(plan.scenario, candidate.deployment) or None
+        rows.append(row | {"Requests/s": served, "Requests/s per GPU": served and served / layout.gpus_per_replica})
+    data = pd.DataFrame(rows)
+    alike = data["max_num_batched_tokens"].nunique() == 1
+    return data.drop(columns="max_num_batched_tokens") if alike else data
+
+
+def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
+    """What the service level (offline: the deadline) asks for, and what the candidate is predicted to do."""
+    found, rows = candidate.prediction.performance, []
+    for target in scenario.service_level:
+        if found is None:
+            break
+        value, limit = found.told(target.metric, target.percentile), target.seconds
+        rows.append(
+            (f"{target.name} (ms)", value * 1e3, limit * 1e3, value / limit * 100, get_slo_status(target, value))
+        )
+    if found and (most := get_capacity_rps(scenario, found)) and scenario.workload.rate:
+        asked, free = compute_offered_rps(scenario, candidate.prediction), 1 - scenario.headroom
+        state = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"
+        share = most.map(lambda rate: asked / rate * 100)
+        kept = f", {scenario.headroom:.0%} to stay free" if scenario.headroom else ""
+        rows.append((f"Requests/s at most{kept}", most, asked, share, state))
+    return pd.DataFrame(rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"])
+
+
+def list_shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
+    """The best dozen that fit, from best to worst (the nearest first where none meets the service level)."""
+    fit = [candidate for candidate in candidates if candidate.prediction.fits]
+    fit.sort(key=lambda candidate: candidate.rank if plan.chosen else (candidate.margin,))
+    data = build_candidate_frame(plan, fit[:12], "told")
+    data["USD per hour"] = [usd if usd is None else f"{usd:,.2f}" for usd in data["USD per hour"]]
+    hidden = ["GPUs", "TP", "PP", "Replicas", "Saturated", "Chosen"]
+    hidden += ["Requests/s"] * bool(plan.scenario.service_level) + ["GPU"] * (data["GPU"].nunique() == 1)
+    return data.drop(columns=hidden)
+
+
+def has_enough_points(data: pd.DataFrame, column: str) -> bool:
+    """Whether `column` of a `frame` has enough layouts that keep up for a front to be seen."""
+    held = data[data[column].notna() & ~data["Saturated"]]
+    return len(set(held["USD per hour"].where(held["USD per hour"].notna(), held["GPUs"]))) > 2
+
+
+def find_pareto_front(data: pd.DataFrame, cost: str, value: str, more_is_better: bool = False) -> list[bool]:
+    """For each row whether none costs as little and has as good a middle of `value`: the Pareto front."""
+    sign = -1 if more_is_better else 1
+    points = [(usd, sign * interval.mid) for usd, interval in zip(data[cost], data[value], strict=True)]
+    return [not any(other < point and other[1] <= point[1] for other in points) for point in points]
+
+
+def build_collectives_table(deployment: Deployment, batch: int, context: float) -> pd.DataFrame:
+    """What TP 2, 4 and 8 and two stages would send, over every link that they might have to use.
+
+    In a decode step of `batch` sequences with `context` tokens each, and in a step of as many prompt tokens as fit.
+    """
+    card, tokens, rows = deployment.gpu, deployment.args.max_num_batched_tokens, []
+    own = card.link.replace("nvlink", "NVLink ") if deployment.link_bandwidth == card.link_bandwidth else "as wired"
+    inside = {own: deployment.link_bandwidth}
+    fast = deployment.link_bandwidth > card.pcie_bandwidth
+    inside |= {"PCIe": card.pcie_bandwidth} if fast else {"NVLink 4, if it had it": load_links()["nvlink4"]}
+    wires = [(f"{name} ({speed / GB:g} GB/s)", speed, 8) for name, speed in inside.items()]
+    wires.append((f"between nodes ({card.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1))
+    steps = {"decode": ([], [round(context)] * batch), "prompt": ([(tokens, 0)], [])}
+    shapes = [
+        shape
+        for shape in COMMUNICATION_LAYOUTS
+        if explain_illegal_layout(deployment.model, shape, 8, deployment.engine) is None
+    ]
+    for shape, (wire, bandwidth, node), (step, load) in product(shapes, wires, steps.items()):
+        laid = replace(deployment, layout=shape, link_bandwidth=bandwidth, gpus_per_node=node)
+        parts = estimate_collectives(laid, np.array([1.0]), get_deployment_coefficients(laid).coefficients)
+        cost = build_target_step_model(laid).step_seconds(*load)
+        talk = cost.parts["collectives"]
+        row: dict[str, Any] = {"Layout": str(shape).removeprefix("TP1 x "), "Link": wire, "Step": step}
+        row |= {"Messages": sum(part.count for part in parts), "Step (ms)": cost.seconds * 1e3}
+        row["KiB per token and GPU"] = sum(part.count * float(part.bytes[0]) for part in parts) / 1024
+        rows.append(row | {"Messages (ms)": talk * 1e3, "Share of the step (%)": talk / cost.seconds * 100})
+    return pd.DataFrame(rows)
+
+
+def build_bubble_table(sizes: Sequence[int] = (2, 4, 8), most: int = 32) -> pd.DataFrame:
+    """Idle share of pipelines of these `sizes`, by the micro-batches that follow one another."""
+    rows = [(f"PP{pp}", m, compute_pipeline_bubble(pp, m) * 100) for pp in sizes for m in range(1, most + 1)]
+    return pd.DataFrame(rows, columns=["Pipeline", "Micro-batches in a row", "Idle (% of GPU time)"])
+
+
+def build_layout_rules_table(deployment: Deployment) -> pd.DataFrame:
+    """Which tensor-parallel sizes the engine accepts for this model in one node, and why not the others."""
+    rows = []
+    for tp in (1, 2, 3, 4, 8, 16):
+        reason = explain_illegal_layout(
+            deployment.model, ParallelLayout(tp=tp), deployment.gpus_per_node, deployment.engine
+        )
+        rows.append((tp, f"refuses it: {reason}" if reason else "accepts it"))
+    return pd.DataFrame(rows, columns=["TP", "The engine"])

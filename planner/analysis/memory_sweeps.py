@@ -1,0 +1,120 @@
+"""What the VRAM chapter asks of the memory plan: terms, sweeps over one argument, weight formats, and advice."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from planner.core.catalog import SourcedEntry, load_catalog
+from planner.core.errors import PlannerError
+from planner.core.intervals import Interval
+from planner.core.units import GIB
+from planner.engines.deployment import Deployment
+from planner.latency.step_model import build_target_step_model
+from planner.memory.concurrency_limits import find_safe_max_num_seqs
+from planner.memory.memory_plan import MEMORY_TERM_LABELS, MemoryPlan, find_safe_memory_utilization, plan_memory
+from planner.memory.weights import compute_stage_bytes
+from planner.models.registry import load_model
+from planner.workload.workload import Workload
+
+COMPARED_BATCH = 32
+"""Sequences of a decode step by which weight formats are compared."""
+
+
+class WeightFormatEntry(SourcedEntry):
+    """One entry of `catalogs/formats.yaml`: a weight format with its published quality loss."""
+
+    title: str
+    checkpoint: str
+    quality: str
+
+
+def build_budget_table(found: MemoryPlan) -> pd.DataFrame:
+    """One row per term of the budget: GiB with its interval, and whether `gpu_memory_utilization` has to hold it."""
+    rows = [(label, getattr(found, term) / GIB, term in found.in_budget) for term, label in MEMORY_TERM_LABELS.items()]
+    rows = [("budget", Interval.exactly(found.requested / GIB), True), *rows]
+    rows += [("KV cache", found.kv_available / GIB, True), ("driver context", found.context / GIB, False)]
+    rows += [("other tenants", Interval.exactly(found.deployment.other_tenants / GIB), False)]
+    return pd.DataFrame(rows, columns=["term", "GiB", "inside the budget"])
+
+
+def sweep_memory_utilization(deployment: Deployment) -> pd.DataFrame:
+    """KV cache (GiB, 80% interval) and status over `gpu_memory_utilization`."""
+    shares = [percent / 100 for percent in range(50, 100, 2)]
+    plans = [(share, plan_memory(deployment.with_args(gpu_memory_utilization=share))) for share in shares]
+    rows = [(share, _cap_at_zero(found.kv_available), found.status, found.reason) for share, found in plans]
+    return pd.DataFrame(rows, columns=["gpu_memory_utilization", "KV cache (GiB)", "status", "reason"])
+
+
+def sweep_max_model_len(deployment: Deployment) -> pd.DataFrame:
+    """Full-length sequences that fit (80% interval) over `max_model_len`."""
+    lengths = [2**power for power in range(10, 31) if 2**power <= deployment.model.architecture.max_position]
+    plans = [(length, plan_memory(deployment.with_args(max_model_len=length))) for length in lengths]
+    rows = [(length, found.max_concurrency, found.status) for length, found in plans]
+    return pd.DataFrame(rows, columns=["max_model_len (tokens)", "sequences of that length", "status"])
+
+
+def _cap_at_zero(size: Interval) -> Interval:
+    return size.map(lambda value: max(value, 0.0) / GIB)
+
+
+def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
+    """Per weight format: weights, KV cache, sequences of `tokens` that fit, a decode step, quality, checkpoint.
+
+    Of the formats, those that make the model smaller than its checkpoint.
+    """
+    base, rows = load_model(deployment.model.name), []
+    for name, entry in load_catalog("formats.yaml", WeightFormatEntry).items():
+        if name == "mxfp4" and not base.architecture.is_moe:  # what engines store in it are experts
+            continue
+        try:
+            stored = base if name == "checkpoint" else load_model(deployment.model.name, quantization=name)
+        except PlannerError:
+            continue
+        served = replace(deployment, model=stored)
+        if name != "checkpoint" and max(compute_stage_bytes(served)) >= max(
+            compute_stage_bytes(replace(deployment, model=base))
+        ):
+            continue
+        found, step = (
+            plan_memory(served),
+            build_target_step_model(served).step_seconds([], [tokens] * COMPARED_BATCH).seconds * 1e3,
+        )
+        held = found.pool.sequences(tokens) if found.status != "does_not_fit" else 0
+        sizes = found.weights.map(lambda value: value / GIB), _cap_at_zero(found.kv_available)
+        rows.append((entry.title, *sizes, held, step, entry.quality, entry.checkpoint, entry.source))
+    columns = ["format", "weights (GiB)", "KV cache (GiB)", "sequences", f"decode step of {COMPARED_BATCH} (ms)"]
+    return pd.DataFrame(rows, columns=[*columns, "published quality", "checkpoint", "source"])
+
+
+def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) -> pd.DataFrame:
+    """What other processes on the GPU leave: the largest safe utilization, and the KV cache with it."""
+    rows = []
+    for gib in tenants_gib:
+        shared = replace(deployment, other_tenants=round(gib * GIB))
+        safe = find_safe_memory_utilization(shared)
+        found = plan_memory(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else None
+        kept = _cap_at_zero(found.kv_available) if found else Interval.exactly(0)
+        rows.append((gib, safe, kept, found.status.replace("_", " ") if found else "does not fit"))
+    return pd.DataFrame(rows, columns=["other tenants (GiB)", "gpu_memory_utilization", "KV cache (GiB)", "status"])
+
+
+def describe_recommended_limits(found: MemoryPlan, workload: Workload, buffer: float) -> str:
+    """max_model_len and max_num_seqs of the plan, and where they come from; the way out where it does not fit."""
+    if found.status == "does_not_fit":
+        return f"There is nothing to recommend before it fits: {found.remedy}."
+    args, p99 = found.deployment.args, workload.total_quantile(0.99)
+    seqs, held = args.max_num_seqs, find_safe_max_num_seqs(found, workload)
+    fewer = "; a smaller full batch takes shorter steps" if seqs <= held - 8 else ""
+    return (
+        f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is {p99:,.0f} tokens, plus "
+        f"{buffer:.0%}. max_num_seqs {seqs:,}, as the pool holds {held:,} with a preemption risk of at most 5%{fewer}."
+    )
+
+
+def describe_memory_status(found: MemoryPlan) -> str:
+    """What the engine would say of it, and the way out; nothing where it fits."""
+    if found.status == "ok":
+        return ""
+    verdict = "It may die after start-up." if found.status == "at_risk" else "It does not start."
+    return f"{verdict} {found.reason}. Way out: {found.remedy}."

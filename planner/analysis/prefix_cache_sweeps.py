@@ -1,0 +1,109 @@
+"""What prefix caches find where requests share documents: by the size of the pool, by replicas and by routing."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from planner.analysis.tail_latency import get_wait_ms
+from planner.engines.deployment import Deployment
+from planner.latency.speculative_decoding import build_step_model
+from planner.memory.kv_cache import KvCachePool
+from planner.memory.memory_plan import get_memory_plan
+from planner.simulator.kernel_types import ROUTE_LEAST_LOADED, ROUTE_PREFIX_AFFINITY, ROUTE_ROUND_ROBIN, RouterConfig
+from planner.simulator.prefix_cache_hits import compute_prefix_hit_rate
+from planner.simulator.results import SimulationResult
+from planner.simulator.simulation import simulate_workload
+from planner.workload.request_generator import sample_arrivals
+from planner.workload.traces import TRACE_BLOCK_TOKENS, Trace
+from planner.workload.workload import Workload
+
+ROUTING_POLICIES = {
+    "in turn": ROUTE_ROUND_ROBIN,
+    "to the least loaded": ROUTE_LEAST_LOADED,
+    "to who has the prefix": ROUTE_PREFIX_AFFINITY,
+}
+"""Ways to choose a replica, in words; `simulator.kernel_types.Router` says what each is."""
+
+
+def build_document_workload(
+    count: int, blocks: int, rate: float, requests: int, *, zipf: float = 0.0, output: int = 200,
+    question_first: bool = False, seed: int = 0,
+) -> Workload:  # fmt: skip
+    """Questions about `count` documents of so many `blocks` of 512 tokens, Poisson arrivals at `rate` requests/s.
+
+    A prompt is a document and then a question of one block that nobody else asks; or the question stands first, so that
+    no two prompts begin alike. The k-th document is asked about k^-zipf as often as the first.
+    """
+    rng, asked = np.random.default_rng(seed), np.arange(1.0, count + 1) ** -zipf
+    chosen = rng.choice(count, requests, p=asked / asked.sum())
+    prompts = []
+    for i, document in enumerate(chosen):
+        fresh = count * blocks + i * (blocks + 1)  # ids of blocks that only this prompt has
+        shared = range(document * blocks, (document + 1) * blocks)
+        own = range(fresh, fresh + blocks + 1)
+        prompts.append(tuple(own) if question_first else (*shared, own[0]))
+    prompt, answer = np.full(requests, (blocks + 1) * TRACE_BLOCK_TOKENS), np.full(requests, output)
+    sent = sample_arrivals(requests, rate, 1.0, rng)
+    return Workload.from_trace(Trace(Path("documents"), sent, prompt, answer, tuple(prompts)))
+
+
+def get_hit_percent(run: SimulationResult) -> float:
+    """The share of prompt tokens that a replay found in prefix caches, percent."""
+    return float(run.outcome.cached.sum() / run.prompt.sum() * 100)
+
+
+def simulate_routed(
+    deployment: Deployment, workload: Workload, policy: str = "in turn", pool: KvCachePool | None = None
+) -> SimulationResult:
+    """All replicas of `deployment` behind a router of one of `POLICIES`; `pool` replaces that of the memory plan."""
+    pool = pool or get_memory_plan(deployment).pool
+    router = RouterConfig(deployment.engines, ROUTING_POLICIES[policy])
+    return simulate_workload(deployment, pool, build_step_model(deployment), workload, router=router)
+
+
+def sweep_pool_size(deployment: Deployment, workload: Workload, shares: Sequence[float]) -> pd.DataFrame:
+    """One replica with such shares of its KV pool: what it finds, replayed and as a plain LRU, and its TTFT."""
+    pool, rows = get_memory_plan(deployment).pool, []
+    for share in shares:
+        smaller = replace(pool, num_blocks=int(pool.num_blocks * share))
+        run = simulate_routed(deployment, workload, pool=smaller)
+        assert workload.trace is not None
+        plain = compute_prefix_hit_rate(workload.trace, 1, smaller.kv_tokens) * 100
+        rows.append((smaller.kv_tokens, get_hit_percent(run), plain, get_wait_ms(run, "p50"), get_wait_ms(run, "p99")))
+    columns = ["KV pool (tokens)", "found (%)", "a plain LRU would find (%)", "p50 TTFT (ms)", "p99 TTFT (ms)"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def sweep_host_memory(
+    deployment: Deployment, workload: Workload, pool: KvCachePool, gib: Sequence[float]
+) -> pd.DataFrame:
+    """One replica with such a `pool` and so much host memory behind it: what it finds, its TTFT, and its throughput."""
+    rows = []
+    for size in gib:
+        run = simulate_routed(deployment.with_args(kv_offloading_size=size), workload, pool=pool)
+        rows.append((size, get_hit_percent(run), get_wait_ms(run, "p50"), get_wait_ms(run, "p99"), run.output_tps))
+    return pd.DataFrame(rows, columns=["GiB", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "output tokens/s"])
+
+
+def sweep_routing(
+    deployment: Deployment,
+    workload: Workload,
+    replicas: Sequence[int],
+    policies: Sequence[str] = tuple(ROUTING_POLICIES),
+) -> pd.DataFrame:
+    """Several replicas, `workload` being the traffic of each: what is found by routing, TTFT, who has most to do."""
+    rows = []
+    for count in replicas:
+        load = workload.at((workload.rate or 0.0) * count)
+        for policy in policies:
+            run = simulate_routed(deployment.with_replicas(count), load, policy)
+            served = np.bincount(run.outcome.replica, minlength=count) if count > 1 else np.ones(1)
+            busiest = served.max() / served.mean()
+            rows.append(
+                (count, policy, get_hit_percent(run), run.stats("ttft")["p50"] * 1e3, get_wait_ms(run, "p99"), busiest)
+            )
+    columns = ["replicas", "requests go", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "busiest, of the mean"]
+    return pd.DataFrame(rows, columns=columns)

@@ -1,0 +1,73 @@
+"""What widespread rules of thumb give one number for, computed case by case."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
+
+from planner.engines.deployment import Deployment
+from planner.latency.speculative_decoding import build_step_model
+from planner.memory.concurrency_limits import find_safe_max_num_seqs
+from planner.memory.memory_plan import get_memory_plan
+from planner.memory.weights import compute_stage_bytes
+from planner.planning.prediction import evaluate_batch
+from planner.workload.workload import Workload
+
+
+def compute_bytes_per_parameter(deployment: Deployment) -> float:
+    """Bytes on all GPUs of a replica for each parameter of the model: scales and unquantized layers are counted."""
+    layout = deployment.layout
+    ranks = layout.tp * layout.dp
+    return sum(compute_stage_bytes(deployment)) * ranks / deployment.model.architecture.params_total
+
+
+def build_sequence_capacity_table(cases: Mapping[str, Deployment], traffics: Mapping[str, Workload]) -> pd.DataFrame:
+    """The max_num_seqs that each deployment carries of each traffic at 5% preemption risk; 0 if it does not start."""
+    rows = []
+    for name, deployment in cases.items():
+        memory = get_memory_plan(deployment)
+        held = [find_safe_max_num_seqs(memory, traffic) if memory.starts else 0 for traffic in traffics.values()]
+        rows.append((name, deployment.args.max_num_seqs, *held))
+    return pd.DataFrame(rows, columns=["deployment", "engine's default", *traffics])
+
+
+def build_communication_table(cases: Mapping[str, Deployment], batch: int, prompt: int, context: int) -> pd.DataFrame:
+    """What GPUs take to exchange a layer's results (microseconds), and its share of the step.
+
+    Of a decode step of `batch` sequences of `context` tokens, and of a step with a prompt of `prompt` tokens alone.
+    """
+    rows = []
+    for name, deployment in cases.items():
+        step = build_step_model(deployment)
+        costs = step.step_seconds([], [context] * batch), step.step_seconds([(prompt, 0)], [])
+        links = [cost.parts.get("collectives", 0.0) for cost in costs]
+        layers = len(deployment.model.architecture.layers)
+        each = [(link / layers * 1e6, link / cost.seconds * 100) for link, cost in zip(links, costs, strict=True)]
+        rows.append((name, *each[0], *each[1]))
+    columns = ["decode (µs per layer)", "decode (% of the step)", "prefill (µs per layer)", "prefill (% of the step)"]
+    return pd.DataFrame(rows, columns=["GPUs", *columns])
+
+
+def compare_step_speed(
+    cases: Mapping[str, Deployment], batches: Sequence[int], prompt: int, context: int
+) -> pd.DataFrame:
+    """How many times faster than the first of `cases` each takes a decode step at each batch, and a prompt."""
+    found = {}
+    for name, deployment in cases.items():
+        step = build_step_model(deployment)
+        found[name] = [step.step_seconds([], [context] * batch).seconds for batch in batches]
+        found[name].append(step.step_seconds([(prompt, 0)], []).seconds)
+    first = next(iter(found.values()))
+    rows = [(name, *(a / b for a, b in zip(first, own, strict=True))) for name, own in found.items()]
+    columns = [f"decode, batch {batch}" for batch in batches] + [f"prompt of {prompt:,}"]
+    return pd.DataFrame(rows, columns=["weights", *columns])
+
+
+def sweep_throughput(cases: Mapping[str, Deployment], workload: Workload, concurrencies: Sequence[int]) -> pd.DataFrame:
+    """Output tokens/s in closed form with so many requests in flight; a dash where a deployment does not start."""
+    loads = [replace(workload, rate=None, concurrency=n) for n in concurrencies]
+    found = evaluate_batch((deployment, load) for deployment in cases.values() for load in loads)
+    speeds = [one.performance.output_tps.mid if one.performance else None for one in found]
+    rows = [speeds[k : k + len(loads)] for k in range(0, len(speeds), len(loads))]
+    columns = [f"{n} in flight" for n in concurrencies]
+    return pd.DataFrame(rows, columns=columns, index=pd.Index(cases, name="layout"))

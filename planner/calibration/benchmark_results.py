@@ -1,0 +1,278 @@
+"""Measured runs from files: what `vllm bench serve --save-result` writes, and tables of serving points."""
+
+import io
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from planner.calibration.user_fit import BenchmarkPoint
+from planner.core.catalog import StrictEntry, validate_entry
+from planner.core.errors import PlannerError, add_error_context, find_closest
+from planner.core.readers import parse_json, read_csv_lines, read_text
+from planner.core.units import MIB
+from planner.engines.deployment import Deployment
+from planner.engines.engine import get_engine
+from planner.hardware.gpus import get_gpu
+from planner.planning.scenario import load_scenario
+from planner.planning.search import get_reference_deployment, search_deployments
+from planner.planning.table_rows import (
+    COLUMN_CATALOG,
+    INPUT_COLUMNS,
+    POOL_SIZE_COLUMNS,
+    parse_cells,
+    parse_measured_run,
+)
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.request_generator import sample_arrivals
+from planner.workload.traces import Trace
+from planner.workload.workload import Workload
+
+MEASURED_COLUMNS = tuple(COLUMN_CATALOG["measured"])
+"""Means over a run, in columns beside those of the batch interface; an empty cell was not measured."""
+INFERENCEX_COLUMNS = COLUMN_CATALOG["inferencex"]
+"""What an InferenceX table calls its columns and formats, and what the batch interface does."""
+MAX_RESULT_FILE_BYTES, MAX_RUNS_PER_FILE = 128 * MIB, 10_000
+"""Of a file of results."""
+SPECULATION_REASON = "whose acceptance would be fitted too"
+TokenCount = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+@dataclass(frozen=True)
+class BenchmarkResults:
+    """Measured runs, and what a reader should know about how they were read."""
+
+    points: tuple[BenchmarkPoint, ...]
+    notes: tuple[str, ...]
+
+
+class VllmBenchResult(StrictEntry):
+    """What is read of one result of `vllm bench serve` (vllm/benchmarks/serve.py, 0.20.2 and 0.33.0)."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    model_id: str = ""
+    completed: Annotated[PositiveInt, Field(le=10**8)]
+    failed: NonNegativeInt = 0
+    total_input_tokens: Annotated[PositiveInt, Field(le=2**53)]
+    total_output_tokens: Annotated[PositiveInt, Field(le=2**53)]
+    request_rate: float = Field(default=math.inf, gt=0, allow_inf_nan=True)
+    burstiness: PositiveFloat = 1.0
+    max_concurrency: Annotated[PositiveInt, Field(le=10**9)] | None = None
+    ramp_up_strategy: str | None = None
+    mean_ttft_ms: PositiveFloat
+    mean_tpot_ms: NonNegativeFloat  # 0: no request had a second token
+    input_lens: tuple[TokenCount, ...] = ()  # these three with --save-detailed
+    output_lens: tuple[TokenCount, ...] = ()  # 0: the request failed
+    start_times: tuple[float, ...] = ()  # s, once the limit of requests in flight lets it go
+
+    def workload(self, prefix_tokens: int) -> Workload:
+        """What was sent; lengths and arrivals as they were where the result has them, else as the benchmark draws them.
+
+        The mean lengths stand for all requests where only the totals are known.
+        """
+        rate = None if math.isinf(self.request_rate) else self.request_rate
+        if self.ramp_up_strategy and len(self.start_times) < 2:
+            raise PlannerError("field ramp_up_strategy: a ramp can be replayed with its start_times (--save-detailed)")
+        sums = (self.total_input_tokens, self.total_output_tokens)
+        prompt, output = (LengthDistribution.fixed(max(tokens / self.completed, 1)) for tokens in sums)
+        if trace := self._trace():
+            prompt, output = LengthDistribution.empirical(trace.prompt), LengthDistribution.empirical(trace.output)
+            rate = trace.rate if trace.arrival[-1] else rate
+        in_flight = self.max_concurrency or (self.completed if rate is None else None)
+        return Workload(
+            prompt, output, rate=rate, concurrency=in_flight, burstiness=self.burstiness, trace=trace,
+            prefix_tokens=prefix_tokens, prefix_hit_rate=float(prefix_tokens > 0),
+            num_prompts=len(trace.prompt) if trace else self.completed,
+        )  # fmt: skip
+
+    def _trace(self) -> Trace | None:
+        """The requests that succeeded, in the order in which they were sent; None without the lengths of at least two.
+
+        With neither a rate nor a ramp all are there from the start, and only the limit holds them back.
+        """
+        if len(self.input_lens) != len(self.output_lens):
+            counts = f"{len(self.input_lens)} entries and output_lens {len(self.output_lens)}"
+            raise PlannerError(f"field input_lens has {counts}; they must be as many")
+        sent = np.array(self.start_times if len(self.start_times) == len(self.input_lens) else ())
+        lens = np.array([self.input_lens, self.output_lens], np.int64)
+        ran = np.flatnonzero((lens > 0).all(axis=0))
+        if len(ran) < 2:
+            return None
+        if math.isinf(self.request_rate) and not self.ramp_up_strategy:
+            arrival = np.zeros(len(ran))
+        elif len(sent):
+            ran = ran[np.argsort(sent[ran], kind="stable")]
+            arrival = sent[ran] - sent[ran[0]]
+        else:
+            arrival = sample_arrivals(len(ran), self.request_rate, self.burstiness, np.random.default_rng(0))
+        return Trace(Path(), arrival, *lens[:, ran])
+
+
+def plan_benchmarked_deployment(scenario: str | Path) -> tuple[Deployment, int]:
+    """What ran the benchmarks of a scenario: one replica of its plan, and the prefix that `bench.sh` shares, tokens.
+
+    The catalog's coefficients are what a fit starts from, whatever the scenario was calibrated with before.
+    """
+    asked = load_scenario(scenario)
+    alone = get_reference_deployment(search_deployments(asked)).with_replicas(1)
+    return replace(alone, engine=replace(alone.engine, calibration={})), asked.workload.prefix_tokens
+
+
+def read_benchmark_results(
+    paths: Sequence[Path], deployment: Deployment | None = None, prefix_tokens: int = 0
+) -> BenchmarkResults:
+    """All runs in `paths`: JSON of `vllm bench serve`, or CSV in the batch interface's or InferenceX's columns.
+
+    JSON does not say what ran: that is `deployment`. Rows of a CSV do; where `deployment` is given, those of another
+    GPU or engine are left out. Raises `PlannerError` naming file, run or line, and field for what cannot be read.
+    """
+    points, notes = list[BenchmarkPoint](), list[str]()
+    if deployment and deployment.speculation:
+        raise PlannerError(f"the plan drafts tokens, {SPECULATION_REASON}: benchmark it without speculation")
+    for path in paths:
+        if path.suffix.lower() == ".csv":
+            found, said = _read_table(path, deployment)
+        elif deployment is None:
+            raise PlannerError(f"{path.name} says how a run went, not what ran: name its scenario with --scenario")
+        else:
+            found, said = _read_bench_file(path, deployment, prefix_tokens)
+        points += found
+        notes += said
+    if not points:
+        raise PlannerError(". ".join(("there is no run to calibrate with", *notes)))
+    return BenchmarkResults(tuple(points), tuple(dict.fromkeys(notes)))
+
+
+def _read_bench_file(path: Path, deployment: Deployment, prefix_tokens: int) -> tuple[list[BenchmarkPoint], list[str]]:
+    """The runs of `deployment` in a result file of `vllm bench serve`: one, a list, or one a line (--append-result)."""
+    runs, points, notes = list(islice(_iterate_json_objects(path), MAX_RUNS_PER_FILE + 1)), [], []
+    if len(runs) > MAX_RUNS_PER_FILE:
+        raise PlannerError(f"{path.name} has more than {MAX_RUNS_PER_FILE:,} runs, the most that are read of a file")
+    for number, data in enumerate(runs, 1):
+        where = path.name if len(runs) == 1 else f"{path.name}, run {number}"
+        run = validate_entry(VllmBenchResult, data, f"{where}, as a result of vllm bench serve")
+        try:
+            workload = run.workload(prefix_tokens)
+        except PlannerError as error:
+            raise PlannerError(f"{where}, {error}") from None
+        points.append(
+            BenchmarkPoint(where, deployment, workload, run.mean_ttft_ms / 1e3, run.mean_tpot_ms / 1e3 or None)
+        )
+        trace, most = workload.trace, deployment.args.max_model_len
+        longest = (trace.prompt + trace.output).max() if trace else workload.tokens
+        if longest > most:
+            raise PlannerError(f"{where}: a request has {longest:,.0f} tokens, over the plan's max_model_len {most:,}")
+        named, served = (name.rpartition("/")[2].casefold() for name in (run.model_id, deployment.model.name))
+        if named not in served and served not in named:
+            notes.append(f"{path.name} names the model {run.model_id}, and the plan serves {deployment.model.name}")
+        if run.failed:
+            notes.append(f"{where}: {run.failed} requests failed; the other {run.completed} count")
+    return points, notes
+
+
+def _iterate_json_objects(path: Path) -> Iterator[Any]:
+    """The objects in a JSON file: the only one, those of a list, or one a line."""
+    text = read_text(path, MAX_RESULT_FILE_BYTES)
+    try:
+        data = parse_json(text, path.name)
+        yield from data if isinstance(data, list) else [data]
+        return
+    except PlannerError:
+        if "\n" not in text.strip():
+            raise
+    for number, line in enumerate(io.StringIO(text), 1):
+        if line.strip():
+            yield parse_json(line, f"{path.name}, line {number}")
+
+
+def _read_table(path: Path, wanted: Deployment | None) -> tuple[list[BenchmarkPoint], list[str]]:
+    rows = read_csv_lines(path, 16 * MIB)
+    header = [name.strip() for name in next(rows, (1, []))[1]]
+    theirs = {"model_path", "system"} <= set(header)
+    columns = {INFERENCEX_COLUMNS["columns"].get(name, name) if theirs else name for name in header}
+    if "gpu" not in columns or not {"model", "model_config"} & columns or not set(MEASURED_COLUMNS) & columns:
+        raise PlannerError(
+            f"{path.name}, line 1: expected the batch interface's columns (gpu, model, ...) and {MEASURED_COLUMNS[0]} or "
+            f"{MEASURED_COLUMNS[1]}, or InferenceX's (system, model_path, silicon_ttft_ms, ...), got {', '.join(header)[:80]!r}"
+        )
+    for wrong in set() if theirs else set(header) - set(INPUT_COLUMNS) - set(MEASURED_COLUMNS):
+        if near := find_closest(wrong, set(MEASURED_COLUMNS) - set(header), 0.85):
+            raise PlannerError(f"{path.name}, line 1: unknown column {wrong}; did you mean {near}?")
+    points, notes, left_out = list[BenchmarkPoint](), Counter[str](), Counter[str]()
+    of = ("", "") if wanted is None else (wanted.gpu.name, wanted.engine.name)
+    for line, row in rows:
+        where = f"{path.name}, line {line}"
+        with add_error_context(where):
+            if len(row) > len(header):
+                raise PlannerError(f"the row has {len(row) - len(header)} more cells than the header has columns")
+            if len(points) == MAX_RUNS_PER_FILE:
+                raise PlannerError(f"{MAX_RUNS_PER_FILE:,} runs, the most that are read of a file, came before")
+            filled = {name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()}
+            filled = _convert_inferencex_row(filled) if theirs else filled
+            kind = (get_gpu(filled.get("gpu", "")).name, get_engine(filled.get("engine", "vllm")).name)
+            if wanted is None and kind != (of := of if of[0] else kind):
+                told = " and ".join(f"{card} under {name}" for card, name in (of, kind))
+                raise PlannerError(f"one GPU and engine at a time, got {told}: say with --scenario which")
+            if reason := f"of {kind[0]} under {kind[1]}" if kind != of else _explain_unfittable(filled):
+                left_out[reason] += 1
+            else:
+                points.append(_parse_benchmark_point(where, filled, path.parent, notes))
+    said = [f"{path.name}: {note}" + f" ({count} rows)" * (count > 1) for note, count in notes.items()]
+    if left_out:
+        listed = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
+        said.append(f"{path.name}: rows left out: {listed}")
+    return points, said
+
+
+def _explain_unfittable(row: Mapping[str, str]) -> str:
+    """Why step costs cannot be fitted to a row, or nothing."""
+    if row.get("mode", "agg") != "agg" or any(f"prefill_{size}" in row for size in POOL_SIZE_COLUMNS):
+        return "of disaggregated serving"
+    return f"with speculative decoding, {SPECULATION_REASON}" if "speculative_method" in row else ""
+
+
+def _convert_inferencex_row(row: Mapping[str, str]) -> dict[str, str]:
+    """A filled row of an InferenceX table in the batch interface's columns.
+
+    Its benchmark draws lengths uniformly between 0.8 and 1.0 of isl and osl and sends 10 prompts per unit of
+    concurrency in a closed loop, to servers without a prefix cache (InferenceX's scripts; SemiAnalysis, Apache-2.0).
+    Experts are spread over the tp GPUs where `moe_ep_size` is above 1; `attention_dp_size` counts the same GPUs again.
+    """
+    cells = {ours: row[theirs] for theirs, ours in INFERENCEX_COLUMNS["columns"].items() if theirs in row}
+    if _parse_int(row.get("moe_ep_size", "1")) > 1 and "tp" in cells:
+        cells["ep"] = cells["tp"]
+    if row.get("precision") in INFERENCEX_COLUMNS["precision"]:
+        cells["quantization"] = INFERENCEX_COLUMNS["precision"][row["precision"]]
+    if "concurrency" in cells:
+        cells["num_prompts"] = str(10 * _parse_int(cells["concurrency"]))
+        cells["max_num_seqs"] = str(max(256, _parse_int(cells["concurrency"])))
+    harness = {"length_range_ratio": "0.8", "enable_prefix_caching": "false", "gpu_memory_utilization": "0.9"}
+    return {**harness, **cells}
+
+
+def _parse_int(cell: str) -> int:
+    """A size as these tables write it, such as "4.0"; 0 for what is none (the cell's own reading then says so)."""
+    try:
+        return int(float(cell))
+    except (ValueError, OverflowError):
+        return 0
+
+
+def _parse_benchmark_point(name: str, row: Mapping[str, str], folder: Path, notes: Counter[str]) -> BenchmarkPoint:
+    """The run in a filled row of the batch interface's columns."""
+    cells, said = parse_cells({column: cell for column, cell in row.items() if column != "mode"})
+    times = [seconds and seconds / 1e3 for seconds in map(cells.pop, MEASURED_COLUMNS, (None, None))]
+    if times == [None, None]:
+        raise PlannerError(f"{' and '.join(MEASURED_COLUMNS)} are both empty")
+    if not {"concurrency", "request_rate", "trace"} & set(cells):
+        raise PlannerError("concurrency (or request_rate, or trace) is missing")
+    deployment, workload = parse_measured_run(cells, folder, said)
+    notes.update(said)
+    return BenchmarkPoint(name, deployment, workload, *times)

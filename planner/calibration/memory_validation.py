@@ -1,0 +1,86 @@
+"""Planned against logged: public start-up logs kept in `catalogs/validation`, each planned as it was deployed."""
+
+from functools import cache
+from typing import Any
+
+import pandas as pd
+from pydantic import PositiveInt
+
+from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
+from planner.core.units import GIB
+from planner.engines.deployment import Deployment, deploy_on
+from planner.memory.memory_plan import plan_memory
+
+
+class LoggedMemory(StrictEntry):
+    """What a log states; GiB on one GPU, and requests of max_model_len."""
+
+    weights: float
+    activation: float | None = None
+    non_torch: float | None = None
+    kv_available: float
+    max_concurrency: float | None = None
+
+
+class PublishedRun(SourcedEntry):
+    """A vLLM that somebody started, and published what it did."""
+
+    model: str
+    gpu: str
+    tp: PositiveInt = 1
+    engine_version: str
+    args: dict[str, Any]
+
+    @property
+    def deployment(self) -> Deployment:
+        """What ran."""
+        return deploy_on(self.model, self.gpu, tp=self.tp, engine_version=self.engine_version, **self.args)
+
+
+class PublishedLog(PublishedRun):
+    """One entry of `catalogs/validation/startup_logs.yaml`."""
+
+    logged: LoggedMemory
+
+
+@cache
+def load_published_logs() -> dict[str, PublishedLog]:
+    """The public logs by label."""
+    return load_catalog("validation/startup_logs.yaml", PublishedLog)
+
+
+def compute_memory_residuals() -> pd.DataFrame:
+    """One row per public log: planned (GiB, 80% interval) and logged weights and KV cache, and sequences.
+
+    `error (%)` and `interval (%)` are the logged KV cache and the planned interval, both less the plan's middle, in
+    percent of the budget: requested memory, of which 1% is what an operator could give or take.
+    """
+    rows = []
+    for name, run in load_published_logs().items():
+        found, logged = plan_memory(run.deployment), run.logged
+        budget, kv = found.requested / GIB / 100, found.kv_available / GIB
+        rows.append({
+            "log": name, "GPU": found.deployment.gpu.name,
+            "planned weights (GiB)": found.weights / GIB, "logged weights (GiB)": logged.weights,
+            "planned KV (GiB)": kv, "logged KV (GiB)": logged.kv_available,
+            "planned sequences": found.max_concurrency, "logged sequences": logged.max_concurrency,
+            "error (%)": (logged.kv_available - kv.mid) / budget, "interval (%)": (kv - kv.mid) / budget,
+            "inside": kv.lo - 0.005 <= logged.kv_available <= kv.hi + 0.005,
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def summarize_memory_accuracy(found: pd.DataFrame) -> str:
+    """The mean absolute errors of `residuals` in a sentence."""
+
+    def off(what: str) -> float:
+        known = found[found[f"logged {what}"].notna()]
+        mids, logged = known[f"planned {what}"].map(lambda interval: interval.mid), known[f"logged {what}"]
+        return float(((mids - logged) / logged).abs().mean())
+
+    return (
+        f"Over these {len(found)} logs the mean absolute error is {off('weights (GiB)'):.1%} for the weights, "
+        f"{found['error (%)'].abs().mean():.1f}% of the budget for the KV cache ({off('KV (GiB)'):.1%} of its own "
+        f"size) and {off('sequences'):.1%} for the number of full-length sequences; {found['inside'].sum()} of the "
+        f"{len(found)} logged KV caches lie in their 80% interval."
+    )

@@ -1,0 +1,376 @@
+"""Fit the step costs of all engines at once to every measured run; `pooled_catalog` writes what comes of it.
+
+The logarithm of a coefficient is a sum: what all have in common, and what the engine, the GPU's generation, the GPU,
+the release, the model and the layout add. Each part has a normal prior around 0 (`LEVELS`), so that little data moves
+it little, and what a GPU lacks comes from its generation (partial pooling). Residuals are ln(predicted / measured)
+under a Student-t loss; Gauss-Newton on the closed form, which is moved by what the replay of each run gives beside it.
+
+Held back, the fit goes without all runs of a curve, a pair of model and GPU, a model, a GPU or a release at once, by
+one Newton step from the fit with all: their errors are the widths of the catalog's intervals.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from io import StringIO
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.sparse import block_diag, csr_array, diags_array
+
+from planner.calibration.request_validation import load_timed_runs
+from planner.calibration.user_fit import COEFFICIENT_PRIORS
+from planner.core.catalog import CATALOG_DIR
+from planner.core.errors import PlannerError, add_error_context
+from planner.core.intervals import Z_SCORE_80PCT
+from planner.core.readers import read_text, read_yaml
+from planner.core.units import MIB
+from planner.engines.coefficients import StepCoefficients, list_coefficient_names
+from planner.engines.deployment import Deployment
+from planner.engines.engine import parse_release
+from planner.latency.coefficient_lookup import MIN_CURVES_PER_PAIR, NOVELTY_KINDS, get_weight_format_name
+from planner.latency.step_model import StepModel, build_target_step_model
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.capacity import derive_effective_workload
+from planner.planning.prediction import solve_load_cases
+from planner.planning.table_rows import parse_cells, parse_measured_run
+from planner.queueing.steady_state import LoadCase
+from planner.simulator.simulation import simulate_workload
+from planner.workload.workload import Workload
+
+MEASURED_RUNS_FILE = CATALOG_DIR / "validation" / "measured_runs.csv"
+FIT_METRICS = ("ttft", "tpot", "output_tps", "itl_p50")
+MEASURED_COLUMN_NAMES = ("measured_ttft_ms", "measured_tpot_ms", "measured_output_tps", "measured_itl_p50_ms")
+MEASUREMENT_NOISE = np.array([0.14, 0.05, 0.08, 0.06])
+"""Spread of ln(measured), by `METRICS`, that no model explains: what repeats of a public point differ by."""
+STEADY_NOISE_FACTOR = 0.5
+"""Of that, what is left of a run at a rate, whose mean holds no first burst."""
+POOLED_STUDENT_T_DOF = 4.0
+COMMON_PRIORS: Mapping[str, tuple[float, float]] = {
+    name: tuple(told["kernels"]) for name, told in COEFFICIENT_PRIORS.items()
+}
+"""What is known of each coefficient before any serving run, and how well."""
+EFFECT_LEVELS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("levels.yaml"))
+"""How much the parts of a coefficient add."""
+RELEASE_BOUNDARIES = {
+    "vllm": ("0.11.0", "0.12.0", "0.16.0", "0.18.0", "0.20.0"),
+    "sglang": ("0.5.6", "0.5.9", "0.5.12"),
+    "trtllm": ("1.0.0", "1.2.0"),
+}
+"""Where an engine's releases are parted: changes of its runner, its scheduler or its kernels."""
+MIN_CURVES_PER_GENERATION = 5.0
+"""Curves that say as much of a generation's spread as all other generations do."""
+RATE_METRIC_INDEX = 2
+INTERVAL_METRICS = {1: "tpot", 0: "ttft", RATE_METRIC_INDEX: "output_tps"}
+"""Of `METRICS` those whose intervals have a width of their own."""
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """One measured run: what ran, what was sent, and ln of what was measured by `METRICS` (seconds, tokens/s)."""
+
+    deployment: Deployment
+    workload: Workload
+    measured: np.ndarray
+    curve: str
+
+    @property
+    def groups(self) -> dict[str, str]:
+        """What it shares its parts with, by level; parts of a name are joined by |."""
+        engine, gpu, model = self.deployment.engine, self.deployment.gpu, self.deployment.model
+        family = model.architecture.model_type
+        era = next((bound for bound in RELEASE_BOUNDARIES[engine.name] if engine.release < parse_release(bound)), "")
+        return {
+            "common": "",
+            "engine": engine.name,
+            "generation": gpu.generation,
+            "gpu": gpu.name,
+            "gpu engine": f"{gpu.name}|{engine.name}",
+            "release": f"{engine.name}|{era}",
+            "release generation": f"{engine.name}|{era}|{gpu.generation}",
+            "model": family,
+            "model engine": f"{family}|{engine.name}",
+            "model format": f"{family}|{get_weight_format_name(model)}",
+            "pair": f"{family}|{get_weight_format_name(model)}|{gpu.name}|{engine.name}",
+            "layout": f"{family}|{get_weight_format_name(model)}|{gpu.name}|{engine.name}|{self.deployment.layout.tp}",
+            "curve": self.curve,
+        }
+
+    @property
+    def held_back(self) -> dict[str, str]:
+        """The whole that it belongs to, by what may be new in a question."""
+        groups, engine = self.groups, self.deployment.engine
+        wholes = {"pair": groups["pair"], "model": groups["model"], "gpu": groups["gpu"]}
+        return {"curve": self.curve, **wholes, "version": f"{engine.name} {engine.version}"}
+
+
+def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
+    """The runs of a CSV (the columns of `planner predict`, `COLUMNS`, `curve` and `source`) and the timed ones."""
+    found = []
+    for number, row in enumerate(csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")), start=2):
+        with add_error_context(f"{path.name}, line {number}"):
+            deployment, workload = parse_measured_run(parse_cells(row)[0], path.parent, [])
+            if not (memory := get_memory_plan(deployment)).starts:
+                raise PlannerError(memory.reason)
+        values = [
+            float(row.get(name) or "nan") / (1e3 if name.endswith("_ms") else 1) for name in MEASURED_COLUMN_NAMES
+        ]
+        found.append(
+            MeasuredRun(deployment, derive_effective_workload(deployment, workload), np.log(values), row["curve"])
+        )
+    for name, timed in load_timed_runs().items():
+        found.append(MeasuredRun(timed.deployment, timed.workload, np.log([*timed.means, np.nan, np.nan]), name))
+    return found
+
+
+class PooledRuns:
+    """Measured runs, and the parts that their coefficients are sums of.
+
+    `parts` are (level, group, coefficient); `adds` [runs x coefficients, parts] is 1 where a part adds to it.
+    """
+
+    def __init__(self, runs: Sequence[MeasuredRun]) -> None:
+        self.runs, self.names = list(runs), list_coefficient_names()
+        self.plans = [get_memory_plan(run.deployment) for run in runs]
+        self.measured = np.array([run.measured for run in runs])
+        self.start = np.log([[COMMON_PRIORS[name][0] for name in self.names] for _ in runs])
+        self.noise = MEASUREMENT_NOISE * np.array([[STEADY_NOISE_FACTOR if run.workload.rate else 1.0] for run in runs])
+        self.beside = np.zeros_like(self.measured)  # ln(replayed / closed form)
+        places: dict[tuple[str, str, str], int] = {}
+        rows, columns = list[int](), list[int]()
+        for k, run in enumerate(runs):
+            for (level, group), (which, name) in product(run.groups.items(), enumerate(self.names)):
+                if _get_prior_sigma(level, name) > 0:
+                    rows.append(k * len(self.names) + which)
+                    columns.append(places.setdefault((level, group, name), len(places)))
+        self.parts = list(places)
+        self.spread = np.array([_get_prior_sigma(level, name) for level, _, name in places])
+        self.adds = csr_array((np.ones(len(rows)), (rows, columns)), shape=(self.start.size, len(places)))
+
+    def logs(self, sums: np.ndarray) -> np.ndarray:
+        """[runs, coefficients] logarithms of each run's coefficients."""
+        return np.asarray(self.start + (self.adds @ sums).reshape(self.start.shape))
+
+    def steps(self, logs: np.ndarray) -> list[StepModel]:
+        values = np.exp(logs).tolist()
+        return [
+            build_target_step_model(run.deployment, StepCoefficients(*row))
+            for run, row in zip(self.runs, values, strict=True)
+        ]
+
+    def predicted(self, logs: np.ndarray) -> np.ndarray:
+        """[runs, metrics] logarithms of what the closed form gives."""
+        steps = self.steps(logs)
+        cases = [
+            LoadCase(run.deployment, plan, run.workload, step)
+            for run, plan, step in zip(self.runs, self.plans, steps, strict=True)
+        ]
+        found = np.full_like(self.measured, np.nan)
+        found[:, :3] = [
+            (done.ttft["mean"].mid, done.tpot["mean"].mid, done.output_tps.mid) for done in solve_load_cases(cases)
+        ]
+        for k in np.flatnonzero(np.isfinite(self.measured[:, 3])).tolist():
+            load = self.runs[k].workload
+            batch = (load.concurrency or 1) / self.runs[k].deployment.engines
+            found[k, 3] = steps[k].decode_step(batch, load.prompt.mean + load.output.mean / 2)
+        return np.asarray(np.log(found))
+
+    def replayed(self, logs: np.ndarray) -> np.ndarray:
+        """[runs, metrics] logarithms of what the replay of each run's own requests gives; NaN where nothing asks."""
+        found = np.full_like(self.measured, np.nan)
+        for k, (run, step) in enumerate(zip(self.runs, self.steps(logs), strict=True)):
+            if np.isfinite(self.measured[k, :3]).any():
+                result = simulate_workload(run.deployment, self.plans[k].pool, step, run.workload)
+                tokens = float(result.output.sum()) * run.deployment.engines / result.duration
+                found[k, :3] = result.stats("ttft")["mean"], result.stats("tpot")["mean"], tokens
+        return np.asarray(np.log(found))
+
+    def slopes(self, logs: np.ndarray, base: np.ndarray) -> np.ndarray:
+        """[runs, metrics, coefficients] derivatives of `predicted`."""
+        found = np.zeros((*base.shape, len(self.names)))
+        for k in range(len(self.names)):
+            moved = logs.copy()
+            moved[:, k] += 0.05
+            found[:, :, k] = (self.predicted(moved) - base) / 0.05
+        return np.asarray(np.nan_to_num(np.clip(found, -3, 3)))
+
+    def weights(self, errors: np.ndarray) -> np.ndarray:
+        """[runs, metrics] of the squares of these errors; 0 where nothing was measured."""
+        return np.where(
+            np.isfinite(errors), 1 / (self.noise**2 + np.nan_to_num(errors) ** 2 / POOLED_STUDENT_T_DOF), 0.0
+        )
+
+    def by_part(self, slopes: np.ndarray) -> csr_array:
+        """[runs x metrics, parts] of slopes by coefficient."""
+        return block_diag(slopes, "csr") @ self.adds
+
+    def normal(self, slopes: np.ndarray, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The normal matrix, and the gradient, both without the priors."""
+        own, weight = self.by_part(slopes), self.weights(errors).ravel()
+        weighted = own.T @ diags_array(weight)
+        return (weighted @ own).toarray(), weighted @ np.nan_to_num(errors.ravel())
+
+    def loss(self, errors: np.ndarray, sums: np.ndarray) -> float:
+        """Minus twice the logarithm of the posterior, but for a constant."""
+        unlikely = POOLED_STUDENT_T_DOF * np.log1p((errors / self.noise) ** 2 / POOLED_STUDENT_T_DOF)
+        return float(np.nansum(unlikely) + ((sums / self.spread) ** 2).sum())
+
+
+def _get_prior_sigma(level: str, name: str) -> float:
+    parts = EFFECT_LEVELS[level]
+    share = parts.get("host" if COEFFICIENT_PRIORS[name].get("host") else "device", 0.0)
+    return float(parts.get("own", {}).get(name, COMMON_PRIORS[name][1] * share))
+
+
+@dataclass(frozen=True)
+class PooledFit:
+    """A pooled fit: the parts' sums, and ln(predicted / measured) of every run, fitted and held back."""
+
+    pool: PooledRuns
+    sums: np.ndarray
+    errors: np.ndarray  # [runs, metrics]
+    slopes: np.ndarray
+
+    @cached_property
+    def held_back(self) -> dict[str, np.ndarray]:
+        """[runs, metrics] errors where the fit goes without the whole that a run belongs to, by what is left out.
+
+        The Newton step without some runs needs (H - A'A)^-1, H the normal matrix with the priors and A those runs'
+        weighted slopes; few runs only change it a little: H^-1 + H^-1 A' (1 - A H^-1 A')^-1 A H^-1 (Woodbury).
+        """
+        pool, shared = self.pool, np.array([level != "curve" for level, _, _ in self.pool.parts])
+        by_part, weight = pool.by_part(self.slopes), np.sqrt(pool.weights(self.errors)).ravel()
+        slopes = (diags_array(weight) @ by_part)[:, shared]
+        errors = np.nan_to_num(self.errors.ravel()) * weight
+        prior = (1 / pool.spread**2)[shared]
+        matrix = (slopes.T @ slopes).toarray() + np.diag(prior)
+        gradient = slopes.T @ errors + self.sums[shared] * prior
+        inverse, found = np.linalg.inv(matrix), {}
+        for what in ("curve", *NOVELTY_KINDS):
+            wholes = np.array([run.held_back[what] for run in pool.runs])
+            found[what] = np.full_like(self.errors, np.nan)
+            for whole in np.unique(wholes):
+                rows = wholes == whole
+                measured = np.flatnonzero(np.repeat(rows, len(FIT_METRICS)) & (weight > 0))
+                own = slopes[measured].toarray()
+                pull = gradient - own.T @ errors[measured]
+                if len(own) < len(matrix):
+                    half = own @ inverse
+                    step = inverse @ pull
+                    step += half.T @ np.linalg.solve(np.eye(len(own)) - half @ own.T, own @ step)
+                else:
+                    step = np.linalg.solve(matrix - own.T @ own, pull)
+                moved = np.where(shared, 0.0, -self.sums)
+                moved[shared] = -step
+                found[what][rows] = (self.errors + (by_part @ moved).reshape(self.errors.shape))[rows]
+        return found
+
+    def summary(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+        """By engine, what was left out and metric: runs, median and mean error, share inside the 80% interval.
+
+        The interval of a run is put around by the errors of all other wholes than its own.
+        """
+        found: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
+        for engine in RELEASE_BOUNDARIES:
+            mine = np.flatnonzero(self._of(engine)).tolist()
+            for what in ("curve", *NOVELTY_KINDS):
+                wholes = np.array([self.pool.runs[k].held_back[what] for k in mine])
+                for column, name in enumerate(FIT_METRICS):
+                    seen = np.abs(self.held_back[what][mine, column])
+                    use = np.isfinite(seen)
+                    if len(np.unique(wholes[use])) < 3:
+                        continue
+                    inside = [
+                        seen[k] <= np.quantile(seen[use & (wholes != wholes[k])], 0.8) for k in np.flatnonzero(use)
+                    ]  # fmt: skip
+                    figures = {"runs": int(use.sum()), "median": np.median(seen[use]), "mean": np.mean(seen[use])}
+                    told = {key: round(float(np.expm1(value)), 4) for key, value in figures.items() if key != "runs"}
+                    found.setdefault(engine, {}).setdefault(what, {})[name] = {
+                        "runs": figures["runs"], **told, "inside": round(float(np.mean(inside)), 3)
+                    }  # fmt: skip
+        return found
+
+    @cached_property
+    def spreads(self) -> dict[tuple[str, int, str], float]:
+        """By engine, metric and generation, how its errors without the pair compare with those of all runs.
+
+        Few curves say little: of `FEW` half of it counts.
+        """
+        generations = np.array([run.deployment.gpu.generation for run in self.pool.runs])
+        curves = np.array([run.curve for run in self.pool.runs])
+        found = {}
+        for engine, column in product(RELEASE_BOUNDARIES, INTERVAL_METRICS):
+            errors, mine = self._left(column, "pair"), self._of(engine)
+            if not np.isfinite(errors[mine]).any():
+                continue
+            usual = np.nanquantile(errors[mine], 0.8)
+            for generation in np.unique(generations[mine]).tolist():
+                here = mine & (generations == generation) & np.isfinite(errors)
+                if many := len(np.unique(curves[here])):
+                    own = np.quantile(errors[here], 0.8) / usual
+                    found[engine, column, generation] = float(
+                        (many * own + MIN_CURVES_PER_GENERATION) / (many + MIN_CURVES_PER_GENERATION)
+                    )
+        return found
+
+    def width(self, engine: str, what: str, column: int) -> float:
+        """Standard deviation of the errors held back, from their 80th percentile: a few bad runs don't count.
+
+        Of loads ("curve") those of pairs with few of them, and those of pairs with `MANY` ("many"), are told apart, but
+        for throughput, of which too few were measured; none of them is less certain than all that may be new.
+        """
+        mine, errors = self._of(engine), self._left(column, "curve" if what == "many" else what)
+        if column != RATE_METRIC_INDEX and what in ("many", "curve"):
+            mine &= np.array([self.curves[run.groups["pair"]] >= MIN_CURVES_PER_PAIR for run in self.pool.runs]) == (
+                what == "many"
+            )
+        kinds = (run.deployment.gpu.generation for run in self.pool.runs)
+        scale = np.array([self.spreads.get((engine, column, generation), 1.0) for generation in kinds])
+        found = float(np.nanquantile((errors / scale)[mine], 0.8)) / Z_SCORE_80PCT
+        return min(found, max(self.width(engine, new, column) for new in NOVELTY_KINDS)) if what == "curve" else found
+
+    def _left(self, column: int, what: str) -> np.ndarray:
+        """[runs] sizes of errors held back: of one of `WIDE`; where TPOT was not measured, of throughput or ITL."""
+        errors = np.abs(self.held_back[what])
+        places = (1, 2, 3) if column == 1 else (column,)
+        return np.array([next((row[k] for k in places if np.isfinite(row[k])), np.nan) for row in errors])
+
+    @cached_property
+    def curves(self) -> Counter[str]:
+        """How many curves of each pair were measured."""
+        return Counter(pair for pair, _ in {(run.groups["pair"], run.curve) for run in self.pool.runs})
+
+    def _of(self, engine: str) -> np.ndarray:
+        return np.array([run.deployment.engine.name == engine for run in self.pool.runs])
+
+
+def fit_pooled(
+    runs: Sequence[MeasuredRun], rounds: int = 14, replays: int = 3, tell: Callable[[str], None] = lambda line: None
+) -> PooledFit:
+    """The parts that measured runs ask for: `rounds` of Gauss-Newton, with `replays` of all runs in between."""
+    pool = PooledRuns(runs)
+    sums, prior = np.zeros(len(pool.parts)), 1 / pool.spread**2
+    at = {round(rounds * (k + 1) / (replays + 1)) for k in range(replays)}
+    for number in range(rounds):
+        logs = pool.logs(sums)
+        base = pool.predicted(logs)
+        if number in at:
+            pool.beside = np.nan_to_num(np.clip(pool.replayed(logs) - base, -1, 1))
+        slopes = pool.slopes(logs, base)
+        errors = base + pool.beside - pool.measured
+        matrix, gradient = pool.normal(slopes, errors)
+        step = -np.linalg.solve(matrix + np.diag(prior), gradient + sums * prior)
+        before = pool.loss(errors, sums)
+        for part in (1.0, 0.5, 0.25, 0.1):
+            tried = pool.predicted(pool.logs(sums + part * step)) + pool.beside - pool.measured
+            if (after := pool.loss(tried, sums + part * step)) < before:
+                sums, errors = sums + part * step, tried
+                break
+        sizes = {name: each[np.isfinite(each)] for name, each in zip(FIT_METRICS, np.abs(errors).T, strict=True)}
+        told = ", ".join(f"{name} {np.expm1(np.median(each)):.1%}" for name, each in sizes.items() if len(each))
+        tell(f"round {number + 1} of {rounds}: loss {before:,.0f} -> {min(after, before):,.0f}; median errors {told}")
+    return PooledFit(pool, sums, errors, slopes)

@@ -1,0 +1,117 @@
+"""Board power against measured runs, and its fit: `python -m planner.calibration.power_fit` prints both.
+
+The energies of `catalogs/power.yaml` are fitted at the rates that were measured, so that they hold whatever the planner
+makes of those; the spread there is what its own rates leave, which the last line prints.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pandas as pd
+from pydantic import PositiveFloat, PositiveInt
+
+from planner.core.catalog import StrictEntry, load_catalog_rows
+from planner.engines.deployment import Deployment, deploy_on
+from planner.latency.power import BOARD_LIMIT_NORM_ORDER, apply_board_limit, compute_power_terms, estimate_gpu_activity
+from planner.planning.prediction import evaluate_batch
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
+
+POWER_RUNS_FILE = "validation/power.csv"
+HOLDOUT_GROUPS = {"model and GPU": ("model", "gpu"), "model": ("model",), "GPU": ("gpu",)}
+"""What is left out of the fit at a time."""
+
+
+class MeasuredPowerRun(StrictEntry):
+    """One line of the catalog: steady decoding of as many sequences as run at once, and the mean W of each board."""
+
+    model: str
+    gpu: str
+    tp: PositiveInt
+    dp: PositiveInt
+    ep: PositiveInt
+    max_num_seqs: PositiveInt
+    prompt: PositiveFloat
+    output: PositiveFloat
+    batch: PositiveFloat
+    output_tps: PositiveFloat
+    watts: PositiveFloat
+
+    @property
+    def case(self) -> tuple[Deployment, Workload]:
+        """What ran and what was sent."""
+        deployment = deploy_on(
+            self.model, self.gpu, tp=self.tp, dp=self.dp, ep=self.ep, engine_version="0.11.1", max_model_len=20480,
+            max_num_seqs=self.max_num_seqs, max_num_batched_tokens=8192,
+        )  # fmt: skip
+        lengths = LengthDistribution.fixed(self.prompt), LengthDistribution.fixed(self.output)
+        return deployment, Workload(*lengths, concurrency=self.max_num_seqs)
+
+    @property
+    def terms(self) -> tuple[float, float, float]:
+        """What its power is made of, at the measured rate and with steps all the time."""
+        deployment, load = self.case
+        done = estimate_gpu_activity(deployment, load, self.output_tps / self.output, self.batch / deployment.engines)
+        return compute_power_terms(replace(done, busy=1.0), deployment.gpu.power)
+
+    @property
+    def share(self) -> float:
+        """Measured W as a share of the board limit."""
+        return self.watts / self.case[0].gpu.power
+
+
+@cache
+def load_power_runs() -> tuple[MeasuredPowerRun, ...]:
+    """The public runs; `PlannerError` naming the first that cannot be read."""
+    return load_catalog_rows(POWER_RUNS_FILE, MeasuredPowerRun)
+
+
+def fit_energies(x: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """(idle, pJ per byte, root of pJ per FLOP) with the least sum of |ln(predicted / measured)|, by Gauss-Newton."""
+    c = np.array([0.15, 100.0, 1.0])
+    for _ in range(40):
+        asked = x @ c
+        found = apply_board_limit(asked)
+        off = np.log(found / share)
+        weight = np.maximum(np.abs(off), 0.02)[:, None] ** -0.5
+        slope = ((found / asked) ** BOARD_LIMIT_NORM_ORDER / asked)[:, None] * x
+        c = np.maximum(c - np.linalg.lstsq(slope * weight, off * weight[:, 0], rcond=None)[0], 1e-6)
+    return c
+
+
+def evaluate_power_holdout(some: Sequence[MeasuredPowerRun]) -> pd.DataFrame:
+    """What each group is predicted to draw by a fit to the others: median error, and how many lie in its interval.
+
+    The interval is that of the residuals of the runs fitted to.
+    """
+    x, share = np.array([run.terms for run in some]), np.array([run.share for run in some])
+    found = []
+    for name, fields in HOLDOUT_GROUPS.items():
+        groups = np.array(["/".join(getattr(run, field) for field in fields) for run in some])
+        ratio, inside = np.empty(len(some)), np.empty(len(some), bool)
+        for group in np.unique(groups):
+            out = groups == group
+            c = fit_energies(x[~out], share[~out])
+            lo, hi = np.quantile(share[~out] / apply_board_limit(x[~out] @ c), (0.1, 0.9))
+            ratio[out] = share[out] / apply_board_limit(x[out] @ c)
+            inside[out] = (lo <= ratio[out]) & (ratio[out] <= hi)
+        found.append((name, len(np.unique(groups)), float(np.median(np.abs(1 / ratio - 1))), float(inside.mean())))
+    return pd.DataFrame(found, columns=["left out", "groups", "median error", "inside 80%"])
+
+
+if __name__ == "__main__":
+    idle, byte, root = fit_energies(
+        np.array([run.terms for run in load_power_runs()]), np.array([run.share for run in load_power_runs()])
+    )
+    print(f"{len(load_power_runs())} runs: idle {idle:.3f}, byte_pj {byte:.1f}, flop_pj {root**2:.2f}")
+    print(evaluate_power_holdout(load_power_runs()).to_string(index=False))
+    found = evaluate_batch(
+        run.case for run in load_power_runs()
+    )  # at the rates that the planner predicts in closed form
+    ratios = np.array(
+        [run.watts / one.power.mid for run, one in zip(load_power_runs(), found, strict=True) if one.power]
+    )
+    error, (lo, hi) = np.median(np.abs(1 / ratios - 1)), np.quantile(ratios, (0.1, 0.9))
+    print(f"at predicted rates: median error {error:.3f}, spread [{1 / lo - 1:.2f}, {hi - 1:.2f}]")

@@ -1,0 +1,106 @@
+"""Replayed against measured, request by request: public runs under an open load kept in `catalogs/validation`.
+
+Each is replayed at the catalog's step costs, in whose fit its means are two rows of thousands.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+from planner.calibration.memory_validation import PublishedRun
+from planner.core.catalog import load_catalog
+from planner.latency.step_model import build_target_step_model
+from planner.memory.memory_plan import get_memory_plan
+from planner.simulator.results import SimulationResult
+from planner.simulator.simulation import simulate_workload
+from planner.workload.traces import Trace
+from planner.workload.workload import Workload
+
+TIMED_RUNS_FILE = "validation/timed_runs.yaml"
+TimedRequest = tuple[NonNegativeFloat, PositiveInt, PositiveInt, PositiveFloat, PositiveFloat]
+"""Seconds of its arrival, prompt and output tokens, TTFT and E2E in ms."""
+GaugeSample = tuple[NonNegativeFloat, NonNegativeInt, NonNegativeInt]
+"""Seconds, and requests that run and wait."""
+GAUGE_SAMPLE_INTERVAL_S = 0.25
+"""Seconds between samples of the replay's gauges."""
+
+
+class TimedRun(PublishedRun):
+    """One entry of the catalog: every request of a run, and the engine's gauges over time."""
+
+    requests: Annotated[tuple[TimedRequest, ...], Field(min_length=2)]
+    gauges: Annotated[tuple[GaugeSample, ...], Field(min_length=2)]
+
+    @property
+    def workload(self) -> Workload:
+        """Its requests, as they came."""
+        arrival, prompt, output = np.array(self.requests)[:, :3].T
+        return Workload.from_trace(Trace(Path(), arrival, prompt.astype(np.int64), output.astype(np.int64)))
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """Mean TTFT and TPOT in seconds."""
+        _, _, output, ttft, e2e = np.array(self.requests).T
+        return float(ttft.mean()) / 1e3, float(((e2e - ttft) / (output - 1)).mean()) / 1e3
+
+
+@dataclass(frozen=True, eq=False)
+class RunComparison:
+    """A measured run beside its replay."""
+
+    run: TimedRun
+    replay: SimulationResult
+
+    def errors(self, metric: str) -> np.ndarray:
+        """[requests] replayed / measured - 1 of "ttft" or "e2e"."""
+        measured = np.array(self.run.requests)[:, {"ttft": 3, "e2e": 4}[metric]] / 1e3
+        return np.asarray(getattr(self.replay, metric) / measured - 1)
+
+    @property
+    def gauges(self) -> pd.DataFrame:
+        """Seconds, and running and waiting requests then, measured and replayed, one row per sample and gauge."""
+        seconds, *measured = np.array(self.run.gauges, float).T
+        told = self.replay.gauges
+        frames = []
+        for name, values in zip(("running", "waiting"), measured, strict=True):
+            replayed = np.interp(seconds, told["seconds"], told[name], right=0)  # when all is done, nobody is left
+            frames.append(pd.DataFrame({"Seconds": seconds, "gauge": name, "measured": values, "replayed": replayed}))
+        return pd.concat(frames, ignore_index=True)
+
+    def off(self, gauge: str) -> float:
+        """Mean absolute difference between replayed and measured "running" or "waiting", in requests."""
+        told = self.gauges[self.gauges["gauge"] == gauge]
+        return float((told["replayed"] - told["measured"]).abs().mean())
+
+
+@cache
+def load_timed_runs() -> dict[str, TimedRun]:
+    """The public runs by label."""
+    return load_catalog(TIMED_RUNS_FILE, TimedRun)
+
+
+def compare_timed_run(run: TimedRun) -> RunComparison:
+    """`run` with its own arrivals and lengths, through the engine's schedule."""
+    deployment, pool = run.deployment, get_memory_plan(run.deployment).pool
+    return RunComparison(
+        run,
+        simulate_workload(
+            deployment, pool, build_target_step_model(deployment), run.workload, gauge_s=GAUGE_SAMPLE_INTERVAL_S
+        ),
+    )
+
+
+def summarize_timed_accuracy(runs: Mapping[str, RunComparison]) -> pd.DataFrame:
+    """One row per run: median errors of its requests' TTFT and E2E, and how far the gauges are off."""
+    rows = []
+    for name, found in runs.items():
+        errors = [np.median(np.abs(found.errors(metric))) * 100 for metric in ("ttft", "e2e")]
+        rows.append((name, len(found.run.requests), *errors, found.off("running"), found.off("waiting")))
+    latencies = ["TTFT median error (%)", "E2E median error (%)"]
+    return pd.DataFrame(rows, columns=["run", "requests", *latencies, "running off by", "waiting off by"])

@@ -1,0 +1,290 @@
+"""Fit the step cost's coefficients to measured runs, starting from what the catalog knows of that GPU and engine.
+
+A coefficient moves as far as the measurements pull it: each has a lognormal prior around the catalog's value. Residuals
+are ln(predicted / measured) of mean TPOT and TTFT under a Student-t loss (4 degrees of freedom), so that a few bad runs
+do no harm; Gauss-Newton with Levenberg's damping on the coefficients' logarithms. Predicted is what the replay of a
+run's own requests gives (`replayed`), or the steady state in closed form (`predicted`), which gives the slopes anyway.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from planner.core.errors import PlannerError, add_error_context
+from planner.core.files import replace_atomically
+from planner.core.intervals import Z_SCORE_80PCT, Interval
+from planner.core.readers import read_yaml
+from planner.engines.coefficients import StepCoefficients, UserCalibration, list_coefficient_names
+from planner.engines.deployment import Deployment
+from planner.latency.coefficient_lookup import (
+    CalibratedCoefficients,
+    get_deployment_coefficients,
+    load_user_calibrations,
+)
+from planner.latency.step_model import build_target_step_model
+from planner.memory.memory_plan import get_memory_plan
+from planner.planning.capacity import derive_effective_workload
+from planner.planning.prediction import solve_load_cases
+from planner.queueing.steady_state import LoadCase
+from planner.simulator.simulation import simulate_workload
+from planner.workload.workload import Workload
+
+MEASUREMENT_NOISE_TPOT, MEASUREMENT_NOISE_TTFT = 0.05, 0.15
+"""Spread of ln(measured) that no model explains: repeats of a public point differ by 1-9% (TPOT) and 4-16% (TTFT)."""
+COEFFICIENT_PRIORS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_name("priors.yaml"))
+"""What fits know of each coefficient beforehand, and how they tell what they found; the file explains it."""
+STUDENT_T_DOF = 4.0
+REPEAT_SIGMA_TTFT_TPOT = (0.08, 0.03)
+"""Spread of ln(measured) between repeats on one machine, of TTFT and TPOT: no prediction is more certain than this."""
+PRIOR_SIGMA_WEIGHT_RUNS = 4.0
+"""How many runs the spread that was known before counts for beside the residuals of new ones."""
+MIN_REPORTED_CHANGE, OUTLIER_SIGMA, MAX_MEDIAN_ERROR = 0.03, 3.0, 0.5
+"""Worth a line: a coefficient that moved by this share of itself, a run still so many sigmas off, a median error."""
+
+
+@dataclass(frozen=True)
+class BenchmarkPoint:
+    """One measured run: what ran, under which load, and its mean latencies in seconds (None: not measured)."""
+
+    name: str
+    deployment: Deployment
+    workload: Workload
+    ttft: float | None
+    tpot: float | None
+
+
+@dataclass(frozen=True)
+class CalibrationFit:
+    """New coefficients for one entry of a calibration catalog, and what they change.
+
+    Errors are ln(predicted / measured) of TTFT and TPOT, NaN where not measured. `held_back` is what is left of a run's
+    error when the fit does without that run (to first order), in the closed form, which intervals are put around.
+    """
+
+    entry: str
+    known: CalibratedCoefficients  # what was known before
+    after: StepCoefficients
+    points: tuple[BenchmarkPoint, ...]
+    errors: np.ndarray  # [points, before and after, TTFT and TPOT]
+    held_back: np.ndarray  # [points, TTFT and TPOT]
+
+    @property
+    def engine(self) -> str:
+        return self.points[0].deployment.engine.name
+
+    def sigma(self, column: int) -> float:
+        """Standard deviation of ln(measured / predicted) after the fit, of TTFT (0) or TPOT (1).
+
+        From the 80th percentile of the errors held back, so that a few bad runs don't count, and, as if it had been
+        seen in `WORTH` runs more, from the spread that was known; never below that of repeats.
+        """
+        left = np.abs(self.held_back[:, column])
+        left = left[np.isfinite(left)]
+        assumed = (self.known.sigma_ttft, self.known.sigma_tpot)[column]
+        seen = float(np.quantile(left, 0.8)) / Z_SCORE_80PCT if len(left) else 0.0
+        variance = (len(left) * seen**2 + PRIOR_SIGMA_WEIGHT_RUNS * assumed**2) / (len(left) + PRIOR_SIGMA_WEIGHT_RUNS)
+        return max(float(np.sqrt(variance)), REPEAT_SIGMA_TTFT_TPOT[column])
+
+    def calibration(self, date: str) -> UserCalibration:
+        sources = list(dict.fromkeys(point.name.partition(", ")[0] for point in self.points))
+        more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
+        asked = all(point.deployment.args.kv_cache_dtype for point in self.points)
+        after = ", ".join(f"{name} {after:.1%}" for name, (_, after) in self._medians().items())
+        return UserCalibration(
+            coefficients={name: float(f"{getattr(self.after, name):.3g}") for name in list_coefficient_names()},
+            sigma_tpot=round(self.sigma(1), 3),
+            sigma_ttft=round(self.sigma(0), 3),
+            kv_cache_dtype="auto" if asked else self.known.kv_cache_dtype,
+            models=tuple(sorted({point.deployment.model.architecture.model_type for point in self.points})),
+            points=len(self.points),
+            versions=tuple(sorted({point.deployment.engine.version for point in self.points})),
+            residuals=f"median after the fit: {after}",
+            engine=self.engine,
+            source=f"planner calibrate on {', '.join(sources[:3])}{more}",
+            date=date,
+        )
+
+    def save(self, path: Path, date: str) -> None:
+        """Put the entry at the end of an owner's file, for a scenario's `calibration`, in place of any before it."""
+        other = load_user_calibrations(path).get(self.entry) if os.path.exists(path) else None
+        if other and other.engine not in ("", self.engine):
+            raise PlannerError(f"{path} holds {self.entry} under {other.engine}; keep {self.engine} in another file")
+        entry = self.calibration(date).model_dump(mode="json", exclude_defaults=True)
+        added = yaml.safe_dump({self.entry: entry}, sort_keys=False, width=110)
+        try:
+            text = path.read_text(encoding="utf-8") if os.path.exists(path) else ""
+            head = re.sub(rf"(?ms)^{re.escape(self.entry)}:.*?(?=^[^\s#]|\Z)", "", text).rstrip()
+            with replace_atomically(path) as (part,):
+                part.write_text(f"{head}\n\n{added}" if head else added, encoding="utf-8")
+        except (OSError, ValueError) as error:
+            reason = str(error).removeprefix(f"cannot write {path}: ")
+            raise PlannerError(f"cannot write the calibration {path}: {reason}; name a file with --out") from None
+
+    def _medians(self) -> dict[str, np.ndarray]:
+        """Median error before and after, by the metric that was measured."""
+        sizes = np.abs(np.expm1(self.errors))
+        told = {name: sizes[:, :, column] for column, name in ((1, "TPOT"), (0, "TTFT"))}
+        return {name: np.nanmedian(size, axis=0) for name, size in told.items() if np.isfinite(size).any()}
+
+    def changes(self) -> list[str]:
+        """In words, the coefficients that moved by more than `TOLD`, the furthest first."""
+        before, lines = self.known.coefficients, []
+        moved = {name: np.log(getattr(self.after, name) / getattr(before, name)) for name in list_coefficient_names()}
+        for name in sorted(moved, key=lambda name: -abs(moved[name])):
+            if abs(np.expm1(moved[name])) > MIN_REPORTED_CHANGE:
+                was, now = (_format_coefficient(name, getattr(c, name)) for c in (before, self.after))
+                lines.append(f"{COEFFICIENT_PRIORS[name]['says'].format(now)}, before {was}")
+        return lines
+
+    def __str__(self) -> str:
+        models = Counter(point.deployment.model.name for point in self.points)
+        listed = ", ".join(f"{name} ({count})" if len(models) > 1 else name for name, count in models.items())
+        count = "1 run" if len(self.points) == 1 else f"{len(self.points)} runs"
+        lines = [f"{self.entry} under {self.engine}: {count} of {listed}"]
+        medians = self._medians()
+        for name, (before, after) in medians.items():
+            lines.append(f"median error of mean {name}: {before:.1%} before, {after:.1%} after")
+        for column, name, was in ((1, "TPOT", self.known.sigma_tpot), (0, "TTFT", self.known.sigma_ttft)):
+            before, after = (Interval.factor(1.0, sigma).reach for sigma in (was, self.sigma(column)))
+            told = f"{before} before ({self.known.basis}), {after} after (measured)"
+            lines.append(f"80% interval of mean {name}: {told}")
+        far = np.abs(self.errors[:, 1]) / (self.sigma(0), self.sigma(1))
+        if np.nanmax(far) > OUTLIER_SIGMA:
+            run, which = divmod(int(np.nanargmax(far)), 2)
+            error = np.expm1(self.errors[run, 1, which])
+            metric, side = ("TTFT", "TPOT")[which], "high" if error > 0 else "low"
+            lines.append(f"furthest off is {self.points[run].name}: its {metric} comes out {abs(error):.0%} too {side}")
+        if any(after > MAX_MEDIAN_ERROR for _, after in medians.values()):
+            lines.append("these runs look like those of another deployment: check that it is what ran")
+        changes = self.changes()
+        lines += ["what changed:", *(f"  {line}" for line in changes)] if changes else ["no coefficient changed"]
+        return "\n".join(lines)
+
+
+def _format_coefficient(name: str, value: float) -> str:
+    """A coefficient with its unit: seconds by its name, else a share, but for the two plain numbers."""
+    if name.endswith("_s"):
+        return f"{value * 1e3:.3g} ms" if value >= 1e-4 else f"{value * 1e6:.3g} us"
+    return f"{value:.3g}" if name == "token_passes" else f"{value:.0%}"
+
+
+def predict_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, float]:
+    """Mean TTFT and TPOT in seconds of a run with these coefficients, in closed form."""
+    ((ttft, tpot),) = _predict_means_batch([point], [c])[0]
+    return float(ttft), float(tpot)
+
+
+def _predict_means_batch(points: Sequence[BenchmarkPoint], trials: Sequence[StepCoefficients]) -> np.ndarray:
+    """`predicted` of every run with each of these coefficients, [trials, points, TTFT and TPOT], all at once."""
+    loads = [
+        LoadCase(p.deployment, get_memory_plan(p.deployment), derive_effective_workload(p.deployment, p.workload))
+        for p in points
+    ]
+    cases: list[LoadCase] = []
+    for c in trials:
+        steps = {
+            deployment: build_target_step_model(deployment, c) for deployment in {load.deployment for load in loads}
+        }
+        cases += [replace(load, step=steps[load.deployment]) for load in loads]
+    means = [(found.ttft["mean"].mid, found.tpot["mean"].mid) for found in solve_load_cases(cases)]
+    return np.array(means).reshape(len(trials), len(points), 2)
+
+
+def simulate_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, float]:
+    """Mean TTFT and TPOT in seconds of a run with these coefficients, its own requests replayed."""
+    deployment = point.deployment
+    found = simulate_workload(
+        deployment, get_memory_plan(deployment).pool, build_target_step_model(deployment, c), point.workload
+    )
+    return found.stats("ttft")["mean"], found.stats("tpot")["mean"]
+
+
+MeansFunction = Callable[[BenchmarkPoint, StepCoefficients], tuple[float, float]]
+"""Mean TTFT and TPOT in seconds of a run with these coefficients."""
+
+
+def fit_calibration(
+    points: Sequence[BenchmarkPoint], rounds: int = 12, means: MeansFunction = predict_means,
+    noise: tuple[float, float] = (MEASUREMENT_NOISE_TTFT, MEASUREMENT_NOISE_TPOT),
+) -> CalibrationFit:  # fmt: skip
+    """The coefficients that measured runs of one GPU and engine ask for, by what `means` predicts (or `replayed`).
+
+    `noise` is the spread of ln(measured) that no model explains, of TTFT and TPOT: `REPEATS` for one's own machine.
+    Raises `PlannerError` for runs of several GPUs or engines, and for a run that the deployment could not have done.
+    """
+    kinds = Counter((point.deployment.gpu.name, point.deployment.engine.name) for point in points)
+    if len(kinds) != 1:
+        listed = ", ".join(f"{gpu} under {name} ({count})" for (gpu, name), count in kinds.items()) or "no runs"
+        raise PlannerError(f"calibrate one GPU and engine at a time, got {listed}")
+    ((entry, _),) = kinds
+    known = get_deployment_coefficients(points[0].deployment)
+    names, before = list_coefficient_names(), known.coefficients
+    start = np.log([getattr(before, name) for name in names])
+    width = np.array([COEFFICIENT_PRIORS[name]["spread"] for name in names])
+    measured = np.log([[np.nan if v is None else v for v in (p.ttft, p.tpot)] for p in points])
+    use = np.isfinite(measured)
+
+    def at(logs: np.ndarray) -> StepCoefficients:
+        return replace(before, **dict(zip(names, map(float, np.exp(logs)), strict=True)))
+
+    def errors(logs: np.ndarray) -> np.ndarray:
+        return np.log([_compute_run_means(means, point, at(logs)) for point in points]) - measured
+
+    def loss(found: np.ndarray, logs: np.ndarray) -> float:
+        unlikely = STUDENT_T_DOF * np.log1p((found / noise) ** 2 / STUDENT_T_DOF)
+        return float(np.nansum(unlikely) + (((logs - start) / width) ** 2).sum())
+
+    def linear(found: np.ndarray, logs: np.ndarray) -> tuple[np.ndarray, ...]:
+        """Slopes [points, 2, names] of errors in units of the noise, robustly weighted; the unit; the normal matrix.
+
+        The last are the errors in closed form, whose slopes these are.
+        """
+        moved = [logs, *(logs + 0.03 * axis for axis in np.eye(len(names)))]
+        closed, *there = np.log(_predict_means_batch(points, [at(each) for each in moved])) - measured
+        slopes = (np.stack(there, -1) - closed[..., None]) / 0.03
+        unit = np.array(noise) * np.sqrt(1 + np.where(use, found / noise, 0.0) ** 2 / STUDENT_T_DOF)
+        slopes = np.where(use[..., None], slopes, 0.0) / unit[..., None]
+        return slopes, unit, np.einsum("pmi,pmj->ij", slopes, slopes) + np.diag(1 / width**2), closed
+
+    for point in points:
+        _compute_run_means(predict_means, point, before)
+    logs, damping = start.copy(), 1e-2
+    first = found = errors(logs)
+    best = loss(found, logs)
+    for _ in range(rounds):
+        slopes, unit, normal, _ = linear(found, logs)
+        pull = -np.einsum("pmi,pm->i", slopes, np.where(use, found, 0.0) / unit) - (logs - start) / width**2
+        while damping < 1e4:
+            trial = logs + np.clip(np.linalg.solve(normal + damping * np.diag(np.diag(normal)), pull), -0.7, 0.7)
+            next_found = errors(trial)
+            if (cost := loss(next_found, trial)) < best:
+                break
+            damping *= 5
+        else:
+            break
+        gain, damping = best - cost, damping / 4
+        logs, found, best = trial, next_found, cost
+        if gain < 1e-3 * best:
+            break
+    slopes, unit, normal, closed = linear(found, logs)
+    leverage = np.einsum("pmi,ij,pnj->pmn", slopes, np.linalg.inv(normal), slopes)  # of a run on its own prediction
+    alone = np.linalg.solve(np.eye(2) - leverage, (np.where(use, found, 0.0) / unit)[..., None])[..., 0] * unit
+    held_back = np.where(use, alone + closed - found, np.nan)
+    return CalibrationFit(entry, known, at(logs), tuple(points), np.stack([first, found], axis=1), held_back)
+
+
+def _compute_run_means(means: MeansFunction, point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, float]:
+    """What `means` gives for a run; errors name the run."""
+    with add_error_context(point.name):
+        found = means(point, c)
+        for metric, measured, value in zip(("TTFT", "TPOT"), (point.ttft, point.tpot), found, strict=True):
+            if measured is not None and not 0 < value < np.inf:
+                raise PlannerError(f"a {metric} of {measured * 1e3:g} ms was measured, but it can have none")
+    return found

@@ -1,0 +1,82 @@
+"""Intervals around an expected value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Z_SCORE_80PCT = 1.2815515655446004
+"""Standard normal quantile at 0.90: an 80% interval reaches this many sigmas to each side."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A predicted figure: `mid`, and the 80% interval [`lo`, `hi`] around it, all in the same unit."""
+
+    lo: float
+    mid: float
+    hi: float
+
+    @classmethod
+    def exactly(cls, value: float) -> Interval:
+        """A figure that is known, such as arithmetic on a checkpoint's shapes."""
+        return cls(value, value, value)
+
+    @classmethod
+    def spread(cls, mid: float, sigma: float) -> Interval:
+        """Normal around `mid` with standard deviation `sigma`, in the unit of `mid`."""
+        return cls(mid - Z_SCORE_80PCT * sigma, mid, mid + Z_SCORE_80PCT * sigma)
+
+    @classmethod
+    def factor(cls, mid: float, sigma: float) -> Interval:
+        """Lognormal around `mid`: `sigma` is the standard deviation of its logarithm (0.1 = about 10%)."""
+        reach = math.exp(Z_SCORE_80PCT * sigma)
+        return cls(mid / reach, mid, mid * reach)
+
+    @property
+    def reach(self) -> str:
+        """How far it goes to each side, in percent of the middle."""
+        return f"{self.lo / self.mid - 1:+.0%} to {self.hi / self.mid - 1:+.0%}"
+
+    def map(self, function: Callable[[float], float]) -> Interval:
+        """Carry a monotone `function` through the interval."""
+        lo, mid, hi = function(self.lo), function(self.mid), function(self.hi)
+        return Interval(min(lo, hi), mid, max(lo, hi))
+
+    @property
+    def triple(self) -> list[float] | None:
+        """[middle, low, high] for JSON; None where there is no figure."""
+        return None if math.isnan(self.mid) else [self.mid, self.lo, self.hi]
+
+    def __add__(self, other: Interval | float) -> Interval:
+        """Sum of independent figures: the half-widths add in quadrature."""
+        if not isinstance(other, Interval):
+            return Interval(self.lo + other, self.mid + other, self.hi + other)
+        mid = self.mid + other.mid
+        down = math.hypot(self.mid - self.lo, other.mid - other.lo)
+        return Interval(mid - down, mid, mid + math.hypot(self.hi - self.mid, other.hi - other.mid))
+
+    __radd__ = __add__
+
+    def __neg__(self) -> Interval:
+        return Interval(-self.hi, -self.mid, -self.lo)
+
+    def __sub__(self, other: Interval | float) -> Interval:
+        return self + (-other)
+
+    def __mul__(self, scale: float) -> Interval:
+        lo, mid, hi = self.lo * scale, self.mid * scale, self.hi * scale
+        return Interval(lo, mid, hi) if scale >= 0 else Interval(hi, mid, lo)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scale: float) -> Interval:
+        return self * (1 / scale)
+
+    def __format__(self, spec: str) -> str:
+        lo, mid, hi = ("growing" if math.isinf(each) else format(each, spec) for each in (self.lo, self.mid, self.hi))
+        return mid if self.lo == self.hi else f"{mid} ({lo} to {hi})"
+
+    def __str__(self) -> str:
+        return format(self, ".4g")

@@ -1,0 +1,167 @@
+"""Bounded reading of YAML, JSON, CSV and text files."""
+
+import csv
+import io
+import json
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+from planner.core.errors import PlannerError
+from planner.core.units import MIB
+
+MAX_NESTING_DEPTH = 100
+"""Levels of lists and mappings inside one another."""
+MAX_YAML_VALUES = 2**16
+"""Of a YAML file, which take about a second."""
+MAX_JSON_BYTES = 800 * 10**6
+"""Bytes that the values of a JSON file may take."""
+MAX_CSV_CELLS_PER_LINE = 1000
+"""Of a line of a CSV."""
+
+
+def open_bounded(path: Path, most: int, what: str = "") -> BinaryIO:
+    """The file at `path`, open to be read; `PlannerError` where it is none, or has more than `most` bytes."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError(f"it is {'a directory' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
+        if found.st_size > most:
+            raise ValueError(f"it has {found.st_size / MIB:,.1f} MiB, and at most {most / MIB:g} are read")
+        return path.open("rb")
+    except (OSError, ValueError) as error:
+        raise PlannerError(f"cannot read {what}{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def read_text(path: Path, most: int = 16 * MIB, errors: str = "strict") -> str:
+    """The text of a file of at most `most` bytes, UTF-8; `PlannerError` for any other."""
+    try:
+        with open_bounded(path, most) as file:
+            return file.read(most).decode("utf-8-sig", errors)
+    except UnicodeDecodeError as error:
+        raise PlannerError(f"cannot read {path}: byte {error.start + 1:,} is not UTF-8 text") from None
+    except OSError as error:
+        raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def read_csv_lines(path: Path, most: int) -> Iterator[tuple[int, list[str]]]:
+    """The lines of a CSV that are not blank, as their numbers and cells; `PlannerError` for what is none."""
+    with open_bounded(path, most) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
+        lines = csv.reader(file)
+        try:
+            for cells in filter(None, lines):
+                if len(cells) > MAX_CSV_CELLS_PER_LINE:
+                    raise ValueError(
+                        f"{len(cells):,} cells in line {lines.line_num:,}, and at most {MAX_CSV_CELLS_PER_LINE:,} are"
+                    )
+                yield lines.line_num, cells
+        except (csv.Error, OSError, ValueError) as error:
+            raise PlannerError(f"{path.name} is not a CSV that can be read: {error}") from None
+
+
+class _Yaml12Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Plain scalars as YAML 1.2 reads them: yes, 1:30 and 2024-01-01 are text, 010 is ten, 1e3 a number."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012
+    depth = values = 0
+
+    def descend_resolver(self, parent: Any, index: Any) -> None:
+        self.depth += 1
+        self.values += 1
+        if self.depth > MAX_NESTING_DEPTH:
+            raise _make_yaml_error(f"it is nested deeper than {MAX_NESTING_DEPTH} levels", parent)
+        if self.values > MAX_YAML_VALUES:
+            raise _make_yaml_error(f"it has more than {MAX_YAML_VALUES:,} values", parent)
+
+    def ascend_resolver(self) -> None:
+        self.depth -= 1
+
+    def get_single_node(self) -> Any:
+        """Keys are given once, and aliases do not stand for more than a file could hold."""
+        root = super().get_single_node()
+        level, depth, size = [root], 0, 0
+        while level:
+            depth += 1
+            inside: list[Any] = []
+            for node in level:
+                parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+                size += len(parts)
+                if depth > MAX_NESTING_DEPTH + 1 or size > MAX_YAML_VALUES:
+                    raise _make_yaml_error("its aliases stand for too much", node)
+                if isinstance(node, yaml.MappingNode):
+                    _reject_duplicate_keys(key for key, _ in parts)
+                    parts = chain.from_iterable(parts)
+                inside += parts
+            level = inside
+        return root
+
+    def construct_yaml_int(self, node: Any) -> int:
+        digits = node.value.replace("_", "")
+        if len(digits) > 20 or abs(int(digits)) > 2**53:
+            raise _make_yaml_error(f"{digits:.40} is beyond 2^53, the largest whole number that is read", node)
+        return int(digits)
+
+
+def _reject_duplicate_keys(keys: Iterable[Any]) -> None:
+    seen = set()
+    for key in keys:
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in seen:
+                raise _make_yaml_error(f"{key.value:.60} is given twice", key)
+            seen.add(key.value)
+
+
+def _make_yaml_error(problem: str, node: Any) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of one YAML file (at most half a MiB, 65,536 values); `PlannerError` when it is none."""
+    return parse_yaml(read_text(path, MIB // 2), path.name)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The content of YAML `text`; `where` names it in the `PlannerError` for what is none."""
+    try:
+        return yaml.load(text, Loader=_Yaml12Loader)
+    except yaml.MarkedYAMLError as error:
+        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise PlannerError(f"{where} is not valid YAML: {line}{problem}") from None
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # from PyYAML's readers of tags
+        raise PlannerError(f"{where} is not valid YAML: {error}") from None
+
+
+def parse_json(text: str, where: str) -> Any:
+    """The content of JSON `text`; `where` names it in the `PlannerError` for what is none."""
+    try:
+        values = sum(map(text.count, ",[{{{"))  # an object is as much as three
+        if (taken := 2 * sys.getsizeof(text) + 100 * values) > MAX_JSON_BYTES:
+            raise ValueError(
+                f"{values:,} values would take {taken:.2g} bytes, and at most {MAX_JSON_BYTES:.0e} are given"
+            )
+        data = json.loads(text, object_pairs_hook=_build_json_object)
+        level: list[Any] = [[data]]
+        for _ in range(MAX_NESTING_DEPTH + 1):
+            parts = (part for whole in level for part in (whole.values() if isinstance(whole, dict) else whole))
+            if not (level := [part for part in parts if isinstance(part, dict | list)]):
+                return data
+    except ValueError as error:
+        raise PlannerError(f"{where} is not JSON: {error}") from None
+    except RecursionError:
+        pass
+    raise PlannerError(f"{where} is nested deeper than {MAX_NESTING_DEPTH} levels")
+
+
+def _build_json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object, whose keys are given once."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise ValueError(f"{twice!r:.60} is given twice")
+    return found

@@ -1,0 +1,55 @@
+"""Jinja templates of the package's folders; a user's text stays within its line, or is quoted by a filter."""
+
+import json
+import math
+import re
+import shlex
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from planner.core.text import escape_to_one_line
+from planner.core.units import GIB
+
+
+@cache
+def _create_environment(folder: str) -> jinja2.Environment:
+    """Whatever a template shows stays within its line, which no comment can leave, unless a filter quoted it."""
+
+    def as_yaml(text: Any) -> str:
+        style = '"' if re.search("[\x85\u2028\u2029]", str(text)) else None  # ends of lines to YAML 1.1 alone
+        said = yaml.safe_dump(text, width=math.inf, allow_unicode=True, default_style=style)
+        return said.removesuffix("...\n").rstrip("\n")
+
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / folder / "templates"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=lambda shown: shown if isinstance(shown, Markup) else escape_to_one_line(shown),
+    )
+    made.filters |= {"f": format, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}", "yaml": as_yaml}
+    made.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
+    made.filters["go"] = lambda text: text.replace("{{", '{{"{{"}}')  # what Prometheus expands in labels
+    made.filters["promql"] = quote_promql
+    made.filters["scalar"] = lambda text: Markup(
+        yaml.safe_dump(str(text), default_style='"', width=math.inf).removesuffix("\n")
+    )
+    made.filters["json"] = json.dumps
+    made.filters["quote"] = lambda text: Markup(shlex.quote(text))
+    return made
+
+
+def quote_promql(text: str) -> Markup:
+    """`text` as a string of PromQL."""
+    return Markup(json.dumps(text, ensure_ascii=False))
+
+
+def render_template(folder: str, template: str, /, **values: Any) -> str:
+    """Render `template` of a folder of the package, such as "deploy", with `values`."""
+    return _create_environment(folder).get_template(f"{template}.j2").render(**values)

@@ -1,0 +1,18 @@
+"""Units of bytes."""
+
+from __future__ import annotations
+
+from planner.core.errors import PlannerError
+
+MIB, GIB = 2**20, 2**30
+"""Bytes in a MiB and a GiB: memory as drivers and engines report it."""
+GB = 10**9
+"""Bytes in a GB: vendors' bandwidths and capacities."""
+
+
+def convert_gib_to_bytes(gib: float, most: int, field: str) -> int:
+    """The bytes of `gib` GiB; `PlannerError` above the `most` bytes that a GPU has."""
+    if gib * GIB > 1.1 * most:
+        mib = f"; if it is MiB, write {gib / 1024:.4g}" if gib * MIB <= 1.1 * most else ""
+        raise PlannerError(f"{field}: {gib:g} GiB is more than a GPU has, {most / GIB:.4g} GiB{mib}")
+    return round(gib * GIB)

@@ -1,0 +1,22 @@
+"""From a plan to the files that start, watch and check it."""
+
+from planner.deploy.artifacts import (
+    ALL_ARTIFACT_FILES,
+    DISAGGREGATED_ARTIFACT_FILES,
+    list_artifact_files,
+    predict_benchmark_ramp,
+    render_artifacts,
+)
+from planner.deploy.launch_spec import LaunchSpec, build_deployment_launch, build_launch, build_launches
+
+__all__ = [
+    "ALL_ARTIFACT_FILES",
+    "DISAGGREGATED_ARTIFACT_FILES",
+    "LaunchSpec",
+    "render_artifacts",
+    "list_artifact_files",
+    "build_launch",
+    "build_deployment_launch",
+    "build_launches",
+    "predict_benchmark_ramp",
+]

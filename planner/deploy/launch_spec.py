@@ -1,0 +1,393 @@
+"""From a plan to one launch: program, arguments, environment, GPUs, nodes, replicas, image and ports.
+
+What each engine calls its options, and why each is set, stands in `templates/flags/ENGINE.j2`.
+"""
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field
+
+from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
+from planner.core.errors import PlannerError
+from planner.core.templates import render_template
+from planner.core.units import GIB
+from planner.deploy.arguments import (
+    Argument,
+    EnvVariable,
+    ReplicaPort,
+    SiblingFile,
+    format_for_display,
+    format_for_shell,
+)
+from planner.engines.cli_options import CliOptions, get_cli_options
+from planner.engines.deployment import Deployment, SpeculationConfig
+from planner.engines.engine import parse_release, select_entry_for_release
+from planner.engines.speculation_methods import (
+    explain_missing_draft,
+    explain_unsupported_method,
+    get_draft_method,
+    normalize_method_name,
+)
+from planner.latency.startup_time import DEFAULT_STORAGE, StartupTime, estimate_startup
+from planner.memory.memory_plan import explain_memory_utilization, get_memory_plan
+from planner.models.registry import load_model, resolve_repository
+from planner.planning.prediction import Prediction
+
+DRAIN_TIMEOUT_S = 120
+"""Seconds that requests in flight get to finish when the server is stopped."""
+MASTER_PORT = 29501
+"""Where the nodes of a replica meet."""
+KV_TRANSFER_PORTS = {"prefill": 5600, "decode": 5700}
+"""Where workers of pools learn of each other's KV caches, each copy of the attention at its own."""
+BOOTSTRAP_PORT = 8998
+"""Where SGLang's first prefill worker of a node is asked for KV caches, its default."""
+DECODE_PORT_OFFSET = 100
+"""Decode workers listen so much higher than prefill workers, of which some may be on the same node."""
+
+
+class EnginePackaging(SourcedEntry):
+    """How an engine is packed and spoken to: `catalogs/launch.yaml`."""
+
+    images: dict[str, str | None]
+    health: str
+    key: str | None
+    online: tuple[str, ...]
+    methods: dict[str, str]
+    router: str | None = None
+
+
+class AcceleratorKind(SourcedEntry):
+    """How a kind of accelerator is picked and asked for: `catalogs/devices.yaml`."""
+
+    visible: str
+    resource: str
+    groups: tuple[str, ...]
+    compose: dict[str, Any]
+    product: str | None = None
+
+
+class OutputParser(StrictEntry):
+    """A parser's name, and the first version of the engine that has it."""
+
+    name: str
+    since: str = "0.0"
+
+
+class ModelFlagsEntry(SourcedEntry):
+    """What a family of models needs beside the plan: `catalogs/model_flags.yaml`."""
+
+    only: tuple[str, ...] = ()
+    remote_code: str | None = None
+    remote_code_until: dict[str, str] = Field(default_factory=dict)
+    reasoning: dict[str, tuple[OutputParser, ...]] = Field(default_factory=dict)
+    tools: dict[str, tuple[OutputParser, ...]] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LaunchFlag:
+    """One option of a launch, and why it is there."""
+
+    name: str
+    word: Argument | None
+    reason: str
+
+    @property
+    def value(self) -> str | None:
+        """What it is set to."""
+        return None if self.word is None else format_for_display(self.word)
+
+    @property
+    def words(self) -> tuple[Argument, ...]:
+        """The option as arguments; a value that begins like an option is tied to its own."""
+        if self.word is None:
+            return ((self.name,),)
+        tied = isinstance(self.word[0], str) and self.word[0].startswith("-")
+        return ((f"{self.name}=", *self.word),) if tied else ((self.name,), self.word)
+
+    def __str__(self) -> str:
+        return " ".join(map(format_for_shell, self.words))
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """How one replica is started: on each of its `nodes` the same words, and on all but the first also `others`."""
+
+    deployment: Deployment
+    serving: EnginePackaging
+    device: AcceleratorKind
+    program: tuple[Argument, ...]
+    flags: tuple[LaunchFlag, ...]
+    others: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    config: str = ""  # the engine's own configuration file
+    nodes: int = 1
+    start_up: StartupTime | None = None
+    note: str = ""
+    drain_s: int = DRAIN_TIMEOUT_S
+    role: str = ""  # "prefill" or "decode": a worker of that pool
+    filled: Mapping[str, Argument] = field(default_factory=dict)  # more of the environment, filled in where it runs
+
+    @property
+    def title(self) -> str:
+        """What heads its files."""
+        served = self.deployment
+        return f"{served.model.name} on {served.layout} of {served.gpu.name}, {served.engine}"
+
+    @property
+    def port(self) -> int:
+        """Where the first replica of a node listens."""
+        return get_port(self.deployment, self.role)
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of one replica on one of its nodes."""
+        return self.deployment.layout.gpus_per_replica // self.nodes
+
+    @property
+    def replicas_per_node(self) -> int:
+        """How many of the plan's replicas the largest rented machine has room for; where one spans nodes, 1."""
+        room = max(self.deployment.machines, default=self.deployment.gpus_per_node) // self.gpus
+        return max(min(room, self.deployment.replicas), 1)
+
+    @property
+    def image(self) -> str | None:
+        """The engine's published image at this version; None where there is none for this kind of GPU."""
+        engine, images = self.deployment.engine, self.serving.images
+        image = images.get(select_entry_for_release(self.deployment.gpu.vendor, engine, images))
+        return image.format(version=engine.version).replace(":vnightly", ":nightly") if image else None
+
+    @property
+    def words(self) -> tuple[Argument, ...]:
+        """Everything that is run on the first node, argument by argument."""
+        return (*self.program, *(word for flag in self.flags for word in flag.words))
+
+    @property
+    def variables(self) -> dict[str, EnvVariable]:
+        """What has to be set where it runs, by name."""
+        words = (*self.words, *self.filled.values())
+        return {part.name: part for word in words for part in word if isinstance(part, EnvVariable)}
+
+    @property
+    def command(self) -> list[str]:
+        """The command as its arguments; where a variable has to be set, as a shell has it."""
+        return [format_for_display(word) for word in self.words]
+
+    @property
+    def line(self) -> str:
+        """The command in one line, as a shell reads it."""
+        before = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        before += [f"{name}={format_for_shell(word)}" for name, word in self.filled.items()]
+        return " ".join([*before, *map(format_for_shell, self.words)])
+
+    def __str__(self) -> str:
+        return " \\\n  ".join([" ".join(map(format_for_shell, self.program)), *map(str, self.flags)])
+
+
+@cache
+def get_engine_packaging(engine: str) -> EnginePackaging:
+    """What `catalogs/launch.yaml` knows of an engine."""
+    return load_catalog("launch.yaml", EnginePackaging)[engine]
+
+
+def get_accelerator_kind(deployment: Deployment) -> AcceleratorKind:
+    """What `catalogs/devices.yaml` knows of the GPUs of `deployment`."""
+    known = load_catalog("devices.yaml", AcceleratorKind)
+    return known["gaudi" if deployment.gpu.name.startswith("Gaudi") else deployment.gpu.vendor]
+
+
+def count_nodes(deployment: Deployment) -> int:
+    """Nodes of one replica: as few as hold it, each with the same number of whole tensor-parallel groups."""
+    layout = deployment.layout
+    groups, held = layout.pp * layout.dp, deployment.gpus_per_node // layout.tp
+    if not held:
+        node = deployment.gpus_per_node
+        raise PlannerError(f"tensor parallel size {layout.tp} is more than the {node} GPUs of a node")
+    return next(nodes for nodes in range(math.ceil(groups / held), groups + 1) if groups % nodes == 0)
+
+
+def get_port(deployment: Deployment, role: str = "") -> int:
+    """Where the first replica of a node, or worker of a pool, listens."""
+    return int(deployment.engine.facts["port"]) + DECODE_PORT_OFFSET * (role == "decode")
+
+
+def build_launches(prediction: Prediction, storage: str = DEFAULT_STORAGE) -> tuple[LaunchSpec, ...]:
+    """`launch`, or where there are pools that of a worker of each."""
+    if prediction.prefill is None:
+        return (build_launch(prediction, storage),)
+    pools = zip(("prefill", "decode"), prediction.pools, strict=True)
+    alone = [
+        (role, replace(prediction, deployment=pool, memory=get_memory_plan(pool), prefill=None)) for role, pool in pools
+    ]
+    return tuple(build_launch(one, storage, role) for role, one in alone)
+
+
+def build_launch(prediction: Prediction, storage: str = DEFAULT_STORAGE, role: str = "") -> LaunchSpec:
+    """How to start one replica of what was predicted; `PlannerError` for what its engine has no option for."""
+    deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
+    assert workload is not None
+    fit = memory.pool.sequences(round(workload.tokens))
+    return build_deployment_launch(
+        deployment, storage, total_gib=memory.total / GIB, fit=f"{fit:,}", p99_prompt=math.ceil(workload.prompt.p99),
+        p99_tokens=f"{workload.total_quantile(0.99):,.0f}", adapters=workload.adapters, role=role,
+    )  # fmt: skip
+
+
+def build_deployment_launch(
+    deployment: Deployment, storage: str = DEFAULT_STORAGE, *, total_gib: float | None = None, fit: str = "some",
+    p99_tokens: str = "so many", p99_prompt: int = 1, adapters: int = 0, role: str = "",
+) -> LaunchSpec:  # fmt: skip
+    """How to start one replica of `deployment`, or as a worker of a pool (`role`)."""
+    engine, layout = deployment.engine, deployment.layout
+    known, facts, nodes = (
+        get_cli_options(engine.name, engine.version),
+        get_engine_packaging(engine.name),
+        count_nodes(deployment),
+    )
+    converted = _get_conversion_quantization(deployment)
+    weights: str | EnvVariable = get_checkpoint(deployment)
+    if converted and converted not in facts.online:
+        weights = EnvVariable("MODEL", f"name its checkpoint quantised with {converted}")
+        if revision := deployment.args.revision:
+            raise PlannerError(f"revision {revision} is not one of a checkpoint quantised with {converted}")
+    online = converted if converted in facts.online else ""
+    given = (part.partition("=") for part in (deployment.args.limit_mm_per_prompt or "").split(",") if part)
+    media = {kind: int(most) for kind, _, most in given}  # that a prompt may hold, of each kind
+    found = _render_engine_template(
+        engine.name, known, d=deployment, args=deployment.args, layout=layout, nodes=nodes, family=_get_model_flags(deployment),
+        name=deployment.model.name, speculative=_build_speculation_values(deployment, facts), online_quantization=online,
+        total_gib=total_gib or deployment.gpu_total / GIB, fit=fit, p99_tokens=p99_tokens, p99_prompt=p99_prompt,
+        share_why=explain_memory_utilization(deployment),
+        rank=lambda times=1: EnvVariable("NODE_RANK", "this node, counted from 0", times), drain_s=DRAIN_TIMEOUT_S,
+        address=EnvVariable("MASTER_ADDR", "the address of node 0"), master_port=ReplicaPort(MASTER_PORT), beside=SiblingFile,
+        adapters=adapters,
+        first_adapter=EnvVariable("ADAPTER", "name one adapter as NAME=PATH: its name for clients, and where it lies"),
+        hosts=EnvVariable("HOSTFILE", "a file with the names of the nodes"), port=ReplicaPort(get_port(deployment, role)),
+        role=role, bootstrap_port=ReplicaPort(BOOTSTRAP_PORT), handover_port=ReplicaPort(KV_TRANSFER_PORTS.get(role, 0), layout.dp),
+        here=EnvVariable("VLLM_NIXL_SIDE_CHANNEL_HOST", "the address of this node, as workers on others reach it"),
+        release=engine.release, at=parse_release, limits=media,
+    )  # fmt: skip
+    program = [(weights,) if part == "{model}" else (part,) for part in shlex.split(engine.facts["program"])]
+    notes = (known.note, engine.note, *found["notes"])
+    return LaunchSpec(
+        deployment, facts, get_accelerator_kind(deployment), (*found["before"], *program), found["flags"],
+        found["others"], found["environment"], found["config"], nodes, estimate_startup(deployment, storage),
+        "; ".join(filter(None, notes)), role=role, filled=found["filled"],
+    )  # fmt: skip
+
+
+def _render_engine_template(engine: str, known: CliOptions, **values: Any) -> dict[str, Any]:
+    """What the engine's template makes of the plan: flags, words before the program, environment, configuration."""
+    flags: list[LaunchFlag] = []
+    found: dict[str, Any] = {"others": (), "before": (), "environment": {}, "filled": {}, "config": {}, "notes": []}
+    named = values["d"].engine
+
+    def flag(name: str, *word: Any, why: str) -> str:
+        parts = tuple(str(part) if isinstance(part, int | float) else part for part in word)
+        flags.append(LaunchFlag(name, parts or None, " ".join(why.split())))
+        if name not in known.spellings:
+            raise PlannerError(f"{named} has no option {name}, which is needed: {why}")
+        if errors := known.parse([format_for_display(word) for word in flags[-1].words]).errors:
+            raise PlannerError(f"{named} cannot be started as planned: {errors[0]}")
+        return ""
+
+    def switch(name: str, on: bool, why: str) -> str:
+        if on or name not in known.spellings:
+            return flag(name, why=why)
+        if known[name].off:
+            return flag(known[name].off[0], why=why)
+        return flag(name, "false", why=why) if known[name].kind == "bool" else ""  # else off unless asked for
+
+    def offered(name: str, value: str) -> bool:
+        return name in known.spellings and not known.parse([name, value]).errors
+
+    def refuse(what: str) -> str:
+        raise PlannerError(f"{named} {what}")
+
+    def put(key: str, **entries: Any) -> str:
+        """Add to a part of the launch, or to one of its lists."""
+        found[key] = {**found[key], **entries}
+        return ""
+
+    def say(key: str, *items: Any) -> str:
+        found[key] = (*found[key], *items)
+        return ""
+
+    render_template("deploy", f"flags/{engine}", **values, can=known.spellings, flag=flag, switch=switch, offered=offered, refuse=refuse,
+        put=put, say=say,
+    )  # fmt: skip
+    config = yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True) if found["config"] else ""
+    before = tuple(part if isinstance(part, tuple) else (part,) for part in found["before"])
+    return {**found, "flags": tuple(flags), "config": config, "before": before}
+
+
+def _build_speculation_values(deployment: Deployment, facts: EnginePackaging) -> dict[str, Any] | None:
+    """The method by the engine's name, how many tokens, and what drafts them: a repository, or what to set it in."""
+    drafting = deployment.speculation
+    if drafting is None:
+        return None
+    if reason := explain_unsupported_method(drafting.method, deployment.engine) or explain_missing_draft(
+        drafting, deployment.engine
+    ):
+        raise PlannerError(reason)
+    what, how = normalize_method_name(drafting.method), get_draft_method(drafting.method)
+    name = facts.methods.get(select_entry_for_release(what, deployment.engine, facts.methods))
+    if name is None:
+        raise PlannerError(f"{deployment.engine.name} has no speculative method {what}")
+    return {"kind": what, "method": name, "k": drafting.num_speculative_tokens, "model": _get_draft_location(drafting),
+            "parallel": how.draft in ("model", "layer")}  # fmt: skip
+
+
+def _get_draft_location(drafting: SpeculationConfig) -> str | EnvVariable | None:
+    """Where the draft's weights are; None where the method needs none but the target's."""
+    if drafting.head:
+        return drafting.head
+    if drafting.draft:
+        return resolve_repository(drafting.draft.name)
+    if get_draft_method(drafting.method).draft in ("layer", "heads"):  # weights that the plan knows only the size of
+        return EnvVariable("DRAFT", f"name the repository of its {drafting.method} head")
+    return None
+
+
+def _get_model_flags(deployment: Deployment) -> dict[str, Any]:
+    """What this model needs beside the plan: why remote code, and its parsers at this version."""
+    name, engine = deployment.model.name, deployment.engine
+    known = load_catalog("model_flags.yaml", ModelFlagsEntry).get(deployment.model.architecture.model_type)
+    if known is None:
+        return {"remote_code": None, "reasoning": None, "tools": None}
+    until = known.remote_code_until.get(engine.name)
+    code = None if until and engine.release >= parse_release(until) else known.remote_code
+    if known.only and not any(part.lower() in name.lower() for part in known.only):
+        return {"remote_code": code, "reasoning": None, "tools": None}
+
+    def newest(parsers: Mapping[str, tuple[OutputParser, ...]]) -> str | None:
+        there = [
+            parser.name for parser in parsers.get(engine.name, ()) if parse_release(parser.since) <= engine.release
+        ]
+        return there[-1] if there else None
+
+    return {"remote_code": code, "reasoning": newest(known.reasoning), "tools": newest(known.tools)}
+
+
+def get_checkpoint(deployment: Deployment) -> str:
+    """What an engine loads: a Hub repository or a folder, which no option parser takes for an option."""
+    found = resolve_repository(deployment.model.name)
+    if found.endswith(".json"):
+        found = str(Path(found).parent)
+    return f"./{found}" if found.startswith("-") else found
+
+
+def _get_conversion_quantization(deployment: Deployment) -> str:
+    """The quantization that the plan gives to a checkpoint stored otherwise; nothing when it is served as it is."""
+    try:
+        stored = load_model(deployment.model.name).quantization.method
+    except PlannerError:  # a local configuration: nothing to compare with
+        return ""
+    planned = deployment.model.quantization.method
+    return planned if planned not in (stored, "none") else ""

@@ -1,0 +1,244 @@
+"""A plan for schedulers and clouds: docker compose, Kubernetes, production-stack, KServe, Dynamo, SkyPilot, RunPod.
+
+What they say stands in templates of their names; here is what only Python can work out for them.
+"""
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from planner.core.catalog import SourcedEntry, load_catalog
+from planner.core.errors import PlannerError
+from planner.core.templates import render_template
+from planner.core.units import GIB
+from planner.deploy.alerts import get_prometheus_job
+from planner.deploy.arguments import (
+    CONTAINER_MOUNT_DIR,
+    format_for_compose,
+    format_for_display,
+    format_for_pod,
+    format_for_shell,
+)
+from planner.deploy.launch_spec import LaunchSpec, get_checkpoint
+from planner.engines.deployment import Deployment
+from planner.engines.engine import CloudNames, Engine, find_dynamo_release, parse_release
+from planner.engines.metric_names import get_metric_names
+from planner.latency.startup_time import DEFAULT_MAX_STARTUP_S, estimate_startup
+from planner.planning.autoscaling import AutoscalingPlan, compute_stabilization_s
+from planner.planning.prediction import Prediction
+from planner.planning.scenario import check_artifact_supported
+from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
+
+MANIFEST_FILES: dict[str, tuple[str, ...]] = {
+    "compose": ("compose.yaml",),
+    "kubernetes": ("k8s/serve.yaml", "k8s/scale.yaml", "k8s/monitor.yaml"),
+    "production-stack": ("production-stack.yaml",),
+    "kserve": ("kserve.yaml",),
+    "dynamo": ("dynamo.yaml",),
+    "skypilot": ("sky.yaml",),
+    "runpod": ("runpod.env",),
+}
+"""What a scenario may ask for, and the files of it."""
+DOWNLOAD_STORAGE = "download"
+"""What a pod reads its weights from where nothing is cached: a probe has to wait for that too."""
+PROBE_TIMEOUT_FACTOR = 1.5
+"""Times the pessimistic end of a start that a probe waits."""
+LEADER_WORKER_SET_VARIABLES = {"NODE_RANK": "LWS_WORKER_INDEX", "MASTER_ADDR": "LWS_LEADER_ADDRESS"}
+"""Our variables as a LeaderWorkerSet sets them (lws.sigs.k8s.io, labels, annotations and environment variables)."""
+SERVER_ONLY_OPTIONS = {"--port", "--host", "--shutdown-timeout", "--enable-metrics", "--enable-auto-tool-choice"}
+"""Options of an engine's own server, which is not there where another one stands in front of the engine."""
+
+
+class EnvVariableEntry(SourcedEntry):
+    """One entry of `catalogs/environment.yaml`, whose head explains every field."""
+
+    engine: str | None = None
+    what: str
+    example: str = ""
+    first: str = "0.0"
+    last: str | None = None
+    flag: str = ""
+
+
+def load_environment_variables(engine: Engine) -> dict[str, EnvVariableEntry]:
+    """The variables that matter to `engine` at its version, by name."""
+    known = load_catalog("environment.yaml", EnvVariableEntry)
+    return {
+        name: entry for name, entry in known.items()
+        if entry.engine in (None, engine.name) and parse_release(entry.first) <= engine.release
+        and (entry.last is None or engine.release <= parse_release(entry.last))
+    }  # fmt: skip
+
+
+def build_slug(name: str) -> str:
+    """A model's name as Kubernetes takes names, of letters first: "llama-3-1-8b-instruct", "model-4-bit"."""
+    plain = re.sub(r"[^a-z0-9]+", "-", name.rpartition("/")[2].lower()).strip("-")[:40].strip("-")
+    word = re.match("[a-z].", plain) and isinstance(yaml.safe_load(plain), str)  # true, no and y are none in YAML
+    return plain if word else f"model-{plain}".strip("-")
+
+
+def render_manifests(
+    wanted: Sequence[str], launch: LaunchSpec, prediction: Prediction, scaling: AutoscalingPlan | None = None
+) -> dict[str, str]:
+    """File name -> text of the wanted kinds of `FILES`, by a `scaling`'s day; `PlannerError` for what none can say."""
+    values = build_template_values(launch, prediction) | _build_scaler_values(prediction, scaling)
+    found: dict[str, str] = {}
+    for kind in wanted:
+        _check_manifest_supported(kind, launch)
+        own = {"skypilot": _build_skypilot_values, "runpod": _build_runpod_values}.get(kind, lambda _: {})(launch)
+        if kind == "dynamo":
+            own = dict(zip(("dynamo", "shipped"), find_dynamo_release(launch.deployment.engine), strict=True))
+        found |= {
+            name: render_template("deploy", name, **values, **own)
+            for name in list_manifest_files(kind, launch.deployment.engine)
+        }
+    return found
+
+
+def list_manifest_files(kind: str, engine: Engine) -> list[str]:
+    """The files of one kind of `FILES`: without the engine's metrics none that rest on them."""
+    silent = get_metric_names(engine).without
+    return [name for name in MANIFEST_FILES[kind] if not silent or name not in ("k8s/scale.yaml", "k8s/monitor.yaml")]
+
+
+def _check_manifest_supported(kind: str, launch: LaunchSpec) -> None:
+    """Raise `PlannerError` where files of this `kind` cannot start what is planned."""
+    deployment = launch.deployment
+    check_artifact_supported(kind, deployment.engine)
+    named = deployment.engine
+    if launch.nodes > 1 and kind in ("compose", "runpod", "production-stack"):
+        raise PlannerError(f"files: {kind} starts a replica on one node, and the plan spans {launch.nodes}")
+    if kind in ("kubernetes", "kserve", "production-stack") and launch.image is None:
+        raise PlannerError(f"files: {kind} needs an image, and none of {named} for {deployment.gpu.name} is published")
+    if kind in ("dynamo", "runpod") and deployment.gpu.vendor != "nvidia":
+        raise PlannerError(f"files: {kind} runs on NVIDIA's GPUs, and the plan is for {deployment.gpu.name}")
+    asked = [variable for name, variable in launch.variables.items() if name in ("MODEL", "DRAFT")]
+    if asked and (kind == "runpod" or (kind == "kserve" and "MODEL" in launch.variables)):
+        missing = asked[0].missing
+        raise PlannerError(f"files: {kind} cannot ask for what the plan leaves open: {missing}, in the scenario")
+    if launch.nodes > 1 and kind in ("kubernetes", "kserve") and "MASTER_ADDR" not in launch.variables:
+        raise PlannerError(f"files: {named} spans nodes by a launcher of its own, not by {kind}")
+
+
+def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[str, Any]:
+    """What all templates may show."""
+    deployment = launch.deployment
+    begins, start_s = estimate_startup(deployment, DOWNLOAD_STORAGE), compute_start_timeout_s(deployment)
+    engine, layout = deployment.engine, deployment.layout
+    takes = f": with its weights to be downloaded it takes {begins}" if begins else ""
+    held = math.ceil(prediction.memory.weights.mid * launch.gpus / GIB)
+    tier = math.ceil(deployment.args.kv_offloading_size * layout.dp)
+    return {
+        "title": launch.title,
+        "launch": launch, "d": deployment, "layout": layout, "slug": build_slug(deployment.model.name), "mounted": CONTAINER_MOUNT_DIR,
+        "flags": [word for flag in launch.flags for word in flag.words], "others": [(flag,) for flag in launch.others],
+        "engine_words": [word for flag in launch.flags if flag.name not in SERVER_ONLY_OPTIONS for word in flag.words],
+        "program": [("python3",) if word == ("python",) else word for word in launch.program],  # images lack python
+        "renamed": LEADER_WORKER_SET_VARIABLES if launch.nodes > 1 else {}, "pod": format_for_pod, "compose": format_for_compose,
+        "repository": get_checkpoint(deployment), "metrics": get_metric_names(engine).names,
+        "drain_s": launch.drain_s, "grace_s": launch.drain_s + 30, "start_s": start_s,
+        "started": f"given up after {start_s} s{takes}",
+        "cpus": 2 + launch.gpus, "memory_gib": held + tier + 16, "shm_gib": tier + 4 + 2 * launch.gpus,
+        "disk_gb": 2 * held * launch.nodes + 100, "job": get_prometheus_job(deployment),
+    }  # fmt: skip
+
+
+def compute_start_timeout_s(deployment: Deployment) -> int:
+    """How long a starting replica is waited for."""
+    begins = estimate_startup(deployment, DOWNLOAD_STORAGE)
+    return math.ceil(PROBE_TIMEOUT_FACTOR * begins.total.hi) if begins else round(DEFAULT_MAX_STARTUP_S)
+
+
+def build_scaling_trigger(prediction: Prediction, scaling: AutoscalingPlan | None = None) -> dict[str, float] | None:
+    """Requests in flight from which on another replica comes, and minutes until it answers; None where none does."""
+    deployment = prediction.deployment
+    if deployment.layout.replicas == 1 or get_metric_names(deployment.engine).without:
+        return None
+    return {
+        "each": _get_scale_up_threshold(prediction, scaling),
+        "minutes": math.ceil(compute_start_timeout_s(deployment) / 60),
+    }
+
+
+def _get_scale_up_threshold(prediction: Prediction, scaling: AutoscalingPlan | None) -> float:
+    """Requests in flight on a replica above which another is needed."""
+    return scaling.threshold if scaling else prediction.in_flight
+
+
+def _build_scaler_values(prediction: Prediction, scaling: AutoscalingPlan | None) -> dict[str, Any]:
+    """When replicas come and go."""
+    stable_s = scaling.stable_s if scaling else compute_stabilization_s(compute_start_timeout_s(prediction.deployment))
+    spares, begins = prediction.deployment.spare_replicas, estimate_startup(prediction.deployment, DOWNLOAD_STORAGE)
+    found = {
+        "in_flight": _get_scale_up_threshold(prediction, scaling), "stable_s": round(stable_s), "least": 1 + spares, "hours": [],
+    }  # fmt: skip
+    if scaling is None:
+        return found
+    clock = build_cron_schedule(scaling, max(scaling.lead_s, begins.total.hi if begins else 0.0))
+    hours = [(start, end, count + spares) for start, end, count in clock]
+    return found | {"least": min(scaling.replicas) + spares, "hours": hours}
+
+
+def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[str, str, int]]:
+    """(start, end, replicas) as cron has it, each `lead_s` ahead, of all hours with more than the fewest replicas."""
+    counts, all_hours = scaling.replicas, len(scaling.replicas)
+    if not scaling.clock or all_hours not in (HOURS_PER_DAY, HOURS_PER_WEEK):
+        return []
+
+    def cron(minutes: int) -> str:
+        day, rest = divmod(minutes % (all_hours * 60), 24 * 60)
+        return f"{rest % 60} {rest // 60} * * {'*' if all_hours == HOURS_PER_DAY else (day + 1) % 7}"  # 0 is Sunday
+
+    changes = [hour for hour in range(all_hours) if counts[hour] != counts[hour - 1]]
+
+    def ahead(start: int, end: int) -> int:
+        """Minutes from a start to its hour, fewer than the end before leaves: KEDA knows but one end a turn."""
+        return min(math.ceil(lead_s / 60), (start - end) % all_hours * 60 - 1)
+
+    return [
+        (cron(start * 60 - ahead(start, end)), cron(end * 60), counts[start])
+        for start, end in zip(changes, [*changes[1:], *changes[:1]], strict=True)
+        if counts[start] > min(counts)
+    ]
+
+
+def _build_skypilot_values(launch: LaunchSpec) -> dict[str, str]:
+    """The GPU as SkyPilot calls it, and what every node runs."""
+    known, gpu = load_catalog("clouds.yaml", CloudNames)["skypilot"].names, launch.deployment.gpu.name
+    if gpu not in known:
+        raise PlannerError(f"files: SkyPilot's name of {gpu} is not known; known: {', '.join(known)}")
+    set_before = [f"export {name}={shlex.quote(value)}" for name, value in launch.environment.items()]
+    if launch.nodes > 1:
+        set_before += ['export NODE_RANK="$SKYPILOT_NODE_RANK"', 'MASTER_ADDR="$(head -n1 <<<"$SKYPILOT_NODE_IPS")"',
+                       "export MASTER_ADDR"]  # fmt: skip
+    if launch.config:
+        raise PlannerError("files: skypilot carries no file beside the command, and this engine needs one")
+    others = f' $([ "$NODE_RANK" = 0 ] || echo {" ".join(launch.others)})' if launch.others else ""
+    command = " ".join(map(format_for_shell, launch.words))
+    return {"accelerator": known[gpu], "run": "\n".join([*set_before, f"{command}{others}"]) + "\n"}
+
+
+def _build_runpod_values(launch: LaunchSpec) -> dict[str, Any]:
+    """Our options as worker-vllm reads them from the environment, and how many requests it may take at once."""
+    settings, extra, asked = {"MODEL_NAME": format_for_display(launch.program[-1])}, [], False
+    for flag in launch.flags:
+        if flag.name == "--served-model-name":
+            settings["OPENAI_SERVED_MODEL_NAME_OVERRIDE"] = flag.value or ""
+        elif flag.name == "--lora-modules":  # a JSON list, which nothing fills in (worker-vllm 020b9f0 src/engine.py)
+            asked = True
+        elif flag.name in ("--shutdown-timeout",):  # not among those that the worker passes on by name
+            extra += [format_for_display(word) for word in flag.words]
+        elif flag.name != "--port":
+            name, off = re.subn("^--(no-enable|disable)-", "--enable-", re.sub("^--no-(?!enable)", "--", flag.name))
+            value = flag.value if flag.word else str(not off and not flag.name.startswith("--no-")).lower()
+            settings[name[2:].upper().replace("-", "_")] = value or ""
+    if extra:
+        settings["VLLM_EXTRA_ARGS"] = shlex.join(extra)
+    if broken := [name for name, value in settings.items() if not value.isprintable()]:
+        raise PlannerError(f"files: {broken[0]} has letters that no line of runpod.env can hold")
+    deployment = launch.deployment
+    return {"settings": settings, "adapters": asked, "concurrency": deployment.args.max_num_seqs * deployment.layout.dp}

@@ -1,0 +1,1 @@
+"""Serving engines by version, their arguments, and deployments."""

@@ -1,0 +1,189 @@
+"""A model on GPUs: the parallel layout, the engine and its arguments, and what else lives on the cards."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from math import ceil
+from typing import Any, Self
+
+from planner.core.errors import PlannerError
+from planner.engines.engine import Engine, get_engine
+from planner.engines.engine_args import EngineArgs, resolve_engine_args
+from planner.hardware import gpus
+from planner.hardware.gpus import Gpu
+from planner.models import registry
+from planner.models.architecture import WeightTensor
+from planner.models.registry import Model
+
+
+@dataclass(frozen=True)
+class ParallelLayout:
+    """How many GPUs share a model, and in which way; `ep` > 1 spreads whole experts over tp x dp ranks."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    dcp: int = 1  # decode-context parallel ranks within tp
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**20:
+                raise PlannerError(f"layout, field {name}: expected a whole number from 1, got {value!r}")
+        if self.ep not in (1, self.tp * self.dp):
+            raise PlannerError(f"ep {self.ep}: expert parallelism spans tp x dp = {self.tp * self.dp} ranks, or is 1")
+
+    @property
+    def gpus_per_replica(self) -> int:
+        """GPUs of one serving endpoint."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.gpus_per_replica * self.replicas
+
+    def __str__(self) -> str:
+        parts = [f"TP{self.tp}"] + [f"{name.upper()}{size}" for name in ("pp", "dp", "ep", "dcp")
+                                    if (size := getattr(self, name)) > 1]  # fmt: skip
+        return " x ".join(parts) + (f" x {self.replicas} replicas" if self.replicas > 1 else "")
+
+
+@dataclass(frozen=True)
+class SpeculationConfig:
+    """Speculative decoding: k = `num_speculative_tokens`, each accepted with `acceptance_rate` a after the one before.
+
+    A step then yields 1 + a + ... + a^k tokens on average, the bonus token included: engines' mean acceptance length.
+    """
+
+    method: str  # mtp, eagle, eagle3, draft_model, ngram, ...
+    num_speculative_tokens: int
+    acceptance_rate: float = 0.7
+    draft: Model | None = None
+    head: str | None = None  # repository or path of the weights that draft, where they are no model of their own
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.num_speculative_tokens, int) or not 1 <= self.num_speculative_tokens <= 64:
+            raise PlannerError(f"num_speculative_tokens: expected 1 to 64, got {self.num_speculative_tokens!r}")
+        if not 0 <= self.acceptance_rate <= 1:
+            raise PlannerError(f"acceptance_rate: expected 0 to 1, got {self.acceptance_rate!r}")
+
+
+@lru_cache(maxsize=4096)
+def choose_machines(replicas: int, each: int, sold_in: tuple[int, ...]) -> tuple[int, ...]:
+    """GPUs of the machines to rent, the largest first, for so many `replicas` of `each` GPUs.
+
+    Machines have one of the sizes `sold_in`, and as few GPUs altogether as can be. A replica lies in one machine or,
+    where no machine holds it, evenly on as few as can be, and no other replica on those.
+    """
+    sizes = sorted(sold_in)
+    if each > sizes[-1]:
+        count = ceil(each / sizes[-1])
+        return (next(size for size in sizes if size * count >= each),) * (replicas * count)
+    rooms = [(size // each, size) for size in sizes if size >= each]
+    least: list[tuple[int, int, int]] = [(0, 0, 0)]  # for so many replicas: GPUs, machines, and the size of one of them
+    for wanted in range(1, replicas + 1):
+        before = [(least[max(wanted - room, 0)], size) for room, size in rooms]
+        least.append(min((gpus + size, count + 1, size) for (gpus, count, _), size in before))
+    found = []
+    while replicas > 0:
+        found.append(least[replicas][2])
+        replicas -= found[-1] // each
+    return tuple(sorted(found, reverse=True))
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Everything that decides what a replica needs and does; made by `deploy_on`."""
+
+    model: Model
+    gpu: Gpu
+    layout: ParallelLayout
+    engine: Engine
+    args: EngineArgs
+    speculation: SpeculationConfig | None
+    gpus_per_node: int
+    link_bandwidth: float  # bytes/s per direction per GPU inside a node
+    gpu_total: int  # bytes per GPU as the driver reports
+    gpu_free: int | None = None  # bytes free at start, if less than total for reasons unknown
+    other_tenants: int = 0  # bytes per GPU that others hold
+    memory_calibration: tuple[tuple[str, float], ...] = ()  # bytes to add to terms of the memory plan, from a log
+    spare_replicas: int = 0  # beside those of the layout: paid, and idle until one of them is lost
+    sold_in: tuple[int, ...] = ()  # GPUs of the machines that are let; none: any number
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas, spares among them."""
+        return self.layout.gpus_per_replica * self.replicas
+
+    @property
+    def replicas(self) -> int:
+        """Replicas that run: those that the traffic needs, and spares."""
+        return self.layout.replicas + self.spare_replicas
+
+    @property
+    def machines(self) -> tuple[int, ...]:
+        """GPUs of each machine that is rented; none where GPUs are let in any number."""
+        count, each = self.replicas, self.layout.gpus_per_replica
+        return choose_machines(count, each, self.sold_in) if self.sold_in else ()
+
+    @property
+    def gpus_rented(self) -> int:
+        """GPUs that are paid: those of whole machines, where only whole machines are let."""
+        return sum(self.machines) or self.gpus
+
+    @property
+    def engines(self) -> int:
+        """Schedulers that share the traffic: data-parallel ranks of all replicas."""
+        return self.layout.replicas * self.layout.dp
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that a sequence drafts in a step; 0 without speculation."""
+        return self.speculation.num_speculative_tokens if self.speculation else 0
+
+    @property
+    def towers(self) -> tuple[WeightTensor, ...]:
+        """Encoders of images that are loaded: vLLM's from 0.15 on only where a prompt may hold images or videos.
+
+        vllm pulls 22299 and 32757; docs/configuration/conserving_memory.md.
+        """
+        closed = {"image=0", "video=0"} <= {*(self.args.limit_mm_per_prompt or "").split(",")}
+        skipped = closed and self.engine.name == "vllm" and self.engine.release >= (0, 15, 0)
+        return () if skipped else self.model.architecture.towers
+
+    def with_args(self, **args: Any) -> Self:
+        """The same with other engine arguments."""
+        return replace(self, args=replace(self.args, **args))
+
+    def with_replicas(self, replicas: int) -> Self:
+        """The same in so many copies."""
+        if self.layout.replicas == replicas:
+            return self
+        return replace(self, layout=replace(self.layout, replicas=replicas))
+
+    def __str__(self) -> str:
+        return f"{self.model.name} on {self.layout.gpus} x {self.gpu.name}, {self.layout}, {self.engine}"
+
+
+def deploy_on(
+    model: str | Model, gpu: str | Gpu, *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1, dcp: int = 1,
+    replicas: int = 1, engine: str | Engine = "vllm", engine_version: str | None = None,
+    speculation: SpeculationConfig | None = None, interconnect: str | None = None, gpus_per_node: int | None = None,
+    gpu_total: int | None = None, gpu_free: int | None = None, other_tenants: int = 0,
+    memory_calibration: Mapping[str, float] | None = None, quantization: str | None = None,
+    dtype: str | None = None, spare_replicas: int = 0, sold_in: tuple[int, ...] = (), **engine_args: Any,
+) -> Deployment:  # fmt: skip
+    """A deployment from names or objects; `engine_args` are `EngineArgs` fields, None or absent: the engine's own."""
+    card = gpus.get_gpu(gpu) if isinstance(gpu, str) else gpu
+    served = registry.load_model(model, quantization=quantization, dtype=dtype) if isinstance(model, str) else model
+    started = engine if isinstance(engine, Engine) else get_engine(engine, engine_version)
+    layout = ParallelLayout(tp, pp, dp, ep, dcp, replicas)
+    args = resolve_engine_args(engine_args, started, card, served)
+    link = gpus.resolve_link_bandwidth(card, interconnect) if interconnect else card.link_bandwidth
+    return Deployment(
+        served, card, layout, started, args, speculation, gpus_per_node or card.gpus_per_node, link,
+        gpu_total or card.memory, gpu_free, other_tenants, tuple(sorted((memory_calibration or {}).items())),
+        spare_replicas, sold_in,
+    )  # fmt: skip

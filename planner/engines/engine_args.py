@@ -1,0 +1,165 @@
+"""Engine arguments by the engine's own names, and what a version resolves them to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from planner.core.errors import PlannerError, check_known_names
+from planner.core.units import GIB
+from planner.hardware.gpus import Gpu
+
+if TYPE_CHECKING:
+    from planner.models.registry import Model
+from planner.engines.engine import Engine
+
+_DTYPE_SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}
+"""Short forms that people write for dtypes."""
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of `--max-lora-rank` (vLLM 0.20.2 and 0.33.0)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArgs:
+    """An engine's own names of arguments, as it has started with them; open is only what backends decide."""
+
+    gpu_memory_utilization: float
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    block_size: int | None = None
+    kv_cache_dtype: str | None = None
+    dtype: str
+    enforce_eager: bool = False
+    enable_prefix_caching: bool
+    enable_chunked_prefill: bool
+    async_scheduling: bool
+    max_loras: int = 0  # 0: no LoRA
+    max_lora_rank: int = 16
+    max_cpu_loras: int = 0  # adapters kept in host memory; 0: as many as max_loras
+    kv_offloading_size: float = 0.0  # GiB of host memory for KV blocks, over all ranks of an engine; 0: none
+    long_prefill_token_threshold: int = 0  # 0: none
+    scheduling_policy: str = "fcfs"
+    scheduler_recv_interval: int = 1  # SGLang: decode steps between two looks for new requests
+    limit_mm_per_prompt: str | None = None  # "image=2,video=0"
+    revision: str | None = None  # branch, tag or commit of the checkpoint's repository
+
+
+MAX_BATCH_LIMITS = {"max_num_seqs": 2**20, "max_num_batched_tokens": 2**24}
+"""Whose step costs are tabled: more than the longest context that a model of the catalog was made for."""
+
+
+FIRST_RELEASE_WITH_KV_OFFLOAD, MAX_KV_OFFLOAD_GIB = (0, 12, 0), 65536
+"""The first vLLM with --kv-offloading-size (catalogs/flags/vllm.csv), and GiB that are planned at most."""
+
+
+def resolve_engine_args(given: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
+    """Fill in what is not `given` (or None) as `engine` does at start; `PlannerError` where it would refuse to start.
+
+    `block_size` stays as given: backends and hybrid models change its default (see `memory.kv_cache`).
+    Order: vLLM 0.20.2 engine/arg_utils.py:2339, 0.33.0 engine/arg_utils.py:3151.
+    """
+    facts, shape, tier = engine.facts, model.architecture, _select_batch_limits(engine, gpu)
+    check_known_names(given, EngineArgs.__dataclass_fields__, "engine argument")
+    given = {name: value for name, value in given.items() if value is not None}
+    given |= {
+        name: _DTYPE_SPELLINGS.get(given[name], given[name]) for name in ("dtype", "kv_cache_dtype") if name in given
+    }
+    length = given.get("max_model_len") or shape.max_position
+    chunked = given.get("enable_chunked_prefill", facts["chunked_prefill"])
+    tokens = tier["max_num_batched_tokens"]
+    if engine.name == "vllm":
+        seqs = given.get("max_num_seqs") or tier["max_num_seqs"]
+        tokens = min(tokens if chunked else max(tokens, length), seqs * length)
+    tokens = given.get("max_num_batched_tokens", tokens)
+    defaults = {
+        "gpu_memory_utilization": tier["gpu_memory_utilization"] or facts["gpu_memory_utilization"],
+        "max_model_len": length,
+        "max_num_seqs": min(tier["max_num_seqs"], tokens),
+        "max_num_batched_tokens": tokens,
+        "dtype": "float16" if model.dtype == "bfloat16" and "bf16" not in gpu.flops else model.dtype,
+        "enable_prefix_caching": facts["prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"],
+        "enable_chunked_prefill": chunked,
+        "async_scheduling": facts["async_scheduling"],
+    }
+    filled = EngineArgs(**{**defaults, **given})
+    if (reason := _explain_refusal(filled, engine, gpu, model)) is not None:
+        raise PlannerError(reason)
+    return filled
+
+
+def _select_batch_limits(engine: Engine, gpu: Gpu) -> Mapping[str, Any]:
+    """The version's default limits on this GPU: by total memory and by parts of the device name, as the engine does."""
+
+    def fits(tier: Mapping[str, Any]) -> bool:
+        named, not_named = (any(part in gpu.name.lower() for part in tier[key]) for key in ("named", "not_named"))
+        return gpu.memory >= tier["memory_gib"] * GIB and (named or not tier["named"]) and not not_named
+
+    return next(filter(fits, engine.facts["limits"]))
+
+
+def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -> str | None:
+    """Why the engine would not start with these arguments (vLLM config/scheduler.py, cache.py, model.py); else None."""
+    length, tokens, seqs = args.max_model_len, args.max_num_batched_tokens, args.max_num_seqs
+    accepted = engine.facts["kv_cache_dtypes"]
+    longest = model.architecture.max_position
+    for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "block_size"):
+        if (value := getattr(args, name)) is not None and value < 1:
+            return f"{name} is {value}; it must be at least 1"
+    for name, most in MAX_BATCH_LIMITS.items():
+        if (value := getattr(args, name)) > most:
+            return f"{name} is {value}; at most {most} are planned"
+    if args.long_prefill_token_threshold < 0:
+        return f"long_prefill_token_threshold is {args.long_prefill_token_threshold}; it must be 0 (off) or more"
+    if not re.fullmatch(r"(image|video|audio)=\d+(,(image|video|audio)=\d+)*", args.limit_mm_per_prompt or "image=1"):
+        return f"limit_mm_per_prompt is {args.limit_mm_per_prompt!r:.80}; expected such as image=2,video=0"
+    if args.revision is not None and not re.fullmatch(r"[\w][\w./-]{0,199}", args.revision):
+        return f"revision is {args.revision!r:.80}; expected a branch, tag or commit"
+    if not 0 < args.gpu_memory_utilization <= 1:
+        return f"gpu_memory_utilization is {args.gpu_memory_utilization}; it must be above 0 and at most 1"
+    if length > longest:
+        return f"max_model_len {length} is more than the {longest} tokens that {model.name} was made for"
+    if tokens < seqs and engine.name == "vllm":
+        return f"max_num_batched_tokens ({tokens}) must be greater than or equal to max_num_seqs ({seqs})"
+    if tokens < length and engine.name == "vllm" and not args.enable_chunked_prefill:
+        return f"max_num_batched_tokens ({tokens}) is smaller than max_model_len ({length}) without chunked prefill"
+    if accepted and args.kv_cache_dtype not in (None, *accepted):
+        return f"kv_cache_dtype {args.kv_cache_dtype!r} is none of {', '.join(accepted)}"
+    least, capability = engine.facts["fp8_kv_capability"], gpu.compute_capability
+    if (args.kv_cache_dtype or "").startswith("fp8") and capability and capability < least:
+        where = f"{gpu.name} (compute capability {capability}) in {engine}"
+        return f"kv_cache_dtype {args.kv_cache_dtype} does not run on {where}; it needs {least}: use auto"
+    if args.dtype == "bfloat16" and "bf16" not in gpu.flops:
+        return f"dtype bfloat16 does not run on {gpu.name}; use float16"
+    if args.max_loras and args.max_lora_rank not in LORA_RANKS:
+        return f"max_lora_rank {args.max_lora_rank} is none of {', '.join(map(str, LORA_RANKS))}"
+    if 0 < args.max_cpu_loras < args.max_loras:  # vLLM 0.33.0 config/lora.py
+        return f"max_cpu_loras {args.max_cpu_loras} is less than max_loras {args.max_loras}"
+    if not 0 <= args.kv_offloading_size <= MAX_KV_OFFLOAD_GIB:
+        return f"kv_offloading_size is {args.kv_offloading_size:g} GiB; it must be 0 to {MAX_KV_OFFLOAD_GIB:,}"
+    if args.kv_offloading_size and (engine.name != "vllm" or engine.release < FIRST_RELEASE_WITH_KV_OFFLOAD):
+        return f"{engine} has no kv_offloading_size; vllm has it from 0.12.0 on"
+    if args.kv_offloading_size and not args.enable_prefix_caching:
+        return "kv_offloading_size keeps prefixes, and enable_prefix_caching is off"
+    if args.scheduling_policy not in ("fcfs", "priority"):
+        return f"scheduling_policy {args.scheduling_policy!r} is neither fcfs nor priority"
+    if args.scheduler_recv_interval < 1 or (args.scheduler_recv_interval > 1 and engine.name != "sglang"):
+        return f"scheduler_recv_interval is {args.scheduler_recv_interval}; it must be at least 1, and 1 but for sglang"
+    return None
+
+
+def list_cudagraph_sizes(engine: Engine, args: EngineArgs, gpu: Gpu, k: int = 0) -> tuple[int, ...]:
+    """Batch sizes (tokens) that get a CUDA graph, with `k` speculative tokens; none with `enforce_eager`.
+
+    vLLM 0.20.2 config/vllm.py:1423, 0.33.0 config/vllm.py:2398.
+    """
+    capture = engine.facts["capture"]
+    most = capture["max_cc10" if int(gpu.compute_capability or 0) == 10 else "max"]
+    if capture["by_seqs"]:
+        most = min(most, 2 * args.max_num_seqs * (1 + k))
+    most = 0 if args.enforce_eager else min(most, args.max_num_batched_tokens)
+    coarse = capture["coarse_from"]
+    sizes = (1, 2, 4, *range(8, coarse, 8), *range(coarse, most + 1, 16))
+    return tuple(size for size in sizes if size <= most)

@@ -1,6 +1,0 @@
-"""What people meet: the command, notebooks, charts and the report."""
-
-import sys
-
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
-# Altair loads jsonschema, which would build this grammar in over a second, for a check unasked.

@@ -1,1 +1,0 @@
-"""Altair charts, a module for each chapter."""

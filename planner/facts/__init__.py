@@ -1,1 +1,0 @@
-"""What else exists: GPUs, prices, engines and their versions, traffic, deployments."""

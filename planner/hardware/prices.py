@@ -1,0 +1,117 @@
+"""What a GPU-hour costs: quotes by tier from `catalogs/prices.yaml`, their median and range, a user's own instead."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import median
+from typing import Literal
+
+from pydantic import PositiveFloat
+
+from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
+from planner.core.errors import PlannerError
+from planner.hardware.gpus import Gpu, get_gpu
+
+HOURS_PER_MONTH = 730.5
+"""Hours in an average month: 365.25 / 12 days."""
+PriceTier = Literal["on_demand", "reserved", "spot"]
+SCENARIO_PRICE_SOURCE = "given by the scenario"
+
+
+class PriceQuote(SourcedEntry):
+    """What one seller asks for a GPU-hour, USD; `source` begins with the seller and a colon."""
+
+    usd: PositiveFloat
+
+    @property
+    def seller(self) -> str:
+        """Who asks."""
+        return self.source.partition(":")[0]
+
+
+class PriceEntry(StrictEntry):
+    """The quotes for one GPU; the head of `catalogs/prices.yaml` explains the tiers."""
+
+    on_demand: tuple[PriceQuote, ...] = ()
+    reserved: tuple[PriceQuote, ...] = ()
+    spot: tuple[PriceQuote, ...] = ()
+
+
+@dataclass(frozen=True)
+class GpuPrice:
+    """What a GPU-hour costs in one tier, USD: the quotes for it, at least one."""
+
+    tier: PriceTier
+    quotes: tuple[PriceQuote, ...]
+
+    @property
+    def usd(self) -> float:
+        """The median of the quotes."""
+        return median(quote.usd for quote in self.quotes)
+
+    @property
+    def low(self) -> float:
+        """The cheapest."""
+        return min(quote.usd for quote in self.quotes)
+
+    @property
+    def high(self) -> float:
+        """The dearest."""
+        return max(quote.usd for quote in self.quotes)
+
+    @property
+    def own(self) -> bool:
+        """The scenario says so, not the catalog."""
+        return self.quotes[0].source == SCENARIO_PRICE_SOURCE
+
+    @property
+    def date(self) -> str:
+        """When it was asked, from and to; nothing for a user's own."""
+        return " to ".join(sorted({min(dates := [quote.date for quote in self.quotes]), max(dates)}))
+
+    @property
+    def source(self) -> str:
+        """Who asks it, or that the scenario says so."""
+        return SCENARIO_PRICE_SOURCE if self.own else ", ".join(dict.fromkeys(quote.seller for quote in self.quotes))
+
+    def __str__(self) -> str:
+        if self.own:
+            return f"{_format_usd(self.usd)} USD per GPU-hour ({SCENARIO_PRICE_SOURCE})"
+        said = f"{_format_usd(self.usd)} USD per GPU-hour {self.tier.replace('_', ' ')}"
+        if len(self.quotes) == 1:
+            return f"{said} ({self.source}, {self.date})"
+        first, *_, last = sorted(self.quotes, key=lambda quote: quote.usd)
+        ends = f"{first.usd:.2f} ({first.seller}) to {last.usd:.2f} ({last.seller})"
+        return f"{said}, the middle of {len(self.quotes)} quotes from {ends}, {self.date}"
+
+
+@dataclass(frozen=True)
+class PriceSelection:
+    """Which prices count: USD per GPU-hour that are `given`, by GPU name or alias, else the catalog's of one tier."""
+
+    given: Mapping[str, float] = field(default_factory=dict)
+    tier: PriceTier = "on_demand"
+
+
+def _format_usd(usd: float) -> str:
+    """In cents; the middle of two quotes with their tenth."""
+    return f"{usd:.3f}".removesuffix("0")
+
+
+@cache
+def _load_price_catalog() -> Mapping[str, PriceEntry]:
+    """Quotes by GPU name; `PlannerError` for a GPU that `gpus.yaml` doesn't have."""
+    return {get_gpu(name).name: entry for name, entry in load_catalog("prices.yaml", PriceEntry).items()}
+
+
+def look_up_gpu_price(card: Gpu, prices: PriceSelection | None = None) -> GpuPrice | None:
+    """The price of one `card`-hour among `prices` (None: the catalog's on demand); None if unknown."""
+    prices = prices or PriceSelection()
+    for name, usd in prices.given.items():
+        if usd <= 0:
+            raise PlannerError(f"price of {name}: expected USD per GPU-hour above 0, got {usd}")
+        if get_gpu(name).name == card.name:
+            return GpuPrice(prices.tier, (PriceQuote(usd=usd, source=SCENARIO_PRICE_SOURCE, date=""),))
+    known = _load_price_catalog().get(card.name)
+    quotes: tuple[PriceQuote, ...] = getattr(known, prices.tier) if known else ()
+    return GpuPrice(prices.tier, quotes) if quotes else None

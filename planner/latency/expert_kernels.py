@@ -1,0 +1,39 @@
+"""What a fused mixture-of-experts kernel reaches by GPU generation and number format: `calibration/experts.yaml`."""
+
+from functools import cache
+
+from pydantic import PositiveFloat
+
+from planner.core.catalog import SourcedEntry, load_catalog
+from planner.engines.engine import Engine, select_entry_for_release
+from planner.hardware.gpus import Gpu
+
+
+class ExpertKernelEfficiency(SourcedEntry):
+    """One fused-experts layer, measured alone."""
+
+    memory: PositiveFloat  # of bandwidth, reading the experts that a step touches
+    gemm: PositiveFloat  # of the dense peak
+    padding: PositiveFloat  # rows that tiles add to each touched expert
+    latency_s: PositiveFloat
+    passes: PositiveFloat  # over the activations of its rows
+
+
+@cache
+def load_expert_kernels() -> dict[str, ExpertKernelEfficiency]:
+    """All entries by "GENERATION FORMAT" or "GENERATION FORMAT before VERSION"."""
+    return load_catalog("calibration/experts.yaml", ExpertKernelEfficiency)
+
+
+@cache
+def get_expert_kernel(gpu: Gpu, engine: Engine, format: str) -> ExpertKernelEfficiency:
+    """The kernel of `engine` on `gpu`; of a generation that nobody measured that of Hopper."""
+    found, name = load_expert_kernels(), f"{gpu.generation} {format}"
+    name = select_entry_for_release(name, engine, found) if engine.name == "vllm" else name
+    near = NEAREST_FORMAT.get(format, format)
+    names = name, f"{gpu.generation} {near}", f"hopper {format}", f"hopper {near}"
+    return next(found[each] for each in names if each in found)
+
+
+NEAREST_FORMAT = {"fp8": "fp8_block", "fp8_block": "fp8", "mxfp4": "int4", "mxfp4_fp8": "mxfp4", "nvfp4": "int4"}
+"""The format whose kernel is most like another's, where that was not measured."""

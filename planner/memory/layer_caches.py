@@ -1,0 +1,103 @@
+"""What one layer keeps in the KV cache on one rank, in the engine's storage formats.
+
+Rules read from vLLM 0.20.2 (v1/kv_cache_interface.py:130-570, config/model.py:1219) and 0.33.0 (:552, :1663).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.models.architecture import DecoderLayer, LatentAttention, RecurrentMixer, SequenceMixer
+
+CacheKind = Literal["full", "window", "chunked", "state"]
+
+_DTYPE_BYTES = {"float32": 4.0, "fp8": 1.0, "int8": 1.0, "turboquant_4bit": 0.5, "nvfp4": 0.5625, "fp4": 0.5625}
+FP8_DS_MLA_BYTES, NVFP4_DS_MLA_BYTES, V4_LATENT_BYTES = 656, 352, 584
+"""Bytes of a stored latent in sparse attention's formats: DeepSeek-V3.2 in FP8 and in NVFP4, and DeepSeek-V4."""
+
+
+def get_kv_element_bytes(kv_cache_dtype: str) -> float:
+    """Bytes of one cached element: 2 for 16-bit formats, 1 for FP8 and INT8, 0.5625 for NVFP4 with its block scales."""
+    return next((width for name, width in _DTYPE_BYTES.items() if kv_cache_dtype.startswith(name)), 2.0)
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """One cache of a layer: `token_bytes` per token of context, or `state_bytes` per sequence."""
+
+    kind: CacheKind
+    token_bytes: float = 0
+    window: int = 0
+    state_bytes: int = 0
+    block: int = 0  # tokens per block, where the format insists on it (DeepSeek-V4)
+    page: int = 0  # bytes of such a block, padding included
+
+
+def list_mixer_caches(mixer: SequenceMixer, tp: int, kv_cache_dtype: str, k: int = 0) -> list[LayerCache]:
+    """What `mixer` keeps on one of `tp` ranks, with `k` speculative tokens (which lengthen convolution states).
+
+    KV heads split until one is left per rank, then they are replicated; latents and index keys always are.
+    """
+    width = get_kv_element_bytes(kv_cache_dtype)
+    if isinstance(mixer, RecurrentMixer):  # DeepSeek-V4 keeps its compressors' states with the latents
+        return [] if mixer.kind == "compressor" else [LayerCache("state", state_bytes=mixer.state_bytes(tp, k))]
+    if not mixer.stores_kv:
+        return []
+    if isinstance(mixer, LatentAttention):
+        return _list_latent_caches(mixer, width)
+    scales = 8 if kv_cache_dtype.endswith("per_token_head") else 0
+    token = max(1, mixer.kv_heads // tp) * ((mixer.head_dim + mixer.v_head_dim) * width + scales)
+    kind: CacheKind = "full" if not mixer.window else "chunked" if mixer.chunked else "window"
+    return [LayerCache(kind, token, mixer.window or 0)]
+
+
+def count_caches(layers: Sequence[DecoderLayer], tp: int, kv_cache_dtype: str, k: int = 0) -> Counter[LayerCache]:
+    """Caches of all `layers`, equal ones counted."""
+    counts: Counter[LayerCache] = Counter()
+    for layer, times in Counter(layers).items():
+        for mixer in layer.mixers:
+            for cache in list_mixer_caches(mixer, tp, kv_cache_dtype, k):
+                counts[cache] += times
+    return counts
+
+
+def sum_cache_bytes(caches: Mapping[LayerCache, int]) -> tuple[float, float, int]:
+    """Bytes of counted `caches`: per token of a long context; of a sequence in full windows; and in states."""
+    token = sum(cache.token_bytes * n for cache, n in caches.items() if cache.kind == "full")
+    windows = sum(cache.window * cache.token_bytes * n for cache, n in caches.items())
+    return token, windows, sum(cache.state_bytes * n for cache, n in caches.items())
+
+
+def _list_latent_caches(mixer: LatentAttention, width: float) -> list[LayerCache]:
+    """An MLA layer's latents, plus its index keys (always FP8 with one FP32 scale) where it has an indexer."""
+    keys = mixer.index_dim + 4 * math.ceil(mixer.index_dim / 128) if mixer.has_indexer_cache else 0
+    if mixer.window:
+        return _list_compressed_caches(mixer, mixer.window, keys)
+    latent = mixer.kv_elements * width
+    if mixer.index_heads and width < 2:
+        latent = FP8_DS_MLA_BYTES if width == 1 else NVFP4_DS_MLA_BYTES
+    return [LayerCache("full", latent)] + [LayerCache("full", keys)] * bool(keys)
+
+
+def _list_compressed_caches(mixer: LatentAttention, window: int, keys: int) -> list[LayerCache]:
+    """DeepSeek-V4: latents of a window and of every `compress` tokens, index keys, and the compressors' FP32 states.
+
+    vLLM 0.27 models/deepseek_v4 (attention, compressor): pages padded to multiples of 576 bytes.
+    """
+
+    def page(size: int) -> int:
+        return math.ceil(size / 576) * 576
+
+    def states(elements: int) -> LayerCache:
+        row = 2 * overlap * elements * 4
+        return LayerCache("window", 0, overlap * ratio, overlap * ratio * row, block=rows, page=page(rows * row))
+
+    ratio = mixer.compress
+    overlap, rows = (2, 4) if keys else (1, 8)
+    caches = [LayerCache("window", V4_LATENT_BYTES, window, block=64, page=page(64 * V4_LATENT_BYTES))]
+    for stored, kept in ((V4_LATENT_BYTES, mixer.kv_elements), (keys, mixer.index_dim)):
+        if ratio and stored:
+            caches += [LayerCache("full", stored / ratio, block=256, page=page(256 // ratio * stored)), states(kept)]
+    return caches

@@ -1,0 +1,407 @@
+"""Any `config.json` to an `Architecture`: which kind every layer is, then its weights from the building blocks.
+
+Families differ by a table of class facts, `catalogs/families.yaml`, and a layer from its siblings by a few changed
+fields; not by code.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any
+
+from pydantic import create_model
+
+from planner.core.catalog import StrictEntry, load_catalog
+from planner.core.errors import PlannerError
+from planner.models import transformer_blocks as blocks
+from planner.models.architecture import (
+    DecoderLayer,
+    DenseMlp,
+    GroupedQueryAttention,
+    ModelArchitecture,
+    MoeBlock,
+    RecurrentMixer,
+    SequenceMixer,
+    WeightTensor,
+)
+from planner.models.config_reader import CONFIG_FIELD_CATALOG, MAX_LAYERS, ConfigReader
+from planner.models.sequence_mixers import RECURRENT_MIXER_BUILDERS, build_compressed_attention
+from planner.models.vision_encoders import VISION_TOWER_BUILDERS, build_generic_encoder
+
+_FAMILY_FIELD_TYPES: dict[str, Any] = {
+    name: (kind | None, None)
+    for kind, group in ((int, "sizes"), (int, "others"), (bool, "flags"), (str, "texts"))
+    for name in CONFIG_FIELD_CATALOG[group]
+}
+_FamilyFields = create_model("_FamilyFields", __base__=StrictEntry, **_FAMILY_FIELD_TYPES)
+ModelFamily = create_model(
+    "ModelFamily",
+    __base__=_FamilyFields,
+    needs=(tuple[str, ...], ()),
+    nested=(tuple[str, ...], ()),
+    defaults=(_FamilyFields, _FamilyFields()),
+)
+"""What may be stated of a family; the head of `catalogs/families.yaml` explains it."""
+
+
+@cache
+def load_model_families() -> dict[str, dict[str, Any]]:
+    """Class facts by `model_type`, from `catalogs/families.yaml`; `PlannerError` for one that nothing reads."""
+    return {
+        name: family.model_dump(exclude_unset=True)
+        for name, family in load_catalog("families.yaml", ModelFamily).items()
+    }
+
+
+def parse_hf_config(config: Mapping[str, Any], where: str = "config.json") -> ModelArchitecture:
+    """The architecture that a `config.json` describes.
+
+    Raises `PlannerError` with the field's name when one is missing or impossible; what had to be assumed is in the
+    result's `warnings`.
+    """
+    if not isinstance(config, Mapping):
+        raise PlannerError(f"{where}: expected a mapping of fields, got {type(config).__name__}")
+    top = _open_config(config, where)
+    if top.get("unplanned") or top.flag("is_encoder_decoder"):
+        reason = top.text("unplanned", "encoder-decoder models are not planned for; a decoder-only model would be")
+        raise PlannerError(f"{where}, field model_type: {reason}")
+    nested = next((key for key in ("text_config", "llm_config", "language_config") if top.sub(key)), None)
+    c = top
+    if nested:
+        inner, own = top.sub(nested) or {}, f"{top.get('model_type')}_text"
+        c = _open_config({"model_type": own, **inner} if own in load_model_families() else inner, f"{where}, {nested}")
+    hidden, vocab = c.whole("hidden_size"), c.whole("vocab_size", most=2**24)
+    tied = (top if "tie_word_embeddings" in top.config else c).flag("tie_word_embeddings")
+    kinds = _classify_layers(c)
+    made: dict[Any, DecoderLayer] = {}
+    for kind in kinds:
+        if kind not in made:
+            made[kind] = _build_layer(c, hidden, *kind)
+    return ModelArchitecture(
+        model_type=top.text("model_type", "unknown"),
+        hidden=hidden,
+        vocab=vocab,
+        max_position=c.whole("max_position_embeddings", most=2**31),
+        layers=tuple(made[kind] for kind in kinds),
+        ends=_build_embedding_and_head(c, hidden, vocab, len(kinds), tied) + _build_rotary_tables(c, made.values()),
+        towers=_build_vision_towers(top, hidden),
+        mtp=_build_mtp_layers(c, hidden, kinds),
+        tied=tied,
+        warnings=tuple(dict.fromkeys(top.warnings + c.warnings)),  # last: building the rest adds to them
+    )
+
+
+def _open_config(config: Mapping[str, Any], where: str) -> ConfigReader:
+    """The fields of a configuration with its family's facts."""
+    model_type = config.get("model_type")
+    known = load_model_families().get(model_type) if isinstance(model_type, str) else None
+    fields = ConfigReader(config, known or {}, where)
+    for part in fields.traits.get("nested", ()):
+        fields.config = {**fields.config, **(fields.sub(part) or {})}
+    if known is None:
+        note = f"{where}: model_type {model_type!r} is not a known family; planned from its generic fields"
+        fields.warnings.append(note)
+    for alternatives in fields.traits.get("needs", ()):
+        if all(fields.stated(name) is None for name in alternatives.split("|")):
+            missing = alternatives.replace("|", " or ")
+            raise PlannerError(f"{where}: field {missing} is missing, and a {model_type} model has it")
+    if (
+        fields.traits.get("vision")
+        and fields.stated("vision_config") is None
+        and not fields.has(_ENCODER_PARAMETERS_FIELD)
+    ):
+        fields.warnings.append(f"{where} has no vision_config: planned without its vision tower")
+    return fields
+
+
+_ENCODER_PARAMETERS_FIELD = "encoder_parameters"
+"""The catalog's own field: how many parameters the encoders have where their kind has no builder."""
+_PER_LAYER_FIELDS = ("num_experts_per_tok", "moe_intermediate_size", "n_shared_experts", "num_key_value_heads")
+"""Fields that some files give as a list with one value a layer."""
+_LAYER_TYPE_NAMES: Mapping[str, str] = CONFIG_FIELD_CATALOG["layers"]
+"""What configurations call layers, and their kind here: the mixer, and the feed-forward block where it's implied."""
+LayerKind = tuple[str, str, tuple[tuple[str, Any], ...]]
+"""Mixer, feed-forward block, and the fields in which a layer differs from what the configuration says of all."""
+
+
+def _classify_layers(c: ConfigReader) -> list[LayerKind]:
+    """(mixer, feed-forward, changed fields) of every layer.
+
+    Mixers are full, sliding, chunked, recurrent, both, compressed and none; feed-forward blocks dense, moe and none.
+    """
+    pattern = c.items("hybrid_override_pattern", str) or c.items("layers_block_type", str)
+    count = c.whole("num_hidden_layers", most=MAX_LAYERS) if not pattern else len(pattern)
+    mixers, ffns = _classify_mixers(c, count, pattern), _classify_feed_forwards(c, count)
+    kinds = []
+    for index, mixer in enumerate(mixers):
+        name, *more = mixer.split()
+        ffn = more[0] if more and name != "compressed" else ffns[index]
+        changes = _collect_layer_overrides(c, index, count, mixer)
+        if nested := next((key for key, value in changes.items() if isinstance(value, dict | list)), None):
+            got = f"{changes[nested]!r:.50}"
+            raise PlannerError(f"{c.where}, field {nested} of layer {index}: expected one value, got {got}")
+        kinds.append((changes.pop("mixer", name), changes.pop("ffn", ffn), tuple(changes.items())))
+    return kinds
+
+
+def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[str]:
+    for field, stated in (("layer_types", c.items("layer_types", str, count)), ("layers_block_type", pattern)):
+        if stated:
+            for name in stated:
+                if name not in _LAYER_TYPE_NAMES:
+                    raise c.refuse(field, f"entries among {', '.join(_LAYER_TYPE_NAMES)}", name)
+            single = c.flag("single_blocks")
+            return [
+                _LAYER_TYPE_NAMES[name] + (" none" if single and " " not in _LAYER_TYPE_NAMES[name] else "")
+                for name in stated
+            ]
+    if c.sub("linear_attn_config"):
+        recurrent = set(c.part("linear_attn_config").items("kda_layers", int))
+        return ["recurrent" if index + 1 in recurrent else "full" for index in range(count)]
+    if kinds := c.items("hybrid_layer_pattern", int, count):
+        return ["sliding" if kind else "full" for kind in kinds]
+    if kinds := c.items("attn_type_list", int, count):
+        return ["full" if kind else "recurrent" for kind in kinds]
+    if ratios := c.items("compress_ratios", int, count):
+        return [f"compressed {int(ratio)}" for ratio in ratios]
+    if (period := c.whole("attn_layer_period", 0, least=0)) > 0:
+        offset = c.whole("attn_layer_offset", 0, least=0)
+        return ["full" if index % period == offset else "recurrent" for index in range(count)]
+    if (chosen := c.items("attn_layer_indices", int) or c.items("full_attn_idxs", int)) or c.has("attn_layer_indices"):
+        return ["full" if index in chosen else "recurrent" for index in range(count)]
+    if mixer := c.text("mixer"):
+        return [mixer] * count
+    if cycle := c.whole("full_attention_interval", 0, least=0):
+        return ["full" if (index + 1) % cycle == 0 else "recurrent" for index in range(count)]
+    return _classify_windows(c, count)
+
+
+def _classify_windows(c: ConfigReader, count: int) -> list[str]:
+    """Which attention layers see a window only."""
+    if c.get("attention_chunk_size") is not None and (cycle := c.whole("layer_cycle", 0, least=0)):
+        rotary = c.items("no_rope_layers", int) or [(index + 1) % cycle for index in range(count)]
+        return ["chunked" if turned else "full" for turned in rotary[:count]]
+    if c.get("sliding_window") is None or (c.flag("sliding_off") and not c.flag("use_sliding_window")):
+        return ["full"] * count
+    if c.flag("sliding_off"):
+        first = c.whole("max_window_layers", 0, least=0)
+        return ["sliding" if index >= first else "full" for index in range(count)]
+    stated = c.get("sliding_window_pattern")
+    if isinstance(stated, str) and stated:
+        if set(stated) - {"L", "G"}:
+            raise c.refuse("sliding_window_pattern", "a number, or L for local and G for global layers", stated)
+        return ["full" if stated[index % len(stated)] == "G" else "sliding" for index in range(count)]
+    cycle = c.whole("sliding_window_pattern", c.whole("layer_cycle", 0, least=0), least=0)
+    return ["full" if cycle and (index + 1) % cycle == 0 else "sliding" for index in range(count)]
+
+
+def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
+    """dense or moe for every layer."""
+    if ffn := c.text("ffn"):
+        return [ffn] * count
+    if not c.whole("num_experts", None, least=int("num_experts" in c.traits.get("needs", ())), most=2**16):
+        return ["dense"] * count
+    if stated := c.items("mlp_layer_types", str, count):
+        return ["dense" if kind == "dense" else "moe" for kind in stated]
+    frequency = c.get("moe_layer_freq", 1)
+    if isinstance(frequency, list):
+        return ["moe" if kind else "dense" for kind in c.items("moe_layer_freq", int, count)]
+    if (chosen := c.items("moe_layers", int)) or c.has("moe_layers"):
+        return ["moe" if index in chosen else "dense" for index in range(count)]
+    first = max(c.whole(name, 0, least=0) for name in ("first_k_dense_replace", "num_dense_layers",
+                                                       "moe_layer_start_index"))  # fmt: skip
+    last = c.whole("moe_layer_end_index", count - 1, least=-1)
+    last = count - 1 if last == -1 else last
+    step = c.whole("decoder_sparse_step", c.whole("moe_layer_interval", c.whole("interleave_moe_layer_step", 1)))
+    period, offset = c.whole("expert_layer_period", c.whole("moe_layer_freq", 1)), c.whole("expert_layer_offset", 0, 0)
+    dense = c.items("mlp_only_layers", int)
+    routed = [
+        first <= index <= last and (index + 1) % step == 0 and (index - offset) % period == 0 and index not in dense
+        for index in range(count)
+    ]
+    return ["moe" if is_moe else "dense" for is_moe in routed]
+
+
+def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str) -> dict[str, Any]:
+    """The fields in which layer `index` differs from what the configuration says of all."""
+    lists = {name: c.items(name, int, count) for name in _PER_LAYER_FIELDS if isinstance(c.stated(name), list)}
+    changes: dict[str, Any] = {name: values[index] for name, values in lists.items() if values}
+    if mixer == "sliding":
+        changes |= {name: c.whole(f"swa_{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim",
+                   "v_head_dim") if c.has(f"swa_{name}")}  # fmt: skip
+        changes |= {"sinks": True} if c.flag("add_swa_attention_sink_bias") else {}
+        changes |= {key: value for key, value in (c.sub("attention_other_setting") or {}).items() if "num" in key}
+    if mixer == "full" and c.get("global_head_dim") is not None:
+        changes["head_dim"] = c.whole("global_head_dim")
+        if c.flag("attention_k_eq_v"):
+            changes["key_is_value"] = True
+            changes["num_key_value_heads"] = c.whole("num_global_key_value_heads", c.whole("num_key_value_heads"))
+    if index >= count - c.whole("num_kv_shared_layers", 0, least=0):
+        changes["stores_kv"] = False
+        if c.flag("use_double_wide_mlp"):
+            changes["intermediate_size"] = 2 * c.whole("intermediate_size")
+    if c.get("index_n_heads") is not None and mixer == "full":
+        kinds = c.items("indexer_types", str, count)
+        changes["indexer"] = kinds[index] if kinds else "full"
+    sparse = c.part("sparse_attention_config")
+    if mixer == "full" and (chosen := sparse.items("sparse_attention_freq", int, count)) and chosen[index]:
+        changes |= {name: sparse.whole(f"sparse_{name}") for name in ("num_index_heads", "index_dim")}
+    changes |= c.part("per_layer_config").sub(str(index)) or {}
+    if mixer.startswith("compressed"):
+        changes["compress_ratio"] = int(mixer.split()[1])
+    if blocks_ := c.items("block_configs", Mapping, count):
+        changes |= _collect_nas_overrides(c, blocks_[index], f"block_configs[{index}]")
+    return changes
+
+
+def _collect_nas_overrides(c: ConfigReader, block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Changes of one layer that a neural architecture search has chosen (Nemotron-NAS, DeciLM)."""
+    fields = ConfigReader(block, {}, f"{c.where}, {where}")
+    attention, ffn = fields.part("attention"), fields.part("ffn")
+    if attention.flag("replace_with_linear") or ffn.flag("replace_with_linear"):
+        raise PlannerError(f"{c.where}, {where}: replace_with_linear is not planned for; attention or no_op would be")
+    changes: dict[str, Any] = {"norms": 2 - attention.flag("no_op") - ffn.flag("no_op")}
+    if attention.flag("no_op"):
+        changes["mixer"] = "none"
+    else:
+        changes["num_key_value_heads"] = c.whole("num_attention_heads") // attention.whole("n_heads_in_group")
+    if ffn.flag("no_op"):
+        changes["ffn"] = "none"
+    else:
+        multiple = ffn.get("ffn_mult")
+        if not isinstance(multiple, int | float) or not 0 < multiple < 100:
+            raise ffn.refuse("ffn_mult", "a number between 0 and 100", multiple)
+        changes["intermediate_size"] = -(-int(2 * multiple * c.whole("hidden_size") / 3) // 256) * 256
+    return changes
+
+
+def _build_layer(
+    c: ConfigReader, hidden: int, mixer_kind: str, ffn_kind: str, changes: tuple[tuple[str, Any], ...]
+) -> DecoderLayer:
+    c = c.changed(dict(changes)) if changes else c
+    mixer: SequenceMixer | None = None
+    extra: RecurrentMixer | None = None
+    ffn: DenseMlp | MoeBlock | None = None
+    weights: tuple[WeightTensor, ...] = ()
+    if mixer_kind == "compressed":
+        mixer, extra, weights = build_compressed_attention(c, hidden)
+    elif mixer_kind in ("recurrent", "both"):
+        kind = c.text("recurrent")
+        if kind not in RECURRENT_MIXER_BUILDERS:
+            raise c.refuse("model_type", "a family whose recurrent layers are known", c.get("model_type"))
+        state, weights = RECURRENT_MIXER_BUILDERS[kind](c, hidden)
+        mixer = state
+    if mixer_kind == "full" and c.get("kv_lora_rank") is not None:
+        mixer, weights = blocks.build_latent_attention(c, hidden)
+    elif mixer_kind in ("full", "sliding", "chunked", "both"):
+        extra = mixer if isinstance(mixer, RecurrentMixer) else None
+        mixer, more = blocks.build_attention(c, hidden, "full" if mixer_kind == "both" else mixer_kind)
+        weights += more
+    if ffn_kind != "none":
+        ffn, more = (blocks.build_moe_block if ffn_kind == "moe" else blocks.build_dense_mlp)(c, hidden)
+        weights += more
+    alone = "none" in (mixer_kind, ffn_kind) or (c.flag("parallel_attn") and not c.flag("new_decoder_architecture"))
+    count = c.whole("norms", 1 if alone else 2, least=0)
+    weights += blocks.build_norms(c, hidden, count + (c.whole("moe_norms", 0) if ffn_kind == "moe" else 0))
+    if narrow := c.whole("hidden_size_per_layer_input", 0, least=0):
+        weights += blocks.build_linear("per_layer_input_gate", narrow, hidden, "replicated", "norm")
+        weights += blocks.build_linear("per_layer_projection", hidden, narrow, "replicated", "norm")
+        weights += blocks.build_vector("post_per_layer_input_norm", hidden)
+    if streams := c.whole("hc_mult", 0, least=0):  # hyper-connections before attention and feed-forward
+        mixing = (2 + streams) * streams
+        weights += 2 * (WeightTensor("hc", mixing, streams * hidden, part="norm", linear=False, bits=32),)
+        weights += blocks.build_vector("hc.base", 2 * (mixing + 3), bits=32)
+    return DecoderLayer(mixer, ffn, weights, extra)
+
+
+def _build_embedding_and_head(
+    c: ConfigReader, hidden: int, vocab: int, layers: int, tied: bool
+) -> tuple[WeightTensor, ...]:
+    """Embeddings, final norm and head."""
+    ends: tuple[WeightTensor, ...] = (WeightTensor("embed_tokens", vocab, hidden, "vocab", "embedding", linear=False),)
+    ends += blocks.build_norms(c, hidden, c.whole("final_norms", 1, least=0))
+    if not tied:
+        ends += blocks.build_linear(
+            "lm_head", vocab, hidden, "vocab", "lm_head", c.flag("lm_head_bias", c.flag("head_bias"))
+        )
+    if "position_offset" in c.traits:
+        rows = c.whole("max_position_embeddings") + c.whole("position_offset", 0, least=0)
+        ends += (WeightTensor("embed_positions", rows, hidden, part="embedding", linear=False),)
+    if narrow := c.whole("hidden_size_per_layer_input", 0, least=0):
+        rows = c.whole("vocab_size_per_layer_input", vocab, most=2**24)
+        ends += (WeightTensor("embed_tokens_per_layer", rows, layers * narrow, "vocab", "embedding", linear=False),)
+        ends += blocks.build_linear("per_layer_model_projection", layers * narrow, hidden, "column", "embedding")
+        ends += blocks.build_vector("per_layer_projection_norm", narrow)
+    if streams := c.whole("hc_mult", 0, least=0):
+        ends += (WeightTensor("hc_head", streams, streams * hidden, part="norm", linear=False, bits=32),)
+        ends += blocks.build_vector("hc_head.base", streams + 1, bits=32)
+    return ends
+
+
+def _build_rotary_tables(c: ConfigReader, layers: Iterable[DecoderLayer]) -> tuple[WeightTensor, ...]:
+    """The cosine and sine tables that engines keep on every GPU: positions by rotary dimension, per kind of layer."""
+    if c.flag("no_rope"):
+        return ()
+    stated = c.sub("rope_parameters") or c.sub("rope_scaling") or {}
+    tables = set()
+    for mixer in (layer.mixer for layer in layers):
+        if mixer is None or isinstance(mixer, RecurrentMixer):
+            continue
+        local = c.flag("local_rope") and mixer.window is not None and getattr(mixer, "compress", 0) == 0
+        rope = stated.get("sliding_attention" if local else "full_attention", stated)
+        r = ConfigReader(rope if isinstance(rope, Mapping) else {}, {}, f"{c.where}, rope_parameters")
+        kind, dim = r.text("rope_type", r.text("type")), mixer.rope_dim
+        if isinstance(mixer, GroupedQueryAttention) and kind != "proportional":
+            partial = c.fraction("partial_rotary_factor", r.fraction("partial_rotary_factor", 1))
+            dim = c.whole("rotary_dim", int(dim * partial))
+        positions = c.whole("max_position_embeddings", 0, least=0, most=2**31)
+        if kind == "yarn" and r.get("original_max_position_embeddings"):
+            original = r.whole("original_max_position_embeddings", most=2**31)
+            positions = round(original * r.fraction("factor", 0, 2**16))
+        copies = 4 if r.get("mrope_section") else 1
+        tables.add((positions, dim, copies, local))
+    bits, name = c.whole("rope_bits", None), "mrope_once" if c.flag("mrope_once") else "mrope"
+    return tuple(
+        WeightTensor(
+            name if copies > 1 else "rope", positions, dim, part="engine", copies=copies, linear=False, bits=bits
+        )
+        for positions, dim, copies, _ in sorted(tables)
+        if dim
+    )
+
+
+def _build_vision_towers(top: ConfigReader, hidden: int) -> tuple[WeightTensor, ...]:
+    """The vision tower; warns of one of an unknown kind, and of an audio tower."""
+    towers: tuple[WeightTensor, ...] = ()
+    if count := top.whole(_ENCODER_PARAMETERS_FIELD, 0, least=0, most=2**40):
+        return build_generic_encoder(count)
+    if top.sub("vision_config"):
+        kind = top.text("vision")
+        if kind in VISION_TOWER_BUILDERS:
+            towers = VISION_TOWER_BUILDERS[kind](top.part("vision_config"), top, hidden)
+        else:
+            top.warnings.append(f"{top.where}: the vision tower is of an unknown kind; its weights are not counted")
+    if top.sub("audio_config"):
+        top.warnings.append(f"{top.where}: the audio tower's weights are not counted")
+    return towers
+
+
+def _build_mtp_layers(c: ConfigReader, hidden: int, kinds: list[LayerKind]) -> tuple[DecoderLayer, ...]:
+    """Multi-token-prediction layers: a decoder layer each, with a projection of 2 x hidden and three norms."""
+    depth = c.whole("num_nextn_predict_layers", 0, least=0, most=64)
+    if not depth:
+        return ()
+    pattern = c.items("mtp_hybrid_override_pattern", str) or c.items("mtp_layers_block_type", str)
+    if pattern:
+        if unknown := [name for name in pattern if name not in _LAYER_TYPE_NAMES]:
+            raise c.refuse("mtp_hybrid_override_pattern", f"entries among {', '.join(_LAYER_TYPE_NAMES)}", unknown[0])
+        blocks_ = [f"{_LAYER_TYPE_NAMES[name]} none".split() for name in pattern]
+        chosen: list[LayerKind] = [(block[0], block[1], ()) for block in blocks_]
+    else:
+        mixer, ffn, changes = next((kind for kind in reversed(kinds) if kind[0] in ("full", "compressed")), kinds[-1])
+        own = {"compress_ratio": 0, "indexer": "full"}  # what layers share or compress, an MTP layer does for itself
+        chosen = [(mixer, ffn, tuple((name, own.get(name, value)) for name, value in changes))]
+    first, *rest = (_build_layer(c, hidden, *kind) for kind in chosen)
+    join = blocks.build_linear("mtp.eh_proj", hidden, 2 * hidden, "replicated", "mtp") + blocks.build_norms(
+        c, hidden, 3
+    )
+    return (DecoderLayer(first.mixer, first.mlp, first.weights + join, first.extra_mixer), *rest) * depth

@@ -1,1 +1,0 @@
-"""From a plan to files, and from measurements back to the plan."""

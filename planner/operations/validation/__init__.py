@@ -1,1 +1,0 @@
-"""Predicted against measured: start-up logs, serving benchmarks, timed runs."""

@@ -1,0 +1,127 @@
+"""Why not another GPU, engine or format: what each that the scenario allows comes to at the price of the plan."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+
+from planner.planning.candidate import Candidate
+from planner.planning.evaluation import evaluate_candidates, get_capacity_rps
+from planner.planning.scenario import Scenario
+from planner.planning.search import Plan
+from planner.planning.search_space import fit_to_budget
+from planner.planning.slo import format_latency
+from planner.planning.verification import ensure_simulated
+
+PREFERENCE_REASONS = (
+    "`quantization` of the scenario lists it later", "`kv_cache_dtype` of the scenario lists it later",
+    "it drafts, which the plan does without", "`engine` of the scenario lists it later",
+    "it needs other engine arguments than the usual ones",
+)  # fmt: skip
+"""Why one comes after another at the same price, by the first place in which their `preference` differs."""
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Something that the scenario allows and the plan has not, and why not."""
+
+    what: str  # "B200", "the checkpoint's own weights"
+    candidate: Candidate | None  # the nearest for no more money, replayed; else the least that starts, if any does
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}"
+
+
+def explain_alternatives(plan: Plan) -> tuple[Alternative, ...]:
+    """Every GPU, engine, weight and KV-cache format, and drafting or none, that the plan might have had instead."""
+    if (chosen := plan.chosen) is None:
+        return ()
+    return tuple(_explain_alternative(plan, chosen, *kind) for kind in _list_alternatives(plan, chosen))
+
+
+def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str, list[Candidate]]]:
+    """(what, its GPU if that is what it is, the candidates with it) for each that `chosen` has not."""
+    scenario = plan.scenario
+    for card in scenario.gpus:
+        if card.gpu != chosen.deployment.gpu:
+            name = card.gpu.name
+            yield name, name, [c for c in plan.whole.candidates if c.deployment.gpu == card.gpu]
+    drafted = scenario.speculation.method if scenario.speculation and scenario.speculation.allowed else ""
+    names = (
+        [f"{q} weights" if q else "the checkpoint's own weights" for q in scenario.quantizations],
+        ["the model's own KV cache" if kv == "auto" else f"{kv} KV cache" for kv in scenario.kv_cache_dtypes],
+        ["no drafts", f"drafts of {drafted}"] if drafted else ["no drafts"],
+        [one.engine.name for one in scenario.by_engine],
+    )
+    for position, options in enumerate(names):
+        for k, what in enumerate(options):
+            if k != chosen.preference[position]:
+                yield what, "", [c for c in plan.whole.candidates if c.preference[position] == k]
+
+
+def _explain_alternative(plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candidate]) -> Alternative:
+    """What the nearest of `others` misses for no more money, or by how much the least of them is dearer."""
+    scenario = plan.scenario
+    if not others:
+        refused = [rejection for rejection in plan.rejected if rejection.gpu == gpu]
+        last = max(refused, key=attrgetter("gpus"), default=None)
+        return Alternative(what, None, f"{last.what}: {last.reason}" if last else "no deployment with it starts")
+    if near := sorted(fit_to_budget(scenario, chosen.price, others), key=attrgetter("margin")):
+        found = ensure_simulated(scenario, near[0])
+        if found.meets:
+            gains = _compare_to_chosen(scenario, found, chosen)
+            said = f"{found.what} does it too, for {_format_price(found)}{gains}; {_explain_rank(found, chosen)}"
+            return Alternative(what, found, said)
+        said = f"of all that costs no more, {found.what} comes nearest, but {'; '.join(found.misses)}"
+        return Alternative(what, found, said)
+    single = evaluate_candidates(scenario, [(one.deployment, 1, one.preference) for one in others])
+    least = min(single, key=attrgetter("cost"))
+    if least.usd_per_hour is None and chosen.usd_per_hour is not None:
+        return Alternative(what, least, "no price is known, so it comes after all others")
+    return Alternative(
+        what, least, f"{least.what}, the least that starts, costs {_format_price(least)}, not {_format_price(chosen)}"
+    )
+
+
+def _format_price(candidate: Candidate) -> str:
+    unpriced, cost = candidate.price
+    return f"{cost:,.0f} GPU{'s' * (cost != 1)}" if unpriced else f"${cost:,.2f} per hour"
+
+
+def _compare_to_chosen(scenario: Scenario, found: Candidate, chosen: Candidate) -> str:
+    """What `found` serves more or less than `chosen`, and the promise that `chosen` keeps most narrowly in both."""
+    new, old = found.prediction.performance, chosen.prediction.performance
+    if (
+        new is None
+        or old is None
+        or not ((most := get_capacity_rps(scenario, new)) and (least := get_capacity_rps(scenario, old)))
+    ):
+        return ""
+    more = round(100 * (most.mid / least.mid - 1))
+    said = f", and serves {abs(more)}% {'more' if more > 0 else 'less'}" if more else ", and serves as much"
+    paced = {t: old.told(t.metric, t.percentile).mid for t in scenario.service_level}
+    paced = {t: value for t, value in paced.items() if not math.isnan(value)}  # answers of one token have no pace
+    if not paced:
+        return said
+    target = max(paced, key=lambda t: paced[t] / t.seconds)
+    after = format_latency(new.told(target.metric, target.percentile).mid)
+    before = format_latency(paced[target])
+    return f"{said}, {target.name} {after}, not {before}" if after != before else said
+
+
+def _explain_rank(found: Candidate, chosen: Candidate) -> str:
+    """Which part of the rule puts `found` after `chosen`, both of which do at one price."""
+    if found.cost > chosen.cost:
+        return "over the day the plan costs less"
+    if found.at_risk > chosen.at_risk:
+        return f"at risk: {'; '.join(found.risks)}"
+    if found.preference > chosen.preference:
+        differ = (
+            why
+            for why, own, its in zip(PREFERENCE_REASONS, chosen.preference, found.preference, strict=True)
+            if own != its
+        )
+        return next(differ)
+    stages = found.deployment.layout.pp > chosen.deployment.layout.pp
+    return "it has more pipeline stages" if stages else "it comes nearer to a limit"

@@ -1,0 +1,188 @@
+"""Argument changes that improve a deployment."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.engines.argument_names import load_argument_names
+from planner.engines.deployment import Deployment, deploy_on
+from planner.latency.performance import Performance
+from planner.memory.concurrency_limits import estimate_preemption_risk, find_safe_max_num_seqs
+from planner.memory.memory_plan import MemoryPlan, find_max_model_len, find_safe_memory_utilization, plan_memory
+from planner.parallelism.layouts import explain_illegal_layout
+from planner.planning.prediction import Prediction, predict
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.workload import Workload
+
+DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = 1000, 200
+"""Tokens of a request, on average, where nobody says what the traffic is."""
+MAX_SUGGESTED_MEMORY_UTILIZATION = 0.95
+"""The most of a GPU that is proposed for vLLM; `catalogs/flags/rules.yaml` calls 0.98 risky."""
+MIN_SUGGESTED_GAIN = 0.02
+"""A change is worth proposing from this share on."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A change that is worth something: the engine's own argument, its value, and what it does."""
+
+    argument: str
+    value: Any
+    worth: str
+
+
+def build_default_workload(most: int) -> Workload:
+    """Requests whose lengths nobody has told: spread as public traces of these means are, within a context."""
+    prompt, output = (
+        min(float(mean), most * share) for mean, share in ((DEFAULT_PROMPT_TOKENS, 0.6), (DEFAULT_OUTPUT_TOKENS, 0.2))
+    )
+    prompts, outputs = (
+        LengthDistribution.typical(prompt, "prompt", 0.75 * most),
+        LengthDistribution.typical(output, "output", 0.25 * most),
+    )
+    return Workload(prompts, outputs, concurrency=1)
+
+
+def suggest_changes(
+    found: MemoryPlan, load: Workload, arguments: Sequence[str] | None = None
+) -> tuple[tuple[Suggestion, ...], Prediction | None]:
+    """What makes a deployment start, then which of `arguments` (all) serve the traffic better, and it with them."""
+    steps, best = ([], found.deployment) if found.status == "ok" else _find_starting_change(found)
+    if not steps and not found.starts:
+        return (), None
+    most = replace(load, concurrency=_limit_in_flight(plan_memory(best), load))
+    now = predict(best, most)
+    called = load_argument_names(best.engine.name).theirs
+    for name in ARGUMENT_SUGGESTERS if arguments is None else arguments:
+        value = ARGUMENT_SUGGESTERS[name](best, most) if name in called else None
+        changed = best if value is None else best.with_args(**{name: value})
+        then = predict(changed, most) if value is not None and plan_memory(changed).status == "ok" else None
+        if then and then.performance and now.performance and (worth := _describe_benefit(now, then, most)):
+            steps.append(Suggestion(called[name], value, worth))
+            best, now = changed, then
+    return tuple(steps), now if steps else None
+
+
+def _limit_in_flight(found: MemoryPlan, load: Workload) -> int:
+    """Requests in flight over all engines that memory and max_num_seqs carry, at most 256 an engine."""
+    fit, args = found.pool.sequences(round(load.tokens)), found.deployment.args
+    return max(1, min(fit, args.max_num_seqs, 256)) * found.deployment.engines
+
+
+def _find_starting_change(found: MemoryPlan) -> tuple[list[Suggestion], Deployment]:
+    """The change after which it surely starts, if need be beside a smaller share of memory; none where none helps."""
+    for argument, value, changed in _propose_starting_changes(found):
+        if (then := plan_memory(changed)).status == "ok":
+            return [Suggestion(argument, value, f"it starts: {then.pool.kv_tokens:,} tokens of KV cache")], changed
+    for argument, share, changed in _propose_safe_utilization(found.deployment):
+        if share < found.deployment.args.gpu_memory_utilization:
+            steps, best = _find_starting_change(plan_memory(changed))
+            if steps:
+                return [Suggestion(argument, share, "leaves what the engine takes outside of it"), *steps], best
+    return [], found.deployment
+
+
+def _propose_safe_utilization(deployment: Deployment) -> Iterator[tuple[str, float, Deployment]]:
+    """The share of memory that is safe, where the command has another."""
+    share = min(find_safe_memory_utilization(deployment), MAX_SUGGESTED_MEMORY_UTILIZATION)
+    if 0 < share != deployment.args.gpu_memory_utilization:
+        name = load_argument_names(deployment.engine.name).theirs["gpu_memory_utilization"]
+        yield name, share, deployment.with_args(gpu_memory_utilization=share)
+
+
+def _propose_starting_changes(found: MemoryPlan) -> Iterator[tuple[str, Any, Deployment]]:
+    """Changes after which it may start, the smallest first."""
+    deployment = found.deployment
+    called = load_argument_names(deployment.engine.name).theirs
+    yield from _propose_safe_utilization(deployment)
+    if deployment.args.max_num_seqs > 256:
+        yield called["max_num_seqs"], 256, deployment.with_args(max_num_seqs=256)
+    if (length := find_max_model_len(found)[0] // 16 * 16) >= 1024:
+        yield called["max_model_len"], length, deployment.with_args(max_model_len=length)
+    accepted = deployment.engine.facts["kv_cache_dtypes"]
+    if "kv_cache_dtype" in called and (not accepted or "fp8" in accepted):
+        yield called["kv_cache_dtype"], "fp8", deployment.with_args(kv_cache_dtype="fp8")
+    wide = {"tgi": "num_shard"}.get(deployment.engine.name, "tensor_parallel_size")
+    for tp in (2, 4, 8):
+        layout = replace(deployment.layout, tp=tp, ep=1)
+        node = deployment.gpus_per_node
+        if (
+            deployment.layout.tp < tp
+            and layout.gpus <= node
+            and not explain_illegal_layout(deployment.model, layout, node)
+        ):
+            yield wide, tp, replace(deployment, layout=layout)
+
+
+def _suggest_memory_utilization(deployment: Deployment, load: Workload) -> float | None:
+    """More memory for vLLM's pool, where it holds fewer requests than may run: what is safe, and not risky."""
+    share = min(find_safe_memory_utilization(deployment), MAX_SUGGESTED_MEMORY_UTILIZATION)
+    fit = plan_memory(deployment).pool.sequences(round(load.tokens))
+    more = deployment.engine.name == "vllm" and share > deployment.args.gpu_memory_utilization + 0.01
+    return share if more and fit < deployment.args.max_num_seqs else None
+
+
+def _suggest_batched_tokens(deployment: Deployment, load: Workload) -> int | None:
+    """The engine's own tokens of a step, where the command has fewer."""
+    bare = deploy_on(
+        deployment.model, deployment.gpu, **vars(deployment.layout), engine=deployment.engine,
+        max_model_len=deployment.args.max_model_len,
+    )  # fmt: skip
+    usual = bare.args.max_num_batched_tokens
+    return usual if deployment.args.max_num_batched_tokens < usual else None
+
+
+def _suggest_num_seqs(deployment: Deployment, load: Workload) -> int | None:
+    """As many sequences as hardly ever outgrow the pool, where the command has more."""
+    found, many = plan_memory(deployment), deployment.args.max_num_seqs
+    safe = find_safe_max_num_seqs(found, load)
+    crowded = estimate_preemption_risk(found, load, min(many, load.concurrency or 1)) > 0.05
+    return safe if 0 < safe < many and crowded else None
+
+
+ARGUMENT_SUGGESTERS: dict[str, Callable[[Deployment, Workload], Any]] = {
+    "enforce_eager": lambda deployment, _: False if deployment.args.enforce_eager else None,
+    "gpu_memory_utilization": _suggest_memory_utilization, "max_num_batched_tokens": _suggest_batched_tokens, "max_num_seqs": _suggest_num_seqs,
+}  # fmt: skip
+"""By the argument, the value that may serve the same traffic better; None where there is none to try."""
+
+
+def _describe_benefit(now: Prediction, then: Prediction, load: Workload) -> str:
+    """What a change does to the same traffic, in words; nothing where it is not worth it."""
+    before, after = now.performance, then.performance
+    assert before and after
+    rate = after.output_tps.mid / before.output_tps.mid - 1
+    pace = before.at("tpot", "mean").mid / after.at("tpot", "mean").mid - 1
+    first = before.at("ttft", "p50").mid / after.at("ttft", "p50").mid - 1
+    fits = [found.memory.pool.sequences(round(load.tokens)) for found in (now, then)]
+    calmer = before.preemptions - after.preemptions > 0.01
+    if (
+        min(rate, pace) < -MIN_SUGGESTED_GAIN
+        or (first < -0.1 and not calmer)
+        or not (
+            max(rate, pace) > MIN_SUGGESTED_GAIN
+            or (first > 0.1 and pace > -MIN_SUGGESTED_GAIN / 2)
+            or calmer
+            or fits[1] > 1.05 * fits[0]
+        )
+    ):
+        return ""
+    said = (
+        [f"TPOT {_format_ms(before, 'tpot', 'mean')} -> {_format_ms(after, 'tpot', 'mean')}"]
+        if abs(pace) > MIN_SUGGESTED_GAIN / 2
+        else []
+    )
+    said += (
+        [f"median TTFT {_format_ms(before, 'ttft', 'p50')} -> {_format_ms(after, 'ttft', 'p50')}"]
+        if abs(first) > 0.05
+        else []
+    )
+    served = f"{before.output_tps.mid:,.0f} -> {after.output_tps.mid:,.0f} output tokens/s"
+    said += [served] if abs(rate) > MIN_SUGGESTED_GAIN / 2 else []
+    said += [f"{before.preemptions:.2f} -> {after.preemptions:.2f} preemptions a request"] if calmer else []
+    said += [f"{fits[0]:,} -> {fits[1]:,} requests fit"] if fits[1] != fits[0] else []
+    return ", ".join(said) + f" at {load.concurrency} in flight"
+
+
+def _format_ms(performance: Performance, metric: str, point: str) -> str:
+    return f"{performance.at(metric, point).mid * 1e3:,.1f} ms"

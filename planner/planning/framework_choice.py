@@ -1,0 +1,125 @@
+"""Which serving framework: a reasoned score over the facts in `catalogs/frameworks.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from pydantic import field_validator
+
+from planner.core.catalog import SourcedEntry, StrictEntry, load_catalog
+from planner.core.errors import PlannerError
+from planner.hardware.gpus import Gpu
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class WorkloadTraits:
+    """What a workload and its owner bring along that favours one framework over another."""
+
+    structured_or_agentic: bool = False  # branching programs, tool calls, or output held to a grammar
+    prefix_reuse: bool = False  # most prompts share a long prefix with earlier ones
+    fixed_shapes: bool = False  # one model with known lengths and batch, at scale
+    rebuild_acceptable: bool = False  # tuning or rebuilding for each model and GPU is worth the time
+    hugging_face_stack: bool = False  # is in place already
+    portability: bool = False  # the same deployment should run on another vendor's GPUs
+
+
+GPU_TRAITS = ("one_nvidia_sku", "beyond_nvidia")
+"""Words a rule may use beside the traits; they follow from the candidate GPUs."""
+
+
+class FrameworkRule(SourcedEntry):
+    """`points` for a framework, counted when every word of `when` holds."""
+
+    when: tuple[str, ...]
+    points: int
+    fact: str
+
+    @field_validator("when")
+    @classmethod
+    def _known(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+        known = (*WorkloadTraits.__dataclass_fields__, *GPU_TRAITS)
+        for word in words:
+            if word not in known:
+                raise ValueError(f"{word!r} is neither a trait nor a fact of the GPUs; known: {', '.join(known)}")
+        return words
+
+
+class Framework(StrictEntry):
+    """One entry of `catalogs/frameworks.yaml`."""
+
+    title: str
+    rules: tuple[FrameworkRule, ...]
+
+
+@cache
+def load_frameworks() -> dict[str, Framework]:
+    """All known frameworks by name; `PlannerError` when the catalog is wrong."""
+    return load_catalog("frameworks.yaml", Framework)
+
+
+@dataclass(frozen=True)
+class FrameworkScore:
+    """One framework's points with the rules that gave them; `ruled_out` says why it cannot be chosen at all."""
+
+    name: str
+    title: str
+    points: int
+    reasons: tuple[FrameworkRule, ...]
+    ruled_out: str = ""
+
+
+@dataclass(frozen=True)
+class FrameworkChoice:
+    """Frameworks from best to worst for a workload and its candidate GPUs."""
+
+    ranked: tuple[FrameworkScore, ...]
+
+    @property
+    def chosen(self) -> FrameworkScore:
+        return self.ranked[0]
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The facts that decided, the weightiest first."""
+        return tuple(rule.fact for rule in sorted(self.chosen.reasons, key=lambda rule: -rule.points))
+
+    def frame(self) -> pd.DataFrame:
+        """One row per deciding fact: framework, total, points, fact, source, date."""
+        import pandas as pd
+
+        rows: list[tuple[str, ...]] = []
+        for score in self.ranked:
+            total = "ruled out" if score.ruled_out else str(score.points)
+            rows += ((score.title, total, f"{r.points:+d}", r.fact, r.source, r.date) for r in score.reasons)
+            rows += [(score.title, total, "+0", score.ruled_out, "", "")] if score.ruled_out else []
+        return pd.DataFrame(rows, columns=["framework", "total", "points", "fact", "source", "date"])
+
+    def __str__(self) -> str:
+        totals = ", ".join(f"{s.title} {'ruled out' if s.ruled_out else s.points}" for s in self.ranked)
+        return f"{self.chosen.title} ({totals}): {self.reasons[0]}"
+
+
+def choose_framework(traits: WorkloadTraits, gpus: Iterable[Gpu]) -> FrameworkChoice:
+    """Score every framework on the traits and the candidate GPUs; `PlannerError` when none serves these GPUs."""
+    gpus = tuple(gpus)
+    if not gpus:
+        raise PlannerError("no candidate GPU given: name at least one")
+    words = {trait for trait, holds in asdict(traits).items() if holds}
+    vendors = {gpu.vendor.casefold() for gpu in gpus}
+    words |= {"beyond_nvidia"} if vendors != {"nvidia"} else {"one_nvidia_sku"} if len(set(gpus)) == 1 else set()
+    scores = []
+    for name, known in load_frameworks().items():
+        reasons = tuple(rule for rule in known.rules if words.issuperset(rule.when))
+        serves = any(name in gpu.supported for gpu in gpus)
+        ruled_out = "" if serves else f"does not serve on {', '.join(gpu.name for gpu in gpus)}"
+        scores.append(FrameworkScore(name, known.title, sum(rule.points for rule in reasons), reasons, ruled_out))
+    ranked = sorted(scores, key=lambda score: (score.ruled_out != "", -score.points))
+    if ranked[0].ruled_out:
+        raise PlannerError(f"no known framework serves on {', '.join(gpu.name for gpu in gpus)}")
+    return FrameworkChoice(tuple(ranked))

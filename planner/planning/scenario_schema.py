@@ -1,0 +1,241 @@
+"""What a scenario file may say: fields, types and bounds; `catalogs/scenarios/chat-70b.yaml` explains every one."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, get_type_hints
+
+from pydantic import AfterValidator, BeforeValidator, Field, create_model
+from pydantic_core import PydanticCustomError
+
+from planner.core.catalog import StrictEntry, validate_entry
+from planner.core.errors import check_known_names
+from planner.engines.deployment import SpeculationConfig
+from planner.engines.engine_args import LORA_RANKS, EngineArgs
+from planner.hardware.prices import PriceTier
+from planner.latency.startup_time import DEFAULT_STORAGE
+from planner.memory.memory_plan import MemoryTerm
+from planner.models.registry import load_model
+from planner.planning.slo import LatencyMetric, LatencyStatistic
+from planner.workload.daily_profile import HOURS_PER_DAY, HOURS_PER_WEEK
+
+MAX_GPUS_PER_KIND = 16_384
+"""Of one kind that a scenario may ask about."""
+SettingValue = int | float | bool | str
+ArtifactKind = Literal[
+    "script", "unit", "benchmark", "alerts", "dashboard", "checklist",
+    "compose", "kubernetes", "production-stack", "kserve", "dynamo", "skypilot", "runpod",
+]  # fmt: skip
+DEFAULT_ARTIFACTS: tuple[ArtifactKind, ...] = ("script", "unit", "benchmark", "alerts", "dashboard", "checklist")
+"""What is written unless a scenario says otherwise."""
+
+
+def _wrap_in_list(value: Any) -> Any:
+    """One item without its list is a list of one."""
+    return (value,) if isinstance(value, str | dict) else value
+
+
+def _wrap_number(value: Any) -> Any:
+    """One number without its list is a list of one."""
+    return (value,) if isinstance(value, int) else value
+
+
+def _parse_hours(value: Any) -> Any:
+    """A day as it came: a name or a file, or one figure an hour."""
+    if value is None or isinstance(value, str):
+        return value
+    figures = value if isinstance(value, list | tuple) else [None]
+    if not all(isinstance(hour, int | float) and type(hour) is not bool and 0 <= hour <= 1e12 for hour in figures):
+        accepted = f"Input should be {HOURS_PER_DAY} to {HOURS_PER_WEEK} hourly figures from 0 to 1e12, a profile's name, or a trace's file"
+        raise PydanticCustomError("day", accepted)
+    return tuple(figures)
+
+
+def _check_lengths_given(value: Any) -> Any:
+    """Lengths as they came; a bare number says neither what is meant nor how lengths spread."""
+    if isinstance(value, int | float | str):
+        raise PydanticCustomError("lengths", "Input should be {mean: tokens, p50: ..., p95: ...} or {exactly: tokens}")
+    return value
+
+
+def _check_rate(rate: float) -> float:
+    """A rate as it came; less than a request in eleven days is no traffic."""
+    if not rate >= 1e-6:
+        closed = "for users who each wait for their answer leave it out and give concurrency"
+        raise PydanticCustomError("rate", f"Input should be above 0 requests per second ({closed})")
+    return rate
+
+
+PositiveNumber = Annotated[float, Field(gt=0, le=1e12)]
+NonNegativeNumber = Annotated[float, Field(ge=0, le=1e6)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+PositiveCount = Annotated[int, Field(gt=0, le=10**12)]
+NonNegativeCount = Annotated[int, Field(ge=0, le=10**12)]
+NameList = Annotated[tuple[str, ...], BeforeValidator(_wrap_in_list), Field(min_length=1)]
+
+
+class LengthsEntry(StrictEntry):
+    """Tokens per request: a mean, spread as `p50`, `p95` or a comparable trace say; or `exactly` so many."""
+
+    mean: PositiveNumber | None = None
+    exactly: PositiveNumber | None = None
+    p50: PositiveNumber | None = None
+    p95: PositiveNumber | None = None
+    max: PositiveNumber | None = None
+
+
+class PrefixEntry(StrictEntry):
+    """The shared beginning of the prompts."""
+
+    tokens: NonNegativeCount = 0
+    hit_rate: NonNegativeNumber = 1.0
+
+
+class WorkloadEntry(StrictEntry):
+    """Traffic: lengths or a trace; a rate, users in a closed loop, or requests to finish within some hours."""
+
+    others_say: ClassVar = dict.fromkeys(
+        ("think", "user", "session"),
+        "of N users who ask every T seconds, answer and thinking together, the rate is N / T, on the safe side, as "
+        "users who still wait ask no more; of N who ask again at once, concurrency is N",
+    )
+
+    prompt_tokens: Annotated[LengthsEntry | None, BeforeValidator(_check_lengths_given)] = None
+    output_tokens: Annotated[LengthsEntry | None, BeforeValidator(_check_lengths_given)] = None
+    trace: str | None = None
+    rate: Annotated[float, Field(le=1e12), AfterValidator(_check_rate)] | None = None
+    concurrency: PositiveCount | None = None
+    burstiness: PositiveNumber | None = None
+    requests: PositiveCount | None = None
+    within_hours: PositiveNumber | None = None
+    shared_prefix: PrefixEntry | None = None
+    day: Annotated[str | tuple[float, ...] | None, BeforeValidator(_parse_hours)] = None
+
+
+class ServerlessEntry(StrictEntry):
+    """GPUs that are paid by the second, while a replica starts, works, and waits `idle_seconds` for another request."""
+
+    usd_per_gpu_second: PositiveNumber
+    cold_start: PositiveNumber | None = None
+    idle_seconds: NonNegativeNumber = 0.0
+    warm_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+
+
+class ApiEntry(StrictEntry):
+    """The same model, or one that would do, paid by the token: USD per million."""
+
+    usd_per_mtok_input: NonNegativeNumber
+    usd_per_mtok_output: NonNegativeNumber
+
+
+class BillingAlternativesEntry(StrictEntry):
+    """What could be paid instead of GPUs by the hour."""
+
+    serverless: ServerlessEntry | None = None
+    api: ApiEntry | None = None
+
+
+class AdaptersEntry(StrictEntry):
+    """LoRA adapters, of which every request asks for one."""
+
+    count: Annotated[int, Field(gt=0, le=10_000)]
+    ranks: Annotated[
+        tuple[Annotated[int, Field(gt=0, le=LORA_RANKS[-1])], ...], BeforeValidator(_wrap_number), Field(min_length=1)
+    ] = (16,)
+    zipf: Annotated[float, Field(ge=0, le=10)] = 0.0
+    max_loras: Annotated[int, Field(gt=0, le=10_000)] | None = None
+    max_cpu_loras: Annotated[int, Field(gt=0, le=10_000)] | None = None
+
+    @property
+    def engine_args(self) -> dict[str, SettingValue]:
+        """What an engine that serves them is started with, as far as it is settled."""
+        rank = next(rank for rank in LORA_RANKS if rank >= max(self.ranks))
+        kept = self.max_cpu_loras or max(self.count, self.max_loras or 0)
+        slots: dict[str, SettingValue] = {"max_loras": self.max_loras} if self.max_loras else {}
+        return {"max_lora_rank": rank, "max_cpu_loras": kept, **slots}
+
+
+class CandidateGpuEntry(StrictEntry):
+    """One kind of GPU that may be used."""
+
+    gpu: str
+    at_most: Annotated[int, Field(gt=0, le=MAX_GPUS_PER_KIND)]
+    gpus_per_node: Annotated[int, Field(gt=0, le=MAX_GPUS_PER_KIND)] | None = None
+    interconnect: str | None = None
+    sold_in: Annotated[
+        tuple[Annotated[int, Field(gt=0, le=MAX_GPUS_PER_KIND)], ...], BeforeValidator(_wrap_number)
+    ] = ()
+
+
+class LayoutEntry(StrictEntry):
+    """Parallel sizes that are settled; the search chooses the others, and how many replicas there are."""
+
+    tp: PositiveCount | None = None
+    pp: PositiveCount | None = None
+    dp: PositiveCount | None = None
+    ep: PositiveCount | None = None
+
+
+class SpeculationEntry(StrictEntry):
+    """Speculative decoding to judge; candidates use it where it is `allowed`."""
+
+    method: str
+    num_speculative_tokens: PositiveCount
+    acceptance_rate: NonNegativeNumber
+    draft_model: str | None = None
+    head: str | None = None
+    allowed: bool = True
+
+    def load(self) -> SpeculationConfig:
+        """As a deployment wants it."""
+        draft = load_model(self.draft_model) if self.draft_model else None
+        return SpeculationConfig(self.method, self.num_speculative_tokens, self.acceptance_rate, draft, self.head)
+
+    def __str__(self) -> str:
+        return f"{self.method}, k = {self.num_speculative_tokens}, acceptance rate {self.acceptance_rate:.2f}"
+
+
+class ScenarioEntry(StrictEntry):
+    """A scenario file; `catalogs/scenarios/chat-70b.yaml` explains every field."""
+
+    question: str
+    model: str
+    quantization: NameList = ("checkpoint",)
+    kv_cache_dtype: NameList = ("auto",)
+    gpus: Annotated[tuple[CandidateGpuEntry, ...], BeforeValidator(_wrap_in_list)]
+    engine: NameList = ("vllm",)
+    engine_version: str | None = None
+    engine_args: dict[str, SettingValue] = Field(default_factory=dict)
+    layout: LayoutEntry = Field(default_factory=LayoutEntry)
+    workload: WorkloadEntry
+    adapters: AdaptersEntry | None = None
+    service_level: dict[LatencyMetric, dict[LatencyStatistic, PositiveNumber]] = Field(default_factory=dict)
+    headroom: Fraction = 0.2
+    refused_at_most: Fraction = 0.01
+    context_buffer: NonNegativeNumber = 0.1
+    storage: str = DEFAULT_STORAGE
+    prices: dict[str, PositiveNumber] = Field(default_factory=dict)
+    price_tier: PriceTier = "on_demand"
+    instead: BillingAlternativesEntry = Field(default_factory=BillingAlternativesEntry)
+    spare_replicas: Annotated[int, Field(ge=0, le=1024)] = 0
+    replicas_at_least: Annotated[int, Field(ge=1, le=1024)] = 1
+    start_up_at_most: PositiveNumber | None = None
+    power_at_most: PositiveNumber | None = None
+    other_tenants_gib: NonNegativeNumber = 0.0
+    memory_calibration: dict[MemoryTerm, Annotated[float, Field(ge=-1e4, le=1e4)]] = Field(default_factory=dict)
+    calibration: str | None = None
+    speculation: SpeculationEntry | None = None
+    pools: bool = False
+    traits: dict[str, bool] = Field(default_factory=dict)
+    files: Annotated[tuple[ArtifactKind, ...], BeforeValidator(_wrap_in_list)] = DEFAULT_ARTIFACTS
+
+
+_FIELDS: dict[str, Any] = {
+    name: (Annotated[kind, Field(le=2**40)] | None if kind in (int, int | None) else kind | None, None)
+    for name, kind in get_type_hints(EngineArgs).items()
+}
+_EngineArgs = create_model("_EngineArgs", __base__=StrictEntry, **_FIELDS)
+
+
+def coerce_engine_args(given: Mapping[str, SettingValue]) -> Mapping[str, SettingValue]:
+    """Engine arguments with the types that the engine gives them."""
+    check_known_names(given, EngineArgs.__dataclass_fields__, "engine argument")
+    return validate_entry(_EngineArgs, given, "engine_args").model_dump(exclude_none=True)

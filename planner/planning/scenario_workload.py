@@ -1,0 +1,110 @@
+"""The traffic of a scenario file: lengths, load, a trace, a day; and where the files lie that it names."""
+
+from os.path import exists, isfile
+from pathlib import Path
+
+from planner.core.errors import PlannerError, add_error_context
+from planner.planning.scenario_schema import AdaptersEntry, LengthsEntry, PrefixEntry, WorkloadEntry
+from planner.workload.daily_profile import DailyProfile, build_daily_profile
+from planner.workload.length_distribution import LengthDistribution, RequestSide
+from planner.workload.traces import read_trace
+from planner.workload.workload import Workload
+
+
+def resolve_path(folder: Path, file: str) -> Path:
+    """The path of a file that a scenario in `folder` names: beside it, or else from the working directory."""
+    return Path(file) if not isfile(folder / file) and isfile(file) else folder / file
+
+
+def resolve_existing_path(folder: Path, file: str, what: str) -> Path:
+    """The same, of a file that must be in one of the two."""
+    path = resolve_path(folder, file)
+    if not (exists(path) or Path(file).is_absolute()):
+        looked_in = " nor in ".join(dict.fromkeys(map(str, (folder.resolve(), Path.cwd()))))
+        raise PlannerError(f"no {what} {file} in {looked_in}")
+    return path
+
+
+def parse_daily_profile(entry: WorkloadEntry, folder: Path) -> DailyProfile | None:
+    """How the traffic of a scenario file rises and falls, where it says so."""
+    if entry.day is None:
+        return None
+    with add_error_context("workload, day"):
+        for name in ("concurrency", "requests"):
+            if getattr(entry, name) is not None:
+                raise PlannerError(f"a day needs a rate, that of its busiest hour: leave out {name}")
+        return build_daily_profile(entry.day, resolve_path(folder, str(entry.day)))
+
+
+def parse_workload(
+    entry: WorkloadEntry, longest: float, folder: Path, day: DailyProfile | None, adapters: AdaptersEntry | None
+) -> Workload:
+    """The traffic of a scenario file; its own figures win over the trace's.
+
+    Lengths of which only the mean is known are spread so that prompt and output fit into `longest` tokens.
+    """
+    rate = entry.rate or (day.busiest if day else None)
+    if (entry.requests is None) != (entry.within_hours is None):
+        raise PlannerError("workload: requests and within_hours go together")
+    if entry.concurrency is not None:
+        for name in ("rate", "requests", "trace", "burstiness"):
+            if getattr(entry, name) is not None:
+                when = "with a concurrency a request comes when another is answered"
+                raise PlannerError(f"workload: {when}: leave out {name}, or give rate instead of concurrency")
+    if entry.requests and entry.within_hours:
+        if rate is not None:
+            raise PlannerError("workload: give a rate, or requests within_hours, not both")
+        rate = entry.requests / (entry.within_hours * 3600)
+    trace = (
+        None if entry.trace is None else read_trace(resolve_existing_path(folder, entry.trace, "trace")).busiest_hour()
+    )
+    base = Workload.from_trace(trace, rate) if trace else None
+    if base is None and rate is None and entry.concurrency is None:
+        raise PlannerError(
+            "workload: needs a rate (requests per second), a concurrency (users who each wait for their answer), a "
+            "trace, or requests with within_hours"
+        )
+    measured = (base.prompt, base.output) if base else (None, None)
+    prompt, output = (
+        (given and (given.exactly or given.mean)) or (own.mean if own else 0.0)  # mean tokens, as far as they are known
+        for given, own in zip((entry.prompt_tokens, entry.output_tokens), measured, strict=True)
+    )
+    bursts = day.burstiness if day and day.busiest else base.burstiness if base else 1.0
+    prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
+    return Workload(
+        prompt=_parse_lengths(entry.prompt_tokens, "prompt", longest - output, measured[0]),
+        output=_parse_lengths(entry.output_tokens, "output", longest - prompt, measured[1]),
+        rate=base.rate if base else rate,
+        concurrency=entry.concurrency,
+        burstiness=entry.burstiness or bursts,
+        prefix_tokens=prefix.tokens,
+        prefix_hit_rate=prefix.hit_rate,
+        num_prompts=entry.requests,
+        trace=base.trace if base else None,
+        adapters=adapters.count if adapters else 0,
+        adapter_zipf=adapters.zipf if adapters else 0.0,
+    )
+
+
+def _parse_lengths(
+    entry: LengthsEntry | None, side: RequestSide, longest: float, measured: LengthDistribution | None
+) -> LengthDistribution:
+    """The lengths asked for, or else those measured; with a mean alone, spread as in a comparable public trace."""
+    field = f"{side}_tokens"
+    if entry is None:
+        if measured is None:
+            raise PlannerError(f"workload: needs {field} (mean, and p50 or p95) or a trace")
+        return measured
+    given = entry.model_dump(exclude_none=True)
+    with add_error_context(f"workload, {field}"):
+        if others := ", ".join({*given} - {"exactly"}) if entry.exactly else "":
+            raise PlannerError(f"exactly says that all lengths are alike: leave out {others}")
+        if entry.exactly is not None:
+            return LengthDistribution.fixed(entry.exactly)
+        if entry.mean is None:
+            raise PlannerError("needs the mean (best with p50 and p95), or exactly for lengths that are all alike")
+        if entry.p50 is not None or entry.p95 is not None:
+            return LengthDistribution.lognormal(entry.mean, entry.p95, entry.p50, entry.max)
+        if entry.max is not None and entry.max < entry.mean:
+            raise PlannerError(f"max must not be below the mean, got {entry.max:g} and {entry.mean:g}")
+        return LengthDistribution.typical(entry.mean, side, min(entry.max or longest, longest))

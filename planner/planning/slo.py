@@ -1,0 +1,56 @@
+"""Service level objectives: a limit for one latency metric at one statistic."""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from planner.core.intervals import Interval
+
+LatencyMetric = Literal["ttft", "itl", "tpot", "e2e"]
+LatencyStatistic = Literal["mean", "p50", "p95", "p99"]
+
+
+@dataclass(frozen=True)
+class SloTarget:
+    """One promise of the service level: `metric` at `percentile` takes at most `seconds`."""
+
+    metric: LatencyMetric
+    percentile: LatencyStatistic
+    seconds: float
+
+    @property
+    def name(self) -> str:
+        """ "p95 TPOT"."""
+        return f"{self.percentile} {self.metric.upper()}"
+
+    def __str__(self) -> str:
+        return f"{self.name} of at most {self.seconds * 1e3:,.0f} ms"
+
+
+@dataclass(frozen=True)
+class ResourceLimit:
+    """The most that something may be, with its unit."""
+
+    value: float
+    unit: str
+
+    def of(self, amount: float) -> str:
+        """Another amount in the same unit, exact enough to tell it from the limit."""
+        return f"{amount:,.{0 if abs(amount - self.value) >= 1 else 2}f} {self.unit}"
+
+    def __str__(self) -> str:
+        return f"{self.value:,.10g} {self.unit}"
+
+
+def get_slo_status(target: SloTarget, value: Interval) -> str:
+    """Whether a promise is "kept", "at risk" or "broken" by what is predicted; answers of one token keep any pace."""
+    return "broken" if value.mid > target.seconds else "at risk" if value.hi > target.seconds else "kept"
+
+
+def format_latency(seconds: float, limit: float = math.inf) -> str:
+    """A latency as a sentence has it, exact enough to tell it from a `limit` beside it."""
+    if seconds >= 10:
+        return f"{seconds:,.0f} s" if abs(seconds - limit) >= 1 else f"{seconds:,.2f} s"
+    if seconds < 1e-3:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds * 1e3:,.0f} ms" if abs(seconds - limit) >= 1e-3 else f"{seconds * 1e3:,.2f} ms"

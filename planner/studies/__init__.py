@@ -1,1 +1,0 @@
-"""What each chapter of the walk looks at, as tables and sentences."""

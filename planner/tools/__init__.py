@@ -1,0 +1,1 @@
+"""Optional companions of the planner; none imports another."""

@@ -1,0 +1,1 @@
+"""Several scenarios on one stock of GPUs."""

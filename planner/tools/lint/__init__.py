@@ -1,0 +1,1 @@
+"""Check a launch command, systemd unit, compose file or manifest."""

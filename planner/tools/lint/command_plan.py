@@ -1,0 +1,73 @@
+"""What a command's deployment does on a GPU: whether it starts, what fits, how fast it is, and what would be better."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from planner.core.units import GIB
+from planner.engines.deployment import Deployment
+from planner.memory.memory_plan import MemoryPlan, plan_memory
+from planner.planning.argument_advice import (
+    ARGUMENT_SUGGESTERS,
+    Suggestion,
+    _limit_in_flight,
+    build_default_workload,
+    suggest_changes,
+)
+from planner.planning.prediction import Prediction, predict
+from planner.tools.lint.deployment_reader import build_command_deployment
+from planner.tools.lint.option_checks import CheckedCommand
+from planner.workload.workload import Workload
+
+
+@dataclass(frozen=True)
+class CommandPlan:
+    """A command's deployment on a GPU."""
+
+    deployment: Deployment
+    memory: MemoryPlan
+    workload: Workload  # of one concurrency; the lengths are what counts
+    loads: tuple[Prediction, ...]  # growing numbers of requests in flight
+    steps: tuple[Suggestion, ...]
+    better: Prediction | None  # with all steps, at the most requests in flight
+
+    @property
+    def sequences(self) -> int:
+        """Requests of the mean length that fit the KV pool of one engine."""
+        return self.memory.pool.sequences(round(self.workload.tokens))
+
+
+def plan_command(judged: CheckedCommand, gpu: str, version: str, workload: Workload | None = None) -> CommandPlan:
+    """The command on a GPU, under its traffic or one of usual lengths, and the changes that are worth something."""
+    deployment = build_command_deployment(judged, gpu, version)
+    found = plan_memory(deployment)
+    if workload:
+        load = replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)
+    else:
+        load = build_default_workload(deployment.args.max_model_len)
+    many, engines = _limit_in_flight(found, load), deployment.engines
+    sizes = sorted({engines, max(1, many // engines // 4) * engines, many}) if found.starts else []
+    loads = tuple(predict(deployment, replace(load, concurrency=size)) for size in sizes)
+    fixed = judged.command.role or (judged.command.planned_on and not workload)  # chosen for traffic that is not named
+    steps, better = suggest_changes(found, load, () if fixed else tuple(ARGUMENT_SUGGESTERS))
+    return CommandPlan(deployment, found, load, loads, steps, better)
+
+
+def serialize_command_plan(found: CommandPlan) -> dict[str, Any]:
+    """What was planned, as JSON: GiB, ms, tokens/s, [middle, low, high]."""
+    loads = [
+        {
+            "concurrency": one.workload.concurrency, "output_tps": one.performance.output_tps.triple,
+            "ttft_ms_p50": (one.performance.at("ttft", "p50") * 1e3).triple,
+            "ttft_ms_p95": (one.performance.at("ttft", "p95") * 1e3).triple,
+            "tpot_ms_mean": (one.performance.at("tpot", "mean") * 1e3).triple,
+            "preemptions_per_request": one.performance.preemptions,
+        }
+        for one in found.loads if one.performance and one.workload
+    ]  # fmt: skip
+    return {
+        "deployment": str(found.deployment), "starts": found.memory.starts, "status": found.memory.status,
+        "reason": found.memory.reason, "kv_available_gib": (found.memory.kv_available / GIB).triple,
+        "kv_tokens": found.memory.pool.kv_tokens, "sequences": found.sequences,
+        "prompt_tokens_mean": found.workload.prompt.mean, "output_tokens_mean": found.workload.output.mean,
+        "loads": loads, "steps": [vars(step) for step in found.steps],
+    }  # fmt: skip

@@ -1,0 +1,299 @@
+"""A verdict on every option and variable of a command: what a version of its engine makes of it.
+
+What is gone since when follows from `catalogs/flags/ENGINE.csv`; `changes.yaml` and `rules.yaml` there say the rest.
+"""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from planner.core.errors import PlannerError, find_closest
+from planner.engines import engine as engines
+from planner.engines.cli_options import (
+    CliOptions,
+    ParsedCommandLine,
+    ParsedOption,
+    get_cli_options,
+    is_unresolved,
+    list_versions_with_spelling,
+    load_flag_lists,
+    load_recorded_names,
+)
+from planner.engines.engine import Engine, parse_release
+from planner.tools.lint.findings import LintFinding, LintVerdict, OptionChange, is_secret_option, load_engine_changes
+from planner.tools.lint.rules import apply_option_rules
+from planner.tools.lint.server_commands import ServerCommand
+
+VERSIONED_DEFAULTS = {
+    "enable_prefix_caching": "prefix_caching", "enable_chunked_prefill": "chunked_prefill",
+    "async_scheduling": "async_scheduling", "gpu_memory_utilization": "gpu_memory_utilization",
+}  # fmt: skip
+"""vLLM's arguments whose defaults `catalogs/engines.yaml` has by version."""
+_SECRET_NAME_PATTERN = re.compile(r"(API_KEY|HF_TOKEN|HUGGING_?FACE_HUB_TOKEN|SECRET_KEY)$")
+
+
+@dataclass(frozen=True)
+class CheckedCommand:
+    """A command as a version reads it, and what is to be said of it."""
+
+    command: ServerCommand
+    options: CliOptions
+    version: str
+    asked: ParsedCommandLine
+    parsed: ParsedCommandLine  # as `asked`, with misspelt options as they were meant
+    findings: tuple[LintFinding, ...]
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """Argument -> value, with what else sets them: TGI's environment, and TensorRT-LLM's file, which wins."""
+        variables = {name.lower(): value for name, value in self.command.environment.items()}
+        own: dict[str, Any] = {}
+        if self.command.engine == "tgi":  # clap reads each option from the variable of its name, too
+            known = {option for option in self.options.by_spelling.values() if option.argument in variables}
+            words = [word for option in known for word in (option.name, variables[option.argument])]
+            own = {**self.options.parse(words).values, "prefix_caching": variables.get("prefix_caching")}
+        return {**own, **self.parsed.values, **self.command.config}
+
+
+def check_command(command: ServerCommand, version: str) -> CheckedCommand:
+    """The verdicts on a command at a version of its engine, in the order in which things stand there."""
+    known = get_cli_options(command.engine, version)
+    asked = known.parse(command.argv)
+    findings = [check_flag(given, known, version) for given in asked.given]
+    parsed = _correct_misspellings(command, asked, findings, known)
+    pairs = zip(asked.given, parsed.given, strict=True)
+    findings += [check_flag(meant, known, version) for given, meant in pairs if meant.error and meant != given]
+    findings += check_positional_words(command, parsed, version)
+    findings += check_environment(command, version)
+    findings += check_settings(command, version)
+    said = {(found.kind, found.name): at for at, found in enumerate(findings)}
+    for extra in (
+        *find_redundant_defaults(parsed, command.engine, version),
+        *apply_option_rules(command, parsed, version),
+    ):
+        at = said.get((extra.kind, extra.name))
+        if at is None:
+            findings.append(extra)
+        elif (findings[at].verdict == "ok" and not findings[at].why) or (extra.mend and not findings[at].mend):
+            findings[at] = extra
+    return CheckedCommand(command, known, version, asked, parsed, tuple(findings))
+
+
+def _correct_misspellings(
+    command: ServerCommand, asked: ParsedCommandLine, findings: Sequence[LintFinding], known: CliOptions
+) -> ParsedCommandLine:
+    """The command line with its misspelt options as they were meant, so that their values are judged too."""
+    unknown = (found for found in findings if found.verdict == "unknown" and found.instead in known.spellings)
+    right = {found.written.split()[0]: found.instead for found in unknown}
+    parted = [word.partition("=") for word in command.argv]
+    meant = known.parse([right.get(name, name) + sign + value for name, sign, value in parted])
+    return meant if len(meant.given) == len(asked.given) else asked
+
+
+def check_flag(given: ParsedOption, known: CliOptions, version: str) -> LintFinding:
+    spelt = _normalize_setting_name(given.written, known)
+    name = given.option.name if given.option and spelt not in load_engine_changes(known.engine).flags else spelt
+    written = " ".join(
+        [given.written, *(["..."] if is_secret_option(given.written) else map(shlex.quote, given.words))]
+    )[:300]
+    change = load_engine_changes(known.engine).flags.get(name) or OptionChange()
+    if given.option is None:
+        found = _check_missing_option(name, written, known, version, change)
+        return replace(found, refused=found.mend)
+    if given.error:
+        return LintFinding("flag", name, written, *_check_value(given, known), refused=True)
+    verdict, why = _check_accepted_option(change, name, version)
+    after = next(
+        (one for one in known.lists.versions if known.note and parse_release(one) > parse_release(version)),
+        known.version,
+    )
+    if verdict == "ok" and given.option.name not in get_cli_options(known.engine, after).spellings:
+        verdict, why = "risky", f"in {known.version}, not in {after}: {version} is between them"
+    return LintFinding("flag", name, written, verdict, why, change.advice if why else "")
+
+
+def check_settings(command: ServerCommand, version: str) -> Iterator[LintFinding]:
+    """What is said of the keys of TensorRT-LLM's file, of which any that it does not know ends the start."""
+    given = dict(command.config)
+    given |= {f"{key}.{inner}": value for key, held in command.config.items() if isinstance(held, Mapping)
+              for inner, value in held.items()}  # fmt: skip
+    for key, value in given.items():
+        change = load_engine_changes(command.engine).settings.get(key)
+        if change and change.gone_from and parse_release(change.gone_from) <= parse_release(version):
+            why = f"its file has no {key} since {change.gone_from}, if not before"
+            instead = change.instead or f"{change.becomes}: {value}"
+            yield LintFinding("setting", key, f"{key}: {value}"[:300], change.verdict, why, instead[:300], refused=True)
+
+
+def _normalize_setting_name(written: str, known: CliOptions) -> str:
+    name = written.partition(".")[0] if written.startswith("-") and "." in written else written
+    return name.replace("_", "-") if known.lists.underscores and name.startswith("--") else name
+
+
+def _check_accepted_option(change: OptionChange, name: str, version: str) -> tuple[LintVerdict, str]:
+    """What is said of an option that is still taken."""
+    at = parse_release(version)
+    if change.falls_back and parse_release(change.falls_back[0]) <= at < parse_release(change.falls_back[1]):
+        return "risky", "engine V1 does not have it: the server falls back to the slower V0, or ends"
+    if change.idle_from and at >= parse_release(change.idle_from):
+        return "useless", f"it does nothing since {change.idle_from}"
+    if change.old_from and at >= parse_release(change.old_from):
+        return "renamed", f"it is taken with a warning since {change.old_from}, and will go"
+    return "ok", ""
+
+
+def _check_missing_option(
+    name: str, written: str, known: CliOptions, version: str, change: OptionChange
+) -> LintFinding:
+    """An option that this version does not take: gone, not there yet, or never there."""
+    had = list_versions_with_spelling(known.engine, name)
+    all_versions = load_flag_lists(known.engine).versions
+    at = all_versions.index(known.version)
+    later = [one for one in had if all_versions.index(one) > at]
+    earlier = [one for one in had if all_versions.index(one) <= at]
+    if later and known.note and all_versions.index(later[0]) == at + 1:
+        return LintFinding(
+            "flag", name, written, "ok", f"not in {known.version}, in {later[0]}: {version} is between them"
+        )
+    if earlier:
+        first = all_versions[all_versions.index(earlier[-1]) + 1]
+        why = f"gone since {first}, if not before; {earlier[-1]} had it"
+        return LintFinding("flag", name, written, change.verdict, why, change.advice or "nothing")
+    if change.advice:
+        return LintFinding("flag", name, written, change.verdict, "versions before all lists had it", change.advice)
+    if later:
+        return LintFinding("flag", name, written, "unknown", f"it comes with {later[0]}, or shortly before", "")
+    alike = [one for one in known.by_spelling if one[2:5] == name[2:5] or one[-5:] == name[-5:]]
+    several, none = known.find(name), f"no option of {known.engine} {known.version}"
+    why = f"it may be {' or '.join(several[:3])}" if len(several) > 1 else none
+    return LintFinding("flag", name, written, "unknown", why, find_closest(name, alike, 0.75))
+
+
+def _check_value(given: ParsedOption, known: CliOptions) -> tuple[LintVerdict, str, str]:
+    """What is said of a value that the parser refuses."""
+    assert given.option is not None
+    name, value = given.option.name, given.words[0] if given.words else ""
+    why = given.error.partition(": ")[2]
+    if given.option.kind == "nothing" and value.lower() in ("true", "false"):
+        return "wrong value", why, name if value.lower() == "true" else " or ".join(given.option.off[:1]) or "nothing"
+    if "json" in given.option.kind and re.fullmatch(r"\w+=\w+(,\w+=\w+)*", value):
+        pairs = (pair.split("=") for pair in value.split(","))
+        return "wrong value", why, f"{name} {json.dumps({key: int(v) if v.isdigit() else v for key, v in pairs})}"
+    if value and given.option.choices:
+        had = [
+            v
+            for v in list_versions_with_spelling(known.engine, name)
+            if value in get_cli_options(known.engine, v)[name].choices
+        ]
+        if had:
+            gone = parse_release(had[-1]) < parse_release(known.version)
+            return "removed", f"{value} was there up to {had[-1]}; {why}" if gone else why, ""
+        close = find_closest(value, given.option.choices, 0.6)
+        return "wrong value", why, close and f"{name} {close}"
+    return "wrong value", why, ""
+
+
+def check_positional_words(command: ServerCommand, parsed: ParsedCommandLine, version: str) -> Iterator[LintFinding]:
+    """What is said of words that belong to no option: one may name the model."""
+    takes_model = command.subcommand or command.engine == "trtllm"
+    extra = parsed.positional[1:] if takes_model else parsed.positional
+    if command.engine == "sglang" and parsed.positional and "model_path" not in parsed.values:
+        extra = parsed.positional[1:]  # `sglang serve MODEL`
+    behind = len(parsed.positional) - len(extra)
+    serve = command.container and command.engine == "vllm" and len(parsed.positional) > 1
+    for number, word in enumerate(parsed.positional[:50]):
+        said: tuple[LintVerdict, str, str] | None = None
+        if word and word[0] in "\u2010\u2011\u2012\u2013\u2014\u2212":
+            said = "unknown", "it begins with a dash that is no hyphen, as word processors make of two", f"--{word[1:]}"
+        elif word.startswith("--") and " " in word:
+            said = "contradicts", "one word with a blank in it is no option", "two words"
+        elif word == "serve" and serve and number == 0:
+            why = "the image starts `vllm serve` by itself, and takes this word for the model"
+            said = "contradicts", why, "the model first, without serve"
+        elif number >= behind and not is_unresolved(word):
+            said = "unknown", "it belongs to no option", ""
+        if said:
+            yield LintFinding("word", word[:80], word[:300], *said, refused=True)
+    serves = command.engine == "vllm" and command.subcommand and not command.container
+    if serves and "model" in parsed.values and not parsed.positional and parse_release(version) >= (0, 8, 5):
+        why = "`vllm serve` takes the model as its first word; --model is taken with a warning, or not at all"
+        yield LintFinding("flag", "--model", f"--model {parsed.values['model']}"[:300], "ok", why, "")
+
+
+def check_environment(command: ServerCommand, version: str) -> Iterator[LintFinding]:
+    """The verdict on each variable of the engine, and on secrets."""
+    known, engine = load_recorded_names("environment", command.engine), command.engine
+    all_versions, nearest = load_flag_lists(engine).versions, get_cli_options(engine, version).version
+    at = all_versions.index(nearest)
+    for name, value in command.environment.items():
+        written = f"{name}={value}"[:300]
+        change = load_engine_changes(engine).environment.get(name) or OptionChange()
+        stands_in = re.search(r"[$<>{}*]|your|xxx|token", value, re.IGNORECASE)
+        if _SECRET_NAME_PATTERN.search(name) and len(value) > 7 and not stands_in:
+            why, instead = "a secret in plain text", "a secret, or a file that only the server reads"
+            yield LintFinding("environment", name, f"{name}=...", "risky", why, instead)
+            continue
+        if not name.startswith("VLLM_") or engine != "vllm":
+            continue
+        had = known.get(name, ())
+        earlier = [one for one in had if all_versions.index(one) <= at]
+        after = all_versions[at + 1 : at + 2]
+        if nearest not in had and set(after) & set(had) and parse_release(nearest) != parse_release(version):
+            yield LintFinding("environment", name, written, "ok", f"not read by {nearest}, read by {after[0]}")
+        elif nearest in had:
+            verdict, why = _check_accepted_option(change, name, version)
+            yield LintFinding("environment", name, written, verdict, why, change.advice if why else "")
+        elif earlier:
+            first = all_versions[all_versions.index(earlier[-1]) + 1]
+            why = f"not read since {first}, if not before; {earlier[-1]} did, now it only warns"
+            instead = f"{change.becomes} {normalize_variable_value(value)}" if change.becomes else change.instead
+            yield LintFinding("environment", name, written, change.verdict, why, instead or "nothing")
+        elif had:
+            yield LintFinding("environment", name, written, "unknown", f"read since {had[0]}, or shortly before", "")
+        else:
+            why = f"vllm {nearest} does not read it"
+            yield LintFinding("environment", name, written, "unknown", why, find_closest(name, known, 0.8))
+
+
+def normalize_variable_value(value: str) -> str:
+    """The value of a variable as an option takes it: attention backends lost an ending with engine V0."""
+    return value.removesuffix("_VLLM_V1")
+
+
+def find_engine_version(engine: str, version: str) -> Engine | None:
+    """The facts of that version, where the planner knows them."""
+    try:
+        return engines.get_engine(engine, version)
+    except PlannerError:
+        return None
+
+
+def find_redundant_defaults(parsed: ParsedCommandLine, engine: str, version: str) -> Iterator[LintFinding]:
+    """Options that say what is so anyway."""
+    facts = find_engine_version(engine, version)
+    if engine != "vllm" or facts is None:
+        return
+    for given in parsed.given:
+        fact = VERSIONED_DEFAULTS.get(given.option.argument) if given.option and not given.error else None
+        if fact and given.option and given.value == facts.facts[fact]:
+            since = _find_default_since(fact, given.value, version)
+            why = f"the default since {since}, if not before" if since else "the default"
+            if fact == "prefix_caching" and given.value and not facts.facts["prefix_caching_hybrid"]:
+                why += ", but for models with recurrent layers"
+            yield LintFinding("flag", given.option.name, str(given)[:300], "useless", why)
+
+
+@lru_cache(maxsize=256)
+def _find_default_since(fact: str, value: Any, version: str) -> str:
+    """The first version from which on a default of vLLM is what it is at `version`."""
+    first = ""
+    for listed_version in load_flag_lists("vllm").versions:
+        known = find_engine_version("vllm", listed_version)
+        if known is None or parse_release(listed_version) > parse_release(version):
+            continue
+        first = (first or known.facts_version) if known.facts[fact] == value else ""
+    return first

@@ -1,0 +1,1 @@
+"""Thousands of what-ifs at once."""

@@ -1,0 +1,1 @@
+"""Altair charts, one module per chapter."""

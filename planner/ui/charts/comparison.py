@@ -1,0 +1,96 @@
+"""Charts of several plans side by side: their promises, and what their loads cost."""
+
+from collections.abc import Sequence
+
+import altair as alt
+import pandas as pd
+
+from planner.analysis.load_curves import sweep_cost_over_load
+from planner.analysis.plan_comparison import build_plan_titles
+from planner.planning.search import Plan
+from planner.ui.charts.base import (
+    CATEGORY_COLORS,
+    CHART_WIDTH_PX,
+    cap_utilization,
+    encode_color,
+    plot_limit_line,
+    plot_overflow_arrows,
+)
+
+PLAN_MARKERS = ("circle", "square", "triangle-up", "diamond")
+"""One for each plan, so that colours alone need not tell them apart."""
+
+
+def plot_slo_comparison(data: pd.DataFrame) -> alt.TopLevelMixin:
+    """Each promise as a share of its limit, with its 80% interval, a row for each scenario; see `promised`."""
+    names = list(dict.fromkeys(data["scenario"]))
+    flat = data[["scenario", "promise"]].join(cap_utilization(data["Share of the limit"]))
+    base = alt.Chart(flat, height=alt.Step(16)).encode(
+        y=alt.Y("promise:N", title=None, sort=None, axis=alt.Axis(labelLimit=230)),
+        yOffset=alt.YOffset("scenario:N", sort=names),
+        color=encode_color("scenario:N", names),
+    )
+    share = alt.X("mid:Q", title="share of the limit", axis=alt.Axis(format="%"))
+    scale = alt.Scale(domain=names, range=list(PLAN_MARKERS[: len(names)]))
+    marks = alt.Shape("scenario:N", title=None, scale=scale)
+    reach = base.mark_rule(strokeWidth=2).encode(x=alt.X("lo:Q", title="share of the limit"), x2="hi:Q")
+    return alt.layer(
+        reach,
+        base.mark_point(size=60).encode(x=share, shape=marks),
+        plot_overflow_arrows(base),
+        *plot_limit_line(1.0, "x"),
+    )
+
+
+def plot_cost_comparison(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
+    """What the cheapest costs against the load, a line for each scenario; None where loads or units are not alike."""
+    names = build_plan_titles(plans)
+    drawn = [sweep_cost_over_load(plan) for plan in plans]
+    heads = {tuple(data.columns[:2]) for data in drawn}
+    if len(heads) != 1 or not (head := next(iter(heads))):
+        return None
+    load, unit = head
+    told = pd.concat([
+        pd.DataFrame({"load": data[load], "cost": data[unit], "scenario": name})
+        for name, data in zip(names, drawn, strict=True)
+    ])  # fmt: skip
+    dash = alt.Scale(domain=names, range=[[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]][: len(names)])
+    return (
+        alt.Chart(told, width=CHART_WIDTH_PX, height=180)
+        .mark_line(interpolate="step-before")
+        .encode(
+            x=alt.X("load:Q", title=load, scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format="~g")),
+            y=alt.Y("cost:Q", title=unit),
+            color=encode_color("scenario:N", names),
+            strokeDash=alt.StrokeDash("scenario:N", title=None, scale=dash),
+        )
+    )
+
+
+def plot_knob_effects(data: pd.DataFrame) -> alt.TopLevelMixin:
+    """What each knob does to each measure; see `analysis.sensitivity`. Blue helps, orange hurts."""
+    knobs, measures = (list(dict.fromkeys(data[name])) for name in ("knob", "measure"))
+    told = data.assign(helps=data["benefit"] > 0, strength=data["benefit"].abs().clip(upper=0.5))
+    base = alt.Chart(told, width=CHART_WIDTH_PX - 150, height=alt.Step(17)).encode(
+        x=alt.X("measure:N", title=None, sort=measures, axis=alt.Axis(orient="top", labelAngle=0)),
+        y=alt.Y("knob:N", title=None, sort=knobs, axis=alt.Axis(labelLimit=260)),
+    )
+    sign = alt.Scale(domain=[True, False], range=CATEGORY_COLORS[:2])
+    tiles = base.mark_rect().encode(
+        color=alt.Color("helps:N", scale=sign, legend=None),
+        opacity=alt.Opacity("strength:Q", scale=alt.Scale(domain=[0, 0.5], range=[0.04, 0.75]), legend=None),
+    )
+    return tiles + base.mark_text(fontSize=10, color="currentColor").encode(text="told:N")
+
+
+def plot_adapter_endpoints(data: pd.DataFrame) -> alt.TopLevelMixin:
+    """USD per hour by the number of adapters, shared and apart; both axes logarithmic. See `analysis.adapter_tables`."""
+    return (
+        alt.Chart(data, height=200)
+        .mark_line(point=True)
+        .encode(
+            x=alt.X("Adapters:Q", title="adapters", scale=alt.Scale(type="log", nice=False)),
+            y=alt.Y("USD per hour:Q", scale=alt.Scale(type="log", nice=False, padding=12)),
+            color=alt.Color("Endpoints:N", title=None, sort=None),
+        )
+    )

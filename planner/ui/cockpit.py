@@ -1,0 +1,390 @@
+"""The cockpit: a question in controls, answered at once in closed form and soon after by the replay.
+
+What is asked is one immutable `Scenario`; everything on the screen is worked out of it alone (`figures`).
+"""
+
+import multiprocessing
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ipywidgets as ui
+
+from planner.analysis.plan_comparison import MAX_COMPARED_PLANS, build_plan_comparison
+from planner.core.errors import PlannerError
+from planner.engines.engine import list_engines
+from planner.engines.engine_args import LORA_RANKS
+from planner.hardware.gpus import list_gpus
+from planner.models.registry import list_model_names
+from planner.planning.scenario import Scenario, list_scenarios, parse_scenario
+from planner.planning.search import Plan, search_analytically
+from planner.ui import scenario_form as question
+from planner.ui.notebook_session import CURRENT_SCENARIO_FILE, DEFAULT_SCENARIO, save_changes, search_cached
+from planner.ui.notebook_widgets import MultiSelect, escape_html, format_value, show_note, show_table
+from planner.ui.pdf_report import list_chapter_notebooks, write_report
+from planner.ui.plan_panel import render_badge, render_figures
+from planner.ui.scenario_form import METRIC_CHOICES, STATISTIC_CHOICES
+from planner.workload.daily_profile import load_daily_profiles
+
+_CONTROL_STYLE: dict[str, Any] = {"style": {"description_width": "104px"}, "layout": {"width": "98%"}}
+_FLEX_ROW = ui.Layout(flex_flow="row wrap", grid_gap="0 24px", width="100%")
+_STYLE_SHEET = """<style>
+.headroom h4 {margin: .7em 0 .2em; border-bottom: 1px solid #8a8f9866; font-size: 1em}
+.headroom table {border-collapse: collapse; font-size: .95em}
+.headroom.headroom.headroom :focus-visible {outline: 2px solid #3b7dd8 !important; outline-offset: 1px}
+.headroom p {line-height: 1.4; margin: .5em 0}
+.headroom svg {max-width: 100%; height: auto}
+</style>"""
+_COLUMN_FLEX = {"left": "0 0 330px", "right": "1 1 330px"}
+"""Controls and answer stand side by side from some 680 px of page on; charts shrink to that."""
+_HARDWARE_CONTROLS = ("gpus", "at_most", "engine", "engine_version")
+_TRAFFIC_CONTROLS = (
+    "load",
+    "rate",
+    "concurrency",
+    "requests",
+    "within_hours",
+    "trace",
+    "preset",
+    "prompt",
+    "output",
+    "reuse",
+)
+_LORA_CONTROLS = ("rank", "zipf")
+PANEL_NAMES = ("badge", "said", "answer", "day", "compared", "memory", "latency", "cost", "why")
+FIGURE_NAMES = ("answer", "day", "memory", "latency", "cost", "why")
+DEBOUNCE_S = 0.25
+"""Seconds without another change after which the replay begins."""
+
+
+def search_and_render(asked: Scenario) -> tuple[Plan, dict[str, str]]:
+    """The answer by replay and what is shown of it; in a process of its own, so that controls stay quick."""
+    plan = search_cached(asked)
+    return plan, render_figures(plan)
+
+
+def _build_controls() -> dict[str, ui.Widget]:
+    """A control for each part of a question, by its name."""
+    late: dict[str, Any] = {**_CONTROL_STYLE, "continuous_update": False}
+    kinds = [
+        ("lengths of your own", ""),
+        *((f"{name}: {p.about}", name) for name, p in question.load_presets().items()),
+    ]
+    small: dict[str, Any] = {"continuous_update": False, "layout": {"width": "4.4em"}}
+    return {
+        "model": ui.Combobox(
+            options=list_model_names(), placeholder="a part of its name, or any Hub id", description="model", **late
+        ),
+        "config": ui.Textarea(placeholder='{"architectures": ...}', rows=6, **late),
+        "gpus": MultiSelect([card.name for card in list_gpus()], "GPUs", "add one: type a part of its name"),
+        "at_most": ui.BoundedIntText(min=1, max=16384, description="at most", **late),
+        "engine": ui.Dropdown(options=list(list_engines()), description="engine", **_CONTROL_STYLE),
+        "engine_version": ui.Combobox(description="version", **late),
+        "quantization": MultiSelect(question.FORMAT_CHOICES, "weights", "add a format that you accept"),
+        "kv_cache_dtype": MultiSelect(question.KV_CACHE_CHOICES, "KV cache", "add a format that you accept"),
+        "load": ui.Dropdown(options=list(question.LOAD_CHOICES.items()), description="load", **_CONTROL_STYLE),
+        "rate": _build_log_slider(-2, 3, "requests/s"),
+        "concurrency": _build_log_slider(0, 4, "users"),
+        "requests": ui.BoundedIntText(min=1, max=10**9, description="requests", **late),
+        "within_hours": ui.BoundedFloatText(min=0.01, max=1e4, description="within hours", **late),
+        "trace": ui.Text(placeholder="a file: CSV or JSON lines", description="or a trace", **late),
+        "preset": ui.Dropdown(options=kinds, description="kind of work", **_CONTROL_STYLE),
+        "prompt": _build_log_slider(1, 5, "prompt tokens"),
+        "output": _build_log_slider(1, 5, "output tokens"),
+        "reuse": ui.SelectionSlider(options=_label_steps(range(0, 96)), description="cached, %", **_CONTROL_STYLE),
+        "day": ui.Combobox(
+            options=tuple(load_daily_profiles()),
+            placeholder="a profile, a trace's file, 24 figures",
+            description="a day",
+            **late,
+        ),
+        "adapters": ui.BoundedIntText(min=0, max=10_000, description="LoRA adapters", **late),
+        "rank": ui.Dropdown(options=LORA_RANKS, description="largest rank", **_CONTROL_STYLE),
+        "zipf": ui.BoundedFloatText(min=0, max=10, step=0.1, description="skew (Zipf)", **late),
+        "headroom": ui.SelectionSlider(options=_label_steps(range(0, 61)), description="headroom, %", **_CONTROL_STYLE),
+        **{
+            f"{metric} {percentile}": ui.Text(tooltip=f"{percentile} {metric.upper()}, ms", **small)
+            for metric in METRIC_CHOICES
+            for percentile in STATISTIC_CHOICES
+        },
+    }
+
+
+E24_STEPS = (10, 11, 12, 13, 15, 16, 18, 20, 22, 24, 27, 30, 33, 36, 39, 43, 47, 51, 56, 62, 68, 75, 82, 91)
+"""Steps of a decade (IEC 60063)."""
+
+
+def _build_log_slider(low: int, high: int, label: str) -> ui.Widget:
+    """A slider over decades from 10^low to 10^high; whatever else a question holds becomes a step of its own."""
+    values = [float(f"{each * 10.0 ** (decade - 1):.6g}") for decade in range(low, high) for each in E24_STEPS]
+    return ui.SelectionSlider(options=_label_steps([*values, 10.0**high]), description=label, **_CONTROL_STYLE)
+
+
+def _label_steps(values: Iterable[float]) -> list[tuple[str, float]]:
+    """Steps of a slider, each written as people read it."""
+    return [(format_value(value), float(value)) for value in sorted(set(values))]
+
+
+def _set_control(control: ui.Widget, value: Any) -> None:
+    """Have a control show `value`, exactly."""
+    if isinstance(control, ui.SelectionSlider):
+        known = [step for _, step in control.options]
+        if value not in known:
+            control.options = _label_steps([*known, value])
+    control.value = value
+
+
+def _fold_controls(title: str, *inside: ui.Widget) -> ui.Widget:
+    """Controls that are asked for less often."""
+    box = ui.VBox(inside, layout={"display": "none"})
+    # an Accordion takes no Tab
+    head = ui.ToggleButton(description=title, tooltip=title, icon="caret-down", layout={"width": "98%"})
+    head.observe(lambda moved: setattr(box.layout, "display", None if moved["new"] else "none"), names="value")
+    return ui.VBox([head, box])
+
+
+class Cockpit(ui.VBox):
+    """Controls beside the answer; `scenario` is what is asked, `plan` what is shown of it."""
+
+    scenario: Scenario
+    plan: Plan | None
+
+    def __init__(self, start: str = "", replays: Executor | None = None) -> None:
+        super().__init__()
+        self._replays = replays or ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self._lock, self._searching = threading.RLock(), threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._asked: Scenario | None = None
+        self._quiet, self._pinned, self._waiting = False, list[Scenario](), Counter[str]()
+        self.controls = _build_controls()
+        self.places = {name: ui.HTML() for name in PANEL_NAMES}
+        for name, control in self.controls.items():
+            control.observe(partial(self._moved, name), names="value")
+        self._progress = ui.IntProgress(0, 0, 1, layout=ui.Layout(display="none", width="98%"))
+        first = start or ("current.yaml" if CURRENT_SCENARIO_FILE.is_file() else DEFAULT_SCENARIO)
+        files = sorted(str(path) for path in Path().glob("*.yaml") if path.name != "changes.yaml")
+        known = list(dict.fromkeys([first, *files, *list_scenarios()]))
+        self._from = ui.Dropdown(options=known, value=first, **_CONTROL_STYLE, description="start from")
+        self._from.observe(lambda moved: self.start_from(moved["new"]), names="value")
+        self._name = ui.Text("my-question", description="name", **_CONTROL_STYLE)
+        self.start_from(first)
+        badge, said, *rest = self.places.values()
+        shown = ui.VBox(
+            [badge, said, self._progress, *rest], layout=ui.Layout(flex=_COLUMN_FLEX["right"], min_width="0")
+        )
+        self.children = (ui.HTML(_STYLE_SHEET), ui.Box([self._left(), shown], layout=_FLEX_ROW))
+        self.add_class("headroom")
+
+    def _left(self) -> ui.Widget:
+        """The controls, in groups that can be reached by keyboard from top to bottom."""
+        c = self.controls
+        promises = ui.GridBox(
+            [ui.Label(""), *(ui.Label(p) for p in STATISTIC_CHOICES)]
+            + [
+                each
+                for m in METRIC_CHOICES
+                for each in (ui.Label(m.upper()), *(c[f"{m} {p}"] for p in STATISTIC_CHOICES))
+            ],
+            layout=ui.Layout(grid_template_columns="3.2em repeat(4, 4.6em)"),
+        )
+        rare = _fold_controls(
+            "weight and KV-cache formats",
+            ui.Label("weights: type to add"),
+            c["quantization"],
+            ui.Label("KV cache: type to add"),
+            c["kv_cache_dtype"],
+        )
+        also = _fold_controls("a day, LoRA adapters", *(c[name] for name in ("day", "adapters", *_LORA_CONTROLS)))
+        groups = [
+            ("What", [self._from, c["model"], _fold_controls("or paste a config.json", c["config"])]),
+            ("On what", [*(c[name] for name in _HARDWARE_CONTROLS), rare]),
+            ("Traffic", [*(c[name] for name in _TRAFFIC_CONTROLS), also]),
+            ("Promises (ms; empty: none)", [promises, c["headroom"]]),
+            ("Then", [self._name, *self._buttons()]),
+        ]
+        parts = [each for title, widgets in groups for each in (ui.HTML(f"<h4>{escape_html(title)}</h4>"), *widgets)]
+        return ui.VBox(parts, layout=ui.Layout(flex=_COLUMN_FLEX["left"]))
+
+    def _buttons(self) -> list[ui.Widget]:
+        told = {
+            "Save as scenario": self.save,
+            "Make the report": self.make_report,
+            "Open the walk": self.open_walk,
+            "Compare: hold this beside the next": self.pin,
+            "Stop comparing": self.unpin,
+        }
+        made = []
+        for label, do in told.items():
+            button = ui.Button(description=label, layout=ui.Layout(width="98%"))
+            button.on_click(lambda _, do=do: self._try(do))
+            made.append(button)
+        return made
+
+    def start_from(self, name: str) -> None:
+        """Go on with a shipped scenario, or a file."""
+        self._try(lambda: self._ask(question.read_scenario_fields(name), Path(name).stem), asking=True)
+
+    def _moved(self, name: str, moved: dict[str, Any]) -> None:
+        """A control has another value."""
+        self._waiting[name] += 1
+        with self._lock:  # JupyterLab's messages may be handled side by side
+            self._waiting[name] -= 1
+            if self._quiet or self._waiting[name] or moved["new"] == moved["old"]:
+                return
+
+            def ask() -> None:
+                what, value = (
+                    ("model", question.store_pasted_config(moved["new"])) if name == "config" else (name, moved["new"])
+                )
+                now = question.read_control_values(self.fields, self.scenario)
+                self._ask(question.apply_control(self.fields, what, value, now), self.scenario.name)
+
+            self._try(ask, asking=True)
+
+    def _ask(self, fields: question.ScenarioFields, name: str) -> None:
+        """Make `fields` the question, and show its answer in closed form."""
+        asked = parse_scenario(fields, name)
+        with self._lock:
+            self._asked = asked
+            if self._timer:
+                self._timer.cancel()
+            self._timer = threading.Timer(DEBOUNCE_S, self._replay, [asked])  # another core searches meanwhile
+            self._timer.daemon = True
+            self._timer.start()
+            plan = search_analytically(asked)
+            shown = render_figures(plan)
+            self.fields, self.scenario, self.plan = fields, asked, plan
+            self._sync()
+            self._show(plan, shown, busy=True)
+
+    def _replay(self, asked: Scenario) -> None:
+        """Search with replays, and show that if it is still asked."""
+        with self._searching:
+            if asked is not self._asked:
+                return
+            try:
+                try:
+                    plan, shown = self._replays.submit(search_and_render, asked).result()
+                except (BrokenExecutor, AttributeError, OSError):  # no process can be started here, or it was killed
+                    self._replays = ThreadPoolExecutor(1)
+                    plan, shown = self._replays.submit(search_and_render, asked).result()
+            except Exception as error:  # else the screen would wait for ever
+                plan, shown = None, {"answer": show_note(f"The replay failed: {error}").html}
+        with self._lock:
+            if asked is self.scenario:
+                self.plan = plan
+                self._show(plan, shown)
+
+    def stop(self) -> None:
+        """Replay nothing more."""
+        if self._timer:
+            self._timer.cancel()
+        self._replays.shutdown(wait=False, cancel_futures=True)
+
+    def settle(self) -> None:
+        """Wait until what is shown is replayed."""
+        if self._timer:
+            self._timer.join()
+
+    def _show(self, plan: Plan | None, shown: dict[str, str], busy: bool = False) -> None:
+        self.places["badge"].value = render_badge(plan, busy) if plan else ""
+        for name in FIGURE_NAMES:
+            self.places[name].value = shown.get(name, "")
+        held = [*map(search_cached, self._pinned), plan] if self._pinned and plan and not busy else []
+        beside = (
+            show_table(build_plan_comparison(held), "Questions side by side; in brackets: against the first.").html
+            if held
+            else ""
+        )
+        waits = show_note("Held beside this one as soon as it is replayed.").html if self._pinned and busy else ""
+        self.places["compared"].value = beside or waits
+
+    def _sync(self) -> None:
+        """Every control shows what is asked; those that say nothing of such traffic are hidden."""
+        values = question.read_control_values(self.fields, self.scenario)
+        self._quiet = True
+        try:
+            for name, control in self.controls.items():
+                if name == "engine_version":
+                    control.options = list_engines()[self.scenario.engine.name]
+                if self._waiting[name]:  # it has been moved again
+                    continue
+                if name in values or " " in name or name in ("preset", "config"):
+                    _set_control(control, values.get(name, ""))
+            for name in ("rate", "concurrency", "requests", "within_hours", "trace"):
+                kind = "requests" if name == "within_hours" else name
+                self.controls[name].layout.display = None if values["load"] in (kind, "") or name == "trace" else "none"
+            for name, says in (
+                ("day", values["load"] in ("rate", "trace")),
+                *((n, values["adapters"]) for n in _LORA_CONTROLS),
+            ):
+                self.controls[name].layout.display = None if says else "none"
+        finally:
+            self._quiet = False
+
+    def _try(self, do: Callable[[], None], asking: bool = False) -> None:
+        """`do`; what is wrong with it is said in the place of the figures, which would be of another question."""
+        self.places["said"].value = ""
+        try:
+            do()
+        except PlannerError as error:
+            self.places["said"].value = show_note(str(error)).html
+            if asking:
+                with self._lock:
+                    self._show(None, {})
+
+    def save(self) -> None:
+        """Write the question to a file of its name, and to the one that the walk opens."""
+        path = question.save_scenario(self.fields, question.get_scenario_file(self._name.value))
+        self.open_walk()
+        self.places["said"].value = f"<p>Saved as {escape_html(path)}.</p>{self.places['said'].value}"
+
+    def open_walk(self) -> None:
+        """Write the question where every chapter finds it."""
+        question.save_scenario(self.fields, CURRENT_SCENARIO_FILE)
+        save_changes({})
+        links = " ".join(f'<a href="{path.name}">{path.stem}</a>' for path in list_chapter_notebooks())
+        self.places["said"].value = f"<p>Every chapter opens with this question now: {links}</p>"
+
+    def make_report(self) -> None:
+        """The PDF, in the background; what is done of it is shown."""
+        path = question.save_scenario(self.fields, question.get_scenario_file(self._name.value))
+        threading.Thread(target=self._report, args=[path], daemon=True).start()
+
+    def _report(self, path: Path) -> None:
+        many, done, said = len(list_chapter_notebooks()), iter(range(1, 1000)), self.places["said"]
+        self._progress.max, self._progress.value, self._progress.layout.display = many + 2, 1, None
+
+        def told(line: str) -> None:
+            self._progress.value = next(done)
+            said.value = f"<p>Report: {escape_html(line.splitlines()[-1])}</p>"
+
+        try:
+            said.value = "<p>Report: searching</p>"
+            made = write_report(path, Path("reports") / path.stem, progress=told)
+            where = Path("reports") / path.stem / made.name
+            said.value = f'<p>Report: <a href="../../files/{where}" target="_blank">{escape_html(where)}</a></p>'
+        except PlannerError as error:
+            said.value = show_note(str(error)).html
+        finally:
+            self._progress.layout.display = "none"
+
+    def pin(self) -> None:
+        """Hold the answer to this question beside those that follow."""
+        if len(self._pinned) + 1 >= MAX_COMPARED_PLANS:
+            raise PlannerError(f"{MAX_COMPARED_PLANS} questions are compared at most")
+        self._pinned.append(self.scenario)
+        self.places["compared"].value = show_note("Now change something: the answers are held side by side.").html
+
+    def unpin(self) -> None:
+        """Compare no longer."""
+        self._pinned.clear()
+        self.places["compared"].value = ""
+
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
+        still = "".join(self.places[name].value for name in ("badge", *FIGURE_NAMES))
+        return {**super()._repr_mimebundle_(**kwargs), "text/html": still}

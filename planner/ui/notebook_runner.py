@@ -1,0 +1,80 @@
+"""Notebooks without a browser: run side by side by Papermill, in a few kernels that go from one to the next."""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import papermill
+from jupyter_client.asynchronous.client import AsyncKernelClient
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
+
+from planner.core.errors import PlannerError
+
+
+class _SharedKernel(AsyncKernelManager):
+    """A kernel that several notebooks run in; `last` is the client of the last of them."""
+
+    last: AsyncKernelClient | None = None
+
+    def client(self, **kwargs: Any) -> Any:
+        self.last = super().client(**kwargs)
+        return self.last
+
+
+def execute_notebooks(
+    notebooks: Sequence[Path], parameters: Mapping[str, str], work: Path, progress: Callable[[str], None]
+) -> list[Path]:
+    """The copies in `work` of `notebooks` run with the `parameters` that each knows; `PlannerError` if one fails."""
+    start, idle = time.monotonic(), SimpleQueue[_SharedKernel]()
+    kernels = [_create_kernel(work / str(k)) for k in range(min(len(notebooks), os.cpu_count() or 1, 4))]
+    pool = ThreadPoolExecutor(len(kernels))
+    for kernel in kernels:
+        idle.put(kernel)
+    running = {pool.submit(_run_notebook, notebook, parameters, work, idle): notebook for notebook in notebooks}
+    try:
+        for done, future in enumerate(as_completed(running), 1):
+            notebook = running[future]
+            try:
+                future.result()
+            except papermill.PapermillExecutionError as error:
+                failed = f"notebook {notebook.stem} failed: {error.ename}: {error.evalue}"
+                raise PlannerError(error.evalue if error.ename == "PlannerError" else failed) from None
+            except RuntimeError as error:  # the kernel died or never answered
+                raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
+            now = [one.stem for other, one in running.items() if other.running()]
+            at_work = f"; at work: {', '.join(now)}" if now else "; now the PDF"
+            progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s){at_work}")
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for kernel in kernels:
+            run_sync(kernel.shutdown_kernel)(now=True)
+    return [work / notebook.name for notebook in notebooks]
+
+
+def _create_kernel(sockets: Path) -> _SharedKernel:
+    """A kernel that is not started yet; its sockets are files, where there are such: nobody takes its ports."""
+    return _SharedKernel(kernel_name="python3", **({} if os.name == "nt" else {"transport": "ipc", "ip": str(sockets)}))
+
+
+def _run_notebook(notebook: Path, parameters: Mapping[str, str], work: Path, idle: SimpleQueue[_SharedKernel]) -> None:
+    known, kernel = papermill.inspect_notebook(str(notebook)), idle.get()
+    try:
+        papermill.execute_notebook(
+            str(notebook),
+            str(work / notebook.name),
+            parameters={key: value for key, value in parameters.items() if key in known},
+            cwd=str(Path.cwd()),
+            progress_bar=False,
+            request_save_on_cell_execute=False,
+            extra_arguments=["--log-level=CRITICAL"],
+            km=kernel,
+        )
+    finally:
+        if kernel.last:
+            kernel.last.stop_channels()
+        idle.put(kernel)

@@ -1,0 +1,77 @@
+"""A plan as a folder of files."""
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from planner.core.errors import PlannerError
+from planner.core.files import check_not_overwriting, ensure_folder, replace_atomically
+from planner.core.readers import parse_json, read_text
+from planner.deploy import (
+    ALL_ARTIFACT_FILES,
+    render_artifacts,
+)
+from planner.deploy.artifacts import BENCHMARK_ARTIFACTS, BENCHMARK_DIR, SECRETS_FILE, list_benchmark_files
+from planner.planning.confidence import estimate_choice_confidence
+from planner.planning.search import Plan
+from planner.ui.plan_json import serialize_plan
+
+
+def _render_benchmark_files(plan: Plan) -> dict[str, str]:
+    """Name and text of the files of what should be measured first, where they are others than the plan's own."""
+    names, sure = list_benchmark_files(plan), estimate_choice_confidence(plan)
+    if not (sure and sure.first and names and names[0].startswith(BENCHMARK_DIR)):
+        return {}
+    texts = render_artifacts(
+        sure.first[0].prediction, plan.scenario.service_level, plan.scenario.storage, BENCHMARK_ARTIFACTS
+    )
+    return {name: texts[name.removeprefix(BENCHMARK_DIR)] for name in names}
+
+
+def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple[str, ...]:
+    """Write `plan.json`, the plan's files and a finished `report` into `out`, together or not at all; their names.
+
+    Those of an earlier plan that this one has not are removed. Raises `PlannerError` where `out` cannot be written.
+    """
+    chosen, asked = plan.chosen, plan.scenario
+    texts = (
+        render_artifacts(chosen.prediction, asked.service_level, asked.storage, asked.wanted, plan.scaling)
+        if chosen
+        else {}
+    )
+    kept = {SECRETS_FILE} if _sets_variables(out / SECRETS_FILE) else set()
+    texts = {name: text for name, text in texts.items() if name not in kept} | _render_benchmark_files(plan)
+    texts["plan.json"] = json.dumps(serialize_plan(plan), indent=2, allow_nan=False) + "\n"
+    paths = [out / name for name in (*texts, *([report.name] if report else []))]
+    check_not_overwriting(asked.files, paths)
+    for place in {out, *(path.parent for path in paths)}:
+        ensure_folder(place)
+    stale = [out / name for name in _list_previous_files(out) if name not in {*texts, *kept}]
+    with replace_atomically(*paths, stale=stale) as parts:
+        for part, path, text in zip(parts, paths, texts.values(), strict=False):
+            part.write_text(text, encoding="utf-8")
+            if path.name == SECRETS_FILE:
+                part.chmod(0o600)
+        if report:
+            shutil.copyfile(report, parts[-1])
+    for place in {path.parent for path in stale} - {out}:
+        with suppress(OSError):  # something else lies there
+            place.rmdir()
+    return tuple(texts)
+
+
+def _sets_variables(path: Path) -> bool:
+    """Whether a file of variables sets any."""
+    return os.path.exists(path) and any(line.strip() and line[0] != "#" for line in read_text(path).splitlines())
+
+
+def _list_previous_files(out: Path) -> set[str]:
+    """The files that the `plan.json` of `out` came with: others of such names are its owner's."""
+    try:
+        return {*ALL_ARTIFACT_FILES, *(BENCHMARK_DIR + name for name in ALL_ARTIFACT_FILES)} & set(
+            parse_json(read_text(out / "plan.json"), "plan.json")["files"]
+        )
+    except (PlannerError, LookupError, TypeError):
+        return set()

@@ -1,0 +1,218 @@
+"""A question as the cockpit's controls: what each of them shows, and the fields of a scenario file that it makes."""
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.core.catalog import SourcedEntry, load_catalog
+from planner.core.errors import PlannerError
+from planner.core.files import replace_atomically
+from planner.core.readers import parse_json, read_yaml
+from planner.hardware.gpus import get_gpu
+from planner.planning.scenario import Scenario, find_scenario_file
+from planner.planning.scenario_schema import LengthsEntry, PrefixEntry
+from planner.planning.slo import LatencyMetric, LatencyStatistic
+
+COCKPIT_FILE_HEADER = "# A question of Headroom's cockpit, which writes over it; copy it to keep it.\n"
+"""The first line of files that may be written over."""
+METRIC_CHOICES: tuple[LatencyMetric, ...] = ("ttft", "tpot", "itl", "e2e")
+STATISTIC_CHOICES: tuple[LatencyStatistic, ...] = ("mean", "p50", "p95", "p99")
+LOAD_CHOICES = {
+    "requests a second": "rate",
+    "users who wait": "concurrency",
+    "a job with a deadline": "requests",
+    "a trace": "trace",
+}
+FORMAT_CHOICES = ("checkpoint", "fp8", "awq", "gptq", "int8", "nvfp4", "mxfp4")
+KV_CACHE_CHOICES = ("auto", "fp8")
+ScenarioFields = dict[str, Any]
+
+
+class WorkloadPreset(SourcedEntry):
+    """One entry of `catalogs/presets.yaml`: lengths of one kind of work."""
+
+    about: str
+    prompt_tokens: LengthsEntry
+    output_tokens: LengthsEntry
+    shared_prefix: PrefixEntry | None = None
+
+
+def load_presets() -> dict[str, WorkloadPreset]:
+    """Kinds of work by name."""
+    return load_catalog("presets.yaml", WorkloadPreset)
+
+
+def read_scenario_fields(name: str) -> ScenarioFields:
+    """The fields of a shipped scenario, or of a YAML file; files that it names are found from anywhere."""
+    path = find_scenario_file(name)
+    found = read_yaml(path)
+    if not isinstance(found, dict):
+        raise PlannerError(f"{path}: expected fields such as model, gpus and workload")
+    found = {field: value for field, value in found.items() if value is not None}
+    for place, field in ((found, "calibration"), (found.get("workload") or {}, "trace")):
+        if isinstance(place.get(field), str) and (path.parent / place[field]).is_file():
+            place[field] = str((path.parent / place[field]).resolve())
+    return found
+
+
+def read_control_values(fields: ScenarioFields, asked: Scenario) -> dict[str, Any]:
+    """What each control shows of a question."""
+    workload, given = asked.workload, fields["workload"]
+    day = given.get("day") or ""
+    return {
+        "model": asked.model,
+        "gpus": tuple(wanted.gpu.name for wanted in asked.gpus),
+        "at_most": max(wanted.at_most for wanted in asked.gpus),
+        "engine": asked.engine.name,
+        "engine_version": asked.engine.version,
+        "load": next((kind for kind in ("trace", "requests", "concurrency") if given.get(kind)), "rate"),
+        "rate": workload.rate or 1.0,
+        "concurrency": workload.concurrency or 64,
+        "requests": workload.num_prompts or 100_000,
+        "within_hours": float(given.get("within_hours") or 8.0),
+        "trace": str(given.get("trace") or ""),
+        "prompt": workload.prompt.mean,
+        "output": workload.output.mean,
+        "reuse": round(100 * workload.cached_share, 2),
+        "preset": next((name for name, told in load_presets().items() if _matches_preset(told, given)), ""),
+        "day": day if isinstance(day, str) else ", ".join(f"{hour:g}" for hour in day),
+        "adapters": workload.adapters,
+        "rank": asked.engine_args.get("max_lora_rank", 16),
+        "zipf": workload.adapter_zipf,
+        "headroom": round(100 * fields.get("headroom", 0.2), 2),
+        "quantization": tuple(quantization or "checkpoint" for quantization in asked.quantizations),
+        "kv_cache_dtype": asked.kv_cache_dtypes,
+        **{f"{t.metric} {t.percentile}": f"{t.seconds * 1e3:g}" for t in asked.service_level},
+    }
+
+
+def apply_control(fields: ScenarioFields, name: str, value: Any, values: Mapping[str, Any]) -> ScenarioFields:
+    """The fields after the control `name` has been set to `value`; `values` are what the controls show."""
+    found = copy.deepcopy(fields)
+    workload = found["workload"]
+    if name in ("prompt", "output"):
+        side = f"{name}_tokens"
+        told, factor = workload.get(side) or {"mean": values[name]}, value / values[name]  # which keeps their spread
+        workload[side] = {point: float(f"{tokens * factor:.6g}") for point, tokens in told.items()}
+    elif name == "preset" and value:
+        told = load_presets()[value].model_dump(exclude_none=True)
+        workload |= {side: told[side] for side in ("prompt_tokens", "output_tokens")}
+        workload["shared_prefix"] = told.get("shared_prefix")
+        if workload.pop("trace", None):
+            workload["rate"] = values["rate"]
+    elif name == "reuse":
+        workload["shared_prefix"] = {"hit_rate": round(value / 100, 4)}
+    elif name == "load":
+        _replace_load(workload, value, values)
+    elif name == "trace" and value:
+        _replace_load(workload, name, {name: value})
+    elif name in ("rate", "concurrency", "requests", "within_hours"):
+        workload[name] = round(value) if name == "concurrency" else value
+    elif name == "day":
+        workload[name] = _parse_hours(value.strip()) or None
+    elif name == "adapters":
+        found[name] = {**(found.get(name) or {}), "count": value} if value else None
+    elif name in ("rank", "zipf"):
+        found["adapters"] = {**found["adapters"], **({"ranks": [value]} if name == "rank" else {name: value})}
+    elif name == "gpus":
+        known = {get_gpu(wanted["gpu"]).name: wanted for wanted in found["gpus"]}
+        found["gpus"] = [known.get(card, {"gpu": card, "at_most": values["at_most"]}) for card in value]
+    elif name == "at_most":
+        found["gpus"] = [{**wanted, "at_most": value} for wanted in found["gpus"]]
+    elif name in ("quantization", "kv_cache_dtype"):
+        found[name] = list(value) or [(FORMAT_CHOICES if name == "quantization" else KV_CACHE_CHOICES)[0]]
+    elif name == "headroom":
+        found[name] = round(value / 100, 4)
+    elif name in ("model", "engine", "engine_version"):
+        found[name] = value
+        if name == "engine":
+            found.pop("engine_version", None)
+    elif " " in name:
+        metric, percentile = name.split()
+        _set_slo_target(found, metric, percentile, value.strip())
+    return found
+
+
+def _matches_preset(told: WorkloadPreset, workload: Mapping[str, Any]) -> bool:
+    """Whether a workload's lengths are those of a preset."""
+    return all(
+        getattr(told, side).model_dump(exclude_none=True) == workload.get(side)
+        for side in ("prompt_tokens", "output_tokens")
+    )
+
+
+def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]) -> None:
+    """Another kind of load, with the figures that its controls show."""
+    for other in ("rate", "concurrency", "requests", "within_hours", *(("burstiness",) if kind != "rate" else ())):
+        workload.pop(other, None)
+    if kind not in ("rate", "trace"):  # of whom nobody waits for an hour to come
+        workload.pop("day", None)
+    if kind == "trace":
+        if not values["trace"]:
+            raise PlannerError("a trace: name its file, CSV or JSON lines")
+        workload.pop("prompt_tokens", None)
+        workload.pop("output_tokens", None)
+    elif workload.pop("trace", None):
+        for side in ("prompt", "output"):
+            workload.setdefault(f"{side}_tokens", {"mean": round(values[side], 1)})
+    workload[kind] = values[kind]
+    if kind == "requests":
+        workload["within_hours"] = values["within_hours"]
+
+
+def _parse_hours(told: str) -> str | list[float]:
+    """A day as a scenario gives it: one figure an hour, or the name of a profile or of a file."""
+    try:
+        return [float(hour) for hour in told.split(",")]
+    except ValueError:
+        return told
+
+
+def _set_slo_target(fields: ScenarioFields, metric: str, percentile: str, limit: str) -> None:
+    """Promise a limit in ms; without one, promise it no longer."""
+    level = {name: dict(limits) for name, limits in (fields.get("service_level") or {}).items()}
+    level.setdefault(metric, {}).pop(percentile, None)
+    if limit:
+        try:
+            level[metric][percentile] = float(limit.replace(",", ""))
+        except ValueError:
+            raise PlannerError(f"{percentile} {metric.upper()}: expected milliseconds, got {limit!r:.40}") from None
+    fields["service_level"] = {name: limits for name, limits in level.items() if limits}
+
+
+def save_scenario(fields: ScenarioFields, path: Path) -> Path:
+    """Write a question to `path`, which must be new, or the cockpit's own."""
+    if path.exists() and not path.read_text(encoding="utf-8", errors="replace").startswith(COCKPIT_FILE_HEADER):
+        raise PlannerError(f"{path} is not the cockpit's and stays as it is: choose another name")
+    with replace_atomically(path) as (part,):
+        part.write_text(
+            COCKPIT_FILE_HEADER + yaml.safe_dump(fields, sort_keys=False, allow_unicode=True, width=120),
+            encoding="utf-8",
+        )
+    return path
+
+
+def get_scenario_file(name: str) -> Path:
+    """The file of a question called `name`, in this folder."""
+    if not re.fullmatch(r"[\w][\w. -]{0,80}", name.strip()):
+        raise PlannerError(f"a name has letters, digits, dots, dashes and blanks, got {name!r:.90}")
+    return Path(f"{name.strip().removesuffix('.yaml')}.yaml")
+
+
+def store_pasted_config(config: str) -> str:
+    """The path of a file with the pasted `config.json`, which is a model's name to a scenario."""
+    found = parse_json(config, "the pasted config.json")
+    if not isinstance(found, dict) or not found:
+        raise PlannerError('the pasted config.json: expected an object such as {"model_type": ...}')
+    kind = re.sub(r"\W", "", str(found.get("model_type", "model")))[:40]
+    told = json.dumps(found, indent=1)
+    path = Path(f"config-{kind}-{hashlib.sha256(told.encode()).hexdigest()[:8]}.json").resolve()
+    with replace_atomically(path) as (part,):
+        part.write_text(told, encoding="utf-8")
+    return str(path)

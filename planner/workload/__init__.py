@@ -1,0 +1,1 @@
+"""Requests: lengths, arrivals and traces."""

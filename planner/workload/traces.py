@@ -1,0 +1,304 @@
+"""Traces of requests: CSV or JSON lines of a time, prompt tokens and output tokens, under the names that are common."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TextIO
+
+import numpy as np
+
+from planner.core.errors import PlannerError
+from planner.core.readers import open_bounded, parse_json
+from planner.core.units import MIB
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+"""Columns of the Azure LLM inference traces of 2023 and 2024 (github.com/Azure/AzurePublicDataset)."""
+PLAIN_COLUMNS = ("arrival", "prompt_tokens", "output_tokens")
+"""Columns of a plain trace: seconds, tokens, tokens."""
+MOONCAKE_FIELDS = ("timestamp", "input_length", "output_length")
+"""Fields of Mooncake's JSON lines (github.com/kvcache-ai/Mooncake, FAST25-release): ms, tokens, tokens.
+
+RAGPulse (github.com/flashserve/RAGPulse) has the same fields, but seconds, and `hash_ids` that are an object.
+"""
+MAX_TRACE_BYTES, MAX_TRACE_REQUESTS, MAX_TRACE_BLOCKS = 128 * MIB, 2 * 10**6, 8 * 10**6
+"""Of a trace, unpacked."""
+TRACE_BLOCK_TOKENS = 512
+"""Tokens behind one of Mooncake's `hash_ids`."""
+SECONDS_PER_HOUR, MIN_REQUESTS_PER_BUSY_HOUR = 3600, 100
+"""Seconds, and the requests from which on an hour is told from chance."""
+_SECONDS_BY_UNIT = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+_TOKEN_FIELD_PATTERN = "(tokens?(count|len|length|num)?|len|length)"
+_FIELD_NAME_PATTERNS = {
+    "time": re.compile(
+        r"((request)?(arrival|arrived|start|started|submit|submitted|send|sent|created|received)(time(stamp)?|ts|at)?"
+        r"|(request)?timestamp|time|ts|datetime)s??(in)?"
+        r"((?P<ns>ns|nanos(econds)?)|(?P<us>us|micros(econds)?)|(?P<ms>ms|msecs?|millis(econds?)?)|(?P<s>s|secs?|seconds?))?"
+    ),
+    "prompt tokens": re.compile(rf"(n|num)?(prompt|input|context|prefill|request){_TOKEN_FIELD_PATTERN}|isl"),
+    "output tokens": re.compile(
+        rf"(n|num)?(output|generated|generation|gen|completion|decode|response){_TOKEN_FIELD_PATTERN}|osl"
+    ),
+}
+"""How a field may be called, folded to small letters and digits: Azure's names, BurstGPT's, Vidur's, OpenAI's, ..."""
+_ACCEPTED_COLUMNS_HINT = (
+    f"accepted are {','.join(AZURE_COLUMNS)} or {','.join(PLAIN_COLUMNS)} and the like (arrival_time_ms, arrived_at; input_tokens, "
+    f"prompt_len, num_prefill_tokens; completion_tokens, output_len, num_decode_tokens), as CSV or as JSON lines"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """Requests as they came: `arrival` [n] s from the first, `prompt` and `output` [n] tokens, maybe block hashes."""
+
+    path: Path
+    arrival: np.ndarray
+    prompt: np.ndarray
+    output: np.ndarray
+    hash_ids: tuple[tuple[int, ...], ...] | None = None  # per request, one id per `BLOCK` tokens of its prompt
+    left_out: int = 0  # requests of the file that got no output token: failed, or broken off
+    hours: int = 1  # of the file, of which this is the busiest
+
+    @property
+    def rate(self) -> float:
+        """Requests per second over the trace."""
+        return (len(self.arrival) - 1) / max(float(self.arrival[-1]), 1e-9)
+
+    @property
+    def burstiness(self) -> float:
+        """Shape of the gamma that spreads the gaps as much: 1 / CV^2 (1 = Poisson, less = burstier).
+
+        Where most arrivals share a time stamp the clock was coarse: mean / variance of the arrivals per tick instead.
+        """
+        gaps = np.diff(self.arrival)
+        if np.count_nonzero(gaps) * 2 < len(gaps):
+            ticks = np.unique(self.arrival, return_counts=True)[1]
+            return float(ticks.mean() / max(ticks.var(), 1e-9))
+        return float(gaps.mean() ** 2 / max(gaps.var(), 1e-12))
+
+    @cached_property
+    def blocks(self) -> tuple[np.ndarray, np.ndarray]:
+        """`hash_ids` one after the other, numbered from 0, and [n + 1] where each request's begin; none: no blocks."""
+        counts = [len(ids) for ids in self.hash_ids or ((),) * len(self.arrival)]
+        flat = np.fromiter((block for ids in self.hash_ids or () for block in ids), np.int64, sum(counts))
+        return np.unique(flat, return_inverse=True)[1], np.concatenate(([0], np.cumsum(counts)))
+
+    @cached_property
+    def prefix_hit_rate(self) -> float:
+        """Share of prompt tokens whose block an earlier request already had: a cache that forgets nothing."""
+        seen: set[int] = set()
+        hits = 0
+        for blocks, tokens in zip(self.hash_ids or (), self.prompt, strict=False):
+            known = next((i for i, block in enumerate(blocks) if block not in seen), len(blocks))
+            hits += min(TRACE_BLOCK_TOKENS * known, int(tokens))
+            seen.update(blocks)
+        return hits / float(self.prompt.sum())
+
+    def busiest_hour(self) -> Trace:
+        """What came in the busiest hour since the first request; all of it where that tells little."""
+        hours = (self.arrival // SECONDS_PER_HOUR).astype(int)
+        known, counts = np.unique(hours, return_counts=True)
+        own = np.flatnonzero(hours == known[counts.argmax()])
+        if len(own) < MIN_REQUESTS_PER_BUSY_HOUR or len(own) == len(hours):
+            return self
+        hashes = self.hash_ids and self.hash_ids[own[0] : own[-1] + 1]
+        arrival = self.arrival[own] - self.arrival[own[0]]
+        prompt, output, lasts = self.prompt[own], self.output[own], int(hours[-1]) + 1
+        return replace(self, arrival=arrival, prompt=prompt, output=output, hash_ids=hashes, hours=lasts)
+
+    def __str__(self) -> str:
+        length = f"{len(self.arrival):,} requests in {self.arrival[-1] / 60:,.1f} minutes"
+        length += f", the busiest of {self.hours} hours" if self.hours > 1 else ""
+        return f"{self.path.name}: {length}" + (f", {self.left_out:,} without output left out" if self.left_out else "")
+
+
+def read_trace(path: str | Path) -> Trace:
+    """The trace in `path`: CSV (comma, semicolon or tab) or JSON lines, maybe gzipped, known by its first line.
+
+    Times are seconds from any start, ms, us or ns where the field's name or the size of an epoch says so, or ISO dates.
+    Requests without an output token are left out. Raises `PlannerError` naming line and field for what is missing, not
+    a number, negative, without a prompt or unsorted, and for fields whose meaning is unclear.
+    """
+    path = Path(path)
+    try:
+        with _open_text(path) as file:
+            head = file.readline(MIB).strip()
+            file.seek(0)
+            return (_read_jsonl_trace if head.startswith("{") else _read_csv_trace)(path, head, file)
+    except PlannerError:
+        raise
+    except (OSError, ValueError, EOFError, zlib.error, csv.Error) as error:
+        raise PlannerError(f"cannot read the trace {path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def _open_text(path: Path) -> TextIO:
+    """The text of `path`, unpacked where it is gzipped."""
+    file: IO[bytes] = open_bounded(path, MAX_TRACE_BYTES, "the trace ")
+    packed = file.read(2) == b"\x1f\x8b"
+    file.seek(0)
+    if packed:
+        with file, gzip.GzipFile(fileobj=file) as inside:
+            file = io.BytesIO(inside.read(MAX_TRACE_BYTES + 1))
+        if len(file.getbuffer()) > MAX_TRACE_BYTES:
+            raise PlannerError(
+                f"{path.name} unpacks to more than {MAX_TRACE_BYTES // MIB} MiB; cut it to its busiest hours"
+            )
+    return io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+
+
+def _read_csv_trace(path: Path, head: str, file: TextIO) -> Trace:
+    import pandas as pd
+
+    names, separator = max(
+        (([name.strip() for name in next(csv.reader([head], delimiter=sep), [])], sep) for sep in ",;\t"),
+        key=lambda found: len(found[0]),
+    )
+    fields = _match_columns(names, f"{path.name}, line 1")
+    if tuple(map(str.casefold, fields)) == MOONCAKE_FIELDS:
+        raise PlannerError(
+            f"{path.name}, line 1: Mooncake's times are ms, most other files' are seconds: call the column "
+            f"timestamp_ms or timestamp_s instead of {fields[0]}"
+        )
+    columns = {name: names.index(name) for name in fields}
+    try:
+        frame = pd.read_csv(
+            file, sep=separator, skip_blank_lines=False, dtype=str, index_col=False, usecols=[*columns.values()],
+            nrows=MAX_TRACE_REQUESTS + 1,
+        )  # fmt: skip
+    except ValueError as error:
+        raise PlannerError(f"{path.name} is not a CSV: {' '.join(str(error).split())}") from None
+    frame.columns = pd.Index(sorted(columns, key=lambda name: columns[name]))
+    _check_trace_size(path, len(frame))
+    filled = np.flatnonzero(frame.notna().any(axis=1))
+    frame = frame.iloc[: filled[-1] + 1 if len(filled) else 0]
+    if separator == ";":  # where it parts columns, the comma is a decimal point
+        frame = frame.apply(lambda column: column.str.replace(",", "."))
+    return _build_trace(path, fields, frame, np.arange(2, len(frame) + 2), 1.0)
+
+
+def _read_jsonl_trace(path: Path, head: str, file: TextIO) -> Trace:
+    import pandas as pd
+
+    fields: tuple[str, ...] = ()
+    cells: list[list[object]] = []
+    lines: list[int] = []
+    hashes: list[object] = []
+    blocks = 0
+    for number, line in enumerate(iter(lambda: file.readline(MIB), ""), 1):
+        if not line.strip():
+            continue
+        where = f"{path.name}, line {number}"
+        try:
+            request = parse_json(line, where)
+        except PlannerError:
+            raise PlannerError(f"{where}: not a JSON object: {line.strip()[:60]!r}") from None
+        if isinstance(request, dict):
+            fields = fields or _match_columns(list(request), where)
+        if not isinstance(request, dict) or any(name not in request for name in fields):
+            raise PlannerError(f"{where}: needs the fields {', '.join(fields)}")
+        values = [value if type(value := request[name]) in (int, float, str) else None for name in fields]
+        cells.append([None if isinstance(value, int) and abs(value) > 2**63 else value for value in values])
+        lines.append(number)
+        hashes.append(ids := request.get("hash_ids") or ())
+        blocks += len(ids) if isinstance(ids, list) else 0
+        _check_trace_size(path, len(cells), blocks)
+        if isinstance(ids, list) and not all(isinstance(block, int) and abs(block) < 2**63 for block in ids):
+            raise PlannerError(f"{where}, field hash_ids: expected whole numbers below 2^63, got {ids!r:.60}")
+    frame = pd.DataFrame(cells, columns=list(fields), dtype=object)
+    mooncake = fields == MOONCAKE_FIELDS and not any(isinstance(ids, dict) for ids in hashes)
+    known = tuple(tuple(ids) if isinstance(ids, list) else () for ids in hashes)
+    hash_ids = known if mooncake and any(known) else None
+    return _build_trace(path, fields, frame, np.array(lines), 1e-3 if mooncake else 1.0, hash_ids)
+
+
+def _check_trace_size(path: Path, requests: int, blocks: int = 0) -> None:
+    if requests > MAX_TRACE_REQUESTS or blocks > MAX_TRACE_BLOCKS:
+        most = f"{MAX_TRACE_REQUESTS:,} requests, or {MAX_TRACE_BLOCKS:,} hash_ids"
+        raise PlannerError(f"{path.name} has more than {most}; cut it to its busiest hours")
+
+
+def _match_columns(names: Sequence[str], where: str) -> tuple[str, ...]:
+    """Which of `names` are the time, the prompt tokens and the output tokens; `PlannerError` where that is unclear."""
+    folded = [name.casefold() for name in names]
+    for kind in (AZURE_COLUMNS, PLAIN_COLUMNS, MOONCAKE_FIELDS):
+        if set(map(str.casefold, kind)) <= set(folded):
+            return tuple(names[folded.index(name.casefold())] for name in kind)
+    found = []
+    for what, pattern in _FIELD_NAME_PATTERNS.items():
+        called = [name for name in names if pattern.fullmatch(_normalize_field_name(name))]
+        if len(called) != 1:
+            problem = f"{' or '.join(called)} for the {what}" if called else f"nothing for the {what}"
+            raise PlannerError(f"{where}: found {problem} in {','.join(names)[:80]!r}; {_ACCEPTED_COLUMNS_HINT}")
+        found += called
+    return tuple(found)
+
+
+def _normalize_field_name(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.casefold().replace("\N{MICRO SIGN}", "u"))
+
+
+def _build_trace(
+    path: Path, fields: Sequence[str], cells: pd.DataFrame, lines: np.ndarray, unit: float,
+    hash_ids: tuple[tuple[int, ...], ...] | None = None,
+) -> Trace:  # fmt: skip
+    """A `Trace` of the columns `fields` of `cells`, which stand in `lines` of the file; a bad cell is the error.
+
+    `unit`: seconds in one unit of time, where neither the field's name nor the size of the figures tell.
+    """
+    import pandas as pd
+
+    time, prompt, output = (pd.to_numeric(cells[name], errors="coerce").to_numpy(dtype=float) for name in fields)
+    if np.count_nonzero(np.isnan(time)) * 2 > len(time):
+        stamps = pd.to_datetime(cells[fields[0]], format="ISO8601", errors="coerce", utc=True)
+        time = (stamps - stamps.min()).dt.total_seconds().to_numpy()
+    elif len(time):
+        time = time * _detect_time_unit(fields[0], float(np.nanmin(time)), unit)
+    kept = np.flatnonzero(output != 0)
+    left_out = len(output) - len(kept)
+    time, prompt, output, lines = time[kept], prompt[kept], output[kept], lines[kept]
+    time = np.where(np.abs(time) < 1e12, time, np.nan)
+    if len(time) < 2:
+        without = f" ({left_out} more have no output token)" if left_out else ""
+        raise PlannerError(f"{path.name} has {len(time)} requests{without}; a trace needs at least two")
+    for field, bad, problem in (
+        (fields[0], np.isnan(time), "is not a time; expected all numbers, or all ISO dates (2026-03-29T12:00:00)"),
+        (fields[1], ~np.isfinite(prompt), "is not a number"),
+        (fields[2], ~np.isfinite(output), "is not a number"),
+        (fields[0], time < 0, "must not be negative"),
+        (fields[0], np.diff(time, prepend=time[:1]) < 0, "comes before the line above; sort the trace by time"),
+        (fields[1], prompt < 1, "must be at least one token"),
+        (fields[2], output < 1, "must be at least one token"),
+        (fields[1], prompt >= 2**31, "is more than any model takes"),
+        (fields[2], output >= 2**31, "is more than any model gives"),
+        (fields[1], prompt != np.floor(prompt), "is not a whole number of tokens"),
+        (fields[2], output != np.floor(output), "is not a whole number of tokens"),
+    ):
+        if bad.any():
+            row = int(np.argmax(bad))
+            where = f"{path.name}, line {lines[row]}, field {field}"
+            raise PlannerError(f"{where}: {cells[field].iloc[kept[row]]} {problem}")
+    hashes = None if hash_ids is None else tuple(hash_ids[row] for row in kept)
+    counts = prompt.astype(np.int64), output.astype(np.int64)
+    trace = Trace(path.resolve(), time - time[0], *counts, hashes, left_out)
+    if trace.busiest_hour().arrival[-1] < 1e-9 * len(time):
+        raise PlannerError(f"{path.name}: all requests of its busiest hour arrive at the same time, so it has no rate")
+    return trace
+
+
+def _detect_time_unit(field: str, first: float, unit: float) -> float:
+    """Seconds in one unit of the field: as its name says, or the size of an epoch (1.7e9 s since 1970), or `unit`."""
+    named = _FIELD_NAME_PATTERNS["time"].fullmatch(_normalize_field_name(field))
+    for name, seconds in _SECONDS_BY_UNIT.items():
+        if named and named[name]:
+            return seconds
+    return next((seconds for seconds in _SECONDS_BY_UNIT.values() if 1e9 < first * seconds < 1e10), unit)

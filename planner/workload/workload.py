@@ -1,0 +1,159 @@
+"""Traffic: how long prompts and outputs are, how requests arrive, and traces of both."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+import numpy as np
+
+from planner.core.errors import PlannerError
+from planner.workload.length_distribution import LengthDistribution
+from planner.workload.traces import Trace
+
+WORKLOAD_BOUNDS = {"rate": (1e-9, 1e9), "concurrency": (1, 200_000), "burstiness": (1e-3, math.inf)}
+"""Requests/s, requests in flight and burstiness from which on figures, or the machine, would no longer hold."""
+DEFAULT_RUN_S = 600.0
+"""Arrivals of a run that has neither a number of requests nor a concurrency."""
+
+
+def compute_adapter_popularity(adapters: int, zipf: float) -> np.ndarray:
+    """[adapters] the share of requests that asks for each, the most popular first: the k-th k^-zipf as often."""
+    asked = np.arange(1.0, adapters + 1) ** -zipf
+    return asked / asked.sum()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Traffic on the whole deployment: open loop (`rate`), closed loop (`concurrency`), or a rate capped by one.
+
+    Of every prompt the first `prefix_tokens` are shared, and a request finds them cached with `prefix_hit_rate`;
+    without `prefix_tokens`, `prefix_hit_rate` is the share of all prompt tokens that is found cached.
+    """
+
+    prompt: LengthDistribution
+    output: LengthDistribution
+    rate: float | None = None  # requests/s
+    concurrency: int | None = None  # requests in flight
+    burstiness: float = 1.0  # gamma shape of the gaps between arrivals; 1 = Poisson
+    prefix_tokens: int = 0
+    prefix_hit_rate: float = 0.0
+    num_prompts: int | None = None  # a measured run's requests; None: see `requests`
+    trace: Trace | None = None
+    adapters: int = 0  # LoRA adapters in all; each request asks for one of them
+    adapter_zipf: float = 0.0  # how unevenly: the k-th is asked for k^-zipf as often as the first
+
+    def __post_init__(self) -> None:
+        if self.rate is None and self.concurrency is None:
+            raise PlannerError("a workload needs a rate (requests per second) or a concurrency (requests in flight)")
+        for name in ("rate", "concurrency", "burstiness", "num_prompts"):
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and value > 0):
+                raise PlannerError(f"{name} must be a positive number, got {value:g}")
+            low, high = WORKLOAD_BOUNDS.get(name, (0.0, math.inf))
+            if value is not None and self.trace is None and not low <= value <= high:
+                raise PlannerError(f"{name} {value:g} is beyond what is planned: {low:g} to {high:g}")
+        if not 0 <= self.prefix_hit_rate <= 1:
+            raise PlannerError(f"prefix_hit_rate must lie between 0 and 1, got {self.prefix_hit_rate:g}")
+        if self.prefix_tokens < 0:
+            raise PlannerError(f"prefix_tokens must not be negative, got {self.prefix_tokens:g}")
+
+    @classmethod
+    def from_trace(cls, trace: Trace, rate: float | None = None) -> Self:
+        """A trace as traffic: its own lengths, burstiness and reuse, at its own rate or at `rate` requests/s."""
+        return cls(
+            prompt=LengthDistribution.empirical(trace.prompt),
+            output=LengthDistribution.empirical(trace.output),
+            rate=trace.rate if rate is None else rate,
+            burstiness=trace.burstiness,
+            prefix_hit_rate=trace.prefix_hit_rate,
+            num_prompts=len(trace.arrival),
+            trace=trace,
+        )
+
+    @property
+    def requests(self) -> int:
+        """Requests of a run: a trace's, as many as asked for, 10 per unit of concurrency, or ten minutes' arrivals."""
+        if self.trace is not None:
+            return len(self.trace.arrival)
+        return self.num_prompts or 10 * (self.concurrency or 0) or math.ceil(DEFAULT_RUN_S * (self.rate or 0.0))
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """What was taken for granted of the traffic, in sentences."""
+        said = [
+            f"Of the {side} lengths only the mean is given: they are planned with the spread of {lengths.like} "
+            f"(p50 {lengths.p50:,.0f}, p95 {lengths.p95:,.0f}, at most {lengths.largest:,.0f} tokens); "
+            f"{{exactly: {lengths.mean:.10g}}} would make them all alike."
+            for side, lengths in (("prompt", self.prompt), ("output", self.output))
+            if lengths.like
+        ]
+        if self.prefix_tokens and (short := float(np.mean(self.prompt.values < self.prefix_tokens))) > 0.01:
+            found = f"{self.cached_share:.0%} of all prompt tokens are found in the cache"
+            said.append(
+                f"{short:.0%} of the prompts are shorter than the {self.prefix_tokens:,} tokens that they share, and "
+                f"count as shared whole: {found}."
+            )
+        if self.trace is not None and self.trace.left_out:
+            said.append(f"{self.trace.left_out:,} requests of {self.trace.path.name} without output are left out.")
+        if self.trace is not None and self.trace.hours > 1:
+            said.append(f"Of the {self.trace.hours} hours of {self.trace.path.name} the busiest is planned.")
+        return tuple(said)
+
+    @property
+    def reuse_as_traced(self) -> bool:
+        """Whether the trace tells which blocks of its prompts are equal, and nothing else was said of their reuse."""
+        trace = self.trace
+        if trace is None or not trace.hash_ids or self.prompt.how != "empirical" or self.prefix_tokens:
+            return False
+        return self.prefix_hit_rate == trace.prefix_hit_rate
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of a request on average, prompt and answer together."""
+        return self.prompt.mean + self.output.mean
+
+    @property
+    def cached_tokens(self) -> float:
+        """Prompt tokens that a request finds in the prefix cache, on average: no more than its prompt has."""
+        shared = np.minimum(self.prompt.values, self.prefix_tokens).mean() if self.prefix_tokens else self.prompt.mean
+        return self.prefix_hit_rate * float(shared)
+
+    @property
+    def cached_share(self) -> float:
+        """The share of all prompt tokens that is found in the prefix cache."""
+        return self.cached_tokens / self.prompt.mean
+
+    @property
+    def context(self) -> float:
+        """Tokens that a decoding sequence attends to, on average over its steps: long answers weigh more."""
+        output = self.output.values
+        return self.prompt.mean + float((output**2).mean() / (2 * output.mean()))
+
+    def total_quantile(self, q: float) -> float:
+        """Tokens of prompt and output together that a share `q` of requests does not exceed."""
+        if self.trace is not None and self.prompt.how == self.output.how == "empirical":
+            return float(np.quantile(self.trace.prompt + self.trace.output, q))
+        edges = np.linspace(0, 1, 501)
+        return float(np.quantile(np.add.outer(self.prompt.slices(edges), self.output.slices(edges)), q))
+
+    def at(self, rate: float) -> Self:
+        """The same traffic at another arrival rate, requests/s."""
+        return replace(self, rate=rate, concurrency=None)
+
+    def times(self, factor: float) -> Self:
+        """So many times the traffic, in requests/s and in requests at once; each at least one."""
+        many = {
+            name: math.ceil(value * factor - 1e-9)
+            for name in ("concurrency", "num_prompts")
+            if (value := getattr(self, name)) is not None
+        }
+        return replace(self, rate=self.rate and self.rate * factor, **many)
+
+    def share(self, replicas: int) -> Self:
+        """What one of `replicas` equal copies sees."""
+        return self if replicas == 1 else self.times(1 / replicas)
+
+    def __str__(self) -> str:
+        load = [] if self.rate is None else [f"{self.rate:.3g} requests/s"]
+        load += [] if self.concurrency is None else [f"{self.concurrency:,} in flight"]
+        return f"{', '.join(load)}; prompt {self.prompt}; output {self.output}"
