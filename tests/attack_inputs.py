@@ -164,7 +164,7 @@ def question(rng: random.Random, folder: Path) -> Any:
     whole = {**apply_overrides(QUESTION, few, "mine"), **data}
     with contextlib.suppress(yaml.YAMLError):
         asked = load_scenario(written(folder / "mine.yaml", yaml.safe_dump(whole), rng))
-        return f"{asked} {asked.day or ''}"
+        return f"{asked} {asked.daily_profile or ''}"
 
 
 def trace(rng: random.Random, folder: Path) -> Any:
@@ -178,7 +178,12 @@ def trace(rng: random.Random, folder: Path) -> Any:
         lines = [",".join(map(str, row if isinstance(row, list) else [row]))[:200_000] for row in cells]
         found = read_trace(written(folder / "t.csv", "\n".join(lines) + "\n" * rng.choice((0, 1, 3000)), rng))
     workload = Workload.from_trace(found)
-    return {"rate": found.rate, "burst": found.burstiness, "hits": found.prefix_hit_rate, "context": workload.context}
+    return {
+        "rate": found.rate,
+        "burst": found.burstiness,
+        "hits": found.prefix_hit_rate,
+        "context": workload.mean_decode_context,
+    }
 
 
 def log(rng: random.Random, folder: Path) -> Any:
@@ -225,7 +230,10 @@ def benchmark(rng: random.Random, folder: Path) -> Any:
     else:
         text = json.dumps(spoilt(rng.choice((BENCH, [BENCH, BENCH])), rng))
         found = read_benchmark_results([written(folder / "b.json", text, rng)], _deployment())
-    return [{"rate": p.workload.rate or 0, "tokens": p.workload.context, "ttft": p.ttft or 0} for p in found.points]
+    return [
+        {"rate": p.workload.rate or 0, "tokens": p.workload.mean_decode_context, "ttft": p.ttft or 0}
+        for p in found.points
+    ]
 
 
 def _deployment() -> Deployment:
@@ -332,14 +340,18 @@ def served(rng: random.Random, folder: Path) -> Any:
     version, to = rng.choice((None, None, "0.8.5", "0.33.0", "nightly")), rng.choice((None, None, "0.33.0"))
     return lint(
         what, version, gpu=rng.choice((*4 * [None], "H100", "4xH100", f"{rng.choice(JUNK)}xH100")), to=to
-    ).json()
+    ).to_json()
 
 
 @cache
 def _pages() -> list[str]:
     """Of a healthy server."""
     with tempfile.TemporaryDirectory() as folder:
-        load = Workload(LengthDistribution.typical(500, "prompt"), LengthDistribution.typical(100, "output"), rate=4.0)
+        load = Workload(
+            LengthDistribution.from_public_traces(500, "prompt"),
+            LengthDistribution.from_public_traces(100, "output"),
+            rate=4.0,
+        )
         return [path.read_text() for path in Server(_deployment(), load, requests=100).pages(Path(folder))[0]]
 
 
@@ -361,7 +373,7 @@ def _metrics(rng: random.Random, folder: Path) -> list[Path]:
 def metrics(rng: random.Random, folder: Path) -> Any:
     """What is wrong with a server, by its pages and sometimes its log."""
     saved = written(folder / "vllm.log", EXAMPLE_LOG.read_text(encoding="utf-8"), rng) if rng.random() < 0.2 else None
-    return diagnose(_metrics(rng, folder), saved, seconds=rng.choice((None, 60.0))).data()
+    return diagnose(_metrics(rng, folder), saved, seconds=rng.choice((None, 60.0))).to_json()
 
 
 def profile(rng: random.Random, folder: Path) -> Any:

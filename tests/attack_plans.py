@@ -110,7 +110,7 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
         yield "it is recommended without a performance"
         return
     for path, ends in numbers(vars(performance), "performance"):
-        if outputs.largest < 1.5 and re.search("tpot|itl", path) and any(map(math.isnan, ends)):
+        if outputs.max_tokens < 1.5 and re.search("tpot|itl", path) and any(map(math.isnan, ends)):
             continue
         if not all(math.isfinite(end) and end >= 0 for end in ends) or list(ends) != sorted(ends):
             yield f"{path} is {ends}"
@@ -120,11 +120,11 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
         mids = [getattr(performance, metric)[at].mid for at in POINTS[1:]]
         if any(low > high * 1.0001 for low, high in pairwise(mids)):
             yield f"percentiles of {metric} fall: {[round(mid * 1e3, 3) for mid in mids]} ms"
-    rented = candidate.deployment.gpus_rented
-    if rented > (most := next(w.at_most for w in asked.gpus if w.gpu == candidate.deployment.gpu)):
+    rented = candidate.deployment.num_gpus_billed
+    if rented > (most := next(w.max_gpus for w in asked.gpus if w.gpu == candidate.deployment.gpu)):
         yield f"{rented} GPUs, of which {most} may be had"
-    if sum(memory.parts.values()) != memory.total or min(memory.parts.values()) < 0:
-        yield f"memory parts {memory.parts} do not make up {memory.total} bytes"
+    if sum(memory.bytes_by_part.values()) != memory.total_bytes or min(memory.bytes_by_part.values()) < 0:
+        yield f"memory parts {memory.bytes_by_part} do not make up {memory.total_bytes} bytes"
     served, tokens, rate = performance.request_tps.mid, performance.output_tps.mid, asked.workload.rate
     if asked.workload.trace is None and not math.isclose(tokens, served * outputs.mean, rel_tol=0.05):
         yield f"{tokens:.4g} output tokens/s are not {served:.4g} requests/s of {outputs.mean:.4g}"
@@ -135,7 +135,7 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
         yield f"{performance.decode_batch:.1f} sequences decode at once, and {holding:.1f} by its rate and TPOT"
     if (capacity := middle(getattr(performance, "capacity", None))) < served * 0.98:
         yield f"its capacity, {capacity:.4g} requests/s, is less than the {served:.4g} that it serves"
-    if rate and not asked.offline and asked.workload.trace is None and candidate.meets and served < 0.95 * rate:
+    if rate and not asked.offline and asked.workload.trace is None and candidate.is_feasible and served < 0.95 * rate:
         yield f"meets, but serves {served:.4g} of {rate:.4g} requests/s"
     yield from _beyond_hardware(asked, candidate.deployment, performance)
 
@@ -143,14 +143,14 @@ def _impossible(asked: Scenario, candidate: Candidate) -> Iterator[str]:
 def _beyond_hardware(asked: Scenario, deployment: Deployment, performance: Any) -> Iterator[str]:
     """FLOP/s above the matrix units' peak, or steps faster than the weights can be read."""
     gpu, layout, need = deployment.gpu, deployment.layout, count_step_work(deployment)
-    cached = asked.workload.cached_tokens if deployment.args.enable_prefix_caching else 0.0
+    cached = asked.workload.mean_cached_tokens if deployment.args.enable_prefix_caching else 0.0
     tokens = performance.total_tps.mid - performance.request_tps.mid * cached
-    busy = tokens / layout.gpus * layout.tp * sum(m.flops / gpu.flops[m.dtype] for m in need.matmuls)
+    busy = tokens / layout.num_gpus * layout.tp * sum(m.flops / gpu.peak_flops[m.dtype] for m in need.matmuls)
     if busy > 1:  # the stages of a pipeline work side by side
         yield f"{tokens:,.0f} tokens/s take {busy:.2f} x the peak FLOP/s"
     routed = sum(e.layers * e.bytes * e.held * e.active / e.total / layout.ep for e in need.experts)
-    read = (sum(m.bytes for m in need.matmuls) + routed) / gpu.bandwidth
-    drafted = 1 + deployment.drafts
+    read = (sum(m.bytes for m in need.matmuls) + routed) / gpu.memory_bandwidth
+    drafted = 1 + deployment.num_draft_tokens
     for metric, share in (("tpot", drafted), ("itl", 1), ("ttft", 1)):
         seconds = getattr(performance, metric)["p50"].mid
         if asked.workload.output.p50 > drafted and seconds < 0.95 * read / share:
@@ -195,16 +195,16 @@ def row_of(plan: Plan) -> dict[str, str]:
     row: dict[str, object] = {
         "id": scenario.name, "model": scenario.model, "gpu": deployment.gpu.name, "engine": deployment.engine.name,
         "engine_version": deployment.engine.version, "interconnect": wanted.interconnect,
-        "gpus_per_node": wanted.gpus_per_node, "quantization": scenario.quantizations[plan.chosen.preference[0]],
+        "gpus_per_node": wanted.gpus_per_node, "quantization": scenario.quantizations[plan.chosen.preference_key[0]],
         **{size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep", "dcp", "replicas")},
-        **{name: getattr(args, name) for name in ENGINE_ARG_COLUMNS}, "other_tenants_gib": deployment.other_tenants / GIB,
+        **{name: getattr(args, name) for name in ENGINE_ARG_COLUMNS}, "other_tenants_gib": deployment.other_tenants_bytes / GIB,
         "request_rate": workload.rate, "concurrency": workload.concurrency, "burstiness": workload.burstiness,
         "prefix_tokens": workload.prefix_tokens, "prefix_hit_rate": workload.prefix_hit_rate,
         "adapters": workload.adapters, "adapter_zipf": workload.adapter_zipf,
         "num_prompts": workload.num_prompts, "trace": trace and trace.path.absolute(),
     }  # fmt: skip
     for name, lengths in (("isl", workload.prompt), ("osl", workload.output)):  # a trace's lengths were not asked for
-        row |= {name if what == "mean" else f"{name}_{what}": value for what, value in lengths.asked.items()}
+        row |= {name if what == "mean" else f"{name}_{what}": value for what, value in lengths.given_figures.items()}
     given = scenario.speculation
     if given and deployment.speculation:
         row |= {"speculative_method": given.method, "num_speculative_tokens": given.num_speculative_tokens}
@@ -220,18 +220,21 @@ def check_agreement(asked: Scenario, plan: Plan) -> list[str]:
     assert plan.chosen.prediction.performance
     table = build_latency_table(plan.chosen.prediction.performance).set_index("Latency")
     cells = {f"{m}_ms_{at}": table.loc[m.upper(), f"{at} (ms)"] for m, at in product(METRICS, POINTS)}
-    asked_for = {f"{t.name} (ms)": told.get(f"{t.metric}_ms_{t.percentile}", math.nan) for t in asked.service_level}
+    asked_for = {f"{t.name} (ms)": told.get(f"{t.metric}_ms_{t.percentile}", math.nan) for t in asked.slo_targets}
     found = _unlike("the summary", told, cells)
     found += [
         f"passed over, yet it holds for less: {other}" for other in explain_alternatives(plan)
-        if other.candidate and other.candidate.stated and other.candidate.meets
-        and other.candidate.price[1] < plan.chosen.price[1] * plan.chosen.paid * (1 - 1e-6)
+        if other.candidate and other.candidate.is_simulated and other.candidate.is_feasible
+        and other.candidate.price_key[1] < plan.chosen.price_key[1] * plan.chosen.billed_fraction * (1 - 1e-6)
     ]  # fmt: skip
     found += _unlike("the table of alternatives", asked_for, summary.build_candidate_table(plan).iloc[0].to_dict())
     answer = predict_row(row_of(plan))
     if answer["status"] != "ok":
         found.append(f"planner predict says {answer['status']} of the plan's own row: {answer.get('error')}")
-    other = asked.prices != PriceSelection() or plan.chosen.deployment.gpus_rented != plan.chosen.deployment.layout.gpus
+    other = (
+        asked.prices != PriceSelection()
+        or plan.chosen.deployment.num_gpus_billed != plan.chosen.deployment.layout.num_gpus
+    )
     unpriced = {name: value for name, value in told.items() if not (other and name.startswith("usd"))}
     return found + _unlike("planner predict", unpriced, answer) + _texts(asked, plan.chosen, told)
 
@@ -242,7 +245,7 @@ CONFIG = "trtllm.yaml"
 
 def _texts(asked: Scenario, chosen: Candidate, told: Mapping[str, float]) -> list[str]:
     """What the deployment files say of model, arguments and figures."""
-    args, texts = chosen.deployment.args, render_artifacts(chosen.prediction, asked.service_level)
+    args, texts = chosen.deployment.args, render_artifacts(chosen.prediction, asked.slo_targets)
     others = {name for name in list_models() if name != asked.model}
     named = {file: set(re.findall(r"[\w.-]+/[\w.-]+", text)) for file, text in texts.items()}
     wrong = [file for file, names in named.items() if others & names or (asked.model not in names and file != CONFIG)]
@@ -295,8 +298,8 @@ def referee(
     """
     memory, table, workload = get_memory_plan(deployment), build_step_model(deployment), asked.workload
     seqs, engines = deployment.args.max_num_seqs or 1, deployment.layout.replicas * deployment.layout.dp
-    longest = workload.prompt.quantile(1 - getattr(asked, "refused_at_most", 0.01))
-    if not memory.starts or longest >= (deployment.args.max_model_len or 0):
+    longest = workload.prompt.compute_quantile(1 - getattr(asked, "refused_at_most", 0.01))
+    if not memory.can_start or longest >= (deployment.args.max_model_len or 0):
         return {}
     many = max(run, WAVES * seqs) * engines
     slots = seqs * engines * (1 if asked.offline else 2)  # of traffic that comes by itself, others wait for their turn
@@ -307,15 +310,15 @@ def referee(
         rate = _steady_rate(runs[0])
         if not asked.offline:
             runs = [simulate_workload(deployment, memory.pool, table, usual, seed=seed) for seed in seeds]
-        elif workload.requests < many:  # the first of a short job come at once, and are more of it
-            job = replace(crowd, num_prompts=workload.requests)
+        elif workload.num_requests < many:  # the first of a short job come at once, and are more of it
+            job = replace(crowd, num_prompts=workload.num_requests)
             runs = [simulate_workload(deployment, memory.pool, table, job, seed=seed) for seed in seeds]
     except PlannerError:
         return {}
-    found = {f"{m} {at}": float(np.mean([one.stats(m)[at] for one in runs])) for m, at in product(METRICS, POINTS)}
+    found = {f"{m} {at}": float(np.mean([one.summarize(m)[at] for one in runs])) for m, at in product(METRICS, POINTS)}
     if workload.rate:
         found["rate"] = workload.rate / rate / engines / (1 - getattr(asked, "headroom", 0.0))
-    return found | {target.name: _seconds(found, target) / target.seconds for target in asked.service_level}
+    return found | {target.name: _seconds(found, target) / target.seconds for target in asked.slo_targets}
 
 
 def _seconds(found: Mapping[str, float], target: Any) -> float:
@@ -331,7 +334,7 @@ def _steady_rate(run: SimulationResult) -> float:
 
 def worst(asked: Scenario, found: Mapping[str, float]) -> tuple[float, str]:
     """The largest share of any limit, and whose; infinite where it does not start."""
-    shares = [(found[name], name) for name in ("rate", *(t.name for t in asked.service_level)) if name in found]
+    shares = [(found[name], name) for name in ("rate", *(t.name for t in asked.slo_targets)) if name in found]
     return max(
         (share for share in shares if not math.isnan(share[0])), default=(math.inf, "what it can start or serve")
     )
@@ -350,7 +353,7 @@ def _broken(asked: Scenario, chosen: Candidate, seeds: tuple[int, ...]) -> list[
     assert chosen.prediction.performance
     share, name = worst(asked, truth)
     found = [f"{said}, but replayed {name} takes {share:.2f} x its limit"] if share > 1 + LUCK else []
-    for target in asked.service_level:
+    for target in asked.slo_targets:
         value = getattr(chosen.prediction.performance, target.metric)[target.percentile]
         seconds = _seconds(truth, target)
         if seconds < value.lo * (1 - LUCK) or seconds > value.hi * (1 + LUCK):
@@ -360,36 +363,40 @@ def _broken(asked: Scenario, chosen: Candidate, seeds: tuple[int, ...]) -> list[
 
 def bill(plan: Plan) -> Bill:
     """What plans are compared by; the worst where nothing meets."""
-    return plan.chosen.cost if plan.chosen else (True, math.inf)
+    return plan.chosen.cost_key if plan.chosen else (True, math.inf)
 
 
 def paid_gpus(asked: Scenario, wanted: CandidateGpu, layout: ParallelLayout, replicas: int) -> int:
     """GPUs that are rented for so many replicas and the spare ones."""
     many = replicas + asked.spare_replicas
-    return sum(choose_machines(many, layout.gpus, wanted.units)) if wanted.units else many * layout.gpus
+    return (
+        sum(choose_machines(many, layout.num_gpus, wanted.machine_sizes))
+        if wanted.machine_sizes
+        else many * layout.num_gpus
+    )
 
 
 def _cheaper(asked: Scenario, below: Bill) -> list[tuple[float, Callable[..., Deployment]]]:
     """Every legal combination with as many replicas as cost less: what it costs, and what deploys it."""
     found: list[tuple[float, Callable[..., Deployment]]] = []
-    given, longest = asked.speculation, asked.workload.total_quantile(0.999)
+    given, longest = asked.speculation, asked.workload.compute_total_tokens_quantile(0.999)
     known = [wanted for wanted in asked.gpus if not explain_unsupported_gpu(wanted.gpu, asked.engine)]
     for wanted, quantization in product(known, asked.quantizations):
         served, price = load_model(asked.model, quantization=quantization), look_up_gpu_price(wanted.gpu, asked.prices)
         length = min(math.ceil(longest * 1.01), served.architecture.max_position)
-        layouts = list_legal_layouts(served, wanted.gpu, wanted.at_most, wanted.node, asked.engine)
-        speculations = [None, given.load()] if given and given.allowed else [None]
+        layouts = list_legal_layouts(served, wanted.gpu, wanted.max_gpus, wanted.max_machine_gpus, asked.engine)
+        speculations = [None, given.to_config()] if given and given.allowed else [None]
         for layout, kv, speculation in product(layouts, asked.kv_cache_dtypes, speculations):
-            each = price.usd if price else 1.0
-            paid = [paid_gpus(asked, wanted, layout, many) for many in range(1, wanted.at_most // layout.gpus + 1)]
+            each = price.median_usd if price else 1.0
+            paid = [paid_gpus(asked, wanted, layout, many) for many in range(1, wanted.max_gpus // layout.num_gpus + 1)]
             least = below[1] / each - 1e-6 if (price is None) == below[0] else math.inf
-            replicas = sum(gpus <= wanted.at_most and gpus < least for gpus in paid)
+            replicas = sum(gpus <= wanted.max_gpus and gpus < least for gpus in paid)
             if replicas < 1 or (price is None and not below[0]):
                 continue
             options: dict[str, Any] = {
                 "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "ep": layout.ep, "replicas": replicas,
                 "engine": asked.engine, "speculation": speculation, "other_tenants": asked.other_tenants,
-                "interconnect": wanted.interconnect, "gpus_per_node": wanted.node, "max_model_len": length,
+                "interconnect": wanted.interconnect, "gpus_per_node": wanted.max_machine_gpus, "max_model_len": length,
                 "kv_cache_dtype": kv,
             }  # fmt: skip
             deploy = partial(deploy_on, served, wanted.gpu, **{**options, **asked.engine_args})
@@ -427,20 +434,20 @@ def fingerprint(plan: Plan) -> str:
     """All that a plan says, to the last digit."""
     said = [(name, str(c), c.deployment.args, str(vars(c.prediction.performance)))
             for name, c in shown(plan) if c.prediction.performance]  # fmt: skip
-    return repr((said, str(plan.binding), plan.notes))
+    return repr((said, str(plan.binding_constraint), plan.notes))
 
 
 def check_metamorphic(asked: Scenario, plan: Plan) -> list[str]:
     """More traffic, tighter limits and fewer options never cost less; names, order and prices change nothing else."""
     found, until, load = [], time.perf_counter() + PATIENCE, asked.workload
-    gpus, level = asked.gpus, asked.service_level
+    gpus, level = asked.gpus, asked.slo_targets
     slots = load.concurrency and math.ceil(load.concurrency * 1.3)
     harder: list[tuple[str, dict[str, Any]]] = [
         ("1.3 x the traffic", {"workload": replace(load, rate=load.rate and load.rate * 1.3, concurrency=slots)}),
         ("limits of 0.8", {"service_level": tuple(replace(target, seconds=0.8 * target.seconds) for target in level)}),
     ]
     for k, wanted in enumerate(gpus):
-        fewer = (replace(wanted, at_most=wanted.at_most - 1),) if wanted.at_most > 1 else ()
+        fewer = (replace(wanted, at_most=wanted.max_gpus - 1),) if wanted.max_gpus > 1 else ()
         harder += [(f"one {wanted.gpu.name} less", {"gpus": (*gpus[:k], *fewer, *gpus[k + 1 :])})]
         harder += [(f"without {wanted.gpu.name}", {"gpus": gpus[:k] + gpus[k + 1 :]})]
     for name in ("quantizations", "kv_cache_dtypes"):
@@ -463,7 +470,9 @@ def check_metamorphic(asked: Scenario, plan: Plan) -> list[str]:
     prices = {wanted.gpu.name: look_up_gpu_price(wanted.gpu, asked.prices) for wanted in gpus}
     if plan.chosen and all(prices.values()):
         twice = search_deployments(
-            replace(asked, prices=PriceSelection({name: 2 * price.usd for name, price in prices.items() if price}))
+            replace(
+                asked, prices=PriceSelection({name: 2 * price.median_usd for name, price in prices.items() if price})
+            )
         )
         same = twice.chosen and describe_deployment(twice.chosen.deployment) == describe_deployment(
             plan.chosen.deployment
@@ -490,7 +499,7 @@ def check_knobs(asked: Scenario, plan: Plan) -> list[str]:
     for name, value in [other for other in others if cheaper.gpus and other[0] not in asked.engine_args]:
         with contextlib.suppress(PlannerError):
             other = search_deployments(replace(cheaper, engine_args={**asked.engine_args, name: value}))
-            if other.chosen and other.chosen.cost[0] == below[0] and other.chosen.cost[1] < 0.98 * below[1]:
+            if other.chosen and other.chosen.cost_key[0] == below[0] and other.chosen.cost_key[1] < 0.98 * below[1]:
                 replays = (worst(asked, referee(asked, other.chosen.deployment, seeds=who)) for who in (SEEDS, MORE))
                 if all(used <= 1 - SLACK for used, _ in replays):
                     found.append(f"{name}={value}: {other.chosen}; recommended is {plan.chosen}, {below[1]:.2f}")
@@ -529,7 +538,9 @@ def _held(asked: Scenario, deployment: Deployment) -> tuple[float, str]:
     if found[0] > 1 - SLACK:
         return found
     stated = simulate_candidate(asked, evaluate_candidate(asked, deployment, deployment.layout.replicas))
-    return max(found, (stated.margin, stated.constraints[0] if stated.constraints else found[1]))
+    return max(
+        found, (stated.limit_utilization, stated.violated_constraints[0] if stated.violated_constraints else found[1])
+    )
 
 
 CHECKS: dict[str, Callable[[Scenario, Plan], list[str]]] = {
@@ -555,7 +566,7 @@ def attack(seed: int, folder: Path, checks: tuple[str, ...] = USUAL) -> tuple[st
         asked = parse_scenario(data, name, folder)
         plan = search_deployments(asked)
         seconds = time.perf_counter() - begun
-        answer = f"{plan.chosen or f'nothing meets it. {plan.binding}'}\n{fingerprint(plan)}"
+        answer = f"{plan.chosen or f'nothing meets it. {plan.binding_constraint}'}\n{fingerprint(plan)}"
         for kind in checks:
             found += [(kind, text) for text in CHECKS[kind](asked, plan)]
             found += [(kind, text) for text in check_plan_json(plan, path)] if kind == "agreement" else []

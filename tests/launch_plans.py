@@ -116,7 +116,7 @@ def arrived(launch: LaunchSpec) -> dict[str, Any]:
     deployment = launch.deployment
     engine = deployment.engine
     parsed = get_cli_options(engine.name, engine.version).parse(
-        [filled(word) for flag in launch.flags for word in flag.words]
+        [filled(word) for flag in launch.flags for word in flag.arguments]
     )
     assert not parsed.errors and not parsed.positional, parsed
     values = parsed.values | (yaml.safe_load(launch.config) if launch.config else {})

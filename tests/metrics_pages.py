@@ -32,7 +32,9 @@ class Server:
 
     def pages(self, folder: Path, name: str = "page") -> tuple[list[Path], float]:
         """Two pages in `folder`, and the seconds between them."""
-        run = simulate_once(self.deployment, self.workload, self.requests, pace=self.pace, seed=self.seed, gauge_s=1.0)
+        run = simulate_once(
+            self.deployment, self.workload, self.requests, step_cost_factor=self.pace, seed=self.seed, gauge_s=1.0
+        )
         first, last = run.sent[0], float(run.sent[-1])
         moments = first + (last - first) * 0.3, last
         paths = [folder / f"{name}-{k}.txt" for k in range(2)]
@@ -44,8 +46,8 @@ class Server:
         """What /metrics says at `moment`, seconds of the replay."""
         known = get_metric_names(self.deployment.engine)
         names, outcome = known.names, run.outcome
-        first = outcome.first_token * run.second <= moment
-        done = outcome.last_token * run.second <= moment
+        first = outcome.first_token * run.clock_scale <= moment
+        done = outcome.last_token * run.clock_scale <= moment
         many = run.output > 1
         tpot = np.zeros(len(many))
         tpot[many] = run.tpot
@@ -77,13 +79,15 @@ class Server:
         if name := names.get("itl"):  # of all gaps a share, as large as that of the tokens
             share = run.output[done].sum() / run.output.sum()
             gaps = (
-                kinds.ITL_FIRST_BIN_S * 10 ** (np.arange(kinds.NUM_ITL_BINS) / kinds.ITL_BINS_PER_DECADE) * run.second
+                kinds.ITL_FIRST_BIN_S
+                * 10 ** (np.arange(kinds.NUM_ITL_BINS) / kinds.ITL_BINS_PER_DECADE)
+                * run.clock_scale
             )
             counts = outcome.itl * share
             for edge in known.buckets["itl"]:
                 lines.append(f"{name}_bucket{label(le=float(edge))} {counts[gaps <= edge].sum():.0f}")
             lines.append(f"{name}_bucket{label(le='+Inf')} {counts.sum():.0f}")
-            spent = (outcome.last_token - outcome.first_token).sum() * run.second * share
+            spent = (outcome.last_token - outcome.first_token).sum() * run.clock_scale * share
             lines.append(f"{name}_sum{label()} {spent}")
             lines.append(f"{name}_count{label()} {counts.sum():.0f}")
         number("success", np.count_nonzero(done), finished_reason="stop")

@@ -23,13 +23,13 @@ class Traffic:
         found = self.prediction.performance
         assert found is not None
         self.rate, self.waiting, self.preempted = found.request_tps.mid, 0.0, found.preemptions
-        self.up = [1] * self.prediction.deployment.replicas
+        self.up = [1] * self.prediction.deployment.num_replicas
         self.kv = min(found.kv_usage, 0.9)
         self.tokens = found.output_tps.mid
         self.late: dict[str, float] = {}  # share of requests above the edge
         self.mean: dict[str, float] = {}  # seconds
         self.hits, self.accepted = (
-            prediction.load.cached_share,
+            prediction.effective_workload.cache_hit_fraction,
             compute_planned_acceptance(prediction.deployment) or 0.0,
         )
 
@@ -48,15 +48,15 @@ class Traffic:
                 put(f"{promise.histogram}_count", self.rate, True)
                 mean = self.mean.get(role, 0.5 * promise.target.seconds)
                 put(f"{promise.histogram}_sum", self.rate * mean, True)
-                if promise.edge:
+                if promise.bucket_edge_s:
                     share = 1 - self.late.get(role, 0.0)
-                    put(f"{promise.histogram}_bucket", self.rate * share, True, le=promise.le)
+                    put(f"{promise.histogram}_bucket", self.rate * share, True, le=promise.bucket_label)
         for role, value in {"success": self.rate, "preemptions": self.rate * self.preempted, "drafted": 100.0,
                             "accepted": 100 * self.accepted, "generation_tokens": self.tokens,
                             "prefix_queries": 100.0, "prefix_hits": 100 * self.hits}.items():  # fmt: skip
             put(self.names[role], value, True)
         put(self.names["kv_usage"], self.kv, False)
-        put(self.names["running"], self.rate * self.prediction.performance.at("e2e", "mean").mid, False)
+        put(self.names["running"], self.rate * self.prediction.performance.get("e2e", "mean").mid, False)
         put(self.names["waiting"], self.waiting, False)
         for place, value in enumerate(self.up):
             made[
@@ -73,7 +73,7 @@ def spoil(traffic: Traffic, alert: str) -> None:
                 traffic.mean[role] = 1.1 * max(t.seconds for t in traffic.targets if t.metric == role)
                 return
             times = 4.0 if alert.endswith("AboveServiceLevel") else 100.0
-            share = {one.target.metric: one.late for one in build_slo_alerts(traffic.prediction, traffic.targets)
+            share = {one.target.metric: one.error_budget for one in build_slo_alerts(traffic.prediction, traffic.targets)
                      if one.target.percentile != "mean"}  # fmt: skip
             traffic.late[role] = min(times * share[role], 1.0)
             return

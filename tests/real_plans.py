@@ -123,7 +123,7 @@ def written(name: str) -> Written:
     plan = search_deployments(parse_scenario(asked, name))
     assert plan.chosen, plan
     if plan.scenario.speculation:  # whether or not it pays here
-        served = replace(plan.chosen.deployment, speculation=plan.scenario.speculation.load())
+        served = replace(plan.chosen.deployment, speculation=plan.scenario.speculation.to_config())
         prediction = evaluate(served, plan.scenario.workload, plan.scenario.prices)
         plan = replace(plan, chosen=replace(plan.chosen, deployment=served, prediction=prediction))
     assert plan.chosen

@@ -113,7 +113,7 @@ def small(seed: int) -> tuple[str, dict[str, Any]]:
     prompt, output = (dice.log(*bounds) for bounds in TASKS[task])
     card = get_gpu(dice.of(("L4", "A10G", "L40S", "RTX-4090", "A100-SXM-80GB", "H100-SXM")))
     rate = dice.log(0.5, 3) * _rate_of_one(load_model(name), card, prompt, output)
-    pace = dice.log(1, 4) * 2 * load_model(name).architecture.params_total / card.bandwidth * 1e3
+    pace = dice.log(1, 4) * 2 * load_model(name).architecture.params_total / card.memory_bandwidth * 1e3
     return f"small-{seed}", {
         "question": f"{task}: seed {seed}?", "model": name, "quantization": dice.of((["checkpoint"], ["fp8"])),
         "kv_cache_dtype": dice.of((["auto"], ["auto", "fp8"])), "gpus": [{"gpu": card.name, "at_most": 4}],
@@ -147,13 +147,13 @@ def _cards(dice: Draw, served: Model, served_by: str, odd: bool) -> list[Gpu]:
 
 def _rate_of_one(served: Model, card: Gpu, prompt: float, output: float) -> float:
     """Requests/s that one GPU might serve: a third of its 16-bit peak for prompts, a tenth of that for outputs."""
-    flops = card.flops.get("bf16", card.flops["fp16"]) / 3
+    flops = card.peak_flops.get("bf16", card.peak_flops["fp16"]) / 3
     return flops / (2 * served.architecture.params_active * (prompt + 10 * output))
 
 
 def _at_most(dice: Draw, served: Model, card: Gpu, busy: float) -> int:
     """GPUs that may be had: mostly enough for one copy and for the traffic, sometimes scarce."""
-    copy = _bytes(served) * 1.3 / (0.9 * card.memory)
+    copy = _bytes(served) * 1.3 / (0.9 * card.memory_bytes)
     wanted = max(copy, busy) * dice.log(0.7, 4)
     return int(min(2 ** math.ceil(math.log2(max(wanted, 1))), 64))
 
@@ -250,5 +250,7 @@ def _extras(dice: Draw, data: dict[str, Any], served: Model, cards: list[Gpu]) -
         data["speculation"] = {"method": method, "num_speculative_tokens": dice.of((1, 2, 3, 5)),
                                "acceptance_rate": rate, "allowed": dice.happens(0.7)}  # fmt: skip
     started = get_engine(data["engine"], data.get("engine_version"))
-    if all(parse_release(card.supported.get(started.name, ("99.0.0", None))[0]) > started.release for card in cards):
+    if all(
+        parse_release(card.supported.get(started.name, ("99.0.0", None))[0]) > started.release_tuple for card in cards
+    ):
         data.pop("engine_version", None)  # nobody asks for GPUs that all came after their engine

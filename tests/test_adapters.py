@@ -35,7 +35,7 @@ def served(slots: int, host: int = ADAPTERS, table: StepCostTable = STEPS, log: 
     )  # fmt: skip
     prompt, output, adapter = rng.integers(10, 300, N), rng.integers(1, 200, N), rng.integers(-1, ADAPTERS, N)
     return simulate_requests(
-        rules, table, RequestBatch(sample_arrivals(N, 8.0, 1.0, rng), prompt, output, adapter=adapter), log=log
+        rules, table, RequestBatch(sample_arrivals(N, 8.0, 1.0, rng), prompt, output, adapter=adapter), log_steps=log
     )
 
 
@@ -44,7 +44,7 @@ def test_a_step_has_at_most_so_many_adapters_and_lets_others_past(slots: int) ->
     rng = np.random.default_rng(0)
     rng.integers(10, 300, N), rng.integers(1, 200, N)
     adapter = rng.integers(-1, ADAPTERS, N)
-    step, request = served(slots, log=True).outcome.noted(NOTE_ENTRY, 2).astype(int).T
+    step, request = served(slots, log=True).outcome.get_notes(NOTE_ENTRY, 2).astype(int).T
     pairs = np.unique(np.stack([step, adapter[request]])[:, adapter[request] >= 0], axis=1)
     assert np.bincount(pairs[0]).max() == slots
     found = served(slots).outcome
@@ -118,20 +118,20 @@ def test_first_requests_wait_for_adapters_that_come_from_disk() -> None:
     rules = build_engine_rules(deployment, get_memory_plan(deployment).pool)._replace(max_loras=64, max_cpu_loras=160)
     costs = compute_adapter_costs(deployment)
     found = simulate_requests(rules, build_step_cost_table(build_step_model(deployment))._replace(**costs), sent)
-    assert found.quantile("ttft", 0.5) * 1e3 == pytest.approx(51.6, rel=0.1)
+    assert found.compute_quantile("ttft", 0.5) * 1e3 == pytest.approx(51.6, rel=0.1)
     assert found.ttft.mean() * 1e3 == pytest.approx(80.0, rel=0.25)
-    assert found.quantile("ttft", 0.99) * 1e3 == pytest.approx(423.6, rel=0.2)
+    assert found.compute_quantile("ttft", 0.99) * 1e3 == pytest.approx(423.6, rel=0.2)
     warm = simulate_requests(
         rules, build_step_cost_table(build_step_model(deployment))._replace(**{**costs, "adapter_cold_s": 0.0}), sent
     )
-    assert warm.quantile("ttft", 0.99) * 1e3 < 0.3 * 423.6
+    assert warm.compute_quantile("ttft", 0.99) * 1e3 < 0.3 * 423.6
 
 
 def test_adapters_without_slots_are_refused() -> None:
     deployment = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2")
     workload = Workload(
-        LengthDistribution.fixed(200),
-        LengthDistribution.fixed(20),
+        LengthDistribution.from_constant(200),
+        LengthDistribution.from_constant(20),
         rate=1.0,
         num_prompts=50,
         adapters=8,
@@ -160,7 +160,7 @@ def test_the_closed_form_counts_adapters_as_the_replay_does_where_all_have_a_slo
     zipf: float, load: dict[str, float]
 ) -> None:
     deployment = deploy_on("meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=4096, max_loras=64)
-    lengths = LengthDistribution.lognormal(600, 2000), LengthDistribution.lognormal(200, 500)
+    lengths = LengthDistribution.from_lognormal(600, 2000), LengthDistribution.from_lognormal(200, 500)
     workload = Workload(*lengths, adapters=64, adapter_zipf=zipf, **load)  # type: ignore[arg-type]
     steady, replayed = evaluate(deployment, workload).performance, simulate_once(deployment, workload, 1500)
     assert steady is not None
@@ -175,7 +175,7 @@ def test_where_slots_are_scarce_the_closed_form_promises_less_than_the_replay(sl
         "meta-llama/Llama-3.1-8B", "H100", engine_version="0.20.2", max_model_len=4096, max_loras=slots,
         max_cpu_loras=64,
     )  # fmt: skip
-    lengths = LengthDistribution.lognormal(600, 2000), LengthDistribution.lognormal(200, 500)
+    lengths = LengthDistribution.from_lognormal(600, 2000), LengthDistribution.from_lognormal(200, 500)
     workload = Workload(*lengths, concurrency=128, num_prompts=1500, adapters=64, adapter_zipf=1.0)
     steady, replayed = evaluate(deployment, workload).performance, simulate_once(deployment, workload, 1500)
     assert steady is not None and 0.4 * replayed.request_tps < steady.request_tps.mid < 1.02 * replayed.request_tps
@@ -195,14 +195,14 @@ def test_a_higher_rank_costs_its_bytes_and_a_cold_adapter_more_than_one_in_host_
     costs = compute_adapter_costs(low), compute_adapter_costs(high)
     assert compute_adapter_bytes(high) == 4 * compute_adapter_bytes(low)
     more = costs[1]["adapter_s"] - costs[0]["adapter_s"]
-    assert more == pytest.approx(3 * compute_adapter_bytes(low) / low.gpu.bandwidth)
+    assert more == pytest.approx(3 * compute_adapter_bytes(low) / low.gpu.memory_bandwidth)
     assert costs[0]["adapter_cold_s"] > costs[0]["adapter_load_s"] > costs[0]["adapter_s"]
 
 
 def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> None:
     asked = parse_scenario(ASKED, "adapters")
     plan = search_deployments(asked)
-    assert plan.chosen is not None and plan.chosen.stated
+    assert plan.chosen is not None and plan.chosen.is_simulated
     args = plan.chosen.deployment.args
     assert (args.max_lora_rank, args.max_cpu_loras) == (16, 40) and 1 <= args.max_loras <= 40
     started = str(build_launch(plan.chosen.prediction))
@@ -220,11 +220,11 @@ def test_a_scenario_with_adapters_is_planned_and_started_with_their_slots() -> N
 )
 def test_one_endpoint_for_all_costs_less_the_more_adapters_there_are(gpus: list[dict[str, object]]) -> None:
     found = compare_adapter_endpoints(parse_scenario({**ASKED, "gpus": gpus}, "adapters"))
-    assert found is not None and found.break_even is not None and found.break_even > 1
+    assert found is not None and found.break_even_adapters is not None and found.break_even_adapters > 1
     costs = found.frame.pivot(index="Adapters", columns="Endpoints", values="USD per hour")
     assert costs["one for each"].is_monotonic_increasing and costs["one for all"].is_monotonic_increasing
     assert costs["one for each"][1] <= costs["one for all"][1], "merged into the weights it is no dearer"
-    assert costs["one for each"][40] >= 40 * found.own_usd > costs["one for all"][40]
+    assert costs["one for each"][40] >= 40 * found.dedicated_usd_per_hour > costs["one for all"][40]
 
 
 def test_without_adapters_endpoints_are_not_compared() -> None:

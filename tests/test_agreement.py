@@ -119,14 +119,14 @@ def cells(performance: Performance, read: str = "at") -> Iterator[tuple[str, str
 
 def test_figures_rest_on_a_replay_and_hang_together(plan: Plan, chosen: Candidate, performance: Performance) -> None:
     """What is served is what arrives where the queue does not grow; tokens are requests times their tokens."""
-    assert performance.requests > 0 and performance.capacity is not None
+    assert performance.num_simulated_requests > 0 and performance.capacity is not None
     workload = plan.scenario.workload
     if workload.rate is not None and not plan.scenario.offline:
         assert performance.capacity == estimate_capacity(chosen.deployment, chosen.prediction.workload)
     assert performance.capacity.mid >= performance.request_tps.mid * (1 - 1e-9) or performance.saturated
     rate = workload.rate
     if rate is not None and not plan.scenario.offline and workload.trace is None:
-        served = rate * (1 - chosen.prediction.refused)
+        served = rate * (1 - chosen.prediction.rejected_fraction)
         assert performance.request_tps.mid == pytest.approx(served, rel=1e-6)
     if workload.trace is None:
         tokens = performance.request_tps.mid * workload.output.mean
@@ -141,8 +141,8 @@ def test_the_summary_says_what_the_plan_says(plan: Plan, chosen: Candidate, perf
     first = summary.build_candidate_table(plan).iloc[0]
     assert first["deployment"] == describe_deployment(chosen.deployment)
     assert first["service level"] == ("at risk" if plan.verdict == "at_risk" else "meets")
-    for target in plan.scenario.service_level:
-        value = performance.told(target.metric, target.percentile) * 1e3
+    for target in plan.scenario.slo_targets:
+        value = performance.get_for_display(target.metric, target.percentile) * 1e3
         assert same(first[f"{target.name} (ms)"], value)
 
 
@@ -150,12 +150,12 @@ def test_promises_are_judged_alike_everywhere(plan: Plan, chosen: Candidate, per
     table = layout_study.build_slo_table(plan.scenario, chosen).set_index("Promise")
     drawn = drawn_rows(charts_summary.plot_slos(plan.scenario, chosen), "target")
     stated = {f"{row['percentile']} {row['metric'].upper()}": row for row in serialize_plan(plan)["service_level"]}
-    for target in plan.scenario.service_level:
-        value = performance.told(target.metric, target.percentile)
+    for target in plan.scenario.slo_targets:
+        value = performance.get_for_display(target.metric, target.percentile)
         if math.isnan(value.mid):
             assert stated[target.name]["predicted_ms"] is None and str(target) not in drawn
             continue
-        replayed = performance.at(target.metric, target.percentile)
+        replayed = performance.get(target.metric, target.percentile)
         row, entry, bar = table.loc[f"{target.name} (ms)"], stated[target.name], drawn[str(target)]
         assert same(row["Predicted"], value * 1e3) and row["Limit"] == pytest.approx(target.seconds * 1e3)
         assert entry["predicted_ms"] == ends(replayed * 1e3) and entry["limit_ms"] == row["Limit"]
@@ -163,12 +163,12 @@ def test_promises_are_judged_alike_everywhere(plan: Plan, chosen: Candidate, per
         assert (bar["mid"], bar["hi"]) == (min(share.mid, MAX_DRAWN_UTILIZATION), min(share.hi, MAX_DRAWN_UTILIZATION))
         assert bar["further"] == (share.hi > MAX_DRAWN_UTILIZATION)
         assert same(row["Share of the limit (%)"], share * 100)
-        broken = any(target.name in miss for miss in chosen.misses)
+        broken = any(target.name in miss for miss in chosen.violations)
         risky = any(risk.startswith(target.name) for risk in chosen.risks)
         held = "broken" if broken else "at risk" if risky else "kept"
         assert (row["Verdict"], entry["holds"]) == (held, not broken)
         assert bar["state"] == {"broken": "misses", "at risk": "at risk", "kept": "meets"}[held]
-    assert (plan.verdict == "at_risk") == bool(chosen.risks) and not chosen.misses
+    assert (plan.verdict == "at_risk") == bool(chosen.risks) and not chosen.violations
 
 
 def test_what_is_planned_for_and_what_stays_free_is_the_same_everywhere(
@@ -190,11 +190,11 @@ def test_the_tail_that_is_drawn_is_the_one_that_is_stated(
     plan: Plan, chosen: Candidate, performance: Performance
 ) -> None:
     found = run_simulation(chosen.deployment, chosen.prediction.workload)
-    table = tail_latency.build_latency_table(found, plan.scenario.service_level).set_index("Latency")
+    table = tail_latency.build_latency_table(found, plan.scenario.slo_targets).set_index("Latency")
     for metric, point, value in cells(performance, "told"):
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
     assert table.loc["Queue", "p99 (ms)"].mid == pytest.approx(performance.queue * 1e3, nan_ok=True)
-    assert found.requests == performance.requests and found.preemptions == performance.preemptions
+    assert found.num_requests == performance.num_simulated_requests and found.preemptions == performance.preemptions
     assert same(tail_latency.build_tail_row(found)["p99 TTFT (ms)"], performance.ttft["p99"] * 1e3)
 
 
@@ -211,11 +211,11 @@ def test_plan_json_says_what_the_plan_says(plan: Plan, chosen: Candidate, perfor
     assert found["capacity_rps"] == ends(performance.capacity)
     assert (found["verdict"], found["reasons"]) == (plan.verdict, list(plan.reasons))
     layout, args = chosen.deployment.layout, chosen.deployment.args
-    assert found["model"] == plan.scenario.model and found["gpus"] == layout.gpus
+    assert found["model"] == plan.scenario.model and found["gpus"] == layout.num_gpus
     assert found["layout"]["tp"] * found["layout"]["pp"] * found["layout"]["dp"] * layout.replicas == found["gpus"]
     assert found["engine_args"]["max_num_seqs"] == args.max_num_seqs
     if plan.runner_up:
-        assert found["runner_up"]["usd_per_hour"] == ends(plan.runner_up.prediction.usd)
+        assert found["runner_up"]["usd_per_hour"] == ends(plan.runner_up.prediction.usd_per_hour_interval)
     if chosen.usd_per_hour:
         assert found["usd_per_hour"][0] == chosen.usd_per_hour
         month = None if plan.scenario.offline else [each * 24 * 365.25 / 12 for each in found["usd_per_hour"]]
@@ -233,32 +233,36 @@ def test_the_terminal_says_what_the_plan_says(plan: Plan, chosen: Candidate, per
     assert lines["Capacity"].startswith(f"{performance.capacity:.3g} requests/s")
     if plan.scenario.workload.rate is None:
         assert f"send {performance.request_tps.mid:.3g} requests/s" in lines["Traffic"]
-    assert lines["Memory"].startswith(f"{chosen.prediction.memory.pool.kv_tokens:,} tokens")
-    for target in plan.scenario.service_level:
-        value = performance.told(target.metric, target.percentile) * 1e3
+    assert lines["Memory"].startswith(f"{chosen.prediction.memory.pool.reported_tokens:,} tokens")
+    for target in plan.scenario.slo_targets:
+        value = performance.get_for_display(target.metric, target.percentile) * 1e3
         if not math.isnan(value.mid):
             assert lines[target.name].startswith(f"{value:,.0f} ms, promised".replace("inf", "growing"))
     if per_token := chosen.prediction.usd_per_mtok_output:
-        a_month = "" if plan.scenario.offline else f", ${chosen.prediction.usd * 24 * 365.25 / 12:,.0f} a month"
-        said = f"${chosen.prediction.usd:,.2f} an hour{a_month}; at the middle price ${per_token:.2f} a million"
+        a_month = (
+            ""
+            if plan.scenario.offline
+            else f", ${chosen.prediction.usd_per_hour_interval * 24 * 365.25 / 12:,.0f} a month"
+        )
+        said = f"${chosen.prediction.usd_per_hour_interval:,.2f} an hour{a_month}; at the middle price ${per_token:.2f} a million"
         assert lines["Cost"].startswith(said)
         assert ("for all of it" in lines["Cost"]) == plan.scenario.offline
-    assert f"replayed, {performance.requests:,} requests" in lines["How sure"]
+    assert f"replayed, {performance.num_simulated_requests:,} requests" in lines["How sure"]
 
 
 def test_files_say_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
-    texts = render_artifacts(chosen.prediction, plan.scenario.service_level)
+    texts = render_artifacts(chosen.prediction, plan.scenario.slo_targets)
     memory, args, layout = chosen.prediction.memory, chosen.deployment.args, chosen.deployment.layout
     checklist = texts["checklist.md"]
     for metric in ("TTFT", "ITL"):
-        value = performance.told(metric.lower(), "p99") * 1e3
+        value = performance.get_for_display(metric.lower(), "p99") * 1e3
         assert f"p99 {metric} within {value:.0f} ms" in checklist or math.isnan(value.mid)
-    assert f"about {memory.pool.kv_tokens:,} tokens, maximum concurrency" in checklist
+    assert f"about {memory.pool.reported_tokens:,} tokens, maximum concurrency" in checklist
     assert f"available KV cache memory is {memory.kv_available / GIB:.1f} GiB" in checklist
     assert f"stays near {100 * performance.kv_usage:.0f}%" in checklist
     if chosen.usd_per_hour:
         assert f": ${chosen.usd_per_hour:,.2f} an hour" in checklist
-    for target in plan.scenario.service_level:
+    for target in plan.scenario.slo_targets:
         assert f"- [ ] {target}\n" in checklist
     command = build_launch(chosen.prediction).command
     assert serialize_plan(plan)["command"] == command
@@ -268,12 +272,12 @@ def test_files_say_what_the_plan_says(plan: Plan, chosen: Candidate, performance
     for word in ([] if layout.tp == 1 else [str(layout.tp)]) + [plan.scenario.model]:
         assert word in command and word in texts["serve.sh"]
     if "alerts.yml" in texts:
-        assert all(str(target) in texts["alerts.yml"] for target in plan.scenario.service_level)
+        assert all(str(target) in texts["alerts.yml"] for target in plan.scenario.slo_targets)
         assert f"expects {performance.preemptions:.3g} preemptions" in texts["alerts.yml"]
 
 
 def test_the_benchmark_states_what_its_own_runs_are_predicted_to_do(plan: Plan, chosen: Candidate) -> None:
-    script = render_artifacts(chosen.prediction, plan.scenario.service_level)["bench.sh"]
+    script = render_artifacts(chosen.prediction, plan.scenario.slo_targets)["bench.sh"]
     steps = dict(re.findall(r'"([\d.]+) (\d+)"', script))
     for rate, found in predict_benchmark_ramp(chosen.prediction).items():
         (line,) = re.findall(rf"^#   {rate:<12.3g} (.*)$", script, re.MULTILINE)
@@ -307,4 +311,4 @@ def test_an_adversary_finds_no_second_value(plan: Plan) -> None:
 def test_every_candidate_shown_first_is_the_chosen_one(plan: Plan, chosen: Candidate) -> None:
     """The first of every table is the plan, and no other row holds for less."""
     assert plan.best is chosen
-    assert min(candidate.cost for candidate in plan.candidates if candidate.meets) == chosen.cost
+    assert min(candidate.cost_key for candidate in plan.candidates if candidate.is_feasible) == chosen.cost_key

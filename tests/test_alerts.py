@@ -29,7 +29,7 @@ PROMTOOL = shutil.which("promtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool (Debian's package prometheus) is not installed")
 TARGETS = (SloTarget("ttft", "p99", 0.8), SloTarget("tpot", "p95", 0.04), SloTarget("itl", "p95", 0.05),
            SloTarget("e2e", "p50", 20.0), SloTarget("tpot", "mean", 0.03))  # fmt: skip
-WORKLOAD = Workload(LengthDistribution.lognormal(1000, 3000), LengthDistribution.lognormal(200, 500), rate=4.0, prefix_tokens=400,
+WORKLOAD = Workload(LengthDistribution.from_lognormal(1000, 3000), LengthDistribution.from_lognormal(200, 500), rate=4.0, prefix_tokens=400,
                     prefix_hit_rate=0.9)  # fmt: skip
 OFFLINE = replace(WORKLOAD, rate=None, concurrency=256, num_prompts=5000, prefix_hit_rate=0.0)
 
@@ -183,9 +183,15 @@ def test_every_name_is_on_that_versions_page(kind: str) -> None:
 
 def test_late_is_what_is_above_an_edge_that_lies_at_or_above_the_limit() -> None:
     by_key = {promise.key: promise for promise in build_slo_alerts(*planned("vllm 0.20.2"))}
-    assert (by_key["tpot_p95"].edge, by_key["itl_p95"].edge, by_key["ttft_p99"].edge) == (0.05, 0.05, 1.0)
-    assert by_key["tpot_mean"].edge is None
-    assert {promise.key: promise.edge for promise in build_slo_alerts(*planned("sglang 0.5.4"))}["itl_p95"] == 0.06
+    assert (by_key["tpot_p95"].bucket_edge_s, by_key["itl_p95"].bucket_edge_s, by_key["ttft_p99"].bucket_edge_s) == (
+        0.05,
+        0.05,
+        1.0,
+    )
+    assert by_key["tpot_mean"].bucket_edge_s is None
+    assert {promise.key: promise.bucket_edge_s for promise in build_slo_alerts(*planned("sglang 0.5.4"))}[
+        "itl_p95"
+    ] == 0.06
     text = files("vllm 0.20.2")["alerts.yml"]
     assert "p95 TPOT of at most 40 ms: the histogram has no edge there. Late is what took over 50 ms" in text
     assert "p95 ITL of at most 50 ms" not in text.split("groups:")[0]
@@ -203,7 +209,7 @@ def test_no_budget_is_burnt_at_a_rate_that_cannot_be() -> None:
     """14.4 times the budget of a p50 would be more than all requests: such an alert would never fire."""
     for at in ("p50", "p95", "p99"):
         promise = replace(build_slo_alerts(*planned("vllm 0.20.2"))[0], target=SloTarget("ttft", at, 0.8))
-        assert all(promise.late < share < 1 for share, _, _ in promise.burns)
+        assert all(promise.error_budget < share < 1 for share, _, _ in promise.burn_rate_rules)
 
 
 def test_offline_work_may_queue() -> None:
@@ -217,7 +223,7 @@ def test_thresholds_leave_room_for_what_was_planned() -> None:
         found, limits = prediction.performance, compute_alert_thresholds(prediction, targets)
         assert found is not None and limits.preemptions > found.preemptions
         assert limits.kv_usage is None or found.kv_usage_p99 < limits.kv_usage < 1
-        assert limits.rate is None or limits.rate > (prediction.load.rate or 0)
+        assert limits.rate is None or limits.rate > (prediction.effective_workload.rate or 0)
 
 
 def test_one_target_a_replica_and_machines_have_names_where_there_are_several() -> None:

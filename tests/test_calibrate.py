@@ -58,13 +58,17 @@ def measure(c: StepCoefficients, concurrency: int, rate: float = np.inf, isl: in
     trace = Trace(Path(), arrival - arrival[0], prompt, output)
     load = {"concurrency": concurrency} if np.isinf(rate) else {"rate": trace.rate}
     work = Workload(
-        LengthDistribution.empirical(prompt), LengthDistribution.empirical(output), num_prompts=n, trace=trace, **load
+        LengthDistribution.from_samples(prompt),
+        LengthDistribution.from_samples(output),
+        num_prompts=n,
+        trace=trace,
+        **load,
     )
     found = simulate_workload(
         DEPLOYMENT, get_memory_plan(DEPLOYMENT).pool, build_target_step_model(DEPLOYMENT, c), work
     )
     ttft, tpot = (
-        found.stats(metric)["mean"] * 1e3 * np.exp(0.02 * rng.standard_normal()) for metric in ("ttft", "tpot")
+        found.summarize(metric)["mean"] * 1e3 * np.exp(0.02 * rng.standard_normal()) for metric in ("ttft", "tpot")
     )
     return {
         "completed": n, "total_input_tokens": int(prompt.sum()), "total_output_tokens": int(output.sum()),
@@ -96,7 +100,10 @@ def test_a_machine_a_quarter_off_is_predicted_within_a_few_per_cent(seed, tmp_pa
     for point in read_benchmark_results([unseen], DEPLOYMENT).points:
         found_s, measured = np.array(simulate_means(point, found.after)), np.array([point.ttft, point.tpot])
         assert found_s == pytest.approx(measured, rel=0.08)
-        assert (np.abs(np.log(found_s / measured)) < Z_SCORE_80PCT * np.array([found.sigma(0), found.sigma(1)])).all()
+        assert (
+            np.abs(np.log(found_s / measured))
+            < Z_SCORE_80PCT * np.array([found.estimate_sigma(0), found.estimate_sigma(1)])
+        ).all()
         assert predict_means(point, found.after)[1] == pytest.approx(point.tpot, rel=0.12), "in closed form as well"
 
 
@@ -105,7 +112,13 @@ def test_more_runs_narrow_the_interval_and_never_below_what_repeats_differ_by(tm
     known = get_deployment_coefficients(DEPLOYMENT)
     few, some, many = (fit_calibration(chosen, rounds=6) for chosen in (points[1:3], points, points * 2))
     for column, prior in ((0, known.sigma_ttft), (1, known.sigma_tpot)):
-        assert prior > few.sigma(column) > some.sigma(column) > many.sigma(column) >= REPEAT_SIGMA_TTFT_TPOT[column]
+        assert (
+            prior
+            > few.estimate_sigma(column)
+            > some.estimate_sigma(column)
+            > many.estimate_sigma(column)
+            >= REPEAT_SIGMA_TTFT_TPOT[column]
+        )
 
 
 def test_one_bad_run_does_no_harm(tmp_path):
@@ -116,7 +129,7 @@ def test_one_bad_run_does_no_harm(tmp_path):
     found = fit_calibration(points)
     others = np.delete(np.arange(len(points)), 2)
     assert np.abs(found.errors[others, 1, 1] - good.errors[others, 1, 1]).max() < 0.03
-    assert found.sigma(1) < 1.5 * good.sigma(1)
+    assert found.estimate_sigma(1) < 1.5 * good.estimate_sigma(1)
     assert "furthest off is disturbed: its" in str(found)
 
 
@@ -127,15 +140,15 @@ def test_what_is_held_back_is_what_a_fit_without_that_run_misses(tmp_path):
     for index in (0, 3, 6):
         without = fit_calibration(points[:index] + points[index + 1 :], rounds=30)
         missed = np.log(predict_means(points[index], without.after)) - np.log([points[index].ttft, points[index].tpot])
-        assert found.held_back[index] == pytest.approx(missed, abs=0.06)
+        assert found.held_out_errors[index] == pytest.approx(missed, abs=0.06)
 
 
 def test_one_run_as_predicted_hardly_narrows_the_interval():
     """It says nothing of other loads."""
-    work = Workload(LengthDistribution.fixed(512), LengthDistribution.fixed(256), concurrency=8)
+    work = Workload(LengthDistribution.from_constant(512), LengthDistribution.from_constant(256), concurrency=8)
     bare = BenchmarkPoint("only", DEPLOYMENT, work, None, None)
     ttft, tpot = predict_means(bare, KNOWN)
-    assert fit_calibration([replace(bare, ttft=ttft, tpot=tpot)], noise=REPEAT_SIGMA_TTFT_TPOT).sigma(1) > 0.07
+    assert fit_calibration([replace(bare, ttft=ttft, tpot=tpot)], noise=REPEAT_SIGMA_TTFT_TPOT).estimate_sigma(1) > 0.07
 
 
 def test_what_changed_is_told_in_words():
@@ -145,7 +158,7 @@ def test_what_changed_is_told_in_words():
         bare = BenchmarkPoint(
             f"c{many}",
             DEPLOYMENT,
-            Workload(LengthDistribution.fixed(512), LengthDistribution.fixed(256), concurrency=many),
+            Workload(LengthDistribution.from_constant(512), LengthDistribution.from_constant(256), concurrency=many),
             None,
             None,
         )
@@ -168,7 +181,7 @@ def test_an_owners_calibration_is_planned_with(tmp_path):
     found.save(mine, "2026-11-21")
     engine = apply_user_calibrations(DEPLOYMENT.engine, load_user_calibrations(mine))
     own = get_deployment_coefficients(replace(DEPLOYMENT, engine=engine))
-    assert own.basis == "measured" and own.sigma_tpot == pytest.approx(found.sigma(1), abs=1e-3)
+    assert own.basis == "measured" and own.sigma_tpot == pytest.approx(found.estimate_sigma(1), abs=1e-3)
     assert own.coefficients.memory == pytest.approx(found.after.memory, rel=0.01)
     planned_step, catalog_step = (
         build_target_step_model(replace(DEPLOYMENT, engine=e)) for e in (engine, DEPLOYMENT.engine)

@@ -59,18 +59,18 @@ def found(share: float, headroom: float = 0.0) -> Candidate:
 
 
 def test_headroom_is_the_share_of_the_capacity_that_stays_free() -> None:
-    assert found(0.79, 0.2).meets and not found(0.82, 0.2).meets
-    assert found(0.82, 0.1).meets and found(0.97).meets and not found(1.03).meets
-    assert found(0.82, 0.2).constraints == ("capacity",)
-    assert found(0.6, 0.2).margin == pytest.approx(0.6 / 0.8, rel=0.01)
+    assert found(0.79, 0.2).is_feasible and not found(0.82, 0.2).is_feasible
+    assert found(0.82, 0.1).is_feasible and found(0.97).is_feasible and not found(1.03).is_feasible
+    assert found(0.82, 0.2).violated_constraints == ("capacity",)
+    assert found(0.6, 0.2).limit_utilization == pytest.approx(0.6 / 0.8, rel=0.01)
 
 
 def test_what_is_loaded_beyond_the_pessimistic_end_of_its_capacity_is_at_risk() -> None:
     """Whatever its latencies: here they may take as long as they like."""
     low = most().lo / most().mid
     safe, risky = found(low - 0.03), found(low + 0.03)
-    assert safe.meets and not safe.at_risk
-    assert risky.meets and risky.at_risk
+    assert safe.is_feasible and not safe.at_risk
+    assert risky.is_feasible and risky.at_risk
     assert any("may serve only" in risk for risk in risky.risks)
 
 
@@ -78,9 +78,9 @@ def test_overload_misses_however_loose_the_limits() -> None:
     """In closed form as well: a queue that grows has no mean."""
     over = at(1.3 * most().mid, headroom=0.0, service_level={"ttft": {"mean": 1e6}})
     for candidate in (evaluate_candidate(over, CARD, 1), simulate_candidate(over, evaluate_candidate(over, CARD, 1))):
-        assert not candidate.meets and candidate.constraints[0] == "capacity"
-        assert candidate.margin == pytest.approx(1.3, rel=0.1)
-    assert evaluate_candidate(over, CARD, 2).meets
+        assert not candidate.is_feasible and candidate.violated_constraints[0] == "capacity"
+        assert candidate.limit_utilization == pytest.approx(1.3, rel=0.1)
+    assert evaluate_candidate(over, CARD, 2).is_feasible
 
 
 def test_a_target_between_the_middle_and_the_pessimistic_end_is_a_risk() -> None:
@@ -91,7 +91,7 @@ def test_a_target_between_the_middle_and_the_pessimistic_end_is_a_risk() -> None
     ):  # fmt: skip
         asking = at(0.5 * most().mid, service_level={"tpot": {"p95": limit * 1e3}}, headroom=0.0)
         candidate = check_against_slos(asking, found(0.5).prediction, ())
-        assert (candidate.meets, candidate.at_risk) == (meets, risky)
+        assert (candidate.is_feasible, candidate.at_risk) == (meets, risky)
 
 
 def test_refused_prompts_may_be_so_many_and_no_more() -> None:
@@ -99,8 +99,8 @@ def test_refused_prompts_may_be_so_many_and_no_more() -> None:
     short = CARD.with_args(max_model_len=1200)
     for share, meets in ((0.06, True), (0.04, False)):
         candidate = evaluate_candidate(at(1, refused_at_most=share), short, 1)
-        assert candidate.meets == meets
-        assert candidate.constraints == (() if meets else ("max_model_len",))
+        assert candidate.is_feasible == meets
+        assert candidate.violated_constraints == (() if meets else ("max_model_len",))
 
 
 def test_an_offline_plan_must_serve_in_time_with_room_to_spare() -> None:
@@ -110,7 +110,7 @@ def test_an_offline_plan_must_serve_in_time_with_room_to_spare() -> None:
     for share, meets in ((0.75, True), (0.85, False)):
         hours = 200_000 / 3600 / (share * served)
         asking = asked(workload={**done, "requests": 200_000, "within_hours": hours}, service_level={})
-        assert evaluate_candidate(asking, CARD, 1).meets == meets
+        assert evaluate_candidate(asking, CARD, 1).is_feasible == meets
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
@@ -118,8 +118,8 @@ def test_an_offline_plan_must_serve_in_time_with_room_to_spare() -> None:
 def test_more_traffic_or_fewer_replicas_never_take_a_smaller_share(rate: float, factor: float, replicas: int) -> None:
     """In closed form, of which the share of the capacity is part."""
     one, more = (evaluate_candidate(at(r), CARD, replicas) for r in (rate, rate * factor))
-    assert more.margin >= one.margin * 0.999
-    assert evaluate_candidate(at(rate), CARD, replicas + 1).margin <= one.margin * 1.001
+    assert more.limit_utilization >= one.limit_utilization * 0.999
+    assert evaluate_candidate(at(rate), CARD, replicas + 1).limit_utilization <= one.limit_utilization * 1.001
 
 
 @given(seconds=st.floats(1e-4, 100), limit=st.floats(1e-4, 100))
@@ -139,23 +139,23 @@ def plan():
 
 def test_what_is_stated_is_replayed_and_the_chosen_one_costs_least_of_what_holds(plan) -> None:
     for candidate in (plan.chosen, plan.runner_up):
-        assert candidate.meets and candidate.prediction.performance.requests > 1000
-    holding = [c for c in plan.candidates if c.meets and c.prediction.performance.requests]
-    assert plan.chosen.cost == min(c.cost for c in holding)
+        assert candidate.is_feasible and candidate.prediction.performance.requests > 1000
+    holding = [c for c in plan.candidates if c.is_feasible and c.prediction.performance.requests]
+    assert plan.chosen.cost_key == min(c.cost_key for c in holding)
 
 
 def test_a_replica_less_does_not_hold(plan) -> None:
     replicas = plan.chosen.deployment.layout.replicas
     if replicas > 1:
         less = tune_and_simulate(plan.scenario, evaluate_candidate(plan.scenario, plan.chosen.deployment, replicas - 1))
-        assert not less.meets
+        assert not less.is_feasible
 
 
 def test_no_gpu_alone_holds_for_less(plan) -> None:
     """Each kind of GPU on its own is searched for without the other's plan to rule it out."""
     for wanted in plan.scenario.gpus:
         alone = search_deployments(replace(plan.scenario, gpus=(wanted,))).chosen
-        assert alone is None or alone.cost >= plan.chosen.cost
+        assert alone is None or alone.cost_key >= plan.chosen.cost_key
 
 
 def test_confirming_what_fails_rules_nothing_out() -> None:
@@ -163,9 +163,13 @@ def test_confirming_what_fails_rules_nothing_out() -> None:
     tight = at(0.75 * most().mid, headroom=0.0, service_level={"ttft": {"p99": 700}, "tpot": {"p95": 200}})
     cases = [evaluate_candidate(tight, CARD, replicas) for replicas in (1, 2, 3)]
     found = verify_candidates(tight, [case for case in cases if may_be_feasible(tight, case)])
-    assert found.holding and all(c.meets for c in found.holding) and not any(c.meets for c in found.failing)
-    cheapest = found.holding[0].deployment.layout.replicas
-    assert all(c.deployment.layout.replicas < cheapest for c in found.failing)
+    assert (
+        found.feasible
+        and all(c.is_feasible for c in found.feasible)
+        and not any(c.is_feasible for c in found.infeasible)
+    )
+    cheapest = found.feasible[0].deployment.layout.replicas
+    assert all(c.deployment.layout.replicas < cheapest for c in found.infeasible)
 
 
 def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:
@@ -179,7 +183,7 @@ def test_a_smaller_batch_is_taken_where_a_full_one_is_too_slow() -> None:
     limit = (pace[48].mid + pace[128].mid) / 2 * 1e3
     asking = at(rate, headroom=0.0, service_level={"ttft": {"p95": 60_000}, "tpot": {"p95": limit}})
     found = tune_and_simulate(asking, evaluate_candidate(asking, large, 1))
-    assert found.meets and found.deployment.args.max_num_seqs < 128
+    assert found.is_feasible and found.deployment.args.max_num_seqs < 128
 
 
 def test_a_flood_is_served_at_the_capacity_that_the_closed_form_states_of_any_load() -> None:
@@ -213,20 +217,23 @@ def test_what_a_search_has_replayed_is_not_replayed_again_when_its_schedules_are
 def test_candidates_with_other_arguments_are_others() -> None:
     """Slots for adapters among them: as many tokens, sequences and memory do not make them one."""
     slots = [CARD.with_args(max_loras=many, max_lora_rank=16, max_cpu_loras=64) for many in (4, 64)]
-    assert len({evaluate_candidate(asked(), one, 1).identity for one in slots}) == 2
+    assert len({evaluate_candidate(asked(), one, 1).identity_key for one in slots}) == 2
 
 
 def test_waits_that_grow_are_no_figure() -> None:
     """Beyond its capacity a longer look finds a longer wait, so that none is told; the pace is one."""
     flood = at(10 * most().mid, service_level={"ttft": {"p95": 4000}})
     short, long = (simulate_once(CARD, flood.workload, many) for many in (1000, 4000))
-    assert long.stats("ttft")["p95"] > 3 * short.stats("ttft")["p95"]
-    assert long.stats("tpot")["p95"] == pytest.approx(short.stats("tpot")["p95"], rel=0.1)
+    assert long.summarize("ttft")["p95"] > 3 * short.summarize("ttft")["p95"]
+    assert long.summarize("tpot")["p95"] == pytest.approx(short.summarize("tpot")["p95"], rel=0.1)
     over = simulate_candidate(flood, evaluate_candidate(flood, CARD, 1))
-    assert over.constraints == ("capacity", "p95 TTFT") and over.misses[1] == "p95 TTFT grows for as long as it runs"
+    assert (
+        over.violated_constraints == ("capacity", "p95 TTFT")
+        and over.violations[1] == "p95 TTFT grows for as long as it runs"
+    )
     seen = over.prediction.performance
-    assert seen is not None and math.isinf(seen.told("e2e", "mean").mid) and seen.waits_grow == "yes"
-    assert math.isfinite(seen.told("tpot", "p95").hi)
+    assert seen is not None and math.isinf(seen.get_for_display("e2e", "mean").mid) and seen.queue_growth == "yes"
+    assert math.isfinite(seen.get_for_display("tpot", "p95").hi)
     ended = replace(flood, workload=replace(flood.workload, num_prompts=1000))  # a run that ends has its figure
     last = simulate_candidate(ended, evaluate_candidate(ended, CARD, 1)).prediction.performance
-    assert last is not None and last.saturated and math.isfinite(last.told("ttft", "p95").mid)
+    assert last is not None and last.saturated and math.isfinite(last.get_for_display("ttft", "p95").mid)

@@ -57,8 +57,8 @@ def test_alternatives_come_from_best_to_worst_and_say_what_each_is(plan: Plan) -
 
 def test_the_counts_add_up(plan: Plan) -> None:
     evaluated, closer, meeting, *ruled_out = map(int, re.findall(r"\d+", summary.describe_search_effort(plan)))
-    assert (evaluated, meeting) == (len(plan.candidates), sum(c.meets for c in plan.candidates))
-    assert 0 < closer == sum(c.prediction.performance.requests > 0 for c in plan.candidates)
+    assert (evaluated, meeting) == (len(plan.candidates), sum(c.is_feasible for c in plan.candidates))
+    assert 0 < closer == sum(c.prediction.performance.num_simulated_requests > 0 for c in plan.candidates)
     assert sum(ruled_out[1:]) == (ruled_out[0] if ruled_out else 0) == len(plan.rejected)
 
 
@@ -66,11 +66,11 @@ def test_where_nothing_meets_the_nearest_stands_first(nothing: Plan) -> None:
     assert nothing.chosen is None and nothing.best is not None
     assert summary.summarize_plan(nothing).startswith("Nothing that was allowed meets the service level.")
     first = summary.build_candidate_table(nothing).iloc[0]
-    (promise,) = nothing.scenario.service_level
+    (promise,) = nothing.scenario.slo_targets
     over = nothing.best.prediction.performance.ttft["p95"].mid / promise.seconds
     assert first["deployment"] == describe_deployment(nothing.best.deployment)
     assert first["what is missing"].startswith(f"p95 TTFT {over:,.0f} times the limit")
-    shares = [c.margin for c in nothing.candidates[:3]]
+    shares = [c.limit_utilization for c in nothing.candidates[:3]]
     assert shares == sorted(shares)
     table = layout_study.build_slo_table(nothing.scenario, nothing.best)
     assert table["Verdict"][0] == "broken" and table["Share of the limit (%)"][0].mid > 100
@@ -98,7 +98,7 @@ def test_every_promise_is_told_with_its_share(plan: Plan) -> None:
     *targets, capacity = layout_study.build_slo_table(plan.scenario, plan.chosen).to_dict("records")
     assert capacity["Limit"] == plan.scenario.workload.rate
     assert capacity["Predicted"].mid == pytest.approx(plan.chosen.prediction.performance.capacity.mid)
-    for target, row in zip(plan.scenario.service_level, targets, strict=True):
+    for target, row in zip(plan.scenario.slo_targets, targets, strict=True):
         value = getattr(plan.chosen.prediction.performance, target.metric)[target.percentile]
         assert row["Predicted"].mid == pytest.approx(1e3 * value.mid)
         assert row["Share of the limit (%)"].mid == pytest.approx(100 * value.mid / target.seconds)
@@ -115,7 +115,7 @@ def test_offline_promises_are_broken_where_the_plan_says_so() -> None:
         (tight, evaluate_candidate(tight, deployment, deployment.layout.replicas)),
     )  # fmt: skip
     held = [layout_study.build_slo_table(*case)["Verdict"][0] != "broken" for case in cases]
-    assert held == [candidate.meets for _, candidate in cases] == [True, False, False]
+    assert held == [candidate.is_feasible for _, candidate in cases] == [True, False, False]
 
 
 def test_a_pipeline_of_p_stages_is_idle_p_minus_1_of_m_plus_p_minus_1() -> None:
@@ -128,7 +128,7 @@ def test_what_one_replica_promises_it_keeps_and_no_more(plan: Plan) -> None:
     asked, alone = replace(plan.scenario, headroom=0.0), plan.chosen.deployment.with_replicas(1)
     rate = layout_study.estimate_max_rps(asked, alone)
     meets = [
-        evaluate_candidate(replace(asked, workload=asked.workload.at(share * rate)), alone, 1).meets
+        evaluate_candidate(replace(asked, workload=asked.workload.with_rate(share * rate)), alone, 1).is_feasible
         for share in (0.97, 1.03)
     ]
     assert meets == [True, False]
@@ -145,7 +145,7 @@ def test_littles_law_counts_who_is_there(plan: Plan) -> None:
 
 def test_charted_promises_and_prices_are_the_plans(plan: Plan) -> None:
     bars = drawn_rows(charts_summary.plot_slos(plan.scenario, plan.chosen), "target")
-    for target in plan.scenario.service_level:
+    for target in plan.scenario.slo_targets:
         value = getattr(plan.chosen.prediction.performance, target.metric)[target.percentile]
         drawn, limit = bars[str(target)], target.seconds
         assert [drawn[end] for end in ("lo", "mid", "hi")] == pytest.approx(
@@ -172,7 +172,7 @@ def test_a_memory_bar_is_as_long_as_the_card(plan: Plan) -> None:
         charts_layout.plot_candidate_memory({"the plan": plan.chosen}),
     ):
         (rows,) = chart.to_dict()["datasets"].values()
-        assert sum(row["gib"] for row in rows) == pytest.approx(memory.total / GIB)
+        assert sum(row["gib"] for row in rows) == pytest.approx(memory.total_bytes / GIB)
         assert {row["part"]: row["gib"] for row in rows}["weights"] == pytest.approx(memory.weights.mid / GIB, rel=1e-6)
 
 
@@ -213,7 +213,7 @@ def test_a_drawn_tail_passes_through_the_stated_percentiles(plan: Plan) -> None:
 
 
 def test_the_chosen_one_is_drawn_where_it_stands(plan: Plan) -> None:
-    data = layout_study.build_candidate_frame(plan, [c for c in plan.candidates if c.prediction.fits])
+    data = layout_study.build_candidate_frame(plan, [c for c in plan.candidates if c.prediction.can_start])
     row = drawn_rows(charts_layout.plot_pareto_front(data, "p95 TTFT (ms)"), "chosen")[True]
     assert row["cost"] == plan.chosen.usd_per_hour
     assert row["mid"] == pytest.approx(plan.chosen.prediction.performance.ttft["p95"].mid * 1e3)

@@ -123,7 +123,7 @@ def test_init_writes_a_scenario_that_check_understands_and_never_overwrites(tmp_
     assert main(["init"]) == 0 and main(["check", "scenario.yaml"]) == 0
     found = load_scenario("scenario.yaml")
     text = Path("scenario.yaml").read_text()
-    assert found.gpus and found.workload.rate and found.workload.output.like
+    assert found.gpus and found.workload.rate and found.workload.output.spread_source
     assert main(["init"]) == 2 and Path("scenario.yaml").read_text() == text
     assert "scenario.yaml exists" in capsys.readouterr().err
     assert main(["init", "$(id) my.yaml"]) == 0

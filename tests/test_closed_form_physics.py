@@ -56,12 +56,12 @@ DEPLOYED = st.one_of(
 )
 """Dense, windowed, latent and mixture models, speculation, pipelines, one sequence to a thousand, small pools."""
 LENGTHS = st.one_of(
-    st.sampled_from([1, 2, 3, 4, 16, 64, 1000]).map(LengthDistribution.fixed),
-    st.floats(1, 4000).map(LengthDistribution.fixed),
-    st.floats(3, 4000).map(lambda mean: LengthDistribution.lognormal(mean, 2 * mean)),
-    st.floats(1, 4000).map(lambda most: LengthDistribution.uniform(most, 0.5)),
+    st.sampled_from([1, 2, 3, 4, 16, 64, 1000]).map(LengthDistribution.from_constant),
+    st.floats(1, 4000).map(LengthDistribution.from_constant),
+    st.floats(3, 4000).map(lambda mean: LengthDistribution.from_lognormal(mean, 2 * mean)),
+    st.floats(1, 4000).map(lambda most: LengthDistribution.from_uniform(most, 0.5)),
 )
-PROMPTS = st.one_of(LENGTHS, st.sampled_from([8_000, 16_000]).map(LengthDistribution.fixed))
+PROMPTS = st.one_of(LENGTHS, st.sampled_from([8_000, 16_000]).map(LengthDistribution.from_constant))
 RATES = st.floats(-3, 3).map(lambda power: 10**power)
 NUMBERS = st.one_of(st.integers(1, 20), st.integers(1, 5000))
 WORKLOADS = st.builds(
@@ -88,7 +88,7 @@ def numbers_of(found, names):
 @given(DEPLOYED, WORKLOADS)
 def test_every_figure_is_finite_positive_and_in_order(engine, workload):
     for found in both(*engine, workload):
-        there = LATENCIES if workload.output.largest >= 1.5 else ("ttft", "e2e")
+        there = LATENCIES if workload.output.max_tokens >= 1.5 else ("ttft", "e2e")
         values = numbers_of(found, there)
         assert np.isfinite(values).all() and (values >= 0).all()
         for name in there:
@@ -119,13 +119,13 @@ def test_nothing_beats_the_gpu(engine, workload):
         served, later = found.request_tps.mid, workload.output.mean - 1
         assert served * (computed + later) * multiplied <= layout.gpus * max(gpu.flops.values())
         steps = served * later / step.tokens_per_step / (deployment.args.max_num_seqs * layout.replicas)
-        assert steps * least <= gpu.bandwidth * layout.pp
+        assert steps * least <= gpu.memory_bandwidth * layout.pp
         read = sum(k.bytes * min(workload.prompt.mean, k.window or math.inf) for k in counted.contexts)
         per_engine = served / (layout.replicas * layout.dp) * later / step.tokens_per_step
-        assert per_engine * read <= gpu.bandwidth * layout.pp
-        if workload.output.largest >= 1.5:
-            assert found.tpot["mean"].mid >= least / gpu.bandwidth / step.tokens_per_step
-            assert found.itl["p50"].mid >= least / gpu.bandwidth
+        assert per_engine * read <= gpu.memory_bandwidth * layout.pp
+        if workload.output.max_tokens >= 1.5:
+            assert found.tpot["mean"].mid >= least / gpu.memory_bandwidth / step.tokens_per_step
+            assert found.itl["p50"].mid >= least / gpu.memory_bandwidth
 
 
 @settings(deadline=None, max_examples=100)
@@ -142,7 +142,7 @@ def test_throughput_times_stay_is_what_is_in_flight(engine, workload):
     assert least * 0.97 <= closed.request_tps.mid * closed.e2e["mean"].mid <= in_flight * 1.03
     for found in (closed, opened):
         later = max(workload.output.mean - 1, 0)
-        tpot = found.tpot["mean"].mid if workload.output.largest >= 1.5 else 0.0
+        tpot = found.tpot["mean"].mid if workload.output.max_tokens >= 1.5 else 0.0
         decoding = found.request_tps.mid / engines * later * tpot
         seats = deployment.args.max_num_seqs
         assert decoding <= min(seats, workload.concurrency if found is closed else math.inf) * 1.03
@@ -158,11 +158,11 @@ CROWDED = deployed(
 
 @settings(deadline=None, max_examples=60)
 @given(DEPLOYED, PROMPTS, LENGTHS)
-@example(CROWDED, LengthDistribution.fixed(1), LengthDistribution.fixed(4))
+@example(CROWDED, LengthDistribution.from_constant(1), LengthDistribution.from_constant(4))
 def test_more_load_never_lowers_throughput(engine, prompt, output):
     """In open loops; in closed ones not by more than the closed form is off where one regime ends (two fifths)."""
     base = Workload(prompt, output, rate=1.0)
-    found = solve_open_loops([LoadCase(*engine, base.at(rate)) for rate in np.geomspace(1e-3, 1e3, 25)])
+    found = solve_open_loops([LoadCase(*engine, base.with_rate(rate)) for rate in np.geomspace(1e-3, 1e3, 25)])
     assert (np.diff(found.request_tps) >= -1e-9 * found.request_tps[1:]).all()
     ladder = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096]
     found = solve_closed_loops([LoadCase(*engine, replace(base, rate=None, concurrency=n)) for n in ladder])
@@ -172,7 +172,9 @@ def test_more_load_never_lowers_throughput(engine, prompt, output):
 def test_requests_of_one_token_have_no_gaps():
     """No second token, no time between two: neither TPOT nor ITL is a number, and everything else is."""
     engine = deployed(LLAMA_8B, "H100", ())
-    workload = Workload(LengthDistribution.fixed(500), LengthDistribution.uniform(1.4, 0.7), rate=2.0, concurrency=8)
+    workload = Workload(
+        LengthDistribution.from_constant(500), LengthDistribution.from_uniform(1.4, 0.7), rate=2.0, concurrency=8
+    )
     for found in both(*engine, workload):
         for name in ("tpot", "itl"):
             ends = [end for value in getattr(found, name).values() for end in (value.lo, value.mid, value.hi)]
@@ -190,9 +192,9 @@ PIPELINES = (
     (R1, "B200", {"pp": 2, "tp": 4, "max_num_seqs": 512, "max_num_batched_tokens": 8192}),
 )  # fmt: skip
 SHORT = (
-    (LengthDistribution.fixed(300), LengthDistribution.fixed(1)), (LengthDistribution.lognormal(150, 330), LengthDistribution.lognormal(8, 18)),
-    (LengthDistribution.uniform(1000, 0.5), LengthDistribution.uniform(20, 0.5)), (LengthDistribution.fixed(400), LengthDistribution.uniform(4, 0.5)),
-    (LengthDistribution.lognormal(3000, 6500), LengthDistribution.fixed(40)), (LengthDistribution.uniform(6000, 0.5), LengthDistribution.lognormal(60, 130)),
+    (LengthDistribution.from_constant(300), LengthDistribution.from_constant(1)), (LengthDistribution.from_lognormal(150, 330), LengthDistribution.from_lognormal(8, 18)),
+    (LengthDistribution.from_uniform(1000, 0.5), LengthDistribution.from_uniform(20, 0.5)), (LengthDistribution.from_constant(400), LengthDistribution.from_uniform(4, 0.5)),
+    (LengthDistribution.from_lognormal(3000, 6500), LengthDistribution.from_constant(40)), (LengthDistribution.from_uniform(6000, 0.5), LengthDistribution.from_lognormal(60, 130)),
 )  # fmt: skip
 
 
@@ -212,11 +214,11 @@ def test_full_pipelines_with_short_outputs_serve_what_the_replay_does():
 
 DRAFTING = (
     # budget, drafted, accepted, prompts, outputs, in flight
-    (2048, 4, 0.9, LengthDistribution.uniform(20, 0.5), LengthDistribution.fixed(2), 400),
-    (1024, 5, 0.3, LengthDistribution.fixed(4), LengthDistribution.lognormal(90, 180), 1024),
-    (2048, 3, 0.72, LengthDistribution.lognormal(12, 24), LengthDistribution.lognormal(22, 44), 1500),
-    (2048, 5, 0.6, LengthDistribution.fixed(300), LengthDistribution.fixed(40), 1024),
-    (8192, 5, 0.4, LengthDistribution.fixed(16), LengthDistribution.lognormal(3, 5), 140),
+    (2048, 4, 0.9, LengthDistribution.from_uniform(20, 0.5), LengthDistribution.from_constant(2), 400),
+    (1024, 5, 0.3, LengthDistribution.from_constant(4), LengthDistribution.from_lognormal(90, 180), 1024),
+    (2048, 3, 0.72, LengthDistribution.from_lognormal(12, 24), LengthDistribution.from_lognormal(22, 44), 1500),
+    (2048, 5, 0.6, LengthDistribution.from_constant(300), LengthDistribution.from_constant(40), 1024),
+    (8192, 5, 0.4, LengthDistribution.from_constant(16), LengthDistribution.from_lognormal(3, 5), 140),
 )
 
 
@@ -240,6 +242,6 @@ def test_two_tokens_are_one_gap():
     for found in both(
         deployment,
         memory,
-        Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(2), rate=1.0, concurrency=8),
+        Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(2), rate=1.0, concurrency=8),
     ):
         assert found.tpot["mean"].mid == pytest.approx(found.itl["mean"].mid)

@@ -90,7 +90,7 @@ def test_the_replay_replaces_the_closed_form(folder, monkeypatch):
     monkeypatch.setattr("planner.ui.cockpit.DEBOUNCE_S", 0.0)
     cockpit = Cockpit(SMALL, ThreadPoolExecutor(1))
     assert "closed form" in cockpit.places["badge"].value or "replayed" in cockpit.places["badge"].value
-    cockpit.settle()
+    cockpit.wait_for_simulation()
     assert "replayed" in cockpit.places["badge"].value
     wanted = render_figures(search_deployments(load_scenario(SMALL)))
     now = shown(cockpit)
@@ -193,7 +193,7 @@ def test_costs_of_other_loads_agree_with_the_search():
     assert data[usd].is_monotonic_increasing
     for factor in (0.5, 1.0, 2.0):
         rate = asked.workload.rate * factor
-        wanted = search_analytically(replace(asked, workload=asked.workload.at(rate))).chosen.usd_per_hour
+        wanted = search_analytically(replace(asked, workload=asked.workload.with_rate(rate))).chosen.usd_per_hour
         near = data.iloc[(data[load] - rate).abs().argmin()]
         assert near[usd] == pytest.approx(wanted, rel=0.01), factor
 
@@ -214,8 +214,8 @@ def test_one_replica_carries_what_the_rule_says():
     best = search_analytically(asked).chosen
     (most,) = find_max_loads(asked, [best])
     one = best.deployment.with_replicas(1)
-    assert evaluate_candidate(replace(asked, workload=asked.workload.at(most * 0.99)), one, 1).meets
-    assert not evaluate_candidate(replace(asked, workload=asked.workload.at(most * 1.03)), one, 1).meets
+    assert evaluate_candidate(replace(asked, workload=asked.workload.with_rate(most * 0.99)), one, 1).is_feasible
+    assert not evaluate_candidate(replace(asked, workload=asked.workload.with_rate(most * 1.03)), one, 1).is_feasible
 
 
 def test_two_questions_stand_side_by_side(folder, monkeypatch):
@@ -223,7 +223,7 @@ def test_two_questions_stand_side_by_side(folder, monkeypatch):
     cockpit = Cockpit(SMALL, ThreadPoolExecutor(1))
     cockpit.pin()
     cockpit.controls["rate"].value = 1.6
-    cockpit.settle()
+    cockpit.wait_for_simulation()
     told = cockpit.places["compared"].value
     assert "0.55 requests" in told.replace("<wbr>", "") and "1.6 requests" in told.replace("<wbr>", "")
     cockpit.unpin()

@@ -37,13 +37,13 @@ def planted(candidate: Candidate, capacity: float, usd: float, sigma: float = 0.
     """`candidate` that is fast enough, and serves `capacity` requests/s at most for `usd` an hour."""
     prediction = candidate.prediction
     assert prediction.performance
-    fast = dict.fromkeys(prediction.performance.ttft, Interval.factor(0.01, sigma))
+    fast = dict.fromkeys(prediction.performance.ttft, Interval.from_lognormal(0.01, sigma))
     served = replace(
-        prediction.performance, ttft=fast, tpot=fast, capacity=Interval.factor(capacity, sigma), saturated=False
+        prediction.performance, ttft=fast, tpot=fast, capacity=Interval.from_lognormal(capacity, sigma), saturated=False
     )
     deployment = replace(candidate.deployment, layout=replace(candidate.deployment.layout, **layout))
-    found = replace(prediction, deployment=deployment, performance=served, usd=Interval.exactly(usd))
-    return check_against_slos(searched().scenario, found, candidate.preference)
+    found = replace(prediction, deployment=deployment, performance=served, usd=Interval.from_value(usd))
+    return check_against_slos(searched().scenario, found, candidate.preference_key)
 
 
 def sure(*candidates: Candidate) -> ChoiceConfidence:
@@ -68,32 +68,46 @@ def test_without_a_rival_near_the_choice_is_certain() -> None:
     found = sure(
         planted(like(), 3 * ENOUGH, 1.0), planted(like(), ENOUGH / 3, 0.5, tp=2), planted(like(), 99, 9.0, tp=4)
     )
-    assert found.stays == 1.0 and found.first is None and found.rivals == ()
+    assert found.p_unchanged == 1.0 and found.best_benchmark is None and found.alternatives == ()
 
 
 def test_two_of_one_price_and_one_capacity_share_the_draws() -> None:
     found = sure(planted(like(), 2 * ENOUGH, 1.0, tp=1), planted(like(), 2 * ENOUGH, 1.0, tp=2))
-    assert found.stays == pytest.approx(0.5, abs=0.05) and found.alike == pytest.approx(1 - found.stays)
+    assert found.p_unchanged == pytest.approx(0.5, abs=0.05) and found.p_equal_cost == pytest.approx(
+        1 - found.p_unchanged
+    )
 
 
 def test_at_the_edge_of_its_capacity_it_holds_in_half_of_the_draws() -> None:
     """And a benchmark of it is what tells; without the headroom it still serves everything."""
     found = sure(planted(like(), ENOUGH, 1.0), planted(like(), 9 * ENOUGH, 2.0, tp=2))
-    assert found.stays == pytest.approx(0.5, abs=0.05) and found.dearer == pytest.approx(1 - found.stays)
-    assert found.broken < 0.05
-    assert found.first and found.first[0].deployment.layout.tp == 1 and found.first[1] == pytest.approx(0.5, abs=0.05)
+    assert found.p_unchanged == pytest.approx(0.5, abs=0.05) and found.p_costlier == pytest.approx(
+        1 - found.p_unchanged
+    )
+    assert found.p_infeasible < 0.05
+    assert (
+        found.best_benchmark
+        and found.best_benchmark[0].deployment.layout.tp == 1
+        and found.best_benchmark[1] == pytest.approx(0.5, abs=0.05)
+    )
 
 
 def test_a_cheaper_one_just_short_is_worth_a_benchmark() -> None:
     """It lacks one standard deviation: 16% of the draws; the chosen one is far from any limit."""
     found = sure(planted(like(), 9 * ENOUGH, 2.0, tp=2), planted(like(), ENOUGH / 1.105, 1.0, tp=1))
-    assert found.cheaper == pytest.approx(0.16, abs=0.03) and found.first and found.first[0].deployment.layout.tp == 1
-    assert found.first[1] == pytest.approx(found.cheaper, abs=0.02)
+    assert (
+        found.p_cheaper == pytest.approx(0.16, abs=0.03)
+        and found.best_benchmark
+        and found.best_benchmark[0].deployment.layout.tp == 1
+    )
+    assert found.best_benchmark[1] == pytest.approx(found.p_cheaper, abs=0.02)
 
 
 def test_narrower_intervals_make_it_surer() -> None:
     def stays(sigma: float) -> float:
-        return sure(planted(like(), 1.1 * ENOUGH, 1.0, sigma), planted(like(), 9 * ENOUGH, 2.0, sigma, tp=2)).stays
+        return sure(
+            planted(like(), 1.1 * ENOUGH, 1.0, sigma), planted(like(), 9 * ENOUGH, 2.0, sigma, tp=2)
+        ).p_unchanged
 
     assert stays(0.02) > stays(0.1) + 0.1 > stays(0.5) + 0.1
 
@@ -101,23 +115,28 @@ def test_narrower_intervals_make_it_surer() -> None:
 def test_errors_that_two_layouts_share_do_not_part_them() -> None:
     """On one GPU a rival that serves 5% less fails with the plan; most of what is unknown moves both."""
     found = sure(planted(like(), ENOUGH, 1.0, 0.3), planted(like(), 0.95 * ENOUGH, 1.0, 0.3, tp=2))
-    assert 0.35 < found.stays < 0.6 and found.dearer > 0.3
+    assert 0.35 < found.p_unchanged < 0.6 and found.p_costlier > 0.3
 
 
 def test_prices_of_all_times_two_change_nothing() -> None:
     plan = searched()
-    prices = PriceSelection({"L40S": 2 * (plan.chosen.usd_per_hour or 0) / plan.chosen.deployment.gpus_rented})  # type: ignore[union-attr]
+    prices = PriceSelection({"L40S": 2 * (plan.chosen.usd_per_hour or 0) / plan.chosen.deployment.num_gpus_billed})  # type: ignore[union-attr]
     twice = estimate_choice_confidence(search_deployments(replace(plan.scenario, prices=prices)))
     once = estimate_choice_confidence(plan)
-    assert twice and once and (twice.stays, twice.cheaper, twice.broken) == (once.stays, once.cheaper, once.broken)
+    assert (
+        twice
+        and once
+        and (twice.p_unchanged, twice.p_cheaper, twice.p_infeasible)
+        == (once.p_unchanged, once.p_cheaper, once.p_infeasible)
+    )
 
 
 def test_a_plan_says_it_and_its_folder_holds_what_to_measure_first(tmp_path) -> None:  # type: ignore[no-untyped-def]
     plan = searched()
     found, said = estimate_choice_confidence(plan), serialize_plan(plan)["confidence"]
-    assert found and said["stays"] == found.stays
+    assert found and said["stays"] == found.p_unchanged
     assert said["stays"] + said["cheaper"] + said["alike"] + said["dearer"] == pytest.approx(1)
-    assert f"in {round(found.stays * 1000):,} of 1,000 draws" in format_plan(plan)
+    assert f"in {round(found.p_unchanged * 1000):,} of 1,000 draws" in format_plan(plan)
     measured = replace(plan, candidates=tuple(planted(c, ENOUGH / 1.05, 0.5) if c is plan.runner_up else c
                                               for c in plan.candidates))  # fmt: skip
     first = serialize_plan(measured)["confidence"]["measure_first"]

@@ -34,7 +34,10 @@ TARGETS = (
     SloTarget("e2e", "p50", 20.0),
 )
 WORKLOAD = Workload(
-    LengthDistribution.lognormal(1000, 3000), LengthDistribution.lognormal(200, 500), rate=2.0, prefix_tokens=100
+    LengthDistribution.from_lognormal(1000, 3000),
+    LengthDistribution.from_lognormal(200, 500),
+    rate=2.0,
+    prefix_tokens=100,
 )
 
 
@@ -160,20 +163,20 @@ def test_the_benchmark_of_a_plan_that_reuses_a_traces_blocks_reuses_as_much() ->
     """A trace shares no one prefix: what its prompts find on average is what all of the benchmark's begin with."""
     reused = replace(WORKLOAD, prefix_tokens=0, prefix_hit_rate=0.4)
     prediction, cold = (evaluate(deployment(), load) for load in (reused, replace(reused, prefix_hit_rate=0.0)))
-    assert 380 < prediction.load.cached_tokens < 400  # without those that are too long
+    assert 380 < prediction.effective_workload.mean_cached_tokens < 400  # without those that are too long
     text = deploy.render_artifacts(prediction, TARGETS)["bench.sh"]
-    prefix = int(prediction.load.cached_tokens)
+    prefix = int(prediction.effective_workload.mean_cached_tokens)
     assert f"--random-prefix-len {prefix} " in text
     (rest,) = re.findall(r"--random-input-len (\d+)", text)
     assert int(rest) + prefix == pytest.approx(reused.prompt.mean, abs=1)
     pairs = zip(
         deploy.predict_benchmark_ramp(prediction).values(), deploy.predict_benchmark_ramp(cold).values(), strict=True
     )
-    assert all(warm.at("ttft", "p50").mid < other.at("ttft", "p50").mid for warm, other in pairs)
+    assert all(warm.get("ttft", "p50").mid < other.get("ttft", "p50").mid for warm, other in pairs)
 
 
 def test_an_overloaded_step_of_the_ramp_says_so() -> None:
-    heavy = evaluate(deployment(), WORKLOAD.at(500.0))
+    heavy = evaluate(deployment(), WORKLOAD.with_rate(500.0))
     assert "overloaded" in deploy.render_artifacts(heavy, TARGETS)["bench.sh"]
 
 
@@ -200,7 +203,7 @@ def test_a_version_without_the_option_is_one_clear_sentence() -> None:
 def test_the_checklist_has_the_numbers_of_the_plan() -> None:
     served = deployment()
     text = documents(served)["checklist.md"]
-    assert f"{plan_memory(served).pool.kv_tokens:,} tokens" in text
+    assert f"{plan_memory(served).pool.reported_tokens:,} tokens" in text
     assert "$8.00 an hour" in text
     assert len(text.splitlines()) < 60  # one page
 
@@ -215,7 +218,7 @@ def test_a_short_name_is_served_under_itself_from_its_repository() -> None:
 def test_the_line_that_is_printed_expands_the_variable_that_it_asks_for() -> None:
     """A checkpoint that has yet to be named: single quotes would hand the shell's own text to the engine."""
     found = command(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", quantization="awq"))
-    said = subprocess.run(["bash", "-c", found.line], capture_output=True, text=True, check=False)
+    said = subprocess.run(["bash", "-c", found.shell_line], capture_output=True, text=True, check=False)
     assert said.returncode != 0 and "MODEL: name its checkpoint" in said.stderr
 
 

@@ -52,9 +52,9 @@ def test_what_people_serve_on_one_card_starts(served: str, gpu: str, quantizatio
     memory = get_memory_plan(found)
     assert memory.status == "ok", memory.reason
     assert 1 <= found.args.max_num_seqs < 1024
-    assert memory.pool.sequences(found.args.max_model_len) >= 1
-    free = found.gpu_total - tenants * GIB
-    assert found.args.gpu_memory_utilization * found.gpu_total <= free
+    assert memory.pool.count_sequences(found.args.max_model_len) >= 1
+    free = found.gpu_total_bytes - tenants * GIB
+    assert found.args.gpu_memory_utilization * found.gpu_total_bytes <= free
 
 
 @pytest.mark.parametrize("tenants", [0.5, 3, 6, 20])
@@ -62,7 +62,7 @@ def test_others_on_the_card_lower_the_utilization_and_no_more_than_needed(tenant
     """vLLM refuses to start with less free memory than gpu_memory_utilization asks for (worker/utils.py)."""
     found = deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM", other_tenants_gib=tenants))
     alone = deployed(asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM"))
-    share, total = found.args.gpu_memory_utilization, found.gpu_total / GIB
+    share, total = found.args.gpu_memory_utilization, found.gpu_total_bytes / GIB
     assert share <= 1 - tenants / total
     assert share == alone.args.gpu_memory_utilization or share > 1 - tenants / total - 0.04
     assert get_memory_plan(found).kv_available.mid <= get_memory_plan(alone).kv_available.mid
@@ -91,12 +91,12 @@ def test_so_many_sequences_seldom_outgrow_the_pool(mean: float, output: float, g
     found = asked("meta-llama/Llama-3.1-8B-Instruct", gpu, workload=lengths, other_tenants_gib=tenants)
     made = deployed(found)
     memory, seqs = get_memory_plan(made), made.args.max_num_seqs
-    if memory.starts and seqs > 8:
+    if memory.can_start and seqs > 8:
         assert seqs % 8 == 0
         assert estimate_preemption_risk(memory, found.workload, seqs) <= 0.05 + 1e-9
     assert (
         made.args.max_model_len % MODEL_LEN_STEP_TOKENS == 0
-        and made.args.max_model_len >= found.workload.total_quantile(0.99)
+        and made.args.max_model_len >= found.workload.compute_total_tokens_quantile(0.99)
     )
 
 
@@ -117,7 +117,7 @@ def test_a_small_pool_is_filled_beside_its_own_sequences_and_not_the_default(
 
 def test_the_context_holds_the_p99_and_never_more_than_the_model() -> None:
     found = asked("meta-llama/Llama-3.1-8B-Instruct", "H100-SXM")
-    tokens = found.workload.total_quantile(0.99)
+    tokens = found.workload.compute_total_tokens_quantile(0.99)
     assert 1.1 * tokens <= choose_max_model_len(found.workload, 0.1, 131072) < 1.1 * tokens + MODEL_LEN_STEP_TOKENS
     assert choose_max_model_len(found.workload, 0.1, 2048) == 2048
 

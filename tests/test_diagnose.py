@@ -38,7 +38,7 @@ SERVED = {
     "32B on 2 H100": ("Qwen/Qwen3-32B", "H100", 2, "0.33.0"),
 }
 PROMISES = (SloTarget("ttft", "p95", 5.0), SloTarget("tpot", "p95", 0.2))
-CHAT = Workload(LengthDistribution.lognormal(1000, 2500), LengthDistribution.lognormal(200, 500), rate=1.0)
+CHAT = Workload(LengthDistribution.from_lognormal(1000, 2500), LengthDistribution.from_lognormal(200, 500), rate=1.0)
 
 
 @cache
@@ -50,7 +50,7 @@ def deployed(name: str) -> Deployment:
 @cache
 def rated(deployment: Deployment, load: Workload, share: float) -> Workload:
     """`load` at a share of what the deployment serves at most."""
-    return load.at(share * estimate_capacity(deployment, load).mid)
+    return load.with_rate(share * estimate_capacity(deployment, load).mid)
 
 
 def played(name: str, mode: str) -> tuple[Server, PlannedReplica]:
@@ -60,43 +60,51 @@ def played(name: str, mode: str) -> tuple[Server, PlannedReplica]:
     few = base.with_args(max_num_seqs=8)
     if mode in ("oversubscribed", "adapter_starvation"):
         load = rated(few, CHAT, 1.3)
-        return Server(few, load, deferred=0.9 * (mode == "adapter_starvation")), PlannedReplica.of(few, load)
+        return Server(few, load, deferred=0.9 * (mode == "adapter_starvation")), PlannedReplica.from_deployment(
+            few, load
+        )
     if mode in ("tp_communication", "host_bound", "slow_gpu"):
         load, cpu = rated(base, CHAT, 0.2), 1.1 if mode == "host_bound" else 0.4
-        return Server(base, load, pace=2.0, cpu=cpu, requests=600), PlannedReplica.of(base, load, PROMISES)
+        return Server(base, load, pace=2.0, cpu=cpu, requests=600), PlannedReplica.from_deployment(base, load, PROMISES)
     if mode == "cold_prefix_cache":
         warm = replace(usual, prefix_tokens=800, prefix_hit_rate=0.9)
-        return Server(base, usual), PlannedReplica.of(base, warm, PROMISES)
+        return Server(base, usual), PlannedReplica.from_deployment(base, warm, PROMISES)
     if mode == "drafts_rejected":
         good, bad = (replace(base, speculation=SpeculationConfig("ngram", 4, a)) for a in (0.7, 0.3))
-        return Server(bad, usual), PlannedReplica.of(good, usual, PROMISES)
+        return Server(bad, usual), PlannedReplica.from_deployment(good, usual, PROMISES)
     if mode == "more requests":
-        return Server(base, usual.at(1.6 * (usual.rate or 0))), PlannedReplica.of(base, usual, PROMISES)
-    if mode == "longer answers":
-        return Server(base, replace(usual, output=LengthDistribution.lognormal(350, 900))), PlannedReplica.of(
+        return Server(base, usual.with_rate(1.6 * (usual.rate or 0))), PlannedReplica.from_deployment(
             base, usual, PROMISES
         )
+    if mode == "longer answers":
+        return Server(
+            base, replace(usual, output=LengthDistribution.from_lognormal(350, 900))
+        ), PlannedReplica.from_deployment(base, usual, PROMISES)
     if mode == "prefill_contention":
-        load = rated(base, replace(CHAT, prompt=LengthDistribution.lognormal(6000, 12000, largest=15000)), 0.6)
-        alone = float(build_step_model(base).decode_step(4.0, load.context))
-        return Server(base, load, requests=500), PlannedReplica.of(base, load, (SloTarget("tpot", "p95", 1.3 * alone),))
+        load = rated(base, replace(CHAT, prompt=LengthDistribution.from_lognormal(6000, 12000, largest=15000)), 0.6)
+        alone = float(build_step_model(base).estimate_decode_step_s(4.0, load.mean_decode_context))
+        return Server(base, load, requests=500), PlannedReplica.from_deployment(
+            base, load, (SloTarget("tpot", "p95", 1.3 * alone),)
+        )
     pool = get_memory_plan(base).pool
     tight = replace(base, gpu_free=None, other_tenants=0).with_args(
         gpu_memory_utilization=squeezed(base, 20_000), max_num_seqs=64
     )
-    assert get_memory_plan(tight).pool.kv_tokens < pool.kv_tokens
+    assert get_memory_plan(tight).pool.reported_tokens < pool.reported_tokens
     if mode == "kv_preemption":
         load = replace(
-            CHAT, prompt=LengthDistribution.lognormal(300, 700), output=LengthDistribution.lognormal(700, 1400)
+            CHAT,
+            prompt=LengthDistribution.from_lognormal(300, 700),
+            output=LengthDistribution.from_lognormal(700, 1400),
         )
     else:  # oom_admission
         load = replace(
             CHAT,
-            prompt=LengthDistribution.lognormal(5500, 6200, largest=7000),
-            output=LengthDistribution.lognormal(60, 120),
+            prompt=LengthDistribution.from_lognormal(5500, 6200, largest=7000),
+            output=LengthDistribution.from_lognormal(60, 120),
         )
     load = rated(tight, load, 1.25)
-    return Server(tight, load, requests=200), PlannedReplica.of(tight, load)
+    return Server(tight, load, requests=200), PlannedReplica.from_deployment(tight, load)
 
 
 @cache
@@ -106,7 +114,7 @@ def squeezed(deployment: Deployment, tokens: int) -> float:
     for _ in range(14):
         middle = (low + high) / 2
         memory = get_memory_plan(deployment.with_args(gpu_memory_utilization=middle))
-        low, high = (low, middle) if memory.starts and memory.pool.kv_tokens > tokens else (middle, high)
+        low, high = (low, middle) if memory.can_start and memory.pool.reported_tokens > tokens else (middle, high)
     return high
 
 
@@ -144,7 +152,7 @@ def test_nothing_is_wrong_with_a_healthy_server(tmp_path: Path) -> None:
             traffic = rated(base, load, share)
             for pace in (1.0,) if share != 0.5 else (1.0, 0.9):
                 server = Server(base, traffic, pace=pace, seed=11, requests=800)
-                if modes := found(server, PlannedReplica.of(base, traffic, PROMISES), tmp_path):
+                if modes := found(server, PlannedReplica.from_deployment(base, traffic, PROMISES), tmp_path):
                     alarms.append((name, share, pace, modes))
     assert not alarms
 
@@ -152,13 +160,17 @@ def test_nothing_is_wrong_with_a_healthy_server(tmp_path: Path) -> None:
 def test_a_replay_of_what_was_measured_keeps_within_max_model_len(tmp_path: Path) -> None:
     """Prompts of 1,900 tokens and answers of 140 in 2,048: the edges of their buckets, 2,000 and 200, do not fit."""
     base = deployed("8B on H100").with_args(max_model_len=2048)
-    load = rated(base, Workload(LengthDistribution.fixed(1900), LengthDistribution.fixed(140), rate=1.0), 0.3)
+    load = rated(
+        base, Workload(LengthDistribution.from_constant(1900), LengthDistribution.from_constant(140), rate=1.0), 0.3
+    )
     pages, seconds = Server(base, load).pages(tmp_path)
     case = DiagnosisCase(
         measure_replica([read_metrics_page(page) for page in pages], None, seconds),
-        PlannedReplica.of(base, load, PROMISES),
+        PlannedReplica.from_deployment(base, load, PROMISES),
     )
-    assert case.replayed and case.replayed.at("tpot", "mean").mid == pytest.approx(case.measured.mean("tpot"), rel=0.1)
+    assert case.simulated and case.simulated.get("tpot", "mean").mid == pytest.approx(
+        case.measured.get_mean("tpot"), rel=0.1
+    )
 
 
 def test_a_page_alone_tells_preemption_and_queues(tmp_path: Path) -> None:
@@ -199,7 +211,7 @@ def test_what_is_neither_queue_nor_prefill_is_the_front_end() -> None:
     """1,017 ms to the first token, 1 ms of it in the queue and 94.5 in prefill: the engine is not what is late."""
     page = spent(ttft=1.017, queue=0.001, prefill=0.0945)
     served = deployed("8B on H100")
-    for planned in (None, PlannedReplica.of(served, CHAT, (SloTarget("ttft", "p95", 0.5),))):
+    for planned in (None, PlannedReplica.from_deployment(served, CHAT, (SloTarget("ttft", "p95", 0.5),))):
         told = Diagnosis(DiagnosisCase(page, planned), planned)
         assert [one.mode for one in told.findings] == ["front_end"]
         assert "neither queue (1) nor prefill (94)" in str(told) and "--api-server-count" in str(told)
@@ -208,20 +220,20 @@ def test_what_is_neither_queue_nor_prefill_is_the_front_end() -> None:
 
 
 def test_a_broken_promise_without_a_known_cause_is_no_health() -> None:
-    promised = PlannedReplica.of(
+    promised = PlannedReplica.from_deployment(
         deployed("8B on H100"), CHAT, (SloTarget("ttft", "p95", 0.5), SloTarget("e2e", "mean", 1.0))
     )
     told = Diagnosis(DiagnosisCase(spent(ttft=1.017, e2e=2.0), promised), promised)
-    assert told.wrong and told.data()["verdict"] == ["broken_promise"]
+    assert told.has_findings and told.to_json()["verdict"] == ["broken_promise"]
     assert "100% of requests miss it" in str(told) and "the mean is 2,000 ms" in str(told)
-    assert not Diagnosis(DiagnosisCase(spent(ttft=0.4, e2e=0.9), promised), promised).wrong
+    assert not Diagnosis(DiagnosisCase(spent(ttft=0.4, e2e=0.9), promised), promised).has_findings
 
 
 def test_a_server_with_fewer_places_than_planned_is_told_so(tmp_path: Path) -> None:
     """A quarter of the planned places: requests wait, and more places than planned cannot be the remedy."""
     planned, fewer = (deployed("8B on L40S").with_args(max_num_seqs=n) for n in (64, 16))
     load = rated(fewer, CHAT, 1.1)
-    server, plan = Server(fewer, load), PlannedReplica.of(planned, load, PROMISES)
+    server, plan = Server(fewer, load), PlannedReplica.from_deployment(planned, load, PROMISES)
     pages, seconds = server.pages(tmp_path)
     told = Diagnosis(
         DiagnosisCase(measure_replica([read_metrics_page(page) for page in pages], None, seconds), plan), plan
@@ -241,7 +253,7 @@ def test_another_server_than_the_planned_one_is_told_before_all_else(tmp_path: P
     page = measure_replica([read_metrics_page(page) for page in pages], None, seconds)
     first = {}
     for name, deployment in (("planned", planned), ("runs", runs)):
-        plan = PlannedReplica.of(deployment, load, PROMISES)
+        plan = PlannedReplica.from_deployment(deployment, load, PROMISES)
         told = Diagnosis(DiagnosisCase(page, plan), plan)
         assert str(told).startswith(f"Held against one replica of the plan: {deployment}, max_num_seqs 48")
         first[name] = [one.mode for one in told.findings][:1]
@@ -250,26 +262,31 @@ def test_another_server_than_the_planned_one_is_told_before_all_else(tmp_path: P
 
 def test_what_the_plan_bears_does_not_lead_over_a_symptom() -> None:
     """Requests start over and wait, prompts are longer than planned, and the planned replica would keep its promise."""
-    served, load = deployed("8B on H100").with_args(max_num_seqs=48), CHAT.at(1.0)
+    served, load = deployed("8B on H100").with_args(max_num_seqs=48), CHAT.with_rate(1.0)
     page = replace(
         spent(ttft=3.0, queue=2.0, e2e=6.0),
         counters={"preemptions": 25.0, "prompt_tokens": 2e5, "generation_tokens": 2e4},
         gauges={"running": 40.0, "waiting": 20.0, "kv_usage": 0.99},
     )
-    planned = PlannedReplica.of(served, load, (SloTarget("ttft", "p99", 2.0),))
+    planned = PlannedReplica.from_deployment(served, load, (SloTarget("ttft", "p99", 2.0),))
     modes = [
         [one.mode for one in find_failure_modes(DiagnosisCase(replace(page, most_running=most), planned))]
         for most in (40.0, 70.0)
     ]
     assert modes[0][0] == "kv_preemption" and modes[0][-1] == "assumption"
     assert modes[1][:2] == ["other_settings", "kv_preemption"]
-    late = PlannedReplica.of(served, load, (SloTarget("ttft", "p99", 0.001),))  # not borne: the traffic is the cause
+    late = PlannedReplica.from_deployment(
+        served, load, (SloTarget("ttft", "p99", 0.001),)
+    )  # not borne: the traffic is the cause
     assert find_failure_modes(DiagnosisCase(replace(page, most_running=40.0), late))[0].mode == "assumption"
 
 
 def test_what_the_first_token_waits_for_is_said_beside_a_replay(tmp_path: Path) -> None:
     base = deployed("8B on L40S")
-    server, planned = Server(base, rated(base, CHAT, 0.5)), PlannedReplica.of(base, rated(base, CHAT, 0.5), PROMISES)
+    server, planned = (
+        Server(base, rated(base, CHAT, 0.5)),
+        PlannedReplica.from_deployment(base, rated(base, CHAT, 0.5), PROMISES),
+    )
     pages, seconds = server.pages(tmp_path)
     told = str(
         Diagnosis(
@@ -283,7 +300,7 @@ def test_what_the_first_token_waits_for_is_said_beside_a_replay(tmp_path: Path) 
 def test_another_engines_page_is_read_by_its_names(tmp_path: Path) -> None:
     served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", engine="sglang", max_model_len=16384, max_num_seqs=8)
     load = rated(served, CHAT, 1.3)
-    assert found(Server(served, load), PlannedReplica.of(served, load), tmp_path)[0] == "oversubscribed"
+    assert found(Server(served, load), PlannedReplica.from_deployment(served, load), tmp_path)[0] == "oversubscribed"
 
 
 def test_remedies_are_replayed_and_help(tmp_path: Path) -> None:
@@ -291,13 +308,13 @@ def test_remedies_are_replayed_and_help(tmp_path: Path) -> None:
     pages, seconds = server.pages(tmp_path)
     case = DiagnosisCase(measure_replica([read_metrics_page(page) for page in pages], None, seconds), planned)
     told = Diagnosis(case, planned)
-    before = case.replayed
+    before = case.simulated
     assert before is not None and before.preemptions > 0.1
     by_change = {remedy.change.split()[0]: remedy.performance for remedy in told.remedies}
     assert by_change["max_num_seqs"].preemptions < before.preemptions / 2
     assert by_change["kv_cache_dtype"].preemptions < before.preemptions
     assert "The KV cache is full" in str(told) and "by replay of this traffic" in str(told)
-    assert json.loads(json.dumps(told.data(), allow_nan=False))["verdict"][0] == "kv_preemption"
+    assert json.loads(json.dumps(told.to_json(), allow_nan=False))["verdict"][0] == "kv_preemption"
 
 
 @pytest.mark.parametrize("key", sorted(load_catalog("startup_errors.yaml", ErrorPhrase)))
@@ -316,22 +333,22 @@ def test_a_log_says_what_would_start(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text(load_catalog("startup_errors.yaml", ErrorPhrase)["max_model_len_above_pool"].like)
     told = diagnose(log=log)
-    assert told.wrong and "--max-model-len 62336 starts" in str(told)
-    assert told.data()["errors"][0]["figures"]["needed_gib"] == "16.00"
+    assert told.has_findings and "--max-model-len 62336 starts" in str(told)
+    assert told.to_json()["errors"][0]["figures"]["needed_gib"] == "16.00"
 
 
 def test_histograms_keep_their_mean_and_order() -> None:
     seen = MetricsHistogram(np.array([100.0, 200.0, 500.0, np.inf]), np.array([50.0, 30.0, 15.0, 5.0]), 16_000.0, 100.0)
-    lengths = seen.lengths()
+    lengths = seen.estimate_lengths()
     assert lengths.mean == pytest.approx(160, rel=0.01)
     assert lengths.p50 <= 115 and 300 < lengths.p95 < 600
-    assert seen.above(150) == 0.2 and seen.bucket(0.5) == (0, 100)
+    assert seen.compute_fraction_above(150) == 0.2 and seen.find_quantile_bucket(0.5) == (0, 100)
 
 
 def test_nothing_is_made_up_within_the_first_bucket() -> None:
     """Queues of 1 ms in a first bucket of 300 ms: interpolated, their p99 would read 297 ms."""
     seen = MetricsHistogram(np.array([0.3, 0.5, np.inf]), np.array([97.0, 3.0, 0.0]), 0.1, 100.0)
-    assert (seen.told(0.95), seen.told(0.99)) == ("under 300", "300 to 500")
+    assert (seen.format_quantile_bounds(0.95), seen.format_quantile_bounds(0.99)) == ("under 300", "300 to 500")
 
 
 def test_a_promise_whose_limit_lies_within_a_bucket_is_left_open() -> None:
@@ -340,10 +357,10 @@ def test_a_promise_whose_limit_lies_within_a_bucket_is_left_open() -> None:
     limits = (("p95", 0.3), ("p99", 0.5), ("p99", 0.4), ("p99", 0.2), ("mean", 0.1))
     names = get_metric_names(get_engine("vllm", "0.20.2"))
     targets = tuple(SloTarget("ttft", at, limit) for at, limit in limits)
-    page = ReplicaMetrics("vllm", names, None, 100.0, {"ttft": seen}, whole=True)
+    page = ReplicaMetrics("vllm", names, None, 100.0, {"ttft": seen}, since_start=True)
     case = DiagnosisCase(page, PlannedReplica(deployed("8B on H100"), None, None, targets))
     assert "all since the server started" in str(Diagnosis(case, case.planned))
-    said = [promise.partition(": ")[2] for promise in case.promises]
+    said = [promise.partition(": ")[2] for promise in case.slo_statements]
     assert said[:2] == ["kept", "kept"] and "nobody can tell" in said[2]
     assert said[3:] == ["3% of requests miss it", "the mean is 200 ms"]
 
@@ -383,7 +400,7 @@ def test_a_plan_json_is_the_plan(tmp_path: Path) -> None:
     planned = load_planned_replica(tmp_path / "plan.json")
     own = plan.chosen.deployment.with_replicas(1)
     assert get_memory_plan(planned.deployment).pool == get_memory_plan(own).pool
-    assert planned.targets == plan.scenario.service_level
+    assert planned.targets == plan.scenario.slo_targets
     assert planned.rate == pytest.approx((plan.scenario.workload.rate or 0) / plan.chosen.deployment.layout.replicas)
 
 

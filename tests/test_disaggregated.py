@@ -40,7 +40,7 @@ def pool(workers: int, tp: int = 1, **args: object) -> Deployment:
 
 
 def closed(concurrency: int, isl: int = 2048, osl: int = 256, runs: int = 10) -> Workload:
-    lengths = LengthDistribution.uniform(isl, 0.8), LengthDistribution.uniform(osl, 0.8)
+    lengths = LengthDistribution.from_uniform(isl, 0.8), LengthDistribution.from_uniform(osl, 0.8)
     return Workload(*lengths, concurrency=concurrency, num_prompts=runs * concurrency)
 
 
@@ -131,7 +131,7 @@ def test_a_further_prefill_worker_never_raises_ttft(concurrency: int, prefill: i
 def test_where_prefill_is_the_bottleneck_more_requests_only_wait_longer() -> None:
     """8,192-token prompts on one worker: decode keeps its batch, and TTFT grows by what is added to the queue."""
     some, many = (served(1, 2, closed(n, isl=8192, osl=128, runs=40)) for n in (64, 256))
-    assert many.limit == some.limit == "compute"
+    assert many.bottleneck == some.bottleneck == "compute"
     assert many.tpot["mean"].mid == pytest.approx(some.tpot["mean"].mid, rel=0.03)
     assert many.request_tps.mid == pytest.approx(some.request_tps.mid, rel=0.03)
     assert many.ttft["mean"].mid - some.ttft["mean"].mid == pytest.approx(192 / some.request_tps.mid, rel=0.05)
@@ -146,7 +146,7 @@ def test_a_cap_on_the_decode_batch_is_waited_for_before_the_first_token() -> Non
 
 
 def test_an_offered_rate_is_served_until_a_pool_is_full() -> None:
-    lengths = LengthDistribution.fixed(2048), LengthDistribution.fixed(256)
+    lengths = LengthDistribution.from_constant(2048), LengthDistribution.from_constant(256)
     light, heavy = (served(1, 1, Workload(*lengths, rate=rate, num_prompts=2000)) for rate in (2.0, 200.0))
     assert light.request_tps.mid == pytest.approx(2.0, rel=0.1) and not light.saturated
     assert heavy.saturated and heavy.request_tps.mid < 100
@@ -202,7 +202,7 @@ def test_measured_pools_are_predicted(measured: list[MeasuredPoolRun], engine: s
     """Median errors on the runs with at most 600 requests in flight; up to 2.5 s of replay."""
     runs = [run for run in measured if run.decode.engine.name == engine and (run.workload.concurrency or 0) <= 600]
     costs = get_pool_costs(runs[0].decode.engine)
-    off = np.abs([np.array(run.replayed(costs)) / (run.ttft, run.tpot) - 1 for run in runs])
+    off = np.abs([np.array(run.simulate(costs)) / (run.ttft, run.tpot) - 1 for run in runs])
     assert len(runs) > 60
     assert np.median(off[:, 0]) < ttft and np.median(off[:, 1]) < tpot
 
@@ -216,13 +216,13 @@ def test_decoding_in_pools_carries_over_to_a_gpu_that_was_left_out(
     kept = [run for run in runs if run.decode.gpu.name != gpu]
     base = get_pool_costs(runs[0].decode.engine)
     found = fit_pool_costs(
-        lambda x: np.log([run.tpot_at(build_pool_costs(base, x)) / run.tpot for run in kept]),
+        lambda x: np.log([run.predict_tpot(build_pool_costs(base, x)) / run.tpot for run in kept]),
         DECODE_PRIOR_SIGMAS,
         POOL_NOISE_TPOT,
         4,
     )
     costs = build_pool_costs(base, found.x)
-    off = [abs(run.tpot_at(costs) / run.tpot - 1) for run in runs if run.decode.gpu.name == gpu]
+    off = [abs(run.predict_tpot(costs) / run.tpot - 1) for run in runs if run.decode.gpu.name == gpu]
     assert len(off) >= 11 and np.median(off) < most
 
 

@@ -92,7 +92,7 @@ def test_nothing_turned_is_the_engines_own():
     assert plain.quantizations == (None,) and plain.kv_cache_dtypes == ("auto",) and plain.speculation is None
     best = search_analytically(replace(plain, gpus=asked.gpus)).best
     assert best.deployment.args.kv_cache_dtype in (None, "auto")
-    assert get_memory_plan(best.deployment).starts
+    assert get_memory_plan(best.deployment).can_start
 
 
 def test_the_matrix_holds_each_scenario_against_no_knob():

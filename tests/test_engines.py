@@ -118,8 +118,11 @@ def test_heads_that_0_33_no_longer_drafts_with(method: str) -> None:
 
 def test_the_newest_known_releases() -> None:
     assert get_engine("vllm").version == "0.33.0"
-    assert get_engine("sglang").version == "0.5.23" and get_engine("sglang", "0.5.23").note == ""
-    assert get_engine("trtllm", "1.2.1").note == "" and get_engine("trtllm", "1.3.0rc25").facts_version == "1.3.0"
+    assert get_engine("sglang").version == "0.5.23" and get_engine("sglang", "0.5.23").substitution_note == ""
+    assert (
+        get_engine("trtllm", "1.2.1").substitution_note == ""
+        and get_engine("trtllm", "1.3.0rc25").facts_version == "1.3.0"
+    )
     assert "mxfp8" in get_engine("sglang").facts["kv_cache_dtypes"]  # declared by 0.5.23, not by 0.5.10
     assert "mxfp8" not in get_engine("sglang", "0.5.10").facts["kv_cache_dtypes"]
 
@@ -184,14 +187,17 @@ def test_versions_in_between_use_the_nearest_earlier_facts(version: str, facts: 
     known = get_engine("vllm", version)
     assert known.facts_version == facts
     exact = parse_release(version) == parse_release(facts)
-    assert (known.note == "") is exact
-    assert facts in known.note or exact
+    assert (known.substitution_note == "") is exact
+    assert facts in known.substitution_note or exact
 
 
 def test_a_nightly_build_is_the_newest_known() -> None:
     nightly, newest = get_engine("vllm", "nightly-5b8c30d62b754b57"), get_engine("vllm")
-    assert nightly.release == newest.release and nightly.facts == newest.facts
-    assert nightly.note == f"vllm nightly-5b8c30d62b754b57 is planned with the facts of {newest.facts_version}"
+    assert nightly.release_tuple == newest.release_tuple and nightly.facts == newest.facts
+    assert (
+        nightly.substitution_note
+        == f"vllm nightly-5b8c30d62b754b57 is planned with the facts of {newest.facts_version}"
+    )
 
 
 def test_versions_outside_are_refused() -> None:

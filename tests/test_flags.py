@@ -37,11 +37,11 @@ def reference(engine: str, version: str) -> argparse.ArgumentParser:
     kinds = {"int": int, "float": float, "json": json.loads}
     for option in {option.name: option for option in get_cli_options(engine, version).by_spelling.values()}.values():
         if option.kind == "nothing":
-            made.add_argument(option.name, *option.also, dest=option.argument, action="store_true", default=None)
-            for name in option.off:
+            made.add_argument(option.name, *option.aliases, dest=option.argument, action="store_true", default=None)
+            for name in option.negations:
                 made.add_argument(name, dest=option.argument, action="store_false", default=None)
         else:
-            made.add_argument(option.name, *option.also, dest=option.argument, type=kinds.get(option.kind, str),
+            made.add_argument(option.name, *option.aliases, dest=option.argument, type=kinds.get(option.kind, str),
                               choices=None if option.kind == "int" else option.choices or None,
                               **COUNTS[option.count])  # fmt: skip
     return made
@@ -109,7 +109,7 @@ def test_every_option_is_taken_with_a_value_of_its_kind_and_refused_without(engi
     for spelling in known.spellings:
         option = known[spelling]
         if option.kind == "nothing":
-            assert known.parse([spelling]).values == {option.argument: spelling not in option.off}
+            assert known.parse([spelling]).values == {option.argument: spelling not in option.negations}
             assert known.parse([f"{spelling}=1"]).errors
             continue
         value = option.choices[0] if option.choices else right[option.kind]

@@ -50,9 +50,12 @@ def random_fleet(seed: int) -> Fleet:
 def cheapest(fleet: Fleet) -> float:
     """The least cost of all combinations; infinite where none serves every load within the limits."""
     flat = [(name, option) for name, some in fleet.options.items() for option in some]
-    sizes = [range(min(fleet.stock[option.gpu] // option.gpus, math.ceil(1 / option.share)) + 1) for _, option in flat]
+    sizes = [
+        range(min(fleet.stock[option.gpu] // option.gpus, math.ceil(1 / option.load_fraction)) + 1)
+        for _, option in flat
+    ]
     counts = np.array(list(product(*sizes)))
-    served = [counts @ [o.share * (name == one) for name, o in flat] >= 1 for one in fleet.options]
+    served = [counts @ [o.load_fraction * (name == one) for name, o in flat] >= 1 for one in fleet.options]
     stocked = [counts @ [o.gpus * (o.gpu == kind) for _, o in flat] <= fleet.stock[kind] for kind in KINDS]
     cost, watts = (counts @ [getattr(o, field) for _, o in flat] for field in ("usd_per_hour", "watts"))
     legal = np.all([*served, *stocked, cost <= fleet.budget, watts <= fleet.power], axis=0)
@@ -69,10 +72,10 @@ def test_no_combination_is_cheaper(seed: int) -> None:
     found = allocate_replicas(fleet)
     assert cost(found) == pytest.approx(cheapest(fleet))
     if found:
-        assert all(many <= fleet.stock[kind] for kind, many in found.gpus.items())
+        assert all(many <= fleet.stock[kind] for kind, many in found.gpus_by_kind.items())
         assert found.watts <= fleet.power
         for some in found.replicas.values():
-            assert sum(option.share * many for option, many in some.items()) >= 1 - 1e-6
+            assert sum(option.load_fraction * many for option, many in some.items()) >= 1 - 1e-6
         now = cheapest(fleet)
         assert compute_shadow_prices(fleet, found) == pytest.approx(
             {kind: now - cheapest(fleet.with_gpus(kind, 1)) for kind in compute_shadow_prices(fleet, found)}
@@ -97,9 +100,9 @@ def test_a_scenario_is_split_over_kinds_where_one_runs_out() -> None:
 
 
 def test_replicas_that_could_do_more_draw_what_their_load_asks_for() -> None:
-    one = FleetOption("1 x L4", "L4", 1, 0.84, 70.0, 0.8, lighter=((0.0, 20.0), (0.5, 60.0)))
+    one = FleetOption("1 x L4", "L4", 1, 0.84, 70.0, 0.8, power_curve=((0.0, 20.0), (0.5, 60.0)))
     for factor, watts in ((1.0, 2 * 62.5), (1.6, 2 * 70.0), (0.8, 70.0), (0.4, 60.0), (0.2, 40.0)):
-        found = allocate_replicas(Fleet({"some": [one]}, {"L4": 4}).grown(factor))
+        found = allocate_replicas(Fleet({"some": [one]}, {"L4": 4}).with_growth(factor))
         assert found and found.watts == pytest.approx(watts)
 
 
@@ -127,11 +130,16 @@ def test_a_fleet_of_one_scenario_is_its_plan(tmp_path: Path) -> None:
     assert plan.chosen
     found = plan_fleet(path)
     assert f"Together ${plan.chosen.usd_per_hour:,.2f} per hour" in format_fleet_plan(found)
-    assert found.now and found.then and plan.chosen.prediction.watts
-    assert found.now.watts == pytest.approx(plan.chosen.prediction.watts.mid, rel=0.01), "today's load, not a grown one"
-    assert found.now.watts < found.then.watts
+    assert found.current_allocation and found.grown_allocation and plan.chosen.prediction.total_power_w
+    assert found.current_allocation.watts == pytest.approx(plan.chosen.prediction.total_power_w.mid, rel=0.01), (
+        "today's load, not a grown one"
+    )
+    assert found.current_allocation.watts < found.grown_allocation.watts
     for factor in (2.0, 4.0):  # a load that no search was asked about
-        busier, grown = replace(plan.scenario, workload=plan.scenario.workload.times(factor)), found.fleet.grown(factor)
+        busier, grown = (
+            replace(plan.scenario, workload=plan.scenario.workload.scale(factor)),
+            found.fleet.with_growth(factor),
+        )
         chosen = search_deployments(busier).chosen
         assert chosen and cost(allocate_replicas(grown)) == pytest.approx(chosen.usd_per_hour)
     path.write_text("scenarios: [edge-8b-24gb]\nstock: {L4: 0}\n")
@@ -149,11 +157,11 @@ def test_a_replica_takes_as_much_more_of_a_job_as_its_deadline_leaves() -> None:
     gpus = [{"gpu": "L4", "at_most": 4}]
     small = {"model": "meta-llama/Llama-3.1-8B-Instruct", "workload.requests": 20_000, "gpus": gpus}
     asked = load_scenario("offline-batch", small)
-    most = max(fleet_file.generate_fleet_options(asked, "L4"), key=lambda one: one.share)
-    assert most.share > 1.3 and not most.at_risk
-    for times, safe in ((0.97 * most.share, True), (1.1 * most.share, False)):
-        chosen = search_deployments(replace(asked, workload=asked.workload.times(times))).chosen
-        assert chosen and (chosen.what == most.what and not chosen.at_risk) == safe
+    most = max(fleet_file.generate_fleet_options(asked, "L4"), key=lambda one: one.load_fraction)
+    assert most.load_fraction > 1.3 and not most.at_risk
+    for times, safe in ((0.97 * most.load_fraction, True), (1.1 * most.load_fraction, False)):
+        chosen = search_deployments(replace(asked, workload=asked.workload.scale(times))).chosen
+        assert chosen and (chosen.description == most.description and not chosen.at_risk) == safe
 
 
 @pytest.mark.parametrize("seed", range(0, 20, 3))
@@ -163,9 +171,9 @@ def test_loads_grow_as_far_as_no_combination_fails(seed: int) -> None:
     if math.isnan(most):
         assert math.isinf(cheapest(fleet))
     elif math.isinf(most):
-        assert math.isfinite(cheapest(fleet.grown(4)))
+        assert math.isfinite(cheapest(fleet.with_growth(4)))
     else:
-        assert math.isfinite(cheapest(fleet.grown(most))) and math.isinf(cheapest(fleet.grown(most + 0.01)))
+        assert math.isfinite(cheapest(fleet.with_growth(most))) and math.isinf(cheapest(fleet.with_growth(most + 0.01)))
         assert min(find_max_growth(fleet, {name}, most=4) for name in fleet.options) >= most
 
 
@@ -178,11 +186,11 @@ def shared_stock() -> FleetPlan:
 
 def test_what_breaks_first_is_told() -> None:
     plan = shared_stock()
-    assert plan.now and plan.now.usd_per_hour == pytest.approx(2 * 0.84 + 2 * 3.0)
+    assert plan.current_allocation and plan.current_allocation.usd_per_hour == pytest.approx(2 * 0.84 + 2 * 3.0)
     said = format_fleet_plan(plan)
     assert "With 1.3 times every load: not served. It breaks above 1.00 times; in the way: stock of H100-SXM." in said
     assert "At risk at the pessimistic end of an interval: code-completion" in said
-    assert plan.reach_alone == pytest.approx({"edge-8b-24gb": 2.4, "code-completion": 1.0})
+    assert plan.max_growth_alone == pytest.approx({"edge-8b-24gb": 2.4, "code-completion": 1.0})
     assert fleet_tables.build_growth_limit_table(plan)["scenario"][0] == "code-completion"
     more = fleet_tables.build_shadow_price_table(plan).set_index("GPU")["and every load may grow to"]
     assert more.to_dict() == {"L4": "not at all", "H100-SXM": "1.50 times"}
@@ -191,7 +199,7 @@ def test_what_breaks_first_is_told() -> None:
     (bars,) = charts.plot_fleet_stock(plan).to_dict()["datasets"].values()
     assert {(row["GPU"], row["who"]): row["GPUs"] for row in bars}["L4", "edge-8b-24gb"] == 2
     costs = fleet_tables.sweep_fleet_growth(replace(plan, fleet=plan.fleet.with_gpus("H100-SXM", 2)))["USD per hour"]
-    assert costs.is_monotonic_increasing and costs[0] == pytest.approx(plan.now.usd_per_hour)
+    assert costs.is_monotonic_increasing and costs[0] == pytest.approx(plan.current_allocation.usd_per_hour)
 
 
 @pytest.mark.slow
@@ -200,13 +208,13 @@ def test_a_fleet_is_a_pdf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(fleet_file, "plan_fleet", lambda *_: plan)
     pdf = report.write_fleet_report(tmp_path / "ours.yaml", tmp_path / "out", progress=str)
     text = " ".join(" ".join(page.extract_text() for page in PdfReader(pdf).pages).split())
-    assert plan.now
+    assert plan.current_allocation
     for words in (
         "ours",
         "One more GPU",
         "what breaks first",
         "Figure 2",
-        f"{plan.now.usd_per_hour:,.2f} per hour",
+        f"{plan.current_allocation.usd_per_hour:,.2f} per hour",
         "1.50 times",
     ):
         assert words in text

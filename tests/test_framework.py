@@ -61,7 +61,7 @@ def test_tgi_never_hides_its_maintenance_status() -> None:
 
 def test_every_fact_has_a_source_and_reaches_the_table() -> None:
     assert all(rule.source and rule.date for known in load_frameworks().values() for rule in known.rules)
-    frame = choose_framework(WorkloadTraits(), [get_gpu(H100)]).frame()
+    frame = choose_framework(WorkloadTraits(), [get_gpu(H100)]).to_frame()
     assert set(frame["framework"]) == {known.title for known in load_frameworks().values()}
 
 

@@ -43,8 +43,8 @@ def test_the_gpus_people_ask_for_are_there() -> None:
     ],
 )
 def test_published_dense_peaks(name: str, gbs: float, dtype: str, tflops: float) -> None:
-    assert get_gpu(name).bandwidth == gbs * GB
-    assert get_gpu(name).flops[dtype] == pytest.approx(tflops * 1e12)
+    assert get_gpu(name).memory_bandwidth == gbs * GB
+    assert get_gpu(name).peak_flops[dtype] == pytest.approx(tflops * 1e12)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,16 @@ def test_published_dense_peaks(name: str, gbs: float, dtype: str, tflops: float)
     ],
 )
 def test_memory_is_what_drivers_report(name: str, gib: float) -> None:
-    assert get_gpu(name).memory / GIB == pytest.approx(gib, abs=0.02)
+    assert get_gpu(name).memory_bytes / GIB == pytest.approx(gib, abs=0.02)
     assert get_gpu(name).memory_basis == "reported"
 
 
 @pytest.mark.parametrize("card", list_gpus(), ids=lambda card: card.name)
 def test_every_gpu_obeys_what_holds_for_all(card: hardware.Gpu) -> None:
-    assert 0.85 * card.marketed_gb * GB < card.memory < 1.075 * card.marketed_gb * GB  # a box never understates by more
-    peaks = card.flops
+    assert (
+        0.85 * card.marketed_gb * GB < card.memory_bytes < 1.075 * card.marketed_gb * GB
+    )  # a box never understates by more
+    peaks = card.peak_flops
     assert peaks["fp32"] < peaks["fp16"]
     assert peaks.get("bf16", peaks["fp16"]) <= peaks["fp16"]
     assert peaks.get("fp8", peaks["fp16"]) >= peaks["fp16"]
@@ -150,7 +152,7 @@ def test_the_link_to_the_host(name: str, gbs: float) -> None:
     ],
 )
 def test_boards_draw_up_to(name: str, watts: float) -> None:
-    assert get_gpu(name).power == watts
+    assert get_gpu(name).board_limit_w == watts
 
 
 @pytest.mark.parametrize(
@@ -158,7 +160,7 @@ def test_boards_draw_up_to(name: str, watts: float) -> None:
     [("RTX PRO 5000", 2064), ("RTX 5070", 988), ("Jetson Thor", 2070)],  # TOPS as NVIDIA advertises them
 )
 def test_advertised_fp4_is_twice_the_dense_peak(name: str, fp4_sparse: float) -> None:
-    assert get_gpu(name).flops["fp4"] == pytest.approx(fp4_sparse / 2 * 1e12, rel=0.001)
+    assert get_gpu(name).peak_flops["fp4"] == pytest.approx(fp4_sparse / 2 * 1e12, rel=0.001)
 
 
 @pytest.mark.parametrize(

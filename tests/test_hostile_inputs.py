@@ -121,7 +121,7 @@ def test_expressions_of_published_checkpoints_keep_their_meaning() -> None:
     named = {
         w.name
         for w in load_model(config).architecture.layers[0].weights
-        if w.linear and not stored.scheme(w, "layers.0.")
+        if w.linear and not stored.get_weight_format(w, "layers.0.")
     }
     assert named == {"self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj", "mlp.up_proj"}
 

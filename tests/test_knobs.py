@@ -22,8 +22,8 @@ def asked(model: str, level: dict[str, dict[str, float]], gpu: str = "H200", **f
 
 def gpus(plan: Plan) -> int:
     assert plan.chosen is not None
-    assert simulate_candidate(plan.scenario, plan.chosen).meets
-    return plan.chosen.deployment.layout.gpus
+    assert simulate_candidate(plan.scenario, plan.chosen).is_feasible
+    return plan.chosen.deployment.layout.num_gpus
 
 
 def test_attention_data_parallelism_serves_a_large_expert_model_on_half_the_gpus() -> None:
@@ -68,5 +68,5 @@ def test_another_engine_never_costs_more() -> None:
     one, both = (search_deployments(asked("meta-llama/Llama-3.1-8B-Instruct", limits, engine=engine, **given))
                  for engine in ("vllm", ["vllm", "sglang"]))  # fmt: skip
     assert one.chosen is not None and both.chosen is not None
-    assert both.chosen.cost <= one.chosen.cost
+    assert both.chosen.cost_key <= one.chosen.cost_key
     assert {c.deployment.engine.name for c in both.candidates} == {"vllm", "sglang"}

@@ -29,22 +29,22 @@ def layout(served: str | Model, version: str = "0.20.2", gpu: str = "H100", **ar
 @pytest.mark.parametrize("version", ["0.20.2", "0.33.0"])
 def test_plain_attention_pool_as_vllm_computed_it(version: str) -> None:
     """vLLM 0.20.2 and 0.33.0, driven with 40 GB for the cache: 38,146 blocks, 37.25x, 610,336 tokens."""
-    pool = layout(llama(), version, max_model_len=16384).pool([40e9])
-    assert (pool.num_blocks, pool.kv_tokens, round(pool.max_concurrency_x, 2)) == (38146, 610336, 37.25)
+    pool = layout(llama(), version, max_model_len=16384).build_pool([40e9])
+    assert (pool.num_blocks, pool.reported_tokens, round(pool.max_concurrency_x, 2)) == (38146, 610336, 37.25)
 
 
 @pytest.mark.parametrize(("version", "concurrency"), [("0.20.2", 3.93), ("0.33.0", 3.11)])
 def test_sliding_windows_reserve_the_batch_in_flight(version: str, concurrency: float) -> None:
     """gemma-3-27b's layers at 8 KV heads, 30 GB: 7 groups, 45,776 blocks; 0.33 reserves two batches per window."""
     found = layout("google/gemma-3-27b-it", version, tp=2, max_model_len=131072, max_num_batched_tokens=8192)
-    pool = found.pool([30e9])
+    pool = found.build_pool([30e9])
     assert (len(found.groups), pool.num_blocks, round(pool.max_concurrency_x, 2)) == (7, 45776, concurrency)
 
 
 def test_hybrid_pool_against_windows_stored_in_full() -> None:
     """vLLM 0.33.0, gemma-3-27b on two GPUs with 50 GiB each: 5.56x."""
     found = layout("google/gemma-3-27b-it", "0.33.0", tp=2, max_model_len=131072, max_num_batched_tokens=8192)
-    assert round(found.pool([50 * GIB]).max_concurrency_x, 2) == 5.56
+    assert round(found.build_pool([50 * GIB]).max_concurrency_x, 2) == 5.56
 
 
 RANKS = [  # vLLM's own classes: model, tp, version, block size, bytes per block, groups, KV bytes/token with windows
@@ -93,24 +93,24 @@ def test_a_hybrids_states_with_speculation_and_prefix_caching() -> None:
     common = {"tp": 2, "kv_cache_dtype": "fp8", "enable_prefix_caching": True, "speculation": spec}
     found = layout("Qwen/Qwen3.6-27B", gpu="L40S", max_model_len=196608, max_num_seqs=10, **common)
     assert (found.block_size, found.stage_bytes_per_block) == (1600, (27852800,))
-    assert found.pool([6.35 * GIB]).kv_tokens == 347625
+    assert found.build_pool([6.35 * GIB]).reported_tokens == 347625
     shorter = layout("Qwen/Qwen3.6-27B", gpu="L40S", max_model_len=131072, max_num_seqs=2, **common)
-    pool = shorter.pool([248 * 27852800])
-    assert (pool.kv_tokens, round(pool.max_concurrency_x, 2)) == (335111, 2.56)
+    pool = shorter.build_pool([248 * 27852800])
+    assert (pool.reported_tokens, round(pool.max_concurrency_x, 2)) == (335111, 2.56)
 
 
 def test_a_hybrid_without_prefix_caching_holds_one_state() -> None:
     """Qwen3.8-27B's shape on an L40S, vLLM 0.26.0: 184 blocks (the log's "Mamba cache blocks"), 141,036 tokens."""
     found = layout("Qwen/Qwen3.6-27B", "0.26.0", "L40S", max_model_len=131072, enable_prefix_caching=False)
-    pool = found.pool([8.82 * GIB])
-    assert (pool.num_blocks, pool.kv_tokens, round(pool.max_concurrency_x, 2)) == (184, 141036, 1.08)
+    pool = found.build_pool([8.82 * GIB])
+    assert (pool.num_blocks, pool.reported_tokens, round(pool.max_concurrency_x, 2)) == (184, 141036, 1.08)
 
 
 def test_old_meaning_of_kv_cache_size() -> None:
     """gemma-2-9b on an H100, vLLM 0.19.0: 21,110 blocks in two groups are logged as 168,880 tokens, 20.60x."""
     found = layout("google/gemma-2-9b-it", "0.19.0", max_model_len=8192)
-    pool = found.pool([21110 * found.stage_bytes_per_block[0]])
-    assert (pool.kv_tokens, round(pool.max_concurrency_x, 2)) == (168880, 20.60)
+    pool = found.build_pool([21110 * found.stage_bytes_per_block[0]])
+    assert (pool.reported_tokens, round(pool.max_concurrency_x, 2)) == (168880, 20.60)
 
 
 def test_compressed_attention_needs_states_for_every_token_in_flight() -> None:
@@ -124,14 +124,14 @@ def test_compressed_attention_needs_states_for_every_token_in_flight() -> None:
     )
     for found, need, have, longest in ((wide, 52.66, 23.37, 58148), (narrow, 6.66, 5.44, 13528)):
         page = found.stage_bytes_per_block[0]
-        assert found.blocks_per_request * page / GIB == pytest.approx(need, abs=0.006)
-        assert found.longest(math.floor(have * GIB / page)) == pytest.approx(longest, rel=0.005)
+        assert found.max_blocks_per_request * page / GIB == pytest.approx(need, abs=0.006)
+        assert found.compute_max_model_len(math.floor(have * GIB / page)) == pytest.approx(longest, rel=0.005)
 
 
 def test_the_null_block_shortens_auto_fit() -> None:
     """One pool, auto-fit context: 7,616 tokens in vLLM 0.20.2, 7,600 in 0.33.0, which keeps its null block apart."""
     found = layout(llama(), max_model_len=16384)
-    assert (found.longest(476), found.longest(476 - 1)) == (7616, 7600)
+    assert (found.compute_max_model_len(476), found.compute_max_model_len(476 - 1)) == (7616, 7600)
 
 
 def test_kv_heads_are_replicated_past_one_per_rank() -> None:
@@ -162,12 +162,12 @@ def test_more_tokens_never_hold_fewer_blocks_and_pools_fit(
     deployment: Deployment, tokens: int, more: int, available: float
 ) -> None:
     found = build_kv_layout(deployment)
-    assert found.blocks_for(tokens) <= found.blocks_for(tokens + more)
-    pool = found.pool([available])
+    assert found.count_request_blocks(tokens) <= found.count_request_blocks(tokens + more)
+    pool = found.build_pool([available])
     assert pool.num_blocks * pool.bytes_per_block <= available
     assert 0 <= pool.layout.padding < 1
-    assert found.blocks_for(found.longest(pool.num_blocks), found.in_flight) <= max(
-        pool.num_blocks, found.blocks_for(0, 0)
+    assert found.count_request_blocks(found.compute_max_model_len(pool.num_blocks), found.in_flight) <= max(
+        pool.num_blocks, found.count_request_blocks(0, 0)
     )
 
 

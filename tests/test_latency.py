@@ -35,18 +35,20 @@ def deployed(model=LLAMA_8B, gpu="H100", **how):
 
 def inferencex(isl, osl, concurrency):
     """The public InferenceX benchmark: lengths uniform in 0.8 to 1.0 of nominal, 10 prompts per unit of concurrency."""
-    return Workload(LengthDistribution.uniform(isl, 0.8), LengthDistribution.uniform(osl, 0.8), concurrency=concurrency)
+    return Workload(
+        LengthDistribution.from_uniform(isl, 0.8), LengthDistribution.from_uniform(osl, 0.8), concurrency=concurrency
+    )
 
 
 def test_decode_of_llama_8b_cannot_beat_reading_its_weights():
     """15.0 GB of BF16 layers and head over 3.35 TB/s is 4.5 ms; vLLM on one H100 is known to need 6 to 9 ms."""
-    step = build_target_step_model(deployed()[0]).step_seconds([], [500]).seconds
+    step = build_target_step_model(deployed()[0]).estimate_step([], [500]).seconds
     assert 15.0e9 / 3.35e12 < step < 9e-3
 
 
 def test_prefill_of_llama_70b_cannot_beat_the_peak():
     """2 x 69.5e9 FLOP per token (no embedding) over 8 x 989 TFLOP/s."""
-    seconds = build_target_step_model(deployed(LLAMA_70B, tp=8)[0]).step_seconds([(8192, 0)], []).seconds
+    seconds = build_target_step_model(deployed(LLAMA_70B, tp=8)[0]).estimate_step([(8192, 0)], []).seconds
     least = 2 * 69.5e9 * 8192 / (8 * 989e12)
     assert least < seconds < 4 * least
 
@@ -79,10 +81,10 @@ def test_latent_cache_costs_the_same_on_every_tensor_parallel_rank():
 def test_a_window_caps_what_decode_reads():
     """gemma-3-27b: 52 of 62 layers look back 1,024 tokens, so 16 x the context costs far less than 16 x the time."""
     step = build_target_step_model(deployed("google/gemma-3-27b-it", "H100")[0])
-    short, long = (float(step.decode_attention(context)) for context in (8192, 131072))
+    short, long = (float(step.estimate_decode_attention_s(context)) for context in (8192, 131072))
     assert step.decode_windows[0][0] == 1024
     assert long < 16 * short
-    assert step.decode_attention(131072) - step.decode_attention(131071) == pytest.approx(
+    assert step.estimate_decode_attention_s(131072) - step.estimate_decode_attention_s(131071) == pytest.approx(
         step.decode_context_s, rel=1e-6
     )
 
@@ -98,11 +100,11 @@ def test_eager_mode_waits_for_the_host():
         )
         for flag in (False, True)
     )
-    times = eager.step_seconds([], [500]).seconds / graphs.step_seconds([], [500]).seconds
+    times = eager.estimate_step([], [500]).seconds / graphs.estimate_step([], [500]).seconds
     assert times == pytest.approx(1.75, rel=0.35)
-    assert eager.step_seconds([(8000, 0)], []).seconds < 1.1 * graphs.step_seconds([(8000, 0)], []).seconds
+    assert eager.estimate_step([(8000, 0)], []).seconds < 1.1 * graphs.estimate_step([(8000, 0)], []).seconds
     small = deploy_on("Qwen/Qwen2.5-0.5B", "A100-SXM-80GB", max_model_len=4096, enforce_eager=True)  # 24 layers
-    assert build_target_step_model(small).step_seconds([], [500]).seconds == pytest.approx(
+    assert build_target_step_model(small).estimate_step([], [500]).seconds == pytest.approx(
         19.5e-3, rel=0.15
     )  # as the talker's
 
@@ -146,9 +148,11 @@ LOADS = st.floats(0.05, 40)
 def test_more_traffic_is_never_faster(rate, more, tp, prompt, output):
     deployment, memory = deployed(tp=tp)
     base = Workload(
-        LengthDistribution.lognormal(prompt, 2 * prompt), LengthDistribution.lognormal(output, 2 * output), rate=rate
+        LengthDistribution.from_lognormal(prompt, 2 * prompt),
+        LengthDistribution.from_lognormal(output, 2 * output),
+        rate=rate,
     )
-    calm, busy = (open_loop(deployment, memory, w) for w in (base, base.at(rate * more)))
+    calm, busy = (open_loop(deployment, memory, w) for w in (base, base.with_rate(rate * more)))
     for name in ("ttft", "tpot", "itl", "e2e"):
         assert getattr(busy, name)["mean"].mid >= getattr(calm, name)["mean"].mid * (1 - 1e-3), name
         slack = 0.03 if busy.saturated else 1e-3  # an engine that is always full varies less
@@ -161,7 +165,9 @@ def test_more_traffic_is_never_faster(rate, more, tp, prompt, output):
 def test_more_requests_in_flight_are_never_faster_each(concurrency, more, prompt, output):
     deployment, memory = deployed()
     base = Workload(
-        LengthDistribution.uniform(prompt, 0.8), LengthDistribution.uniform(output, 0.8), concurrency=concurrency
+        LengthDistribution.from_uniform(prompt, 0.8),
+        LengthDistribution.from_uniform(output, 0.8),
+        concurrency=concurrency,
     )
     few, many = (closed_loop(deployment, memory, w) for w in (base, replace(base, concurrency=concurrency + more)))
     assert many.tpot["mean"].mid >= few.tpot["mean"].mid * (1 - 1e-6)
@@ -173,10 +179,10 @@ def test_more_requests_in_flight_are_never_faster_each(concurrency, more, prompt
 def test_no_token_is_free(tokens, decoding, context):
     step = build_target_step_model(deployed("openai/gpt-oss-120b", "H100", tp=2)[0])
     chunk = [(tokens, 0)] if tokens else []
-    cost = step.step_seconds(chunk, [context] * decoding).seconds
-    assert step.step_seconds([(tokens + 1, 0)], [context] * decoding).seconds >= cost
-    assert step.step_seconds(chunk, [context + 1] * decoding).seconds >= cost
-    assert step.step_seconds(chunk, [context] * (decoding + 1)).seconds > cost
+    cost = step.estimate_step(chunk, [context] * decoding).seconds
+    assert step.estimate_step([(tokens + 1, 0)], [context] * decoding).seconds >= cost
+    assert step.estimate_step(chunk, [context + 1] * decoding).seconds >= cost
+    assert step.estimate_step(chunk, [context] * (decoding + 1)).seconds > cost
 
 
 @given(st.integers(1, 3000), st.integers(0, 3000), st.integers(1, 3000))
@@ -190,7 +196,9 @@ def test_littles_law_holds():
     """Sequences decoding = request rate x time decoding, below saturation."""
     deployment, memory = deployed(LLAMA_70B, tp=4, quantization="fp8")
     found = open_loop(
-        deployment, memory, Workload(LengthDistribution.fixed(1000), LengthDistribution.fixed(250), rate=4)
+        deployment,
+        memory,
+        Workload(LengthDistribution.from_constant(1000), LengthDistribution.from_constant(250), rate=4),
     )
     assert found.decode_batch == pytest.approx(4 * 250 * found.tpot["mean"].mid, rel=0.1)
 
@@ -198,7 +206,9 @@ def test_littles_law_holds():
 def test_an_overload_is_told_and_serves_its_capacity():
     deployment, memory = deployed()
     found = open_loop(
-        deployment, memory, Workload(LengthDistribution.fixed(1000), LengthDistribution.fixed(500), rate=500)
+        deployment,
+        memory,
+        Workload(LengthDistribution.from_constant(1000), LengthDistribution.from_constant(500), rate=500),
     )
     assert found.saturated
     assert found.request_tps.mid < 500
@@ -210,7 +220,11 @@ def test_loops_ask_for_their_load():
     with pytest.raises(PlannerError, match="request rate"):
         open_loop(deployment, memory, inferencex(100, 100, 4))
     with pytest.raises(PlannerError, match="concurrency"):
-        closed_loop(deployment, memory, Workload(LengthDistribution.fixed(100), LengthDistribution.fixed(100), rate=1))
+        closed_loop(
+            deployment,
+            memory,
+            Workload(LengthDistribution.from_constant(100), LengthDistribution.from_constant(100), rate=1),
+        )
 
 
 LAYOUTS = (
@@ -225,9 +239,9 @@ LAYOUTS = (
 )
 """Dense, windowed, latent and mixture models; formats, batch limits, pipelines, replicas, speculation."""
 LENGTHS = st.one_of(
-    st.floats(1, 2000).map(LengthDistribution.fixed),
-    st.floats(2, 2000).map(lambda mean: LengthDistribution.lognormal(mean, 2 * mean)),
-    st.floats(2, 2000).map(lambda most: LengthDistribution.uniform(most, 0.5)),
+    st.floats(1, 2000).map(LengthDistribution.from_constant),
+    st.floats(2, 2000).map(lambda mean: LengthDistribution.from_lognormal(mean, 2 * mean)),
+    st.floats(2, 2000).map(lambda most: LengthDistribution.from_uniform(most, 0.5)),
 )
 LOADED = st.builds(
     Workload, prompt=LENGTHS, output=LENGTHS, rate=st.floats(0.01, 300), concurrency=st.integers(1, 2000),
@@ -254,15 +268,19 @@ def test_deployments_together_do_what_each_does_alone(asked):
         for k, case in enumerate(cases):
             single = alone(case.deployment, case.plan, case.workload)
             assert figures_of(found[k]) == pytest.approx(figures_of(single), rel=1e-9, abs=1e-15, nan_ok=True)
-            assert (found[k].limit, found[k].basis, found[k].warnings) == (single.limit, single.basis, single.warnings)
+            assert (found[k].bottleneck, found[k].basis, found[k].warnings) == (
+                single.bottleneck,
+                single.basis,
+                single.warnings,
+            )
 
 
 def test_many_cases_come_in_order():
     """More than are evaluated at once, of one deployment: throughput follows the rate up to saturation."""
     deployment, memory = deployed()
     rates = np.geomspace(0.1, 10, 300)
-    base = Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(100), rate=1)
-    found = solve_open_loops([LoadCase(deployment, memory, base.at(rate)) for rate in rates])
+    base = Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(100), rate=1)
+    found = solve_open_loops([LoadCase(deployment, memory, base.with_rate(rate)) for rate in rates])
     assert found.request_tps == pytest.approx(rates) and not found.saturated.any()
     assert (np.diff(found.tpot[:, 0]) >= 0).all()
 
@@ -289,8 +307,8 @@ CHECKED = (
 )  # fmt: skip
 PIPELINES = ({"gpu": "L40S", "pp": 4}, {"gpu": "L40S", "tp": 2, "pp": 2}, {"model": LLAMA_70B, "tp": 2, "pp": 2})
 SHAPES = (
-    (LengthDistribution.uniform(1024, 0.8), LengthDistribution.uniform(1024, 0.8)), (LengthDistribution.uniform(8192, 0.8), LengthDistribution.uniform(512, 0.8)),
-    (LengthDistribution.fixed(300), LengthDistribution.lognormal(200, 500)), (LengthDistribution.lognormal(1500, 4000), LengthDistribution.fixed(60)),
+    (LengthDistribution.from_uniform(1024, 0.8), LengthDistribution.from_uniform(1024, 0.8)), (LengthDistribution.from_uniform(8192, 0.8), LengthDistribution.from_uniform(512, 0.8)),
+    (LengthDistribution.from_constant(300), LengthDistribution.from_lognormal(200, 500)), (LengthDistribution.from_lognormal(1500, 4000), LengthDistribution.from_constant(60)),
 )  # fmt: skip
 
 
@@ -308,7 +326,7 @@ def against_the_replay(layouts, loads, closed):
             steady = open_loop(deployment, memory, workload)
         run = simulate_workload(deployment, memory.pool, build_step_model(deployment), workload)
         for metric, point in product(("ttft", "tpot", "itl", "e2e"), ("mean", "p95")):
-            off = math.log(getattr(steady, metric)[point].mid / run.stats(metric)[point])
+            off = math.log(getattr(steady, metric)[point].mid / run.summarize(metric)[point])
             found.setdefault((metric, point), []).append(off)
     return found
 

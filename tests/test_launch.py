@@ -57,12 +57,12 @@ def test_a_tensor_parallel_group_stays_within_a_node() -> None:
     found = build_deployment_launch(
         deploy_on("meta-llama/Llama-3.1-70B-Instruct", "H100", tp=4, pp=3, engine_version="0.20.2")
     )
-    assert (found.nodes, found.gpus) == (3, 4) and "--nnodes 3" in found.line
+    assert (found.nodes, found.gpus) == (3, 4) and "--nnodes 3" in found.shell_line
 
 
 def test_sglang_counts_all_gpus_of_a_stage() -> None:
     asked = {"dp": 8, "ep": 8, "engine": "sglang", "max_num_seqs": 64, "max_num_batched_tokens": 8192}
-    old, new = (build_deployment_launch(deploy_on("deepseek-ai/DeepSeek-V3", "H200", engine_version=version, **asked)).line
+    old, new = (build_deployment_launch(deploy_on("deepseek-ai/DeepSeek-V3", "H200", engine_version=version, **asked)).shell_line
                 for version in ("0.5.10", "0.5.23"))  # fmt: skip
     assert "--tp-size 8 --dp-size 8 --enable-dp-attention --ep-size 8" in old
     assert "--tp-size 8 --attn-dp-size 8 --ep-size 8" in new and "--enable-dp-attention" not in new

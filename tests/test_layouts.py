@@ -36,8 +36,8 @@ def every(plan):
 
 
 def test_no_legal_layout_meets_the_service_level_for_less_than_the_plan(plan, every):
-    cheapest = min(candidate.cost for candidate in every if candidate.meets)
-    assert cheapest == plan.chosen.cost
+    cheapest = min(candidate.cost_key for candidate in every if candidate.is_feasible)
+    assert cheapest == plan.chosen.cost_key
     assert sum(candidate is plan.chosen for candidate in every) == 1
 
 
@@ -55,13 +55,13 @@ def test_capacity_is_where_the_promises_begin_to_break(plan):
     for share in (0.95, 1.05):
         traffic = replace(plan.scenario.workload, rate=rate * share)
         asked = replace(plan.scenario, workload=traffic, headroom=0.0)
-        meets.append(evaluate_candidate(asked, deployment, 1).meets)
+        meets.append(evaluate_candidate(asked, deployment, 1).is_feasible)
     assert meets == [True, False]
 
 
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30))
 def test_nothing_beats_a_point_of_the_front_and_something_beats_every_other(points):
-    data = pd.DataFrame({"cost": [c for c, _ in points], "ms": [Interval.exactly(v) for _, v in points]})
+    data = pd.DataFrame({"cost": [c for c, _ in points], "ms": [Interval.from_value(v) for _, v in points]})
     for (cost, ms), kept in zip(points, layout_study.find_pareto_front(data, "cost", "ms"), strict=True):
         beaten = any((c <= cost and v <= ms) and (c, v) != (cost, ms) for c, v in points)
         assert kept != beaten

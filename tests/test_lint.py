@@ -53,10 +53,10 @@ def test_forty_commands_of_guides_and_forty_current_ones_are_judged() -> None:
 @pytest.mark.parametrize("guide", COMMANDS["guides"], ids=lambda guide: guide["source"].rpartition("/")[2])
 def test_what_is_wrong_in_the_commands_of_guides(guide: dict[str, Any]) -> None:
     found = lint(guide["command"], guide.get("version"))
-    assert {one.name: one.verdict for one in found.findings if one.mend} == guide["finds"]
-    assert found.mend
+    assert {one.name: one.verdict for one in found.findings if one.needs_fix} == guide["finds"]
+    assert found.needs_fix
     for one in found.commands:
-        judged = one.judged
+        judged = one.checked
         again = judged.options.parse(fix_command(judged).command.argv)
         left = {one.written for one in again.given if one.error}
         open_ = {
@@ -69,15 +69,15 @@ def test_what_is_wrong_in_the_commands_of_guides(guide: dict[str, Any]) -> None:
 def test_no_false_alarm_on_current_commands(command: dict[str, Any]) -> None:
     found = lint(command["command"], command.get("version"))
     assert len(found.commands) == 1 and len(found.findings) >= 1
-    assert [one for one in found.findings if one.mend] == []
-    assert not found.mend and not found.commands[0].judged.parsed.errors
+    assert [one for one in found.findings if one.needs_fix] == []
+    assert not found.needs_fix and not found.commands[0].checked.as_meant.errors
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "tgi"])
 def test_no_false_alarm_on_what_we_emit(engine: str) -> None:
     for launch in plans(engine, 10, seed=1):
-        found = lint(launch.line, launch.deployment.engine.version)
-        assert {one.name for one in found.findings if one.mend} <= {"--enforce-eager", "--disable-cuda-graph"}
+        found = lint(launch.shell_line, launch.deployment.engine.version)
+        assert {one.name for one in found.findings if one.needs_fix} <= {"--enforce-eager", "--disable-cuda-graph"}
         assert len(found.commands) == 1
 
 
@@ -141,17 +141,17 @@ def test_what_is_useless_or_risky() -> None:
     for launcher in ("vllm serve m", "trtllm-serve m", "text-generation-launcher --model-id m"):  # two do not take it
         for option in ("--api-key sk-123456789", "--api_key=sk-123456789", "--hf_token sk-123456789"):
             found = lint(f"{launcher} {option}")
-            assert "sk-123456789" not in f"{found}{json.dumps(found.json())}"
+            assert "sk-123456789" not in f"{found}{json.dumps(found.to_json())}"
 
 
 def test_what_is_risky_is_written_at_the_value_that_is_named() -> None:
     found = lint("vllm serve m --gpu-memory-utilization 0.98 --max-model-len 4096", "0.20.2").commands[0]
-    assert found.mended.command.line == "vllm serve m --gpu-memory-utilization 0.95 --max-model-len 4096"
+    assert found.fixed.command.line == "vllm serve m --gpu-memory-utilization 0.95 --max-model-len 4096"
     wide = "vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 4 --gpu-memory-utilization 0.977"
     edge = lint(wide, "0.20.2", gpu="H100").commands[0]
-    assert edge.planned and edge.planned.memory.status == "at_risk" and edge.planned.loads
-    again = lint(edge.mended.command.line, "0.20.2", gpu="H100").commands[0]
-    assert again.planned and again.planned.memory.status == "ok"
+    assert edge.plan and edge.plan.memory.status == "at_risk" and edge.plan.loads
+    again = lint(edge.fixed.command.line, "0.20.2", gpu="H100").commands[0]
+    assert again.plan and again.plan.memory.status == "ok"
 
 
 @pytest.mark.parametrize("share", ["1.2", "0", "-0.5", "nan"])
@@ -159,23 +159,23 @@ def test_a_share_of_memory_beyond_all_or_of_nothing_never_starts(share: str) -> 
     """vLLM 0.20.2, CacheConfig: Field(gt=0, le=1)."""
     found = lint(f"vllm serve m --gpu-memory-utilization {share} --enable-chunked-prefill", "0.20.2")
     assert found.verdict == "mend" and found.findings[0].refused
-    assert found.commands[0].mended.command.line == "vllm serve m --gpu-memory-utilization 0.95"
+    assert found.commands[0].fixed.command.line == "vllm serve m --gpu-memory-utilization 0.95"
 
 
 def test_a_quantization_that_vllm_does_not_have_never_starts() -> None:
     """`Unknown quantization method: fp9. Must be one of [...]`, config/model.py; its parser takes any word."""
     for method, refused in {"fp9": True, "fp8": False, "FP8": False, "torchao": False, "${METHOD}": False}.items():
-        assert lint(f"vllm serve {LLAMA} --quantization {method}", "0.33.0").commands[0].refused == refused
+        assert lint(f"vllm serve {LLAMA} --quantization {method}", "0.33.0").commands[0].refuses_to_start == refused
 
 
 def test_a_misspelt_option_is_spelt_right_in_what_is_better() -> None:
     (found,) = lint(f"vllm serve {LLAMA} --max-num-batchd-tokens 2048", "0.33.0").commands
-    assert found.refused and found.mended.command.line.endswith("--max-num-batched-tokens 2048")
+    assert found.refuses_to_start and found.fixed.command.line.endswith("--max-num-batched-tokens 2048")
 
 
 def test_slots_that_only_the_machine_fills_in_are_planned_as_vllm_has_them() -> None:
     usual, unknown = (
-        lint(f"vllm serve {LLAMA} --enable-lora{more}", "0.20.2", gpu="H100").commands[0].planned
+        lint(f"vllm serve {LLAMA} --enable-lora{more}", "0.20.2", gpu="H100").commands[0].plan
         for more in ("", " --max-loras $SLOTS --max-lora-rank $RANK")
     )
     assert usual and unknown and usual.deployment == unknown.deployment
@@ -183,7 +183,7 @@ def test_slots_that_only_the_machine_fills_in_are_planned_as_vllm_has_them() -> 
 
 def test_a_group_of_no_ranks_is_no_layout() -> None:
     none = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --dp 0 --enable-dp-attention"
-    assert lint(none, gpu="H200").commands[0].planned is None
+    assert lint(none, gpu="H200").commands[0].plan is None
 
 
 UNIT = """[Unit]
@@ -274,24 +274,24 @@ WRITTEN = {
 @pytest.mark.parametrize("text", WRITTEN.values(), ids=WRITTEN)
 def test_commands_are_found_however_people_start_them(text: str, tmp_path: Path) -> None:
     (found,) = lint(text, "0.20.2").commands
-    model = (*found.judged.parsed.positional, found.judged.values.get("model"))[0]
+    model = (*found.checked.as_meant.positional, found.checked.argument_values.get("model"))[0]
     assert model == "Qwen/Qwen3-8B"
-    assert {one.name for one in found.judged.findings if one.mend} == {"--swap-space"}
+    assert {one.name for one in found.checked.findings if one.needs_fix} == {"--swap-space"}
 
 
 def test_programs_around_an_engine_keep_what_is_theirs() -> None:
     (worker,) = lint(WRITTEN["dynamo"]).commands
     line = "python -m dynamo.vllm --disaggregation-mode prefill --dyn-tool-call-parser hermes --model Qwen/Qwen3-8B"
-    assert worker.mended.command.line == line
-    assert lint(WRITTEN["dynamo's image"]).commands[0].judged.version == "0.20.1"
-    assert lint(WRITTEN["srun"]).commands[0].judged.version == "0.20.2"
-    assert lint(WRITTEN["nomad"]).commands[0].judged.command.environment == {"HF_HOME": "/c"}
+    assert worker.fixed.command.line == line
+    assert lint(WRITTEN["dynamo's image"]).commands[0].checked.version == "0.20.1"
+    assert lint(WRITTEN["srun"]).commands[0].checked.version == "0.20.2"
+    assert lint(WRITTEN["nomad"]).commands[0].checked.command.environment == {"HF_HOME": "/c"}
     assert "left to KServe: --model_name, --model_id, --backend" in lint(WRITTEN["kserve"]).notes
     with pytest.raises(PlannerError, match="no server starts"):
         lint(WRITTEN["kserve"].replace("--backend=vllm", "--backend=huggingface"))
     slurm = "srun --container-image nvcr.io#nvidia/tensorrt-llm/release:1.2.0 trtllm-serve Qwen/Qwen3-8B"
     (served,) = lint(slurm).commands  # which shares its host's network
-    assert served.judged.version == "1.2.0" and not [one for one in served.judged.findings if one.mend]
+    assert served.checked.version == "1.2.0" and not [one for one in served.checked.findings if one.needs_fix]
 
 
 def test_words_that_only_the_machine_fills_in_are_no_unknown_options() -> None:
@@ -300,11 +300,11 @@ def test_words_that_only_the_machine_fills_in_are_no_unknown_options() -> None:
 
 
 def test_a_version_that_the_command_pins_is_its_version() -> None:
-    assert lint(WRITTEN["uv"]).commands[0].judged.version == "0.20.2"
+    assert lint(WRITTEN["uv"]).commands[0].checked.version == "0.20.2"
 
 
 def test_two_hyphens_that_a_word_processor_joined_are_told_apart() -> None:
-    (found,) = [one for one in lint("vllm serve m \u2014max-num-seqs=8", "0.20.2").findings if one.mend]
+    (found,) = [one for one in lint("vllm serve m \u2014max-num-seqs=8", "0.20.2").findings if one.needs_fix]
     assert found.instead == "--max-num-seqs=8" and "no hyphen" in found.why
 
 
@@ -334,11 +334,11 @@ def test_the_version_is_that_of_the_image_unless_another_is_asked_for() -> None:
 def test_script_and_unit_of_a_plan_are_read_at_its_version(tmp_path: Path) -> None:
     """The unit starts the script that lies beside it."""
     asked = load_scenario("edge-8b-24gb")
-    for name, text in render_artifacts(search_deployments(asked).best.prediction, asked.service_level).items():
+    for name, text in render_artifacts(search_deployments(asked).best.prediction, asked.slo_targets).items():
         (tmp_path / name).write_text(text)
     for name in ("serve.sh", "headroom@.service"):
         found = lint(str(tmp_path / name))
-        assert [one.judged.version for one in found.commands] == [asked.engine.version] and not found.notes
+        assert [one.checked.version for one in found.commands] == [asked.engine.version] and not found.notes
         assert found.verdict == "ok"
 
 
@@ -352,7 +352,7 @@ def test_a_file_of_a_plan_is_judged_on_the_gpu_that_heads_it(tmp_path: Path) -> 
         (tmp_path / "serve.sh").write_text(f"# {LLAMA} on {layout}{gpu}, vllm 0.33.0\nexec {command}\n")
         found = lint(str(tmp_path / "serve.sh"))
         assert found.verdict == verdict and f"on 1 x {gpu}" in str(found)
-        assert (found.commands[0].mended.diff == ()) == (verdict == "ok")
+        assert (found.commands[0].fixed.diff == ()) == (verdict == "ok")
 
 
 def test_an_option_that_went_between_two_lists_is_a_risk_and_a_wrong_value_is_no_unknown_option() -> None:
@@ -365,18 +365,18 @@ def test_an_option_that_went_between_two_lists_is_a_risk_and_a_wrong_value_is_no
 
 def test_drift_between_two_versions() -> None:
     found = lint("vllm serve m --swap-space 4 -tp 2 --disable-custom-all-reduce", "0.10.0", to="0.33.0")
-    drift = {one.name: (one.verdict, one.instead) for one in found.drift}
+    drift = {one.name: (one.verdict, one.instead) for one in found.upgrade_findings}
     assert drift["--swap-space"][0] == "removed"
     assert drift["--gpu-memory-utilization"] == ("default changed", "--gpu-memory-utilization 0.9")
     assert drift["--async-scheduling"] == ("default changed", "--no-async-scheduling")
     assert "--tensor-parallel-size" not in drift and "--disable-custom-all-reduce" not in drift
-    assert lint("vllm serve m", "0.33.0", to="0.33.0").drift == ()
+    assert lint("vllm serve m", "0.33.0", to="0.33.0").upgrade_findings == ()
 
 
 def test_a_default_that_changed_is_named_and_kept_by_words_of_its_own() -> None:
     """--disable-log-requests has no value."""
     found = lint("vllm serve Qwen/Qwen3-8B", "0.10.0", to="0.12.0")
-    kept = [one for one in found.drift if one.verdict == "default changed"]
+    kept = [one for one in found.upgrade_findings if one.verdict == "default changed"]
     assert kept and all(one.name in one.written and one.why for one in kept)
     assert "--no-disable-log-requests" in {one.instead for one in kept}
 
@@ -391,45 +391,45 @@ def test_what_is_filled_in_where_it_runs_still_is_in_what_is_better(tmp_path: Pa
 
 def test_old_drafting_becomes_one_json() -> None:
     text = "vllm serve m --speculative-model [ngram] --num-speculative-tokens 5 --ngram-prompt-lookup-max 4"
-    better = lint(text, "0.20.2").commands[0].mended.command
+    better = lint(text, "0.20.2").commands[0].fixed.command
     values = get_cli_options("vllm", "0.20.2").parse(better.argv).values
     assert values == {"speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}}
-    moved = lint("VLLM_ATTENTION_BACKEND=TRITON_ATTN_VLLM_V1 vllm serve m", "0.20.2").commands[0].mended.command
+    moved = lint("VLLM_ATTENTION_BACKEND=TRITON_ATTN_VLLM_V1 vllm serve m", "0.20.2").commands[0].fixed.command
     assert moved.argv == ("m", "--attention-backend", "TRITON_ATTN") and not moved.environment
 
 
 @pytest.mark.slow
 def test_on_a_gpu_it_is_planned_and_a_better_command_proposed() -> None:
     found = lint(f"vllm serve {LLAMA} --enforce-eager --max-num-seqs 64", "0.20.2", gpu="H100").commands[0]
-    assert found.planned and found.planned.memory.status == "ok"
-    tpot = [one.performance.at("tpot", "mean").mid for one in found.planned.loads if one.performance]
+    assert found.plan and found.plan.memory.status == "ok"
+    tpot = [one.performance.get("tpot", "mean").mid for one in found.plan.loads if one.performance]
     assert tpot == sorted(tpot) and len(tpot) == 3
-    (step,) = found.planned.steps
-    assert (step.argument, step.value) == ("enforce_eager", False) and "TPOT" in step.worth
-    assert found.mended.command.argv == (LLAMA, "--max-num-seqs", "64")
-    assert found.planned.better and found.planned.better.performance
-    assert found.planned.better.performance.at("tpot", "mean").mid < tpot[-1]
+    (step,) = found.plan.steps
+    assert (step.argument, step.value) == ("enforce_eager", False) and "TPOT" in step.benefit
+    assert found.fixed.command.argv == (LLAMA, "--max-num-seqs", "64")
+    assert found.plan.improved and found.plan.improved.performance
+    assert found.plan.improved.performance.get("tpot", "mean").mid < tpot[-1]
 
     crowded = f"vllm serve {LLAMA} --gpu-memory-utilization 0.7 --max-num-seqs 1024"
     better = lint(crowded, "0.20.2", gpu="L40S").commands[0]
-    assert better.planned and {one.argument for one in better.planned.steps} >= {"gpu_memory_utilization"}
-    after = lint(better.mended.command.line, "0.20.2", gpu="L40S")
-    assert not after.mend and after.commands[0].planned
-    assert after.commands[0].planned.sequences > better.planned.sequences
-    assert "gpu_memory_utilization" not in {one.argument for one in after.commands[0].planned.steps}
+    assert better.plan and {one.argument for one in better.plan.steps} >= {"gpu_memory_utilization"}
+    after = lint(better.fixed.command.line, "0.20.2", gpu="L40S")
+    assert not after.needs_fix and after.commands[0].plan
+    assert after.commands[0].plan.sequences > better.plan.sequences
+    assert "gpu_memory_utilization" not in {one.argument for one in after.commands[0].plan.steps}
 
     full = lint("vllm serve Qwen/Qwen3-8B --gpu-memory-utilization 0.99", "0.33.0", gpu="RTX-4090").commands[0]
-    assert full.planned and not full.planned.memory.starts
-    assert lint(full.mended.command.line, "0.33.0", gpu="RTX-4090").verdict == "ok"
+    assert full.plan and not full.plan.memory.can_start
+    assert lint(full.fixed.command.line, "0.33.0", gpu="RTX-4090").verdict == "ok"
 
     small = lint(f"vllm serve {LLAMA}", "0.20.2", gpu="L4")
-    assert small.mend and small.commands[0].planned and not small.commands[0].planned.memory.starts
-    assert small.commands[0].mended.command.argv != (LLAMA,)
-    again = lint(small.commands[0].mended.command.line, "0.20.2", gpu="L4").commands[0]
-    assert again.planned and again.planned.memory.starts
+    assert small.needs_fix and small.commands[0].plan and not small.commands[0].plan.memory.can_start
+    assert small.commands[0].fixed.command.argv != (LLAMA,)
+    again = lint(small.commands[0].fixed.command.line, "0.20.2", gpu="L4").commands[0]
+    assert again.plan and again.plan.memory.can_start
 
     unknown = lint("vllm serve /models/mine", "0.20.2", gpu="H100").commands[0]
-    assert unknown.planned is None and "mine" in unknown.unplanned
+    assert unknown.plan is None and "mine" in unknown.not_planned_reason
 
 
 REFUSED = [
@@ -445,15 +445,18 @@ REFUSED = [
 @pytest.mark.parametrize(("command", "why"), REFUSED)
 def test_what_does_not_start_has_no_latencies(command: str, why: str) -> None:
     (found,) = lint(command, "0.33.0", gpu="H100").commands
-    assert found.refused and found.planned is None
-    assert found.unplanned.startswith("the server ends with an error while it starts. ") and why in found.unplanned
+    assert found.refuses_to_start and found.plan is None
+    assert (
+        found.not_planned_reason.startswith("the server ends with an error while it starts. ")
+        and why in found.not_planned_reason
+    )
 
 
 def test_what_starts_only_once_it_is_mended_is_said_to() -> None:
     (old,) = lint(f"vllm serve {LLAMA} --swap-space 4", "0.33.0", gpu="H100").commands
     (new,) = lint(f"vllm serve {LLAMA}", "0.33.0", gpu="H100").commands
-    assert old.refused and not new.refused and old.planned and new.planned
-    assert old.planned.deployment == new.planned.deployment and old.planned.loads == new.planned.loads
+    assert old.refuses_to_start and not new.refuses_to_start and old.plan and new.plan
+    assert old.plan.deployment == new.plan.deployment and old.plan.loads == new.plan.loads
     text = str(lint(f"vllm serve {LLAMA} --swap-space 4", "0.33.0", gpu="H100"))
     assert "As it is written the server ends with an error while it starts" in text
 
@@ -461,10 +464,10 @@ def test_what_starts_only_once_it_is_mended_is_said_to() -> None:
 def test_a_number_of_gpus() -> None:
     for name in ("4xH100", "4x H100-SXM", "4 x NVIDIA H100", "H100:4"):
         (found,) = lint(f"vllm serve {LLAMA} -tp 4", "0.33.0", gpu=name).commands
-        assert found.planned and found.planned.deployment.gpus_per_node == 4
+        assert found.plan and found.plan.deployment.gpus_per_node == 4
     (small,) = lint(f"vllm serve {LLAMA} -tp 4", "0.33.0", gpu="2xH100").commands
-    assert small.planned is None and small.unplanned.endswith("takes 4 GPUs, and --gpu says 2")
-    wide = lint("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2", "0.33.0", gpu="2xL40S").commands[0].planned
+    assert small.plan is None and small.not_planned_reason.endswith("takes 4 GPUs, and --gpu says 2")
+    wide = lint("vllm serve meta-llama/Llama-3.1-70B-Instruct -tp 2", "0.33.0", gpu="2xL40S").commands[0].plan
     assert wide and "tensor_parallel_size" not in {step.argument for step in wide.steps}
     for name in ("0xH100", "4xH100:2", "4x", "H100:"):
         with pytest.raises(PlannerError, match=r"4xH100 for four|unknown GPU"):
@@ -495,12 +498,12 @@ def test_the_file_of_tensorrt_llm_is_read(kind: str, tmp_path: Path) -> None:
     path = tmp_path / ("pod.yaml" if kind == "config map" else "serve.sh")
     path.write_text(text)
     (found,) = lint(str(path), "1.2.0", gpu="B200").commands
-    assert found.planned, found.unplanned
-    deployment = found.planned.deployment
+    assert found.plan, found.not_planned_reason
+    deployment = found.plan.deployment
     assert (deployment.layout.tp, deployment.layout.dp, deployment.layout.ep) == (1, 8, 8)
     assert (deployment.args.gpu_memory_utilization, deployment.args.kv_cache_dtype) == (0.8, "fp8")
     assert deployment.args.enforce_eager and not deployment.args.enable_prefix_caching
-    assert deployment.speculation and (deployment.speculation.method, deployment.drafts) == ("mtp", 3)
+    assert deployment.speculation and (deployment.speculation.method, deployment.num_draft_tokens) == ("mtp", 3)
 
 
 def test_a_file_of_options_is_read_under_those_of_the_command(tmp_path: Path) -> None:
@@ -508,9 +511,9 @@ def test_a_file_of_options_is_read_under_those_of_the_command(tmp_path: Path) ->
     script = tmp_path / "serve.sh"
     script.write_text("vllm serve --config options.yaml --max-num-seqs 32\n")
     (found,) = lint(str(script), "0.33.0", gpu="H100").commands
-    assert {one.name: one.verdict for one in found.judged.findings if one.mend} == {"--swap-space": "removed"}
-    assert found.planned
-    args = found.planned.deployment.args
+    assert {one.name: one.verdict for one in found.checked.findings if one.needs_fix} == {"--swap-space": "removed"}
+    assert found.plan
+    args = found.plan.deployment.args
     assert (args.max_num_seqs, args.max_model_len) == (32, 8192)
     missing = lint("vllm serve m --config nowhere.yaml", "0.33.0")
     assert "what 'nowhere.yaml' sets is not known: no such file here" in missing.notes
@@ -519,7 +522,7 @@ def test_a_file_of_options_is_read_under_those_of_the_command(tmp_path: Path) ->
 def test_the_fewest_requests_in_flight_are_one_in_every_engine() -> None:
     command = "vllm serve deepseek-ai/DeepSeek-V3 -dp 8 --enable-expert-parallel"
     (found,) = lint(command, "0.33.0", gpu="H200").commands
-    assert found.planned and next(one.workload.concurrency for one in found.planned.loads if one.workload) == 8
+    assert found.plan and next(one.workload.concurrency for one in found.plan.loads if one.workload) == 8
 
 
 def test_the_exit_says_fine_at_risk_or_to_mend(capsys: pytest.CaptureFixture[str]) -> None:
@@ -596,7 +599,7 @@ def test_hostile_text_never_ends_in_a_traceback_and_nothing_runs(text: str) -> N
             assert len(str(error)) <= 420
             return
         assert all(line.isprintable() for line in str(found).split("\n"))
-        json.dumps(found.json())
+        json.dumps(found.to_json())
 
 
 def test_much_of_everything(tmp_path: Path) -> None:
@@ -604,7 +607,7 @@ def test_much_of_everything(tmp_path: Path) -> None:
     found = lint(long, "0.20.2")
     assert len(found.findings) == 10_000 and {one.verdict for one in found.findings} == {"unknown"}
     same = lint("vllm serve m " + "--max-num-seqs 8 " * 10_000, "0.20.2")
-    assert not same.mend and len(str(same)) < 1000
+    assert not same.needs_fix and len(str(same)) < 1000
     (tmp_path / "binary.sh").write_bytes(bytes(range(256)) * 10)
     with pytest.raises(PlannerError, match="not UTF-8"):
         lint(str(tmp_path / "binary.sh"))
@@ -643,7 +646,7 @@ def test_the_catalogs_speak_of_names_that_were_there() -> None:
 def test_settings_of_another_type_are_told(tmp_path: Path, settings: str, told: str) -> None:
     (tmp_path / "mine.yaml").write_text(settings)
     command = f"trtllm-serve meta-llama/Llama-3.1-8B-Instruct --config {tmp_path / 'mine.yaml'}"
-    assert told in lint(command, gpu="H100").commands[0].unplanned
+    assert told in lint(command, gpu="H100").commands[0].not_planned_reason
 
 
 @pytest.mark.parametrize(
@@ -655,13 +658,13 @@ def test_settings_of_another_type_are_told(tmp_path: Path, settings: str, told: 
 )
 def test_no_figure_of_a_command_is_too_large_or_too_odd(option: str, told: str) -> None:
     (one,) = lint(f"python -m sglang.launch_server --model-path {LLAMA} {option}", gpu="H100").commands
-    assert told in one.unplanned
+    assert told in one.not_planned_reason
 
 
 def test_three_ranks_are_mended_by_two_or_four_and_what_still_does_not_start_says_so():
     """64 heads are cut over 2 or 4 GPUs; 141 GB of weights leave only the latter room on 80 GB cards."""
     found = lint("vllm serve meta-llama/Llama-3.3-70B-Instruct --tensor-parallel-size 3 --swap-space 16", "0.33.0")
-    three = next(one for one in found.commands[0].judged.findings if one.name == "--tensor-parallel-size")
+    three = next(one for one in found.commands[0].checked.findings if one.name == "--tensor-parallel-size")
     assert three.instead == "--tensor-parallel-size 2 or --tensor-parallel-size 4"
     assert "Better, but it starts only once" in str(found)
 
@@ -676,16 +679,16 @@ def test_workers_of_pools_are_not_told_what_servers_are() -> None:
     assert verdicts(worker.format("--is-prefill-worker"), "0.20.2") == {}
     assert verdicts(worker.format("--is-decode-worker"), "0.20.2") == {"--enforce-eager": "risky"}
     found = lint(worker.format("--is-prefill-worker"), "0.20.2", gpu="H100")
-    assert found.commands[0].planned and not found.commands[0].planned.steps
+    assert found.commands[0].plan and not found.commands[0].plan.steps
     assert any("a prefill worker of pools is planned as a server of its own" in note for note in found.notes)
 
 
 def test_sglangs_router_starts_so_many_replicas() -> None:
     text = "python3 -m sglang_router.launch_server --model-path Qwen/Qwen3-8B --dp-size 4 --router-policy round_robin"
     (found,) = lint(text, "0.5.10", gpu="4xH100").commands
-    assert not [one for one in found.judged.findings if one.mend]
-    assert found.planned and found.planned.deployment.layout.replicas == 4
-    assert "python -m sglang_router.launch_server --router-policy round_robin" in found.judged.command.line
+    assert not [one for one in found.checked.findings if one.needs_fix]
+    assert found.plan and found.plan.deployment.layout.replicas == 4
+    assert "python -m sglang_router.launch_server --router-policy round_robin" in found.checked.command.line
 
 
 def test_a_dynamo_worker_of_tensorrt_llm_is_read_and_written_by_its_own_names() -> None:
@@ -693,16 +696,16 @@ def test_a_dynamo_worker_of_tensorrt_llm_is_read_and_written_by_its_own_names() 
             "DeepSeek-R1 --served-model-name r --tensor-parallel-size 8 --enable-attention-dp --max-batch-size=64 "
             "--free-gpu-memory-fraction 0.98 --extra-engine-args e.yaml --modality text --namespace n")  # fmt: skip
     (found,) = lint(text, "1.2.0", gpu="8xH200").commands
-    assert {one.name for one in found.judged.findings if one.mend} == {"--free_gpu_memory_fraction"}
-    assert found.planned
-    served = found.planned.deployment
+    assert {one.name for one in found.checked.findings if one.needs_fix} == {"--free_gpu_memory_fraction"}
+    assert found.plan
+    served = found.plan.deployment
     assert (served.layout.tp, served.layout.dp, served.args.max_num_seqs) == (1, 8, 64)
     assert served.args.kv_cache_dtype == "fp8"
-    line = found.mended.command.line
+    line = found.fixed.command.line
     assert line.startswith("python -m dynamo.trtllm --model deepseek-ai/DeepSeek-R1 --served-model-name r")
     assert "--free-gpu-memory-fraction 0.9 " in line and "--extra-engine-args e.yaml" in line and "_" not in line
     image = "docker run nvcr.io/nvidia/ai-dynamo/tensorrtllm-runtime:1.2.0 python3 -m dynamo.trtllm --model-path m"
-    assert lint(image).commands[0].judged.version == "1.3.0rc14"
+    assert lint(image).commands[0].checked.version == "1.3.0rc14"
 
 
 OLD_SETTINGS = """use_cuda_graph: true
@@ -720,17 +723,17 @@ def test_settings_that_tensorrt_llm_no_longer_reads_get_their_answer() -> None:
             "kv_cache_dtype": "removed", "cuda_graph_config.padding_enabled": "renamed"}  # fmt: skip
     assert verdicts(text, "1.2.0") == gone
     assert verdicts(text, "0.20.0") == {}
-    assert lint(text, "1.2.0").commands[0].refused
+    assert lint(text, "1.2.0").commands[0].refuses_to_start
 
 
 def test_a_model_that_may_see_nothing_is_loaded_without_eyes() -> None:
     seeing, blind, alone = (
-        lint(f"vllm serve Qwen/Qwen3-VL-32B-Instruct{more}", version, gpu="H200").commands[0].planned
+        lint(f"vllm serve Qwen/Qwen3-VL-32B-Instruct{more}", version, gpu="H200").commands[0].plan
         for more, version in (("", "0.20.2"), (" --limit-mm-per-prompt '{\"image\": 0, \"video\": 0}'", "0.20.2"),
                               (" --language-model-only", "0.20.2"))
     )  # fmt: skip
     assert seeing and blind and alone and blind.memory == alone.memory
-    eyes = sum(weight.count for weight in seeing.deployment.model.architecture.towers) * 2
+    eyes = sum(weight.num_elements for weight in seeing.deployment.model.architecture.vision_towers) * 2
     assert seeing.memory.weights.mid - blind.memory.weights.mid == pytest.approx(eyes, rel=0.02)
     assert seeing.memory.activation.mid >= blind.memory.activation.mid
 
@@ -747,8 +750,8 @@ def test_awq_that_is_asked_for_by_name_is_slow_and_of_a_bf16_checkpoint_refused(
     """vLLM logs `you specified quantization=awq explicitly, so forcing awq`."""
     for model, verdict in (("casperhansen/llama-3.3-70b-instruct-awq", "risky"), (LLAMA, "contradicts")):
         found = lint(f"vllm serve {model} --quantization awq", "0.20.2").commands[0]
-        assert [one.verdict for one in found.judged.findings] == [verdict]
-        assert ("--quantization" in found.mended.command.argv) == (verdict == "contradicts")
+        assert [one.verdict for one in found.checked.findings] == [verdict]
+        assert ("--quantization" in found.fixed.command.argv) == (verdict == "contradicts")
 
 
 def test_a_misspelt_option_with_a_value_out_of_range_is_mended_in_both() -> None:

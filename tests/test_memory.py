@@ -68,7 +68,7 @@ def test_against_logs_on_consumer_cards(gpu: str, length: int, kv: float, concur
     found = plan_memory(
         deploy_on("meta-llama/Llama-3.1-8B", gpu, engine_version="0.12.0", max_model_len=length, **args)
     )
-    assert found.kv_available.mid == pytest.approx(kv * GIB, abs=0.02 * found.requested)
+    assert found.kv_available.mid == pytest.approx(kv * GIB, abs=0.02 * found.budget_bytes)
     assert found.max_concurrency.mid == pytest.approx(concurrency, rel=0.03)
 
 
@@ -83,14 +83,14 @@ def test_before_0_17_the_sampler_took_far_more() -> None:
 def test_the_second_model_runner_profiles_less_and_keeps_nothing_for_graphs() -> None:
     """vLLM 0.23.0 with its defaults, Qwen3-14B on an H100: 288,608 tokens. Qwen2.5 follows in 0.25."""
     found = plan_memory(on_h100("Qwen/Qwen3-14B", "0.23.0"))
-    assert found.pool.kv_tokens == pytest.approx(288_608, rel=0.005)
-    assert "cudagraph" not in found.in_budget
+    assert found.pool.reported_tokens == pytest.approx(288_608, rel=0.005)
+    assert "cudagraph" not in found.budgeted_terms
     card = {"engine_version": "0.26.0", "gpu_memory_utilization": 0.85}
     dense = plan_memory(deploy_on("Qwen/Qwen2.5-3B", "RTX 5080", **card))
-    assert dense.pool.kv_tokens == pytest.approx(205_888, rel=0.04)
+    assert dense.pool.reported_tokens == pytest.approx(205_888, rel=0.04)
     first = plan_memory(on_h100("Qwen/Qwen2.5-14B", "0.23.0"))
-    assert "cudagraph" in first.in_budget and first.activation.mid > 1.5 * found.activation.mid
-    assert "cudagraph" in plan_memory(on_h100("Qwen/Qwen3-14B", "0.29.0")).in_budget
+    assert "cudagraph" in first.budgeted_terms and first.activation.mid > 1.5 * found.activation.mid
+    assert "cudagraph" in plan_memory(on_h100("Qwen/Qwen3-14B", "0.29.0")).budgeted_terms
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_adapter_slots_of_the_first_engine(
     args = {"max_loras": slots, "max_lora_rank": rank, "max_num_seqs": seqs}
     found = plan_memory(deploy_on(name, "H100 64GB", engine_version="0.5.0", **args))
     assert found.pool.num_blocks == pytest.approx(blocks, rel=0.02, abs=60)
-    assert found.starts == starts
+    assert found.can_start == starts
 
 
 def test_whether_servers_with_adapter_slots_start() -> None:
@@ -125,8 +125,8 @@ def test_whether_servers_with_adapter_slots_start() -> None:
             deploy_on(row["model"], "H100-SXM-64GB", engine_version=row["engine_version"], **limits, **off)
         )
         started, failed = int(row["started"]), int(row["failed"])
-        right, runs = right + (started if found.starts else failed), runs + started + failed
-        failing += 0 if found.starts else failed
+        right, runs = right + (started if found.can_start else failed), runs + started + failed
+        failing += 0 if found.can_start else failed
         if row["gpu_blocks"] and int(row["gpu_blocks"]) > 1000:
             errors.append(abs(found.pool.num_blocks / int(row["gpu_blocks"]) - 1))
     assert (runs, failing > 100) == (1003, True)
@@ -153,7 +153,7 @@ def test_mistral_7b_on_three_cards(gpu: str, total: float, kv: float) -> None:
         deploy_on("mistralai/Mistral-7B-v0.3", gpu, engine_version="0.20.2", gpu_memory_utilization=0.9)
     )
     assert found.weights.mid / GIB == pytest.approx(13.5, abs=0.02)
-    assert found.total / GIB == pytest.approx(total, abs=0.02)
+    assert found.total_bytes / GIB == pytest.approx(total, abs=0.02)
     assert found.kv_available.mid / GIB == pytest.approx(kv, abs=0.3)
 
 
@@ -184,7 +184,7 @@ def test_graphs_move_into_the_budget() -> None:
         plan_memory(on_h100(gpu_memory_utilization=0.9)),
         plan_memory(on_h100(version="0.20.2", gpu_memory_utilization=0.9)),
     )
-    assert "cudagraph" not in before.in_budget and "cudagraph" in after.in_budget
+    assert "cudagraph" not in before.budgeted_terms and "cudagraph" in after.budgeted_terms
     assert before.kv_available.mid - after.kv_available.mid == pytest.approx(after.cudagraph.mid, rel=0.01)
     assert plan_memory(on_h100(enforce_eager=True)).cudagraph.mid == 0
 
@@ -192,8 +192,8 @@ def test_graphs_move_into_the_budget() -> None:
 def test_other_engines_budget_otherwise() -> None:
     """SGLang's static fraction holds weights and cache alone; TensorRT-LLM takes a share of what is left."""
     static, free = (plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "H100", engine=e)) for e in ("sglang", "trtllm"))
-    assert static.weights.mid + static.kv_available.mid == pytest.approx(static.requested, abs=2)
-    left = free.total - free.context.mid - sum(getattr(free, term).mid for term in MEMORY_TERMS)
+    assert static.weights.mid + static.kv_available.mid == pytest.approx(static.budget_bytes, abs=2)
+    left = free.total_bytes - free.context.mid - sum(getattr(free, term).mid for term in MEMORY_TERMS)
     assert free.kv_available.mid == pytest.approx(0.9 * left, rel=1e-6)
 
 
@@ -276,9 +276,9 @@ def test_parts_sum_to_the_byte_and_every_input_pushes_the_right_way(
     seqs: int, tokens: int, share: float, more: int
 ) -> None:
     found = args(max_num_seqs=seqs, max_num_batched_tokens=tokens, gpu_memory_utilization=share)
-    assert sum(found.parts.values()) == found.total
-    inside = sum(round(getattr(found, term).mid) for term in found.in_budget)
-    assert inside + round(found.kv_available.mid) == found.requested
+    assert sum(found.bytes_by_part.values()) == found.total_bytes
+    inside = sum(round(getattr(found, term).mid) for term in found.budgeted_terms)
+    assert inside + round(found.kv_available.mid) == found.budget_bytes
     assert found.kv_available.lo <= found.kv_available.mid <= found.kv_available.hi
     same = {"max_num_seqs": seqs, "max_num_batched_tokens": tokens, "gpu_memory_utilization": share}
     assert args(**{**same, "max_num_batched_tokens": tokens + more}).kv_available.mid <= found.kv_available.mid
@@ -292,13 +292,15 @@ def test_parts_sum_to_the_byte_and_every_input_pushes_the_right_way(
 @given(tenants=st.integers(0, 79 * GIB))
 def test_tenants_and_totals(tenants: int) -> None:
     found = plan_memory(replace(on_h100(max_model_len=8192), other_tenants=tenants))
-    assert sum(found.parts.values()) == found.total
-    if tenants > found.headroom:
+    assert sum(found.bytes_by_part.values()) == found.total_bytes
+    if tenants > found.bytes_outside_budget:
         assert found.status == "does_not_fit"
-    assert find_safe_memory_utilization(found.deployment) * found.total <= found.total - tenants
+    assert find_safe_memory_utilization(found.deployment) * found.total_bytes <= found.total_bytes - tenants
 
 
-WORKLOAD = Workload(LengthDistribution.lognormal(1000, 3000), LengthDistribution.lognormal(300, 900), rate=1.0)
+WORKLOAD = Workload(
+    LengthDistribution.from_lognormal(1000, 3000), LengthDistribution.from_lognormal(300, 900), rate=1.0
+)
 
 
 def test_advice_agrees_with_the_plan() -> None:
@@ -316,6 +318,6 @@ def test_gains_are_worth_what_they_cost() -> None:
     found = plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "L4", engine_version="0.20.2", max_model_len=16384))
     bought = estimate_memory_gains(found, 1300).set_index("change")
     assert bought.loc["one more GiB", "KV cache (GiB)"] == pytest.approx(found.kv_available.mid / GIB + 1, abs=0.01)
-    assert bought.loc["FP8 KV cache", "sequences"] == pytest.approx(2 * found.pool.sequences(1300), abs=1)
+    assert bought.loc["FP8 KV cache", "sequences"] == pytest.approx(2 * found.pool.count_sequences(1300), abs=1)
     assert bought.loc["4-bit weights (AWQ)", "sequences"] > bought.loc["FP8 weights", "sequences"]
     assert (bought["more than now"] > 0).all()

@@ -21,16 +21,16 @@ PUBLISHED = read_yaml(Path(__file__).parent / "data" / "published_models.yaml")
 def stored_gib(served: Model) -> float:
     """What the checkpoint holds: without what only an engine makes room for."""
     alone = ParallelLayout()
-    layers = zip(served.prefixes, served.architecture.layers, strict=True)
+    layers = zip(served.layer_prefixes, served.architecture.layers, strict=True)
     held = [(weight, prefix) for prefix, layer in layers for weight in layer.weights]
-    held += [(weight, "") for weight in (*served.architecture.ends, *served.architecture.towers)]
+    held += [(weight, "") for weight in (*served.architecture.embedding_and_head, *served.architecture.vision_towers)]
     return sum(compute_weight_bytes(served, weight, alone, at) for weight, at in held if weight.part != "engine") / GIB
 
 
 def facts(served: Model) -> tuple[Any, ...]:
     """Everything of a model that a plan rests on."""
     a = served.architecture
-    kinds = tuple((layer.mixer, layer.mlp, layer.params, times) for layer, times in a.distinct_layers.items())
+    kinds = tuple((layer.mixer, layer.mlp, layer.num_parameters, times) for layer, times in a.distinct_layers.items())
     return (a.max_position, a.vocab, a.params_total, kinds, served.quantization, served.dtype)
 
 
@@ -63,7 +63,7 @@ def test_the_size_in_a_name_is_the_models() -> None:
 @pytest.mark.parametrize(("name", "total"), PUBLISHED["totals"].items())
 def test_parameters_are_the_published_total(name: str, total: int) -> None:
     a = load_model(name).architecture
-    counted = a.params_stored + sum(layer.params for layer in a.mtp)
+    counted = a.params_stored + sum(layer.num_parameters for layer in a.mtp_layers)
     assert min(abs(a.params_total - total), abs(counted - total)) <= 1e-6 * total
 
 
@@ -144,7 +144,7 @@ def test_a_format_is_never_ignored(wanted: str) -> None:
         else:
             assert matches_stored_format(wanted, found.quantization), name
             weights = [weight for layer in found.architecture.layers for weight in layer.weights]
-            assert any(found.quantization.scheme(weight) for weight in weights), name
+            assert any(found.quantization.get_weight_format(weight) for weight in weights), name
 
 
 LLAMA = {
@@ -185,7 +185,7 @@ def test_a_format_for_every_layer() -> None:
                for part in "qkvo"}  # fmt: skip
     stated = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
     served = load_model(MOE | {"quantization_config": stated})
-    methods = {weight.name: served.quantization.scheme(weight, "layers.1.")
+    methods = {weight.name: served.quantization.get_weight_format(weight, "layers.1.")
                for weight in served.architecture.layers[1].weights}  # fmt: skip
     assert (
         methods["mlp.experts.up_proj"] is WEIGHT_FORMATS["nvfp4"]
@@ -236,9 +236,11 @@ def test_exclusions_name_modules_as_the_checkpoint_does() -> None:
         served = load_model(config | {"quantization_config": ignored})
         weights = served.architecture.layers[1].weights
         routed = next(weight for weight in weights if weight.part == "routed_experts")
-        assert (served.quantization.scheme(routed, "layers.1.") is None) is kept
+        assert (served.quantization.get_weight_format(routed, "layers.1.") is None) is kept
         beside = [weight for weight in weights if weight.part == "shared_experts"]
-        assert all(served.quantization.scheme(weight, "layers.1.") is None for weight in beside)
+        assert all(served.quantization.get_weight_format(weight, "layers.1.") is None for weight in beside)
     nemotron = load_model("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-NVFP4")
     attention = nemotron.architecture.layers[5].weights[0]
-    assert attention.name == "self_attn.q_proj" and nemotron.quantization.scheme(attention, "layers.5.") is None
+    assert (
+        attention.name == "self_attn.q_proj" and nemotron.quantization.get_weight_format(attention, "layers.5.") is None
+    )

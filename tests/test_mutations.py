@@ -24,7 +24,7 @@ from planner.workload.workload import Workload
 pytestmark = pytest.mark.slow
 
 WRONG: list[Any] = [None, -7, 0, 1, 37, 65536, 10**18, 1.5, math.nan, math.inf, "banana", True, [1, "x"], {"a": 1}]
-CHAT = Workload(LengthDistribution.lognormal(1000, 3000), LengthDistribution.lognormal(200, 600), rate=1.0)
+CHAT = Workload(LengthDistribution.from_lognormal(1000, 3000), LengthDistribution.from_lognormal(200, 600), rate=1.0)
 
 
 def places(data: Any) -> Iterator[tuple[Any, Any]]:
@@ -50,7 +50,7 @@ def mutate(data: Any, rng: random.Random) -> None:
 
 def finite(found: MemoryPlan) -> None:
     """No NaN in the plan, in what it prints, or in what rests on it."""
-    assert sum(found.parts.values()) == found.total
+    assert sum(found.bytes_by_part.values()) == found.total_bytes
     for name in (*MEMORY_TERMS, "kv_available", "max_concurrency"):
         interval = getattr(found, name)
         assert -math.inf < interval.lo <= interval.mid <= interval.hi < math.inf, name

@@ -105,7 +105,7 @@ def test_after_each_control_a_chapter_shows_a_fresh_computation(notebook, run, t
     fresh = opened()
     for place, at, screen in reversed(seen):  # in another order: nothing is left over from the value before
         fresh[place]._controls = {name: ipywidgets.fixed(value) for name, value in at.items()}
-        assert fresh[place]._html() == screen, (place, at)
+        assert fresh[place]._render_html() == screen, (place, at)
 
 
 def test_the_chapter_on_pools(run, tmp_path):

@@ -48,7 +48,7 @@ def test_every_layout_listed_is_accepted_and_fits_the_gpus():
     layouts = list_legal_layouts(llama, h100, 16)
     assert {layout.tp for layout in layouts} == {1, 2, 4, 8}
     assert ParallelLayout(tp=8, pp=2) in layouts
-    assert all(layout.gpus <= 16 and explain_illegal_layout(llama, layout, 8) is None for layout in layouts)
+    assert all(layout.num_gpus <= 16 and explain_illegal_layout(llama, layout, 8) is None for layout in layouts)
     assert all(layout.ep == 1 for layout in layouts)
 
 

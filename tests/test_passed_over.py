@@ -16,18 +16,24 @@ from planner.ui.plan_text import format_plan
 def test_what_is_passed_over_misses_costs_more_or_comes_after(name: str) -> None:
     plan = plan_of(name)
     assert plan.chosen is not None
-    found = {other.what: other for other in explain_alternatives(plan)}
+    found = {other.option: other for other in explain_alternatives(plan)}
     assert {c.gpu.name for c in plan.scenario.gpus} - {plan.chosen.deployment.gpu.name} <= found.keys()
     for other in found.values():
         one = other.candidate
         assert one is not None
-        if "least that starts" in other.why:
-            assert one.cost > plan.chosen.cost and one.deployment.replicas == 1
+        if "least that starts" in other.reason:
+            assert one.cost_key > plan.chosen.cost_key and one.deployment.num_replicas == 1
             continue
-        assert one.cost <= plan.chosen.cost
+        assert one.cost_key <= plan.chosen.cost_key
         again = simulate_candidate(plan.scenario, one)  # in full, what misses clearly was looked at for short
-        assert again.meets == one.meets and (one.meets or {*again.constraints} & {*one.constraints})
-        assert all(miss in other.why for miss in one.misses) if one.misses else one.rank > plan.chosen.rank
+        assert again.is_feasible == one.is_feasible and (
+            one.is_feasible or {*again.violated_constraints} & {*one.violated_constraints}
+        )
+        assert (
+            all(miss in other.reason for miss in one.violations)
+            if one.violations
+            else one.rank_key > plan.chosen.rank_key
+        )
 
 
 def asked(**changes: object) -> Scenario:
@@ -50,8 +56,8 @@ def test_each_engine_and_format_has_a_line_in_the_answer_and_in_the_summary() ->
 
 def test_a_format_that_the_scenario_lists_later_is_passed_over_for_that() -> None:
     plan = search_deployments(asked(quantization=["fp8", "checkpoint"], gpus=[{"gpu": "H100-SXM", "at_most": 1}]))
-    (other,) = (other for other in explain_alternatives(plan) if other.what == "the checkpoint's own weights")
-    assert "does it too" in other.why and other.why.endswith("`quantization` of the scenario lists it later")
+    (other,) = (other for other in explain_alternatives(plan) if other.option == "the checkpoint's own weights")
+    assert "does it too" in other.reason and other.reason.endswith("`quantization` of the scenario lists it later")
 
 
 def test_what_another_format_would_gain_is_what_its_replay_says() -> None:
@@ -59,17 +65,17 @@ def test_what_another_format_would_gain_is_what_its_replay_says() -> None:
     card = [{"gpu": "L40S", "at_most": 1}]
     changes = {"gpus": card, "kv_cache_dtype": ["auto", "fp8_e4m3"], "workload": {**traffic, "rate": 0.2}}
     plan = search_deployments(asked(quantization=["fp8"], service_level=level, **changes))
-    (other,) = (other for other in explain_alternatives(plan) if other.what == "fp8_e4m3 KV cache")
+    (other,) = (other for other in explain_alternatives(plan) if other.option == "fp8_e4m3 KV cache")
     assert plan.chosen is not None and other.candidate is not None
     again = [simulate_candidate(plan.scenario, c).prediction.performance for c in (other.candidate, plan.chosen)]
     most, least = (one.capacity.mid for one in again if one and one.capacity)
     fast, slow = (round(one.tpot["p95"].mid * 1e3) for one in again if one)
-    assert f"serves {most / least - 1:.0%} more" in other.why
-    assert f"p95 TPOT {fast} ms, not {slow} ms" in other.why
+    assert f"serves {most / least - 1:.0%} more" in other.reason
+    assert f"p95 TPOT {fast} ms, not {slow} ms" in other.reason
 
 
 def test_what_does_not_start_says_so() -> None:
     gpus = [{"gpu": "H100-SXM", "at_most": 8}, {"gpu": "RTX-3090", "at_most": 1}]
     plan = search_deployments(asked(model="meta-llama/Llama-3.3-70B-Instruct", gpus=gpus))
-    (why,) = (other.why for other in explain_alternatives(plan) if other.what == "RTX-3090")
+    (why,) = (other.reason for other in explain_alternatives(plan) if other.option == "RTX-3090")
     assert "GiB" in why

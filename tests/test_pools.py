@@ -50,20 +50,22 @@ def plan_of(prompt: int, output: int, rate: float, ttft: float, itl: float) -> P
 def test_long_prompts_beside_a_strict_gap_between_tokens_are_cheaper_in_pools(case: tuple[int, ...]) -> None:
     """Both replayed: the pools keep every promise at the pessimistic end, and the best without them costs more."""
     plan = plan_of(*case)
-    best, whole = plan.chosen, plan.whole.chosen
-    assert best and best.pooled and best.stated and plan.verdict == "holds"
-    assert whole is None or (best.cost < whole.cost and whole is plan.runner_up)
+    best, whole = plan.chosen, plan.without_disaggregation.chosen
+    assert best and best.is_disaggregated and best.is_simulated and plan.verdict == "holds"
+    assert whole is None or (best.cost_key < whole.cost_key and whole is plan.runner_up)
     first, rest = best.prediction.pools
     again = evaluate_disaggregated(first, rest, plan.scenario.workload, plan.scenario.prices).performance
     assert again == best.prediction.performance
-    for target in plan.scenario.service_level:
-        assert again is not None and again.at(target.metric, target.percentile).hi <= target.seconds
-    fewer = [(first.with_replicas(n), rest.with_replicas(m)) for n, m in _one_less(first.replicas, rest.replicas)]
+    for target in plan.scenario.slo_targets:
+        assert again is not None and again.get(target.metric, target.percentile).hi <= target.seconds
+    fewer = [
+        (first.with_replicas(n), rest.with_replicas(m)) for n, m in _one_less(first.num_replicas, rest.num_replicas)
+    ]
     found = [evaluate_pools(plan.scenario, *pools, plan.scenario.workload) for pools in fewer]
-    assert not any(one and one.meets and not one.at_risk for one in found)
+    assert not any(one and one.is_feasible and not one.at_risk for one in found)
     if whole:
         told_of = predict(whole.deployment, plan.scenario.workload).performance
-        assert told_of is not None and whole.meets
+        assert told_of is not None and whole.is_feasible
 
 
 def _one_less(first: int, rest: int) -> list[tuple[int, int]]:
@@ -73,8 +75,12 @@ def _one_less(first: int, rest: int) -> list[tuple[int, int]]:
 @pytest.mark.parametrize(("prompt", "output", "rate"), DEARER)
 def test_short_prompts_and_an_easy_pace_are_not(prompt: int, output: int, rate: float) -> None:
     plan = search_deployments(asked(prompt, output, rate, EASY))
-    assert plan.chosen and not plan.chosen.pooled and plan.chosen is plan.whole.chosen
-    assert plan.pooled and plan.pooled.stated and plan.pooled.cost >= plan.chosen.cost
+    assert plan.chosen and not plan.chosen.is_disaggregated and plan.chosen is plan.without_disaggregation.chosen
+    assert (
+        plan.best_disaggregated
+        and plan.best_disaggregated.is_simulated
+        and plan.best_disaggregated.cost_key >= plan.chosen.cost_key
+    )
 
 
 @settings(max_examples=3, deadline=None)
@@ -89,23 +95,23 @@ def test_allowing_pools_never_costs_more(
     question = asked(prompt, output, rate, level, gpus=[{"gpu": "H100-SXM", "at_most": gpus}])
     plan, without = search_deployments(question), search_deployments(replace(question, pools=False))
     if without.chosen:
-        assert plan.chosen and plan.chosen.cost <= without.chosen.cost
-    if plan.chosen and plan.chosen.pooled:
-        assert without.chosen is None or (plan.chosen.cost < without.chosen.cost and not plan.chosen.at_risk)
-        assert plan.chosen.prediction.gpus_rented <= gpus
+        assert plan.chosen and plan.chosen.cost_key <= without.chosen.cost_key
+    if plan.chosen and plan.chosen.is_disaggregated:
+        assert without.chosen is None or (plan.chosen.cost_key < without.chosen.cost_key and not plan.chosen.at_risk)
+        assert plan.chosen.prediction.num_gpus_billed <= gpus
 
 
 def test_pools_at_risk_do_not_replace_what_holds() -> None:
     for pools in search_pools(asked(6000, 150, 6, {"ttft": {"p95": 4000}, "itl": {"p99": 25}})):
-        whole = plan_of(*CHEAPER[0]).whole.chosen
-        assert whole and (not pools.at_risk or pools.rank > whole.rank)
+        whole = plan_of(*CHEAPER[0]).without_disaggregation.chosen
+        assert whole and (not pools.at_risk or pools.rank_key > whole.rank_key)
 
 
 def test_slower_steps_let_queues_grow_at_the_pessimistic_end() -> None:
     """Near its capacity a slower step means a queue, not a TTFT that is longer by the factor of the step."""
     first, rest = plan_of(*CHEAPER[0]).chosen.prediction.pools  # type: ignore[union-attr]
     load = plan_of(*CHEAPER[0]).scenario.workload
-    calm, busy = (evaluate_disaggregated(first, rest, load.at(rate)).performance for rate in (2.0, 9.5))
+    calm, busy = (evaluate_disaggregated(first, rest, load.with_rate(rate)).performance for rate in (2.0, 9.5))
     assert calm and busy
     reach = [found.ttft["mean"].hi / found.ttft["mean"].mid for found in (calm, busy)]
     assert reach[1] > 2 * reach[0]
@@ -117,7 +123,9 @@ def test_slower_steps_let_queues_grow_at_the_pessimistic_end() -> None:
 )
 def test_what_cannot_be_in_pools_is_said(more: dict[str, Any], why: str) -> None:
     plan = search_deployments(asked(500, 200, 2, EASY, **more))
-    assert plan.pooled is None and any("pools are not looked at" in note and why in note for note in plan.notes)
+    assert plan.best_disaggregated is None and any(
+        "pools are not looked at" in note and why in note for note in plan.notes
+    )
     assert "not looked at" in format_plan(plan)
 
 
@@ -220,11 +228,11 @@ def test_plan_json_has_both_pools_and_their_sum() -> None:
     plan = plan_of(*CHEAPER[0])
     found = serialize_plan(plan)
     pools = found["pools"]
-    assert found["gpus"] == pools["prefill"]["gpus"] + pools["decode"]["gpus"] == plan.chosen.prediction.gpus  # type: ignore[union-attr]
+    assert found["gpus"] == pools["prefill"]["gpus"] + pools["decode"]["gpus"] == plan.chosen.prediction.num_gpus  # type: ignore[union-attr]
     assert set(found["commands"]) == {"prefill", "decode"} and found["command"] is None
     assert found["runner_up"]["pools"] is None and found["verdict"] == "holds"
     # 2 (K and V) x 32 layers x 8 heads x 128 x 2 bytes a token over 50 GB/s (400 Gbit/s)
     assert pools["kv_transfer_ms_mean"] == pytest.approx(6000 * 131072 / 50e9 * 1e3, rel=1e-3)
-    assert found["files"] == list_artifact_files(plan.chosen.prediction, plan.scenario.wanted)  # type: ignore[union-attr]
+    assert found["files"] == list_artifact_files(plan.chosen.prediction, plan.scenario.output_kinds)  # type: ignore[union-attr]
     said = format_plan(plan)
     assert "Prefill" in said and "Decode" in said and "without pools: 4 x H100-SXM" in said

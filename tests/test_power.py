@@ -25,7 +25,7 @@ from planner.planning.prediction import evaluate
 from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
-CHAT = Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(300), concurrency=64)
+CHAT = Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(300), concurrency=64)
 DONE = st.builds(
     GpuActivity,
     bytes=st.floats(0, 8e12),
@@ -49,7 +49,9 @@ GPUS = st.sampled_from(list_gpus())
 def test_measured_boards(model, gpu, tp, seqs, prompt, output, batch, tps, measured):
     """At the rate that was measured, from a GPU that mostly waits to one at its limit."""
     deployment = deploy_on(model, gpu, tp=tp, engine_version="0.11.1", max_num_seqs=seqs, max_model_len=20480)
-    load = Workload(LengthDistribution.fixed(prompt), LengthDistribution.fixed(output), concurrency=seqs)
+    load = Workload(
+        LengthDistribution.from_constant(prompt), LengthDistribution.from_constant(output), concurrency=seqs
+    )
     done = replace(estimate_gpu_activity(deployment, load, tps / output, batch), busy=1.0)
     assert estimate_board_power(deployment.gpu, done).mid == pytest.approx(measured, rel=0.2)
 
@@ -57,7 +59,7 @@ def test_measured_boards(model, gpu, tp, seqs, prompt, output, batch, tps, measu
 def test_a_gpu_that_nobody_fitted():
     """RTX 4090 decoding Qwen3-4B in FP8 at batch 1: 246 W at 138 tokens/s, whatever its limit (club-3090 issue 697)."""
     deployment = deploy_on("Qwen/Qwen3-4B-Instruct-2507", "RTX-4090", quantization="fp8", max_model_len=4096)
-    load = Workload(LengthDistribution.fixed(100), LengthDistribution.fixed(1000), concurrency=1)
+    load = Workload(LengthDistribution.from_constant(100), LengthDistribution.from_constant(1000), concurrency=1)
     drawn = estimate_board_power(deployment.gpu, estimate_gpu_activity(deployment, load, 138 / 1000, 1.0))
     assert drawn.lo <= 246 <= drawn.hi
 
@@ -67,12 +69,14 @@ def test_prompts_take_the_limit_and_tokens_do_not(gpu):
     """Splitwise (arXiv 2311.18677): prompts use the whole power budget, single tokens about half of it."""
     deployment = deploy_on("meta-llama/Llama-2-70b-hf", gpu, tp=8)
     prompts = evaluate(
-        deployment, Workload(LengthDistribution.fixed(3000), LengthDistribution.fixed(1), concurrency=32)
-    ).power
+        deployment,
+        Workload(LengthDistribution.from_constant(3000), LengthDistribution.from_constant(1), concurrency=32),
+    ).gpu_power_w
     tokens = evaluate(
-        deployment, Workload(LengthDistribution.fixed(100), LengthDistribution.fixed(1000), concurrency=1)
-    ).power
-    assert prompts.mid > 0.8 * deployment.gpu.power and tokens.mid < 0.65 * deployment.gpu.power
+        deployment,
+        Workload(LengthDistribution.from_constant(100), LengthDistribution.from_constant(1000), concurrency=1),
+    ).gpu_power_w
+    assert prompts.mid > 0.8 * deployment.gpu.board_limit_w and tokens.mid < 0.65 * deployment.gpu.board_limit_w
 
 
 def test_fp8_saves_joules_not_watts():
@@ -81,8 +85,8 @@ def test_fp8_saves_joules_not_watts():
     wide, narrow = (
         evaluate(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H200", quantization=q), load) for q in ("none", "fp8")
     )
-    assert narrow.power.mid == pytest.approx(wide.power.mid, rel=0.1)
-    assert narrow.joules.mid < 0.8 * wide.joules.mid
+    assert narrow.gpu_power_w.mid == pytest.approx(wide.gpu_power_w.mid, rel=0.1)
+    assert narrow.joules_per_output_token.mid < 0.8 * wide.joules_per_output_token.mid
 
 
 @pytest.mark.slow
@@ -124,50 +128,62 @@ def test_a_lower_limit_never_draws_more(done, limit, times):
 def test_more_traffic_never_draws_less(rate, times, gpu):
     deployment = deploy_on("meta-llama/Llama-3.1-8B-Instruct", gpu)
     few, many = (evaluate(deployment, replace(CHAT, concurrency=None, rate=r)) for r in (rate, rate * times))
-    assert many.power.mid >= few.power.mid * 0.999
-    assert many.joules.mid <= few.joules.mid * 1.001  # the idle share is spread over more tokens
+    assert many.gpu_power_w.mid >= few.gpu_power_w.mid * 0.999
+    assert (
+        many.joules_per_output_token.mid <= few.joules_per_output_token.mid * 1.001
+    )  # the idle share is spread over more tokens
 
 
 @pytest.mark.parametrize(("gpu", "idle"), [("H100", 102), ("B200", 147), ("H200", 80)])
 def test_without_traffic_it_idles(gpu, idle):
     """A request an hour: what is drawn with a model loaded. H200: measured; the others: what the fit leaves."""
     load = replace(CHAT, concurrency=None, rate=1 / 3600)
-    assert evaluate(deploy_on("meta-llama/Llama-3.1-8B-Instruct", gpu), load).power.mid == pytest.approx(idle, rel=0.05)
+    assert evaluate(deploy_on("meta-llama/Llama-3.1-8B-Instruct", gpu), load).gpu_power_w.mid == pytest.approx(
+        idle, rel=0.05
+    )
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2}, {"pp": 2}, {"tp": 2, "replicas": 2}])
 def test_joules_are_watts_of_all_gpus_per_token(layout):
     found = evaluate(deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", **layout), CHAT)
-    assert found.joules.mid == pytest.approx(found.power.mid * found.gpus / found.performance.output_tps.mid)
-    assert found.joules.lo < found.joules.mid < found.joules.hi
+    assert found.joules_per_output_token.mid == pytest.approx(
+        found.gpu_power_w.mid * found.num_gpus / found.performance.output_tps.mid
+    )
+    assert found.joules_per_output_token.lo < found.joules_per_output_token.mid < found.joules_per_output_token.hi
 
 
 def test_replicas_draw_alike():
     """Twice the replicas under twice the load: the same W each."""
     alone, both = (deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", replicas=n) for n in (1, 2))
     twice = replace(CHAT, concurrency=128)
-    assert evaluate(both, twice).power.mid == pytest.approx(evaluate(alone, CHAT).power.mid, rel=0.02)
+    assert evaluate(both, twice).gpu_power_w.mid == pytest.approx(evaluate(alone, CHAT).gpu_power_w.mid, rel=0.02)
 
 
 def test_pools_lie_between_their_parts():
     """Prefill and decode pools: one W each, over the GPUs of both."""
     prefill, decode = (deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", replicas=n) for n in (1, 3))
     found = evaluate_disaggregated(
-        prefill, decode, Workload(LengthDistribution.fixed(2000), LengthDistribution.fixed(200), concurrency=32)
+        prefill,
+        decode,
+        Workload(LengthDistribution.from_constant(2000), LengthDistribution.from_constant(200), concurrency=32),
     )
     rate, batch = found.performance.request_tps.mid, found.performance.decode_batch
     first = estimate_board_power(
-        prefill.gpu, estimate_gpu_activity(prefill, found.load, rate, batch, decodes=False)
+        prefill.gpu, estimate_gpu_activity(prefill, found.effective_workload, rate, batch, decodes=False)
     ).mid
-    rest = estimate_board_power(decode.gpu, estimate_gpu_activity(decode, found.load, rate, batch, prefills=False)).mid
-    assert found.power.mid == pytest.approx((first + 3 * rest) / 4)
-    assert found.joules.mid == pytest.approx(4 * found.power.mid / found.performance.output_tps.mid)
+    rest = estimate_board_power(
+        decode.gpu, estimate_gpu_activity(decode, found.effective_workload, rate, batch, prefills=False)
+    ).mid
+    assert found.gpu_power_w.mid == pytest.approx((first + 3 * rest) / 4)
+    assert found.joules_per_output_token.mid == pytest.approx(
+        4 * found.gpu_power_w.mid / found.performance.output_tps.mid
+    )
 
 
 def test_what_does_not_run_has_no_power():
     found = evaluate(deploy_on("meta-llama/Llama-3.1-405B-Instruct", "L4"), CHAT)
-    assert found.power is None and found.joules is None
-    assert compute_joules_per_token(Interval.exactly(100.0), 1, Interval.exactly(0.0)) is None
+    assert found.gpu_power_w is None and found.joules_per_output_token is None
+    assert compute_joules_per_token(Interval.from_value(100.0), 1, Interval.from_value(0.0)) is None
 
 
 @pytest.mark.parametrize(
@@ -187,6 +203,6 @@ def test_a_wrong_catalog_is_refused(monkeypatch, change, said):
 def test_every_gpu_reaches_its_limit():
     """At 70% of its matrix units and bandwidth any board is near its limit: that is what limits are for."""
     for gpu in list_gpus():
-        flops = 0.7 * max(gpu.flops.get(dtype, 0.0) for dtype in ("bf16", "fp16"))
-        done = GpuActivity(0.7 * gpu.bandwidth, (flops, 0.0), 1.0, 0.5)
-        assert estimate_board_power(gpu, done).mid > 0.8 * gpu.power, gpu.name
+        flops = 0.7 * max(gpu.peak_flops.get(dtype, 0.0) for dtype in ("bf16", "fp16"))
+        done = GpuActivity(0.7 * gpu.memory_bandwidth, (flops, 0.0), 1.0, 0.5)
+        assert estimate_board_power(gpu, done).mid > 0.8 * gpu.board_limit_w, gpu.name

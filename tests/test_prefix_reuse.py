@@ -87,11 +87,11 @@ def plain_lru(trace: Trace, engines: int, blocks: int) -> float:
 def test_replicas_find_what_a_plain_cache_of_their_size_finds(replicas: int) -> None:
     deployment, workload = on_h100(replicas), Workload.from_trace(TRACE)
     memory = get_memory_plan(deployment)
-    step, tokens = build_step_model(deployment), memory.pool.kv_tokens
+    step, tokens = build_step_model(deployment), memory.pool.reported_tokens
     runs = [simulate_workload(deployment, memory.pool, step, workload, seed=k) for k in range(replicas)]
     found = sum(run.outcome.cached.sum() for run in runs) / TRACE.prompt.sum()
     together = simulate_workload(
-        deployment, memory.pool, step, workload, router=RouterConfig(deployment.engines, ROUTE_ROUND_ROBIN)
+        deployment, memory.pool, step, workload, router=RouterConfig(deployment.num_engine_instances, ROUTE_ROUND_ROBIN)
     ).outcome
     expected = plain_lru(TRACE, replicas, tokens // TRACE_BLOCK_TOKENS)
     assert found == pytest.approx(expected, abs=0.03)
@@ -111,11 +111,11 @@ def test_a_plan_rests_on_the_hit_rate_of_its_own_replicas() -> None:
         get_memory_plan(four).pool,
         build_step_model(four),
         workload,
-        router=RouterConfig(four.engines, ROUTE_PREFIX_AFFINITY),
+        router=RouterConfig(four.num_engine_instances, ROUTE_PREFIX_AFFINITY),
     ).outcome
     assert (
         affine.cached.sum() / TRACE.prompt.sum()
-        > compute_prefix_hit_rate(TRACE, 4, get_memory_plan(four).pool.kv_tokens) + 0.05
+        > compute_prefix_hit_rate(TRACE, 4, get_memory_plan(four).pool.reported_tokens) + 0.05
     )
 
 
@@ -138,7 +138,7 @@ def test_host_memory_finds_what_a_plain_cache_of_its_size_finds(gib: float) -> N
     assert kept == int(gib * 2**30 / pool.bytes_per_block)
     assert block_s == pytest.approx(pool.bytes_per_block / 50e9), "PCIe 5.0 x16"
     run = simulate_workload(one, pool, build_step_model(one), workload)
-    expected = plain_lru(TRACE, 1, max(kept * 16, pool.kv_tokens) // TRACE_BLOCK_TOKENS)
+    expected = plain_lru(TRACE, 1, max(kept * 16, pool.reported_tokens) // TRACE_BLOCK_TOKENS)
     assert run.outcome.cached.sum() / TRACE.prompt.sum() == pytest.approx(expected, abs=0.03)
     assert np.isfinite(run.outcome.last_token).all()
     alone = simulate_workload(on_h100(1), pool, build_step_model(one), workload)
@@ -153,7 +153,7 @@ def test_what_has_no_such_tier_is_refused(engine: str, version: str) -> None:
 
 def test_the_command_asks_for_host_memory() -> None:
     one = deploy_on("Qwen/Qwen3-32B", "H100", tp=2, engine_version="0.20.2", kv_offloading_size=100)
-    load = Workload(LengthDistribution.fixed(1000), LengthDistribution.fixed(100), rate=1.0)
+    load = Workload(LengthDistribution.from_constant(1000), LengthDistribution.from_constant(100), rate=1.0)
     command, plain = (
         " ".join(build_launch(predict(d, load)).command) for d in (one, one.with_args(kv_offloading_size=0))
     )
@@ -312,7 +312,7 @@ def test_sequences_that_share_a_prefix_decode_faster_up_to_what_l2_gives() -> No
     sent = RequestBatch(np.r_[0.0, np.full(8, 1.0)], np.full(9, 544), np.full(9, 100), content, start)
 
     def seconds(together: float, log: bool = False) -> float:
-        outcome = simulate_requests(rules, table._replace(together=together), sent, log=log).outcome
+        outcome = simulate_requests(rules, table._replace(together=together), sent, log_steps=log).outcome
         assert (outcome.cached[1:] == 512).all()
         return float(outcome.last_token.max() - 1)
 
@@ -331,8 +331,8 @@ def test_the_closed_form_begins_answers_about_long_documents_when_the_replay_doe
     )
     closed, replayed = evaluate(one, asked_about).performance, simulate_once(one, asked_about, 1_000)
     assert closed is not None
-    assert closed.ttft["p50"].mid == pytest.approx(replayed.quantile("ttft", 0.5), rel=0.12)
-    assert closed.ttft["p95"].mid == pytest.approx(replayed.quantile("ttft", 0.95), rel=0.12)
+    assert closed.ttft["p50"].mid == pytest.approx(replayed.compute_quantile("ttft", 0.5), rel=0.12)
+    assert closed.ttft["p95"].mid == pytest.approx(replayed.compute_quantile("ttft", 0.95), rel=0.12)
 
 
 @pytest.mark.parametrize(("count", "rate"), [(1, 2.8), (4, 2.8), (16, 2.8), (1000, 1.2)])

@@ -17,7 +17,7 @@ from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
 L40S = deploy_on("meta-llama/Llama-3.1-8B", "L40S", engine_version="0.20.2", max_model_len=16384, max_num_seqs=64)
-POOL = get_memory_plan(L40S).pool.kv_tokens
+POOL = get_memory_plan(L40S).pool.reported_tokens
 
 
 def test_of_documents_that_are_all_alike_a_cache_finds_the_part_that_it_holds():
@@ -61,12 +61,12 @@ def test_favourites_are_found_more_often_and_crowd_one_replica():
 def test_a_prompt_shares_no_more_than_it_has():
     """Prompts of 1,500 tokens in common, where a third is shorter: both forms count what is really found."""
     load = Workload(
-        LengthDistribution.lognormal(2500, p50=1915),
-        LengthDistribution.fixed(20),
+        LengthDistribution.from_lognormal(2500, p50=1915),
+        LengthDistribution.from_constant(20),
         rate=2.0,
         prefix_tokens=1500,
         prefix_hit_rate=1.0,
     )
     replay = simulate_once(L40S, drop_rejected_requests(load, 16384), 1500)
-    assert load.cached_tokens < 0.9 * 1500
-    assert replay.outcome.cached[100:].mean() == pytest.approx(load.cached_tokens, rel=0.05)
+    assert load.mean_cached_tokens < 0.9 * 1500
+    assert replay.outcome.cached[100:].mean() == pytest.approx(load.mean_cached_tokens, rel=0.05)

@@ -24,12 +24,12 @@ def price(name: str, prices: PriceSelection | None = None) -> GpuPrice:
 @pytest.mark.parametrize(("name", "tier", "quotes"), ROWS, ids=[f"{name}-{tier}" for name, tier, _ in ROWS])
 def test_a_price_is_the_median_of_its_quotes(name: str, tier: str, quotes: list[dict]) -> None:
     found, asked = price(name, PriceSelection(tier=tier)), [quote["usd"] for quote in quotes]
-    assert (found.usd, found.low, found.high) == (median(asked), min(asked), max(asked))
+    assert (found.median_usd, found.min_usd, found.max_usd) == (median(asked), min(asked), max(asked))
     assert all(quote["source"].partition(": ")[2] and quote["date"][:2] == "20" for quote in quotes)
     assert all(quote.seller in found.source for quote in found.quotes)
     assert (
         tier.replace("_", " ") in str(found)
-        and f"{found.usd:.3f}".removesuffix("0") in str(found)
+        and f"{found.median_usd:.3f}".removesuffix("0") in str(found)
         and found.date in str(found)
     )
 
@@ -44,17 +44,17 @@ def test_what_may_be_taken_away_or_is_let_by_the_second_is_no_price_of_a_machine
     "name", ["B200", "B300", "GB300", "MI300X", "MI355X", "GH200", "T4", "A10", "A10G", "L4", "L40S"]
 )
 def test_what_clouds_rent_is_priced_on_demand(name: str) -> None:
-    assert 0.1 < price(name).usd < 20
+    assert 0.1 < price(name).median_usd < 20
 
 
 def test_an_h100_rents_within_what_was_seen_this_autumn() -> None:
     found = price("H100")  # 2026-11-09, data-receipts.com/gpu-pricing: 2.69 to 6.88 on demand
-    assert 2.69 <= found.usd <= 6.88 and len(found.quotes) >= 10
+    assert 2.69 <= found.median_usd <= 6.88 and len(found.quotes) >= 10
 
 
 @pytest.mark.parametrize("name", [name for name, tiers in QUOTED.items() if "reserved" in tiers])
 def test_a_term_is_cheaper_than_the_dearest_hour(name: str) -> None:
-    assert price(name, PriceSelection(tier="reserved")).low < price(name).high
+    assert price(name, PriceSelection(tier="reserved")).min_usd < price(name).max_usd
 
 
 def test_every_quoted_gpu_is_known_and_most_that_are_known_are_quoted() -> None:
@@ -64,7 +64,11 @@ def test_every_quoted_gpu_is_known_and_most_that_are_known_are_quoted() -> None:
 
 def test_a_scenario_overrides_by_any_name_in_any_tier() -> None:
     own = price("H100-SXM", PriceSelection({"L4": 0.5, "h100_sxm": 2.2}, "spot"))
-    assert own.usd == own.low == own.high == 2.2 and own.own and own.source == SCENARIO_PRICE_SOURCE
+    assert (
+        own.median_usd == own.min_usd == own.max_usd == 2.2
+        and own.is_user_given
+        and own.source == SCENARIO_PRICE_SOURCE
+    )
     assert str(own) == "2.20 USD per GPU-hour (given by the scenario)" and not own.date
     assert look_up_gpu_price(get_gpu("Rubin")) is None
 

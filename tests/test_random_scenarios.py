@@ -40,7 +40,7 @@ def test_brute_force_over_all_knobs_finds_nothing_cheaper(seed: int, tmp_path: P
 def test_steps_that_the_closed_form_likes_less_are_replayed(tmp_path: Path) -> None:
     """Steps of 4,096 tokens do with 10 A100 at 0.35 USD, of 512 with 13; the closed form likes those better."""
     plan = search_deployments(parse_scenario(generate(9019, tmp_path)[1], "closed loop"))
-    assert plan.chosen and plan.chosen.cost[1] <= 3.51
+    assert plan.chosen and plan.chosen.cost_key[1] <= 3.51
     assert attacks.worst(plan.scenario, attacks.referee(plan.scenario, plan.chosen.deployment))[0] <= 1
 
 
@@ -48,7 +48,7 @@ def test_fewer_replicas_are_tried_with_other_steps_than_as_many_as_are_enough(tm
     """One RTX 6000 Ada with an FP8 cache does in short steps; the closed form takes two, whose best steps are long."""
     asked = generate(21031, tmp_path)[1]
     plan = search_deployments(parse_scenario({**asked, "workload": {**asked["workload"], "rate": 0.827}}, "agent"))
-    assert plan.chosen and plan.chosen.deployment.layout.gpus == 1
+    assert plan.chosen and plan.chosen.deployment.layout.num_gpus == 1
     assert attacks.worst(plan.scenario, attacks.referee(plan.scenario, plan.chosen.deployment))[0] <= 1.02
 
 
@@ -88,7 +88,7 @@ def test_the_attacks_find_what_is_planted() -> None:
     plan = search_deployments(asked)
     assert plan.chosen and plan.chosen.prediction.performance
     deployment, performance = plan.chosen.deployment, plan.chosen.prediction.performance
-    late = dict.fromkeys(performance.tpot, Interval.exactly(-0.01))
+    late = dict.fromkeys(performance.tpot, Interval.from_value(-0.01))
     assert any("tpot" in text for text in attacks.check_figures(asked, _with(plan, tpot=late)))
     fast = {"output_tps": performance.output_tps * 1e4, "total_tps": performance.total_tps * 1e4}
     assert any("peak FLOP/s" in text for text in attacks.check_figures(asked, _with(plan, **fast)))
@@ -96,7 +96,9 @@ def test_the_attacks_find_what_is_planted() -> None:
     assert any("planner predict" in text for text in attacks.check_agreement(asked, _with(plan, ttft=slow)))
     assert any("TTFT is stated" in text for text in attacks.check_promises(asked, _with(plan, ttft=slow)))
     four = replace(deployment, layout=replace(deployment.layout, replicas=4 // deployment.layout.gpus_per_replica))
-    dear = replace(plan.chosen, deployment=four, prediction=replace(plan.chosen.prediction, usd=Interval.exactly(9.99)))
-    assert deployment.layout.gpus < 4 and attacks.check_nothing_cheaper(asked, replace(plan, chosen=dear))
-    busy = replace(asked, workload=asked.workload.at(60.0))
+    dear = replace(
+        plan.chosen, deployment=four, prediction=replace(plan.chosen.prediction, usd=Interval.from_value(9.99))
+    )
+    assert deployment.layout.num_gpus < 4 and attacks.check_nothing_cheaper(asked, replace(plan, chosen=dear))
+    busy = replace(asked, workload=asked.workload.with_rate(60.0))
     assert any("takes" in text for text in attacks.check_promises(busy, plan))

@@ -44,7 +44,7 @@ def test_the_plans_are_varied() -> None:
     engines = [plan.prediction.deployment.engine.name for plan in plans]
     assert all(engines.count(name) >= 2 for name in ("vllm", "sglang", "trtllm", "tgi"))
     assert sum(plan.launch.nodes > 1 for plan in plans) >= 4
-    assert sum(plan.prediction.deployment.drafts > 0 for plan in plans) >= 7
+    assert sum(plan.prediction.deployment.num_draft_tokens > 0 for plan in plans) >= 7
 
 
 @every_plan
@@ -68,7 +68,7 @@ def test_the_script_starts_what_is_planned(name: str, tmp_path: Path) -> None:
             "PATH": f"{tmp_path}:/usr/bin:/bin",
         }
         ran = accepted("bash", plan.folder / "serve.sh", env=env, cwd=tmp_path).split("\0")[:-1]
-        extra = list(plan.launch.others) if rank else []
+        extra = list(plan.launch.worker_arguments) if rank else []
         assert ran == expected(plan, rank) + extra
     assert not list(tmp_path.glob("ran"))
 
@@ -123,7 +123,7 @@ def test_prometheus_takes_rules_and_configuration_and_each_alert_fires_when_it_s
         accepted("promtool", "check", what, plan.folder / file)
     text = (plan.folder / "alerts.yml").read_text()
     (tmp_path / "alerts.yml").write_text(text)
-    spec = rule_tests(plan.prediction, plan.plan.scenario.service_level, text)
+    spec = rule_tests(plan.prediction, plan.plan.scenario.slo_targets, text)
     (tmp_path / "test.yml").write_text(yaml.safe_dump(spec))
     accepted("promtool", "test", "rules", "test.yml", cwd=tmp_path)
 
@@ -152,7 +152,7 @@ def test_docker_compose_reads_the_planned_command(name: str) -> None:
     command = ["docker-compose", "--project-name", "x", "config", "--format", "json"]
     said = accepted(*command, env=env, cwd=plan.folder)
     services = json.loads(said.replace("$$", "$"))["services"]
-    assert len(services) == plan.launch.replicas_per_node <= plan.prediction.deployment.replicas
+    assert len(services) == plan.launch.replicas_per_node <= plan.prediction.deployment.num_replicas
     for service in services.values():
         words = [re.sub(r"\$\{(\w+):\?[^}]*\}", lambda m: env[m[1]], word) for word in plan.launch.command]
         words = ["python3" if word == "python" else word for word in words]
@@ -175,7 +175,7 @@ def test_kubernetes_takes_its_own_kinds_and_pods_start_what_is_planned(name: str
             validate.validate(document, "1.34", strict=True)
         group = workload["spec"].get("leaderWorkerTemplate", {})
         pods = [group["leaderTemplate"], group["workerTemplate"]] if group else [workload["spec"]["template"]]
-        for pod, extra in zip(pods, ([], list(plan.launch.others)), strict=False):
+        for pod, extra in zip(pods, ([], list(plan.launch.worker_arguments)), strict=False):
             (container,) = pod["spec"]["containers"]
             ran = in_pod([*container["command"], *container["args"]], **IN_GROUP, ADAPTER="a=b")
             assert ran == given(plan.launch, **KNOWN, ADAPTER="a=b") + extra

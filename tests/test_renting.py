@@ -89,9 +89,9 @@ def test_the_bill_is_what_is_rented_times_its_price(rate: float, sold_in: list[i
     assert each and plan.candidates
     for candidate in plan.candidates:
         deployment = candidate.deployment
-        assert candidate.usd_per_hour == pytest.approx(each.usd * deployment.gpus_rented)
-        assert deployment.gpus <= deployment.gpus_rented == sum(deployment.machines) <= 16
-        assert deployment.gpus == (deployment.layout.replicas + spare) * deployment.layout.gpus_per_replica
+        assert candidate.usd_per_hour == pytest.approx(each.median_usd * deployment.num_gpus_billed)
+        assert deployment.num_gpus <= deployment.num_gpus_billed == sum(deployment.machines) <= 16
+        assert deployment.num_gpus == (deployment.layout.replicas + spare) * deployment.layout.gpus_per_replica
         assert {*deployment.machines} <= {*sold_in} and deployment.layout.tp <= max(sold_in)
 
 
@@ -101,9 +101,9 @@ def test_a_spare_replica_never_costs_less_and_serves_nothing(rate: float, sold_i
     fields = {"rate": rate, "sold_in": sold_in}
     assert usd(**fields, spare_replicas=spare) <= usd(**fields, spare_replicas=spare + 1)
     some, none = (planned(json.dumps({**fields, "spare_replicas": many})) for many in (spare, 0))
-    same = {c.identity: c for c in none.candidates}
+    same = {c.identity_key: c for c in none.candidates}
     for candidate in some.candidates:
-        if other := same.get(candidate.identity):
+        if other := same.get(candidate.identity_key):
             assert candidate.prediction.performance == other.prediction.performance
 
 
@@ -120,11 +120,11 @@ def test_scaling_every_price_scales_only_the_bill(rate: float, times: float) -> 
     asked = small(rate)
     before, price = search_analytically(asked), look_up_gpu_price(get_gpu("L40S"))
     assert price
-    after = search_analytically(replace(asked, prices=PriceSelection({"L40S": price.usd * times})))
-    assert [c.identity for c in before.candidates] == [c.identity for c in after.candidates]
+    after = search_analytically(replace(asked, prices=PriceSelection({"L40S": price.median_usd * times})))
+    assert [c.identity_key for c in before.candidates] == [c.identity_key for c in after.candidates]
     for old, new in zip(before.candidates, after.candidates, strict=True):
         assert old.usd_per_hour and new.usd_per_hour == pytest.approx(times * old.usd_per_hour)
-        assert old.prediction.performance == new.prediction.performance and old.misses == new.misses
+        assert old.prediction.performance == new.prediction.performance and old.violations == new.violations
 
 
 def test_larger_machines_never_cost_less() -> None:
@@ -144,12 +144,12 @@ def test_a_replayed_plan_pays_its_spare_and_says_so() -> None:
     assert "+ 1 spare" in str(spared.chosen)
     told = serialize_plan(spared)
     assert told["gpus"] == told["layout"]["replicas"] + 1 <= told["gpus_rented"] and told["machines"]
-    assert told["power_w"][0] > spared.chosen.prediction.power.mid * spared.chosen.prediction.gpus
+    assert told["power_w"][0] > spared.chosen.prediction.gpu_power_w.mid * spared.chosen.prediction.num_gpus
 
 
 def test_a_start_or_a_power_limit_that_nothing_keeps_is_what_binds() -> None:
     slow, hungry = search_analytically(small(start_up_at_most=5)), search_analytically(small(power_at_most=40))
-    assert slow.chosen is None and slow.binding.constraint == "start-up" and "above 5 s" in str(slow)
+    assert slow.chosen is None and slow.binding_constraint.constraint == "start-up" and "above 5 s" in str(slow)
     assert hungry.chosen is None and "the mean power of all GPUs is" in str(hungry) and "above 40 W" in str(hungry)
     unknown = search_analytically(small(engine="sglang", engine_version=None, start_up_at_most=5)).best
     assert unknown and any("start-up of a replica is not known" in risk for risk in unknown.risks)
@@ -157,7 +157,11 @@ def test_a_start_or_a_power_limit_that_nothing_keeps_is_what_binds() -> None:
 
 def test_a_stock_that_holds_no_replica_with_its_spare_is_a_rejection() -> None:
     plan = search_analytically(small(sold_in=[8], spare_replicas=32))
-    assert not plan.candidates and plan.binding.constraint == "stock" and "of at most 16" in plan.binding.sentence
+    assert (
+        not plan.candidates
+        and plan.binding_constraint.constraint == "stock"
+        and "of at most 16" in plan.binding_constraint.sentence
+    )
 
 
 @pytest.mark.parametrize(
@@ -169,20 +173,20 @@ def test_units_that_cannot_be_are_refused(sold_in: object, message: str) -> None
 
 
 def test_one_number_is_a_unit_and_a_node_of_ones_own_is_one_too() -> None:
-    assert small(sold_in=8).gpus[0].units == (8,)
+    assert small(sold_in=8).gpus[0].machine_sizes == (8,)
     wide = parse_scenario({**SMALL, "gpus": [{"gpu": "H100-SXM", "at_most": 16, "gpus_per_node": 16}]}, "s").gpus[0]
-    assert wide.units == (1, 2, 4, 8, 16) and wide.node == 16
-    assert parse_scenario({**SMALL, "gpus": [{"gpu": "A10", "at_most": 16}]}, "s").gpus[0].node == 4
+    assert wide.machine_sizes == (1, 2, 4, 8, 16) and wide.max_machine_gpus == 16
+    assert parse_scenario({**SMALL, "gpus": [{"gpu": "A10", "at_most": 16}]}, "s").gpus[0].max_machine_gpus == 4
 
 
 @pytest.mark.parametrize("node", [1, 2, 4, 8])
 def test_no_layout_that_nobody_would_build_is_offered(node: int) -> None:
     for layout in list_legal_layouts(load_model("meta-llama/Llama-3.1-70B"), get_gpu("H100-SXM"), 512, node):
-        nodes = math.ceil(layout.gpus / node)
+        nodes = math.ceil(layout.num_gpus / node)
         assert layout.tp <= node and layout.pp <= 8 and layout.pp % nodes == 0
         assert layout.tp * layout.pp // nodes <= node
 
 
 def test_a_deployment_of_ones_own_pays_what_it_uses() -> None:
     mine = deploy_on("meta-llama/Llama-3.1-8B", "L40S", replicas=3)
-    assert (mine.gpus, mine.gpus_rented, mine.machines) == (3, 3, ())
+    assert (mine.num_gpus, mine.num_gpus_billed, mine.machines) == (3, 3, ())

@@ -100,7 +100,7 @@ def test_nothing_is_lost(tmp_path_factory: pytest.TempPathFactory, case: dict) -
     assert (outcome.sent <= outcome.scheduled).all() and (outcome.scheduled < outcome.first_token).all()
     made = np.minimum(result.output, config["max_model_len"] - result.prompt)
     computed = np.zeros(len(made))
-    entries = outcome.noted(NOTE_ENTRY, 3).astype(int)
+    entries = outcome.get_notes(NOTE_ENTRY, 3).astype(int)
     np.add.at(computed, entries[:, 1], entries[:, 2])
     once = outcome.preemptions == 0
     assert (computed + outcome.cached == result.prompt + made - 1)[once].all(), "each token is computed once"
@@ -148,7 +148,7 @@ def test_closed_loop_keeps_its_concurrency_and_obeys_littles_law() -> None:
     result = simulate_requests(rules(), LINEAR, traffic)
     changes = np.concatenate([result.sent, result.outcome.last_token])
     in_flight = np.cumsum(np.repeat([1, -1], n)[np.lexsort((np.repeat([1, -1], n), changes))])
-    assert in_flight.max() == result.most_running == flight
+    assert in_flight.max() == result.max_running == flight
     assert result.request_tps * result.e2e.mean() == pytest.approx(flight, rel=0.05)
 
 
@@ -160,8 +160,8 @@ def test_latency_adds_up() -> None:
     steps = [one + 5e-3 + 2e-5 * 100 + 2e-10 * 100 * 101 / 2] + [one + 5e-3 + 2e-5 + 5e-8 * c for c in (100, 101, 102)]
     assert result.ttft[0] == pytest.approx(0.021 + steps[0])
     assert result.tpot[0] == pytest.approx(np.mean(steps[1:]))
-    assert result.stats("itl")["mean"] == pytest.approx(np.mean(steps[1:]))
-    assert result.stats("itl")["p50"] == pytest.approx(np.mean(steps[1:]), rel=0.01)
+    assert result.summarize("itl")["mean"] == pytest.approx(np.mean(steps[1:]))
+    assert result.summarize("itl")["p50"] == pytest.approx(np.mean(steps[1:]), rel=0.01)
 
 
 def test_the_front_end_takes_by_the_tokens_that_are_not_cached() -> None:
@@ -286,7 +286,7 @@ def test_gauges_follow_the_load() -> None:
     assert gauges.loc[0.5, ["running", "waiting"]].tolist() == [2, 1]
     assert gauges.loc[5.0].sum() == 0, "idle"
     assert gauges.loc[9.1, "kv_usage"] == pytest.approx(-(-64 // 16) / 3000, rel=0.5)
-    assert "requests/s" in str(result) and len(result.frame()) == 4
+    assert "requests/s" in str(result) and len(result.to_frame()) == 4
 
 
 def case(request: dict | None = None, **config: object) -> dict:
@@ -407,8 +407,8 @@ def test_who_drifts_fares_as_if_looked_at_in_every_step(seed: int) -> None:
         drifted = simulate_requests(engine, table, sent, router=router).outcome
     except PlannerError:  # one that never fits, whichever way it is replayed
         with pytest.raises(PlannerError):
-            simulate_requests(engine, table, sent, router=router, log=True)
+            simulate_requests(engine, table, sent, router=router, log_steps=True)
         return
-    apart = simulate_requests(engine, table, sent, router=router, log=True).outcome
+    apart = simulate_requests(engine, table, sent, router=router, log_steps=True).outcome
     for name in ("sent", "scheduled", "first_token", "last_token", "preemptions", "cached", "itl", "totals", "usage"):
         np.testing.assert_array_equal(getattr(drifted, name), getattr(apart, name), name)

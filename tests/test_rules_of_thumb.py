@@ -30,7 +30,8 @@ def test_nothing_is_faster_than_itself_and_longer_requests_leave_room_for_fewer(
     served = {"BF16": deploy_on(LLAMA_8B, "L4", max_model_len=4096)}
     assert (rules_of_thumb.compare_step_speed(served, (1, 64), 2000, 1000).iloc[0, 1:] == 1).all()
     traffics = {
-        f"{n}": Workload(LengthDistribution.fixed(n), LengthDistribution.fixed(50), rate=1) for n in (500, 1000, 2000)
+        f"{n}": Workload(LengthDistribution.from_constant(n), LengthDistribution.from_constant(50), rate=1)
+        for n in (500, 1000, 2000)
     }
     held = rules_of_thumb.build_sequence_capacity_table(served, traffics).iloc[0, 2:]
     assert held.is_monotonic_decreasing
@@ -38,14 +39,14 @@ def test_nothing_is_faster_than_itself_and_longer_requests_leave_room_for_fewer(
 
 
 def test_what_does_not_start_carries_and_serves_nothing():
-    load = Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(50), rate=1)
+    load = Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(50), rate=1)
     none = {"70B on one L4": deploy_on(LLAMA_70B, "L4")}
     assert rules_of_thumb.build_sequence_capacity_table(none, {"chat": load})["chat"].item() == 0
     assert rules_of_thumb.sweep_throughput(none, load, (1,)).isna().all(axis=None)
 
 
 def test_mean_ttft_of_closed_form_and_replay_agree_below_saturation_and_both_grow_with_load():
-    load = Workload(LengthDistribution.fixed(1000), LengthDistribution.fixed(100), rate=1)
+    load = Workload(LengthDistribution.from_constant(1000), LengthDistribution.from_constant(100), rate=1)
     found = sweep_utilization(deploy_on(LLAMA_8B, "H100", max_model_len=4096), load, (0.2, 0.5, 0.8))
     assert found["mean, replayed"].to_numpy() == pytest.approx(found["mean, closed form"].to_numpy(), rel=0.15)
     assert found["mean, replayed"].is_monotonic_increasing

@@ -31,7 +31,7 @@ from planner.workload.workload import Workload
 METRICS = ("ttft", "tpot", "itl", "e2e", "queue")
 L40S = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=4096)
 CARD = L40S.with_args(max_num_seqs=32)
-CHAT = Workload(LengthDistribution.lognormal(500, 1200), LengthDistribution.lognormal(100, 260), rate=2.0)
+CHAT = Workload(LengthDistribution.from_lognormal(500, 1200), LengthDistribution.from_lognormal(100, 260), rate=2.0)
 STEP = 0.02
 
 
@@ -66,7 +66,7 @@ def fresh_capacity(deployment: Deployment, load: Workload) -> Interval:
 
 def test_capacity_of_equal_steps_is_slots_over_tokens_times_step(even: StepModel) -> None:
     """32 slots, 50 tokens of 20 ms each: 32 requests a second; a quarter slower or faster at the ends."""
-    load = Workload(LengthDistribution.fixed(16), LengthDistribution.fixed(50), rate=1.0)
+    load = Workload(LengthDistribution.from_constant(16), LengthDistribution.from_constant(50), rate=1.0)
     found = fresh_capacity(CARD, load)
     assert found.mid == pytest.approx(32 / (50 * STEP), rel=0.02)
     assert (found.lo / found.mid, found.hi / found.mid) == (pytest.approx(0.8), pytest.approx(1.25))
@@ -76,7 +76,7 @@ def test_capacity_of_equal_steps_is_slots_over_tokens_times_step(even: StepModel
 
 def test_a_kv_pool_that_holds_few_bounds_the_capacity(even: StepModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 sequences of 160 + 160 tokens fill 160 blocks of 16: a quarter of the 32 slots, a quarter of the capacity."""
-    load = Workload(LengthDistribution.fixed(160), LengthDistribution.fixed(160), rate=1.0)
+    load = Workload(LengthDistribution.from_constant(160), LengthDistribution.from_constant(160), rate=1.0)
     memory = get_memory_plan(CARD)
     small = replace(memory, pool=replace(memory.pool, num_blocks=1 + 8 * 20))
     ample = fresh_capacity(CARD, load).mid
@@ -87,10 +87,10 @@ def test_a_kv_pool_that_holds_few_bounds_the_capacity(even: StepModel, monkeypat
 
 
 LENGTHS = {
-    "spread": (LengthDistribution.lognormal(500, 1200), LengthDistribution.lognormal(100, 260)),
-    "narrow": (LengthDistribution.uniform(922, 0.8), LengthDistribution.uniform(922, 0.8)),
-    "alike": (LengthDistribution.fixed(500), LengthDistribution.fixed(300)),
-    "few long": (LengthDistribution.lognormal(1500, 5000), LengthDistribution.lognormal(28, 90)),
+    "spread": (LengthDistribution.from_lognormal(500, 1200), LengthDistribution.from_lognormal(100, 260)),
+    "narrow": (LengthDistribution.from_uniform(922, 0.8), LengthDistribution.from_uniform(922, 0.8)),
+    "alike": (LengthDistribution.from_constant(500), LengthDistribution.from_constant(300)),
+    "few long": (LengthDistribution.from_lognormal(1500, 5000), LengthDistribution.from_lognormal(28, 90)),
 }
 
 
@@ -109,14 +109,14 @@ def test_capacity_is_what_a_long_crowded_run_serves(name: str, slots: int) -> No
 def test_capacity_where_more_begin_than_the_pool_holds() -> None:
     """All answers are alike, so that they grow together until half of them are preempted."""
     card = deploy_on("allenai/OLMoE-1B-7B-0125", "A100-SXM-80GB", quantization="fp8", max_num_seqs=1008)
-    load = Workload(LengthDistribution.fixed(356), LengthDistribution.fixed(1024), rate=1.0)
+    load = Workload(LengthDistribution.from_constant(356), LengthDistribution.from_constant(1024), rate=1.0)
     found = simulate_once(card, replace(load, rate=None, concurrency=1120), 20 * 1008, seed=5)
     assert found.preemptions.any()
     assert estimate_capacity(card, load).mid == pytest.approx(len(found.output) / found.duration, rel=0.06)
 
 
 def test_capacity_does_not_depend_on_what_arrives(most: float) -> None:
-    for other in (CHAT.at(9.0), replace(CHAT, burstiness=0.2), replace(CHAT, rate=None, concurrency=5)):
+    for other in (CHAT.with_rate(9.0), replace(CHAT, burstiness=0.2), replace(CHAT, rate=None, concurrency=5)):
         assert estimate_capacity(CARD, other).mid == pytest.approx(most)
 
 
@@ -124,7 +124,7 @@ def test_queues_grow_beyond_the_capacity_and_not_below_it(most: float) -> None:
     """Which is what the word means: 10% below, the last quarter waits like the second; 10% above, far longer."""
     waits = []
     for share in (0.9, 1.1):
-        queue = simulate_once(CARD, CHAT.at(share * most), 6000, seed=3).queue
+        queue = simulate_once(CARD, CHAT.with_rate(share * most), 6000, seed=3).queue
         waits.append(float(queue[4500:].mean() / max(queue[1500:3000].mean(), 1e-3)))
     assert waits[0] < 2 < waits[1]
 
@@ -132,70 +132,77 @@ def test_queues_grow_beyond_the_capacity_and_not_below_it(most: float) -> None:
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(share=st.floats(0.1, 1.3), burstiness=st.floats(0.2, 4), tokens=st.integers(1, 300))
 def test_percentiles_rise_and_lie_within_their_intervals(most: float, share: float, burstiness: float, tokens: int):
-    load = replace(CHAT.at(share * most), output=LengthDistribution.uniform(tokens, 0.5), burstiness=burstiness)
+    load = replace(
+        CHAT.with_rate(share * most), output=LengthDistribution.from_uniform(tokens, 0.5), burstiness=burstiness
+    )
     found = run_short_simulation(CARD, load, 400)
     for metric in METRICS:
-        values = [found.at(metric, point) for point in LATENCY_STATISTICS]
+        values = [found.get(metric, point) for point in LATENCY_STATISTICS]
         if any(math.isnan(value.mid) for value in values):
             assert tokens == 1 and metric in ("tpot", "itl")
             continue
         assert all(0 <= value.lo <= value.mid <= value.hi for value in values)
         assert all(low.mid <= high.mid for low, high in pairwise(values[1:]))
-    assert found.keeps_up.lo <= found.keeps_up.mid <= found.keeps_up.hi <= 1
+    assert found.served_fraction.lo <= found.served_fraction.mid <= found.served_fraction.hi <= 1
 
 
 @pytest.mark.parametrize("share", [0.5, 0.85])
 def test_an_interval_holds_what_both_ends_of_the_step_cost_make_of_it(most: float, share: float) -> None:
     """Its queue included: close to the capacity, steps that take half as long again make everybody wait."""
-    found = run_simulation(CARD, CHAT.at(share * most))
+    found = run_simulation(CARD, CHAT.with_rate(share * most))
     for metric in ("ttft", "tpot", "itl", "e2e"):
         for point in LATENCY_STATISTICS:
-            stated = found.at(metric, point)
-            assert found.ends[1].stats(metric)[point] <= 1.03 * stated.hi, (metric, point)
-            assert 0.97 * stated.lo <= found.ends[0].stats(metric)[point], (metric, point)
+            stated = found.get(metric, point)
+            assert found.interval_ends[1].summarize(metric)[point] <= 1.03 * stated.hi, (metric, point)
+            assert 0.97 * stated.lo <= found.interval_ends[0].summarize(metric)[point], (metric, point)
 
 
 def test_other_arrivals_hardly_move_what_is_stated(most: float) -> None:
     """Thrice as many requests with other seeds: within 3%, or within what the interval says that luck moves."""
-    found = run_simulation(CARD, CHAT.at(0.75 * most))
-    others = [simulate_once(CARD, found.workload, 4000, seed=seed).without(100, 50) for seed in range(70, 73)]
-    other = SimulationResult.pooled(others)
+    found = run_simulation(CARD, CHAT.with_rate(0.75 * most))
+    others = [simulate_once(CARD, found.workload, 4000, seed=seed).trim(100, 50) for seed in range(70, 73)]
+    other = SimulationResult.concatenate(others)
     for metric in ("ttft", "tpot", "e2e"):
         for point in LATENCY_STATISTICS:
-            mid, luck = found.at(metric, point).mid, found.moves(lambda seed, m=metric, p=point: seed.stats(m)[p])
-            assert other.stats(metric)[point] == pytest.approx(mid, rel=0.03 + 2 * luck), (metric, point)
+            mid, luck = (
+                found.get(metric, point).mid,
+                found.estimate_seed_noise(lambda seed, m=metric, p=point: seed.summarize(m)[p]),
+            )
+            assert other.summarize(metric)[point] == pytest.approx(mid, rel=0.03 + 2 * luck), (metric, point)
 
 
 def test_a_slower_step_costs_a_closed_loop_that_much_longer(even: StepModel) -> None:
     """10 tokens of 20 ms, alone: 200 ms, and a quarter more or less."""
-    load = Workload(LengthDistribution.fixed(16), LengthDistribution.fixed(10), concurrency=1, num_prompts=20)
+    load = Workload(
+        LengthDistribution.from_constant(16), LengthDistribution.from_constant(10), concurrency=1, num_prompts=20
+    )
     found = run_simulation.__wrapped__(CARD, load)
-    e2e = found.at("e2e", "p50")
+    e2e = found.get("e2e", "p50")
     assert e2e.mid == pytest.approx(10 * STEP)
-    tpot = found.at("tpot", "mean")
+    tpot = found.get("tpot", "mean")
     assert [tpot.lo, tpot.mid, tpot.hi] == pytest.approx([STEP / 1.25, STEP, STEP * 1.25])
 
 
 def test_pooled_runs_are_their_requests_one_after_the_other() -> None:
     one, other = (simulate_once(CARD, CHAT, 300, seed=seed) for seed in (0, 1))
-    both = SimulationResult.pooled([one, other])
+    both = SimulationResult.concatenate([one, other])
     for name in ("ttft", "tpot", "e2e", "queue", "preemptions", "prompt", "output"):
         assert np.allclose(getattr(both, name), np.concatenate([getattr(one, name), getattr(other, name)])), name
     assert both.duration == pytest.approx(one.duration + other.duration)
     assert (both.outcome.itl == one.outcome.itl + other.outcome.itl).all()
-    least, largest = sorted((one.stats("itl")["p99"], other.stats("itl")["p99"]))
-    assert least <= both.stats("itl")["p99"] <= largest
+    least, largest = sorted((one.summarize("itl")["p99"], other.summarize("itl")["p99"]))
+    assert least <= both.summarize("itl")["p99"] <= largest
     busy = [found.outcome.totals[1] for found in (one, other)]
     assert both.decode_batch == pytest.approx(np.average([one.decode_batch, other.decode_batch], weights=busy))
-    assert SimulationResult.pooled([one]) is one
+    assert SimulationResult.concatenate([one]) is one
 
 
 def test_without_the_beginning_and_the_end_every_mean_is_of_the_same_requests() -> None:
     """ITL is the time after the first token over the tokens after it, of those that are left."""
-    inner = simulate_once(CARD, CHAT, 400).without(100, 50)
+    inner = simulate_once(CARD, CHAT, 400).trim(100, 50)
     assert len(inner.output) == 250
     gaps = float((inner.e2e - inner.ttft).sum()) / (inner.output - 1).sum()
-    assert inner.stats("itl")["mean"] == pytest.approx(gaps)
+    assert inner.summarize("itl")["mean"] == pytest.approx(gaps)
 
 
 def refusing(limit: int, **changes: object) -> Prediction:
@@ -205,17 +212,17 @@ def refusing(limit: int, **changes: object) -> Prediction:
 def test_refused_prompts_are_counted_and_only_the_others_served() -> None:
     """1,200 tokens is the p95 of these prompts, so that an engine for 1,200 refuses one in twenty."""
     found = refusing(1200)
-    assert found.refused == pytest.approx(0.05, abs=0.001)
-    assert found.performance.request_tps.mid == pytest.approx(2.0 * (1 - found.refused))
+    assert found.rejected_fraction == pytest.approx(0.05, abs=0.001)
+    assert found.performance.request_tps.mid == pytest.approx(2.0 * (1 - found.rejected_fraction))
     assert "are refused" in " ".join(found.warnings)
     replayed = run_simulation(found.deployment, found.workload).mid
     assert replayed.prompt.max() < 1200
     finite = refusing(1200, num_prompts=2000, rate=None, concurrency=16)
     served = run_simulation(finite.deployment, finite.workload)
-    each = served.requests / len(served.seeds)
-    assert each == pytest.approx(2000 * (1 - found.refused), abs=4 * math.sqrt(2000 * 0.05))
-    assert found.load.prompt.largest < 1200 <= CHAT.prompt.largest
-    assert found.load.rate == pytest.approx(2.0 * (1 - found.refused))
+    each = served.num_requests / len(served.seeds)
+    assert each == pytest.approx(2000 * (1 - found.rejected_fraction), abs=4 * math.sqrt(2000 * 0.05))
+    assert found.effective_workload.prompt.max_tokens < 1200 <= CHAT.prompt.max_tokens
+    assert found.effective_workload.rate == pytest.approx(2.0 * (1 - found.rejected_fraction))
 
 
 def test_an_engine_that_refuses_everything_is_an_error_and_not_a_plan() -> None:
@@ -225,7 +232,7 @@ def test_an_engine_that_refuses_everything_is_an_error_and_not_a_plan() -> None:
 
 @pytest.mark.parametrize("load", [{}, {"rate": None, "concurrency": 8}])
 def test_one_token_has_neither_a_pace_nor_gaps(load: dict[str, object]) -> None:
-    found = predict(CARD, replace(CHAT, output=LengthDistribution.fixed(1), **load)).performance
+    found = predict(CARD, replace(CHAT, output=LengthDistribution.from_constant(1), **load)).performance
     assert found is not None
     for point in LATENCY_STATISTICS:
         assert math.isnan(found.tpot[point].mid), point
@@ -252,9 +259,9 @@ def test_a_trace_is_replayed_whole_and_as_it_came() -> None:
     arrival = np.cumsum(np.concatenate(([0.0], np.full(n - 1, 2.0))))
     prompt, output = rng.integers(50, 500, n), rng.integers(1, 60, n)
     found = run_simulation(CARD, recorded(arrival, prompt, output))
-    assert found.requests == n
+    assert found.num_requests == n
     unsaid = run_simulation(CARD, replace(recorded(arrival, prompt, output), num_prompts=None))  # as scenarios have it
-    assert unsaid.requests == n
+    assert unsaid.num_requests == n
     assert (found.mid.prompt == prompt).all() and (found.mid.output == output).all()
     assert found.mid.sent == pytest.approx(arrival)
     served = predict(CARD, replace(recorded(arrival, prompt, output), num_prompts=None)).performance.request_tps
@@ -265,8 +272,8 @@ def test_lengths_beside_a_trace_win_over_its_own() -> None:
     rng = np.random.default_rng(0)
     arrival = np.sort(100 * rng.random(200))
     base = recorded(arrival - arrival[0], rng.integers(50, 500, 200), rng.integers(1, 60, 200))
-    found = run_simulation(CARD, replace(base, output=LengthDistribution.fixed(7)))
-    assert (found.mid.output == 7).all() and found.requests == 200
+    found = run_simulation(CARD, replace(base, output=LengthDistribution.from_constant(7)))
+    assert (found.mid.output == 7).all() and found.num_requests == 200
     assert found.mid.sent == pytest.approx(base.trace.arrival)
     assert set(found.mid.prompt) <= set(range(50, 501)) and found.mid.prompt.std() > 50
 
@@ -298,17 +305,17 @@ def test_more_in_flight_than_there_is_room_for_wait(most: float) -> None:
 
 @pytest.mark.parametrize("deployment", [CARD, CARD.with_replicas(4)], ids=["one engine", "four"])
 def test_each_engine_gets_its_share(deployment: Deployment) -> None:
-    found = predict(deployment, CHAT.at(1.5 * deployment.engines)).performance
-    alone = predict(CARD, CHAT.at(1.5)).performance
+    found = predict(deployment, CHAT.with_rate(1.5 * deployment.num_engine_instances)).performance
+    alone = predict(CARD, CHAT.with_rate(1.5)).performance
     assert found.tpot["mean"].mid == pytest.approx(alone.tpot["mean"].mid, rel=0.01)
-    assert found.request_tps.mid == pytest.approx(1.5 * deployment.engines)
+    assert found.request_tps.mid == pytest.approx(1.5 * deployment.num_engine_instances)
 
 
 def test_a_benchmark_of_few_requests_is_that_run() -> None:
     """From the first request to the last token, with the idle end that every closed run has."""
     few = replace(CHAT, rate=None, concurrency=16, num_prompts=64)
     found, seeds = predict(CARD, few).performance, run_simulation(CARD, few).seeds
-    assert {len(seed.output) for seed in seeds} == {64} and found.requests == 64 * len(seeds)
+    assert {len(seed.output) for seed in seeds} == {64} and found.num_simulated_requests == 64 * len(seeds)
     assert found.request_tps.mid == pytest.approx(64 / np.mean([seed.duration for seed in seeds]))
     row = {"model": CARD.model.name, "gpu": "L40S", "engine_version": "0.20.2", "max_model_len": "4096",
            "max_num_seqs": "32", "isl": "500", "isl_p95": "1200", "osl": "100", "osl_p95": "260",

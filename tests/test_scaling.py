@@ -70,13 +70,16 @@ def asked(**workload: object) -> Scenario:
 def test_the_level_holds_in_every_hour_with_fewer_gpu_hours() -> None:
     plan, found = planned()
     fixed = plan.chosen.deployment.layout.replicas
-    assert fixed >= 3 and found.misses == () and len(found.replicas) == 24
+    assert fixed >= 3 and found.violated_hours == () and len(found.replicas) == 24
     assert max(found.replicas) <= fixed and min(found.replicas) < fixed / 2
     assert [found.replicas[k] for k in np.argsort(HOURS)] == sorted(found.replicas), "more traffic, not fewer replicas"
     hours = sum(found.replicas) * plan.chosen.deployment.layout.gpus_per_replica
-    changing = found.starts * (found.lead_s + found.stable_s + found.drain_s) / 3600
+    changing = found.num_starts * (found.lead_s + found.stabilization_s + found.drain_s) / 3600
     assert found.gpu_hours == pytest.approx(hours + changing)
-    assert found.saved == pytest.approx(1 - found.gpu_hours / found.fixed_gpu_hours) and found.saved > 0.2
+    assert (
+        found.saved_fraction == pytest.approx(1 - found.gpu_hours / found.fixed_gpu_hours)
+        and found.saved_fraction > 0.2
+    )
 
 
 def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() -> None:
@@ -85,13 +88,17 @@ def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() ->
     office = {**SMALL, "service_level": level, "workload": {**SMALL["workload"], "rate": 8}}
     moment = search_deployments(replace(parse_scenario(office, "office"), day=None))
     plan = search_deployments(parse_scenario(office, "office"))
-    assert moment.chosen is not None and moment.chosen.what.startswith("2 x L4, TP2,")
-    assert plan.chosen is not None and plan.chosen.what.startswith("2 x L4, TP1 x 2 replicas,")
+    assert moment.chosen is not None and moment.chosen.description.startswith("2 x L4, TP2,")
+    assert plan.chosen is not None and plan.chosen.description.startswith("2 x L4, TP1 x 2 replicas,")
     assert plan.chosen.usd_per_hour == moment.chosen.usd_per_hour
-    assert plan.scaling is not None and plan.scaling.misses == () and plan.scaling.saved > 0.25
-    assert plan.chosen.cost[1] == pytest.approx(plan.renting.usd["scaled by the hour"] / 24)
+    assert (
+        plan.autoscaling is not None
+        and plan.autoscaling.violated_hours == ()
+        and plan.autoscaling.saved_fraction > 0.25
+    )
+    assert plan.chosen.cost_key[1] == pytest.approx(plan.billing.usd["scaled by the hour"] / 24)
     whole = plan_autoscaling(plan.scenario, moment.chosen)
-    assert whole is not None and whole.saved == 0
+    assert whole is not None and whole.saved_fraction == 0
     assert "for its day: scaled by the hour it takes 67% of its price, the runner-up 100%" in format_plan(plan)
 
 
@@ -105,16 +112,16 @@ def test_other_days_hold_their_level_too(hours: str | list[float]) -> None:
     plan, _ = planned()
     assert plan.chosen is not None
     found = plan_autoscaling(replace(plan.scenario, day=build_daily_profile(hours, Path())), plan.chosen)
-    assert found is not None and found.misses == ()
+    assert found is not None and found.violated_hours == ()
     assert not missed_on_other_days(plan.scenario, found).any()
-    assert 0 <= found.saved < 1 and found.gpu_hours <= found.fixed_gpu_hours
+    assert 0 <= found.saved_fraction < 1 and found.gpu_hours <= found.fixed_gpu_hours
 
 
 def missed_on_other_days(asked: Scenario, found: AutoscalingPlan) -> np.ndarray:
     """[hours] whether a promise is broken on days that the plan has not seen."""
     load = derive_effective_workload(found.deployment, asked.workload)
     days = [simulate_day(found.deployment, load, found.rates, found.replicas, seed=100 + seed) for seed in range(4)]
-    return np.max([compute_hourly_utilization(day, found.rates, asked.service_level) for day in days], axis=0) > 1
+    return np.max([compute_hourly_utilization(day, found.rates, asked.slo_targets) for day in days], axis=0) > 1
 
 
 @pytest.mark.parametrize("burstiness", [0.1, 0.3])
@@ -122,17 +129,17 @@ def missed_on_other_days(asked: Scenario, found: AutoscalingPlan) -> np.ndarray:
 def test_bursts_are_provided_for_or_told(burstiness: float, headroom: float) -> None:
     """Hours of other days that miss their level are told to, and have the whole fleet."""
     plan = search_deployments(replace(asked(burstiness=burstiness), headroom=headroom))
-    found = plan.scaling
+    found = plan.autoscaling
     assert found is not None
-    assert {*np.flatnonzero(missed_on_other_days(plan.scenario, found))} <= {*found.misses}
-    assert all(found.replicas[hour] == found.deployment.layout.replicas for hour in found.misses)
-    assert ("every hour holds on 5 days" in format_plan(plan)) == (not found.misses)
+    assert {*np.flatnonzero(missed_on_other_days(plan.scenario, found))} <= {*found.violated_hours}
+    assert all(found.replicas[hour] == found.deployment.layout.replicas for hour in found.violated_hours)
+    assert ("every hour holds on 5 days" in format_plan(plan)) == (not found.violated_hours)
 
 
 def test_fewer_replicas_and_late_ones_break_the_level() -> None:
     """What the replay is for: it does not hold by itself."""
     plan, found = planned()
-    load, level = derive_effective_workload(found.deployment, plan.scenario.workload), plan.scenario.service_level
+    load, level = derive_effective_workload(found.deployment, plan.scenario.workload), plan.scenario.slo_targets
     fewer = np.maximum(np.array(found.replicas) - 1, 1)
     short = compute_hourly_utilization(simulate_day(found.deployment, load, found.rates, fewer), found.rates, level)
     first = np.flatnonzero(fewer < found.replicas)[0]
@@ -155,11 +162,16 @@ def test_a_replayed_day_has_the_days_traffic_and_its_replicas() -> None:
 def test_the_threshold_is_what_is_in_a_replica_that_takes_its_most() -> None:
     """Little's law, against the replay of one replica at that rate."""
     plan, found = planned()
-    rate = found.one.workload.rate
+    rate = found.max_load_replica.workload.rate
     assert rate >= plan.scenario.workload.rate / plan.chosen.deployment.layout.replicas
-    assert found.threshold == pytest.approx(rate * found.one.performance.e2e["mean"].mid)
-    assert found.one.performance.ttft["p95"].mid <= 1.5 and found.one.performance.tpot["p95"].mid <= 0.09
-    assert rate <= 0.8 * found.one.performance.capacity.mid * 1.001, "the headroom stays free in every hour"
+    assert found.scale_up_in_flight == pytest.approx(rate * found.max_load_replica.performance.e2e["mean"].mid)
+    assert (
+        found.max_load_replica.performance.ttft["p95"].mid <= 1.5
+        and found.max_load_replica.performance.tpot["p95"].mid <= 0.09
+    )
+    assert rate <= 0.8 * found.max_load_replica.performance.capacity.mid * 1.001, (
+        "the headroom stays free in every hour"
+    )
 
 
 @pytest.mark.parametrize(
@@ -184,14 +196,18 @@ def test_replicas_at_least() -> None:
 
 
 def test_a_day_is_named_counted_or_given(tmp_path: Path) -> None:
-    assert asked().day.shares == pytest.approx(np.array(HOURS) / 40)
-    named = asked(day="campus-rag").day
-    assert max(named.shares) == 1 and named.shares[3] == pytest.approx(25 / 485) and named.busiest is None
+    assert asked().daily_profile.hourly_fractions == pytest.approx(np.array(HOURS) / 40)
+    named = asked(day="campus-rag").daily_profile
+    assert (
+        max(named.hourly_fractions) == 1
+        and named.hourly_fractions[3] == pytest.approx(25 / 485)
+        and named.peak_rps is None
+    )
     assert all(len(profile.hours) == 24 for profile in load_daily_profiles().values())
     rows = [f"{hour * 3600 + k},100,10" for hour in range(25) for k in range(2 if hour % 24 > 1 else 1)]
     (tmp_path / "day.csv").write_text("\n".join(["arrival,prompt_tokens,output_tokens", *rows]))
     counted = build_daily_profile("day.csv", tmp_path / "day.csv")
-    assert counted.shares == (0.5, 0.5, *[1.0] * 22), "the hour that had only begun is left out"
+    assert counted.hourly_fractions == (0.5, 0.5, *[1.0] * 22), "the hour that had only begun is left out"
     path = tmp_path / "mine.yaml"
     counted_in = {name: value for name, value in SMALL["workload"].items() if name != "rate"}
     path.write_text(yaml.safe_dump({**SMALL, "workload": {**counted_in, "day": "day.csv"}}))
@@ -243,9 +259,9 @@ def test_what_is_paid_by_hour_second_and_token() -> None:
     assert paid.usd["API"] == pytest.approx(requests * (400 * 0.05 + 60 * 0.1) / 1e6)
     assert paid.usd["fixed fleet"] == pytest.approx(4 * 24 * found.usd_per_gpu_hour)
     assert paid.usd["scaled by the hour"] == pytest.approx(found.gpu_hours * found.usd_per_gpu_hour)
-    busy = sum(found.needed(1.0)) * 3600 * 0.0004
+    busy = sum(found.compute_replicas_needed(1.0)) * 3600 * 0.0004
     assert busy * 0.99 < paid.usd["serverless"] < busy * 1.02 and paid.cold < 1e-9, "somebody always asks"
-    times = paid.up_to["API", "scaled by the hour"] / requests
+    times = paid.break_even_requests["API", "scaled by the hour"] / requests
     api, scaled = (
         compare_billing(replace(plan.scenario, instead=instead), busier(found, more)) for more in (times, times * 1.05)
     )
@@ -253,7 +269,7 @@ def test_what_is_paid_by_hour_second_and_token() -> None:
 
 
 def busier(found: AutoscalingPlan, times: float) -> AutoscalingPlan:
-    counts = np.maximum(found.needed(times), 1)
+    counts = np.maximum(found.compute_replicas_needed(times), 1)
     fleet = found.deployment.with_replicas(int(counts.max()))
     rates = tuple(rate * times for rate in found.rates)
     return replace(found, deployment=fleet, rates=rates, replicas=tuple(counts.tolist()))
@@ -263,7 +279,7 @@ def busier(found: AutoscalingPlan, times: float) -> AutoscalingPlan:
 def test_a_serverless_replica_is_paid_as_a_simulation_says(rate: float, idle: float, start: float) -> None:
     """Requests at random: the first starts a replica, which stays until `idle` after the last answer."""
     _, found = planned()
-    stay, rng = found.one.performance.e2e["mean"].mid + idle, np.random.default_rng(1)
+    stay, rng = found.max_load_replica.performance.e2e["mean"].mid + idle, np.random.default_rng(1)
     paid, cold, until, now, many = 0.0, 0, -1.0, 0.0, 40_000
     ready = 0.0
     for gap in rng.exponential(1 / rate, many):
@@ -291,9 +307,9 @@ def test_the_file_for_keda_has_the_plans_hours_threshold_and_patience() -> None:
     ].split("---")
     spec = yaml.safe_load(text)["spec"]
     *clock, watched = spec["triggers"]
-    assert watched["metadata"]["threshold"] == f"{found.threshold:.3g}"
+    assert watched["metadata"]["threshold"] == f"{found.scale_up_in_flight:.3g}"
     down = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]["scaleDown"]
-    assert down["stabilizationWindowSeconds"] == round(found.stable_s) >= found.lead_s
+    assert down["stabilizationWindowSeconds"] == round(found.stabilization_s) >= found.lead_s
     asked = np.full(1440, spec["minReplicaCount"])
     for trigger in clock:
         (from_minute, from_hour), (to_minute, to_hour) = (
@@ -305,7 +321,7 @@ def test_the_file_for_keda_has_the_plans_hours_threshold_and_patience() -> None:
     lead = math.ceil(found.lead_s / 60)
     for ahead in range(lead + 1):
         assert (np.roll(asked, ahead) >= np.repeat(found.replicas, 60)).all()
-    assert asked.sum() <= 60 * sum(found.replicas) + 5 * found.starts, "and no more than that"
+    assert asked.sum() <= 60 * sum(found.replicas) + 5 * found.num_starts, "and no more than that"
     weekly = replace(found, replicas=(1,) * 8 + (2,) * 2 + (1,) * 158, rates=(1.0,) * 168)
     assert build_cron_schedule(weekly, 90.0) == [("58 7 * * 1", "0 10 * * 1", 2)], "a week begins on Monday"
     long = replace(found, replicas=(1,) + (2,) * 23, rates=(1.0,) * 24)
@@ -331,8 +347,8 @@ def test_spare_replicas_run_beside_those_that_the_traffic_asks_for() -> None:
 def test_the_answer_tells_the_day() -> None:
     plan, found = planned()
     told_json, text = serialize_plan(plan)["day"], format_plan(plan)
-    assert told_json["replicas"] == list(found.replicas) and told_json["threshold"] == found.threshold
-    assert f"over {found.threshold:.3g} requests in flight" in text and f"({found.saved:.0%})" in text
+    assert told_json["replicas"] == list(found.replicas) and told_json["threshold"] == found.scale_up_in_flight
+    assert f"over {found.scale_up_in_flight:.3g} requests in flight" in text and f"({found.saved_fraction:.0%})" in text
     quiet = replace(plan, scenario=replace(plan.scenario, day=None))
     assert serialize_plan(quiet)["day"] is None and "Day " not in format_plan(quiet)
 

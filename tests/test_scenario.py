@@ -30,7 +30,7 @@ def test_at_least_six_scenarios_load_and_cite_their_traffic() -> None:
     assert len(list_scenarios()) >= 6 and "chat-70b" in list_scenarios()
     for name in list_scenarios():
         found = load_scenario(name)
-        assert found.name == name and found.gpus and (found.service_level or found.offline)
+        assert found.name == name and found.gpus and (found.slo_targets or found.offline)
 
 
 def test_the_default_has_the_azure_traces_figures() -> None:
@@ -45,8 +45,8 @@ def test_units_are_taken_in_at_the_edge() -> None:
     found = parse_scenario({**SMALL, **changes}, "mine")
     assert found.memory_calibration == {"non_torch": -0.5 * GIB}
     assert found.other_tenants == 2 * GIB
-    assert found.prices.given == {"H100-SXM": 2.5}
-    assert found.service_level[0].seconds == 0.5 and str(found.service_level[0]) == "p95 TTFT of at most 500 ms"
+    assert found.prices.user_prices == {"H100-SXM": 2.5}
+    assert found.slo_targets[0].seconds == 0.5 and str(found.slo_targets[0]) == "p95 TTFT of at most 500 ms"
 
 
 def test_a_fifth_of_the_capacity_stays_free_and_one_request_in_a_hundred_may_be_refused() -> None:
@@ -114,7 +114,7 @@ def served(**workload: object) -> Workload:
 
 def test_a_mean_alone_is_spread_as_in_public_traffic_and_exactly_is_not() -> None:
     """Azure's conversations (2023) again from their mean: p95 3.5 x, p99 3.6 x the mean of prompts."""
-    told, known = served(prompt_tokens={"mean": 1154.7}), LengthDistribution.lognormal(1154.7, 4083, 1020, 4142)
+    told, known = served(prompt_tokens={"mean": 1154.7}), LengthDistribution.from_lognormal(1154.7, 4083, 1020, 4142)
     assert np.allclose(told.prompt.values, known.values, rtol=1e-3)
     assert "Azure conversation 2023" in told.assumptions[0] and "{exactly: 1154.7}" in told.assumptions[0]
     constant = served(prompt_tokens={"exactly": 1154.7}, output_tokens={"exactly": 211.1})
@@ -127,20 +127,20 @@ def test_a_mean_alone_is_spread_as_in_public_traffic_and_exactly_is_not() -> Non
 def test_assumed_lengths_stay_within_the_context() -> None:
     """Llama-3.1-8B takes 131,072 tokens of prompt and output: a mean alone must not ask for more."""
     long = served(prompt_tokens={"mean": 60_000}, output_tokens={"mean": 1000})
-    assert long.prompt.mean == pytest.approx(60_000, rel=2e-3) and long.prompt.largest <= 131_072 - 1000 + 1
+    assert long.prompt.mean == pytest.approx(60_000, rel=2e-3) and long.prompt.max_tokens <= 131_072 - 1000 + 1
     limited = served(prompt_tokens={"mean": 500, "max": 700})
-    assert limited.prompt.mean == pytest.approx(500, rel=2e-3) and limited.prompt.largest <= 701
+    assert limited.prompt.mean == pytest.approx(500, rel=2e-3) and limited.prompt.max_tokens <= 701
     shorter = {
         "engine_args": {"max_model_len": 1024},
         "workload": {**SMALL["workload"], "prompt_tokens": {"mean": 500}},
     }
-    assert parse_scenario({**SMALL, **shorter}, "mine").workload.prompt.largest <= 1024 - 100 + 1
+    assert parse_scenario({**SMALL, **shorter}, "mine").workload.prompt.max_tokens <= 1024 - 100 + 1
 
 
 def test_users_in_a_closed_loop_instead_of_a_rate() -> None:
     workload = served(concurrency=64, rate=None)
-    assert (workload.rate, workload.concurrency, workload.requests) == (None, 64, 640)
-    assert served(rate=0.5).requests == 300
+    assert (workload.rate, workload.concurrency, workload.num_requests) == (None, 64, 640)
+    assert served(rate=0.5).num_requests == 300
 
 
 def test_a_row_of_the_batch_interface_repeats_assumed_lengths() -> None:
@@ -148,7 +148,7 @@ def test_a_row_of_the_batch_interface_repeats_assumed_lengths() -> None:
     row = {
         name if what == "mean" else f"{name}_{what}": str(value)
         for name, lengths in (("isl", found.prompt), ("osl", found.output))
-        for what, value in lengths.asked.items()
+        for what, value in lengths.given_figures.items()
     }
     again = parse_row_workload(parse_cells({**row, "request_rate": "2"})[0], Path(), [])
     assert again is not None and again.assumptions == ()
@@ -164,8 +164,8 @@ def test_overrides_reach_fields_and_items_and_write_nothing(tmp_path: Path, monk
     before = path.read_text()
     changes = {"workload.rate": 12, "gpus.0.at_most": 8, "prices.L40S": 1.5, "workload.shared_prefix.tokens": 7}
     found = load_scenario(path, changes)
-    assert (found.workload.rate, found.gpus[0].at_most, found.workload.prefix_tokens) == (12, 8, 7)
-    assert found.prices.given == {"L40S": 1.5}
+    assert (found.workload.rate, found.gpus[0].max_gpus, found.workload.prefix_tokens) == (12, 8, 7)
+    assert found.prices.user_prices == {"L40S": 1.5}
     assert path.read_text() == before and [*tmp_path.iterdir()] == [path]
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "day.csv").write_text("arrival,prompt_tokens,output_tokens\n0,100,10\n1,200,20\n")

@@ -55,10 +55,14 @@ def legal_and_cheaper(asked: Scenario, below: float) -> list[Candidate]:
     cases = []
     for wanted, quantization, kv in product(asked.gpus, asked.quantizations, asked.kv_cache_dtypes):
         served, price = load_model(asked.model, quantization=quantization), look_up_gpu_price(wanted.gpu, asked.prices)
-        speculations = [None, asked.speculation.load()] if asked.speculation and asked.speculation.allowed else [None]
-        for layout in list_legal_layouts(served, wanted.gpu, wanted.at_most, wanted.node):
+        speculations = (
+            [None, asked.speculation.to_config()] if asked.speculation and asked.speculation.allowed else [None]
+        )
+        for layout in list_legal_layouts(served, wanted.gpu, wanted.max_gpus, wanted.max_machine_gpus):
             assert price is not None
-            most = min(wanted.at_most // layout.gpus, math.ceil(below / price.usd / layout.gpus - 1e-9) - 1)
+            most = min(
+                wanted.max_gpus // layout.num_gpus, math.ceil(below / price.median_usd / layout.num_gpus - 1e-9) - 1
+            )
             for speculation in speculations if most else []:
                 with suppress(PlannerError):
                     deployment = build_deployment(asked, wanted, served, layout, kv, speculation)
@@ -66,26 +70,27 @@ def legal_and_cheaper(asked: Scenario, below: float) -> list[Candidate]:
     rented = [
         case for case in cases if estimate_hourly_cost(case[0].with_replicas(case[1]), asked.prices).mid < below - 1e-9
     ]
-    return evaluate_candidates(asked, [case for case in rented if get_memory_plan(case[0]).starts])
+    return evaluate_candidates(asked, [case for case in rented if get_memory_plan(case[0]).can_start])
 
 
 @pytest.mark.parametrize("name", list_scenarios())
 def test_nothing_cheaper_meets_the_service_level(name: str) -> None:
     asked, plan = load_scenario(name), plan_of(name)
-    assert plan.chosen is not None and plan.chosen.meets
+    assert plan.chosen is not None and plan.chosen.is_feasible
     if (other := plan.runner_up) is not None:
-        assert other.meets
-        assert (other.deployment.gpu, other.shape) != (plan.chosen.deployment.gpu, plan.chosen.shape)
-    assert plan.binding.constraint and plan.binding.sentence.endswith(".")
+        assert other.is_feasible
+        assert (other.deployment.gpu, other.replica_shape) != (plan.chosen.deployment.gpu, plan.chosen.replica_shape)
+    assert plan.binding_constraint.constraint and plan.binding_constraint.sentence.endswith(".")
     assert not plan.chosen.at_risk or plan.safer is None or not plan.safer.at_risk
-    cheaper = sorted(legal_and_cheaper(asked, usd(plan)), key=lambda candidate: candidate.margin)
+    cheaper = sorted(legal_and_cheaper(asked, usd(plan)), key=lambda candidate: candidate.limit_utilization)
     for candidate in cheaper[:6]:
         assert not (
-            simulate_candidate(asked, candidate, quick=True).meets and simulate_candidate(asked, candidate).meets
+            simulate_candidate(asked, candidate, quick=True).is_feasible
+            and simulate_candidate(asked, candidate).is_feasible
         ), str(candidate)
 
 
-@pytest.mark.parametrize("name", [name for name in list_scenarios() if load_scenario(name).service_level])
+@pytest.mark.parametrize("name", [name for name in list_scenarios() if load_scenario(name).slo_targets])
 def test_the_plan_keeps_its_promises_in_the_engines_own_schedule(name: str) -> None:
     """With other random arrivals than those that confirmed it, so with some room for their luck.
 
@@ -93,11 +98,11 @@ def test_the_plan_keeps_its_promises_in_the_engines_own_schedule(name: str) -> N
     """
     chosen = plan_of(name).chosen
     assert chosen is not None and chosen.prediction.performance is not None
-    run = simulate_once(chosen.deployment, chosen.prediction.load, 4000, seed=901).without(200, 100)
-    for target in load_scenario(name).service_level:
-        told = chosen.prediction.performance.at(target.metric, target.percentile)
+    run = simulate_once(chosen.deployment, chosen.prediction.effective_workload, 4000, seed=901).trim(200, 100)
+    for target in load_scenario(name).slo_targets:
+        told = chosen.prediction.performance.get(target.metric, target.percentile)
         most = max(1.1 * target.seconds, told.hi) if chosen.at_risk else 1.1 * target.seconds
-        assert run.stats(target.metric)[target.percentile] < most, target.name
+        assert run.summarize(target.metric)[target.percentile] < most, target.name
 
 
 def test_what_only_the_closed_form_believes_in_is_passed_over() -> None:
@@ -105,10 +110,12 @@ def test_what_only_the_closed_form_believes_in_is_passed_over() -> None:
     found = []
     for name in ("long-documents", "chatbot-throughput", "code-completion"):
         asked, plan = load_scenario(name), plan_of(name)
-        failed = [c for c in plan.candidates if not c.meets and c.prediction.performance.requests]
-        passed_over = [c for c in failed if evaluate_candidate(asked, c.deployment, c.deployment.layout.replicas).meets]
+        failed = [c for c in plan.candidates if not c.is_feasible and c.prediction.performance.num_simulated_requests]
+        passed_over = [
+            c for c in failed if evaluate_candidate(asked, c.deployment, c.deployment.layout.replicas).is_feasible
+        ]
         assert plan.chosen is not None
-        found += [c for c in passed_over if c.cost <= plan.chosen.cost]
+        found += [c for c in passed_over if c.cost_key <= plan.chosen.cost_key]
     assert found
 
 
@@ -127,16 +134,16 @@ def test_a_tighter_service_level_never_costs_less(slack: float, factor: float) -
 def test_replicas_follow_from_the_rate() -> None:
     few, many = small(5.0).chosen, small(100.0).chosen
     assert few and many
-    assert few.deployment.layout.gpus < many.deployment.layout.gpus
+    assert few.deployment.layout.num_gpus < many.deployment.layout.num_gpus
     assert many.prediction.performance and many.prediction.performance.request_tps.mid == pytest.approx(100, rel=1e-6)
     one_less = evaluate_candidate(asked(100.0), many.deployment, many.deployment.layout.replicas - 1)
-    assert not simulate_candidate(asked(100.0), one_less).meets
+    assert not simulate_candidate(asked(100.0), one_less).is_feasible
 
 
 def test_what_was_chosen_is_within_its_own_limits() -> None:
     chosen = small().chosen
     assert chosen and chosen.prediction.performance
-    assert 0 < chosen.margin <= 1
+    assert 0 < chosen.limit_utilization <= 1
     assert chosen.deployment.args.max_num_seqs % 8 == 0
     assert chosen.prediction.performance.decode_batch <= chosen.deployment.args.max_num_seqs
     assert chosen.deployment.args.max_model_len == 1280  # 1.1 x 1000 tokens, rounded up to a multiple of 256
@@ -159,13 +166,13 @@ def test_your_own_prices_change_the_answer() -> None:
 def test_a_model_that_fits_nowhere_says_why() -> None:
     edge = {**CHAT_8B, "model": "meta-llama/Meta-Llama-3.1-70B", "gpus": [{"gpu": "RTX-4090", "at_most": 4}]}
     plan = search_deployments(parse_scenario({**edge, "quantization": ["checkpoint"]}, "s"))
-    assert plan.chosen is None and plan.binding.constraint == "memory"
+    assert plan.chosen is None and plan.binding_constraint.constraint == "memory"
     assert "fits nowhere" in str(plan) and "GiB" in str(plan)
 
 
 def test_an_impossible_latency_names_the_nearest() -> None:
     plan = small(slack=0.001)
-    assert plan.chosen is None and "ms, above" in plan.binding.sentence
+    assert plan.chosen is None and "ms, above" in plan.binding_constraint.sentence
 
 
 def test_a_gpu_that_the_engine_does_not_run_on_is_rejected_with_the_reason() -> None:
@@ -173,7 +180,7 @@ def test_a_gpu_that_the_engine_does_not_run_on_is_rejected_with_the_reason() -> 
         parse_scenario({**CHAT_8B, "gpus": [{"gpu": "B300", "at_most": 8}], "engine_version": "0.8.0"}, "s")
     )
     assert plan.chosen is None and {r.bottleneck for r in plan.rejected} == {"engine"}
-    assert "B300" in plan.binding.sentence
+    assert "B300" in plan.binding_constraint.sentence
 
 
 def test_other_tenants_take_their_memory() -> None:
@@ -182,14 +189,14 @@ def test_other_tenants_take_their_memory() -> None:
         search_deployments(parse_scenario({**CHAT_8B, "other_tenants_gib": 3.0}, "s")).chosen,
     )
     assert alone and shared
-    assert alone.prediction.memory.deployment.other_tenants == 0
-    assert shared.prediction.memory.deployment.other_tenants == 3 * GIB
+    assert alone.prediction.memory.deployment.other_tenants_bytes == 0
+    assert shared.prediction.memory.deployment.other_tenants_bytes == 3 * GIB
 
 
 def test_max_model_len_is_p99_plus_the_buffer() -> None:
     workload = load_scenario("chat-70b").workload
     length = choose_max_model_len(workload, 0.1, 131072)
-    assert length % 256 == 0 and length >= 1.1 * workload.total_quantile(0.99) > length - 256
+    assert length % 256 == 0 and length >= 1.1 * workload.compute_total_tokens_quantile(0.99) > length - 256
     assert choose_max_model_len(workload, 0.1, 4096) == 4096
 
 
@@ -197,7 +204,9 @@ def test_without_a_price_fewer_gpus_are_better() -> None:
     unpriced = {**CHAT_8B, "gpus": [{"gpu": "RTX-PRO-6000-Max-Q", "at_most": 4}]}
     plan = search_deployments(parse_scenario(unpriced, "s"))
     assert plan.chosen and plan.chosen.usd_per_hour is None
-    assert plan.chosen.deployment.layout.gpus == min(c.deployment.layout.gpus for c in plan.candidates if c.meets)
+    assert plan.chosen.deployment.layout.num_gpus == min(
+        c.deployment.layout.num_gpus for c in plan.candidates if c.is_feasible
+    )
     assert "no price is known for RTX-PRO-6000-Max-Q" in plan.notes[0]
     both = search_deployments(
         parse_scenario({**CHAT_8B, "gpus": [*unpriced["gpus"], {"gpu": "L40S", "at_most": 8}]}, "s")
@@ -211,12 +220,12 @@ def test_slots_and_memory_that_nothing_takes_change_next_to_nothing() -> None:
     assert chosen is not None
     found = simulate_candidate(asked(), chosen)
     seen = found.prediction.performance
-    assert seen is not None and 0 < seen.most_running < chosen.deployment.args.max_num_seqs and seen.kv_usage_p99 < 0.9
-    other = chosen.deployment.with_args(max_num_seqs=seen.most_running + 1, gpu_memory_utilization=0.97)
+    assert seen is not None and 0 < seen.max_running < chosen.deployment.args.max_num_seqs and seen.kv_usage_p99 < 0.9
+    other = chosen.deployment.with_args(max_num_seqs=seen.max_running + 1, gpu_memory_utilization=0.97)
     again = simulate_candidate(asked(), replace(chosen, deployment=other)).prediction.performance
-    assert again is not None and again.most_running == seen.most_running
+    assert again is not None and again.max_running == seen.max_running
     for metric in ("ttft", "tpot", "e2e"):
-        assert again.at(metric, "p99").mid == pytest.approx(seen.at(metric, "p99").mid, rel=0.02)
+        assert again.get(metric, "p99").mid == pytest.approx(seen.get(metric, "p99").mid, rel=0.02)
 
 
 def test_a_plan_is_not_at_risk_by_too_few_places() -> None:
@@ -227,7 +236,7 @@ def test_a_plan_is_not_at_risk_by_too_few_places() -> None:
     plan = search_deployments(parse_scenario({"question": "?", "model": "Qwen/Qwen3-32B", "quantization": ["fp8"], "gpus": gpus,
                             "workload": lengths, "service_level": level}, "s"))  # fmt: skip
     assert plan.chosen
-    assert plan.chosen.prediction.performance.told("ttft", "p95").hi < 2.0
+    assert plan.chosen.prediction.performance.get_for_display("ttft", "p95").hi < 2.0
 
 
 def test_what_the_closed_form_puts_far_beyond_a_limit_is_replayed_where_it_costs_less() -> None:
@@ -236,7 +245,7 @@ def test_what_the_closed_form_puts_far_beyond_a_limit_is_replayed_where_it_costs
     level, gpus = {"ttft": {"p95": 3916}, "tpot": {"p95": 21}}, [{"gpu": "A100-SXM-80GB", "at_most": 8}]
     plan = search_deployments(parse_scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["fp8"],
                             "gpus": gpus, "workload": lengths, "service_level": level}, "s"))  # fmt: skip
-    assert plan.chosen and plan.chosen.deployment.layout.gpus == 2
+    assert plan.chosen and plan.chosen.deployment.layout.num_gpus == 2
 
 
 def test_one_request_at_a_time_is_tried_where_a_few_are_too_slow() -> None:
@@ -247,4 +256,6 @@ def test_one_request_at_a_time_is_tried_where_a_few_are_too_slow() -> None:
     plan = search_deployments(parse_scenario({"question": "?", "model": "nvidia/NVIDIA-Nemotron-Nano-9B-v2", "quantization": ["awq"],
                             "gpus": gpus, "engine": "sglang", "engine_version": "0.5.4", "workload": lengths,
                             "service_level": level}, "s"))  # fmt: skip
-    assert plan.chosen and plan.chosen.what.startswith("2 x L4") and plan.chosen.deployment.args.max_num_seqs == 1
+    assert (
+        plan.chosen and plan.chosen.description.startswith("2 x L4") and plan.chosen.deployment.args.max_num_seqs == 1
+    )

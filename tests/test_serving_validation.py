@@ -105,7 +105,7 @@ def test_single_requests_and_gauges_of_a_real_run_come_out_of_the_replay(name) -
     (row,) = timed.summarize_timed_accuracy({name: found}).to_dict("records")
     assert row["TTFT median error (%)"] < 9 and row["E2E median error (%)"] < 8
     assert row["running off by"] < 8 and row["waiting off by"] < 8
-    gauges = found.gauges
+    gauges = found.to_gauge_frame
     for column in ("measured", "replayed"):
         running = gauges[gauges["gauge"] == "running"][column]
         assert running.max() == pytest.approx(run.args["max_num_seqs"], abs=1)  # more arrive than may run

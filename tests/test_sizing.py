@@ -15,7 +15,7 @@ from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
 LLAMA = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "L40S", engine_version="0.20.2", max_model_len=8192)
-CHAT = Workload(LengthDistribution.lognormal(1000, 3000), LengthDistribution.lognormal(200, 600), rate=1.0)
+CHAT = Workload(LengthDistribution.from_lognormal(1000, 3000), LengthDistribution.from_lognormal(200, 600), rate=1.0)
 PER_TOKEN = 2 * 32 * 8 * 128 * 2
 """Bytes of KV cache a token: keys and values, 32 layers, 8 heads of 128, BF16."""
 
@@ -24,7 +24,9 @@ def test_the_terms_inside_the_budget_are_the_budget() -> None:
     table = memory_sweeps.build_budget_table(get_memory_plan(LLAMA)).set_index("term")
     inside = table[table["inside the budget"]].drop(index="budget")["GiB"]
     assert sum(value.mid for value in inside) == pytest.approx(table.loc["budget", "GiB"].mid, abs=1e-6)
-    assert table.loc["budget", "GiB"].mid == pytest.approx(LLAMA.args.gpu_memory_utilization * LLAMA.gpu_total / GIB)
+    assert table.loc["budget", "GiB"].mid == pytest.approx(
+        LLAMA.args.gpu_memory_utilization * LLAMA.gpu_total_bytes / GIB
+    )
     assert table.loc["weights", "GiB"].mid == pytest.approx(14.99, abs=0.05)  # 8,030,261,248 parameters of 2 bytes
 
 
@@ -32,7 +34,7 @@ def test_more_utilization_is_more_cache_byte_for_byte() -> None:
     data = memory_sweeps.sweep_memory_utilization(LLAMA)
     sizes = [value.mid for value in data["KV cache (GiB)"]]
     assert all(more >= less for less, more in pairwise(sizes))
-    two_percent = 0.02 * LLAMA.gpu_total / GIB
+    two_percent = 0.02 * LLAMA.gpu_total_bytes / GIB
     grown = [more - less for less, more in pairwise(sizes) if less > 0]
     assert grown == pytest.approx([two_percent] * len(grown), rel=1e-3)
 
@@ -57,10 +59,12 @@ def test_what_others_hold_is_not_there_for_the_cache() -> None:
     data = memory_sweeps.sweep_other_tenants(LLAMA, [0, 4, 8, 40]).set_index("other tenants (GiB)")
     kept = [value.mid for value in data["KV cache (GiB)"]]
     assert kept == sorted(kept, reverse=True)
-    assert kept[1] - kept[2] == pytest.approx(4, abs=0.01 * LLAMA.gpu_total / GIB + 0.01)  # utilization in hundredths
+    assert kept[1] - kept[2] == pytest.approx(
+        4, abs=0.01 * LLAMA.gpu_total_bytes / GIB + 0.01
+    )  # utilization in hundredths
     assert data.loc[40, "status"] == "does not fit"
     for tenants, row in data.iterrows():
-        assert row["gpu_memory_utilization"] <= 1 - tenants / (LLAMA.gpu_total / GIB)
+        assert row["gpu_memory_utilization"] <= 1 - tenants / (LLAMA.gpu_total_bytes / GIB)
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
@@ -96,7 +100,7 @@ def test_a_recommendation_names_what_is_set_and_where_it_comes_from() -> None:
     found = get_memory_plan(LLAMA.with_args(max_num_seqs=64))
     text = memory_sweeps.describe_recommended_limits(found, CHAT, 0.1)
     assert "max_model_len 8,192" in text and "max_num_seqs 64" in text
-    assert f"{CHAT.total_quantile(0.99):,.0f} tokens" in text
+    assert f"{CHAT.compute_total_tokens_quantile(0.99):,.0f} tokens" in text
     assert memory_sweeps.describe_memory_status(found) == ""
     tight = get_memory_plan(LLAMA.with_args(gpu_memory_utilization=0.3))
     assert "It does not start" in memory_sweeps.describe_memory_status(

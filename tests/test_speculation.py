@@ -50,14 +50,16 @@ def replayed(
 ) -> SimulationResult:
     """`batch` requests in flight, ten times over."""
     asked = {"concurrency": batch, "num_prompts": max(10 * batch, 20), **traffic}
-    workload = Workload(LengthDistribution.uniform(prompt, 0.8), LengthDistribution.uniform(output, 0.8), **asked)
+    workload = Workload(
+        LengthDistribution.from_uniform(prompt, 0.8), LengthDistribution.from_uniform(output, 0.8), **asked
+    )
     return simulate_workload(served, get_memory_plan(served).pool, build_step_model(served), workload)
 
 
 def replayed_speedup(served: Deployment, batch: int, **lengths: int) -> float:
     """Mean TPOT without / with speculation."""
     without = replayed(replace(served, speculation=None), batch, **lengths)
-    return without.stats("tpot")["mean"] / replayed(served, batch, **lengths).stats("tpot")["mean"]
+    return without.summarize("tpot")["mean"] / replayed(served, batch, **lengths).summarize("tpot")["mean"]
 
 
 @given(st.floats(0, 0.999), st.integers(1, 16))
@@ -208,7 +210,7 @@ def test_a_four_bit_checkpoint_drafts_in_sixteen_bit() -> None:
     served = load_model("Qwen/Qwen3.6-27B", quantization="awq")
     draft = resolve_draft_model(served, SpeculationConfig("mtp", 2, 0.8))
     assert draft is not None and draft.quantization.method == "none"
-    read = sum(layer.params for layer in draft.architecture.layers) * 2 + 248_320 * 5_120 * 2
+    read = sum(layer.num_parameters for layer in draft.architecture.layers) * 2 + 248_320 * 5_120 * 2
     assert 0.8 < read / 256e9 / 14.5e-3 < 1
 
 
@@ -276,7 +278,7 @@ def test_deepseek_mtp_is_one_layer_of_the_model() -> None:
     assert served.speculation is not None
     draft = resolve_draft_model(served.model, served.speculation)
     assert draft is not None
-    assert sum(layer.params for layer in draft.architecture.layers) == pytest.approx(11.5e9, rel=0.02)
+    assert sum(layer.num_parameters for layer in draft.architecture.layers) == pytest.approx(11.5e9, rel=0.02)
 
 
 @given(st.integers(1, 512), st.integers(1, 8), st.floats(0, 1))
@@ -293,11 +295,11 @@ def test_nor_does_it_in_the_replay(batch: int, k: int, rate: float) -> None:
     found = replayed(served, batch, output=200)
     tokens = compute_expected_tokens(rate, k)
     ratio = (
-        replayed(replace(served, speculation=None), batch, output=200).stats("tpot")["mean"]
-        / found.stats("tpot")["mean"]
+        replayed(replace(served, speculation=None), batch, output=200).summarize("tpot")["mean"]
+        / found.summarize("tpot")["mean"]
     )
     assert ratio < 1.03 * tokens
-    assert found.stats("itl")["mean"] / found.stats("tpot")["mean"] == pytest.approx(tokens, rel=0.06), (
+    assert found.summarize("itl")["mean"] / found.summarize("tpot")["mean"] == pytest.approx(tokens, rel=0.06), (
         "a step streams its tokens as one output"
     )
 
@@ -306,17 +308,19 @@ def test_nor_does_it_in_the_replay(batch: int, k: int, rate: float) -> None:
 def test_the_closed_form_is_the_replays(batch: int) -> None:
     """Over 144 closed loops of four models TPOT differs by 1.6% in the median (0.8% without speculation)."""
     served = llama()
-    workload = Workload(LengthDistribution.uniform(400, 0.8), LengthDistribution.uniform(400, 0.8), concurrency=batch)
+    workload = Workload(
+        LengthDistribution.from_uniform(400, 0.8), LengthDistribution.from_uniform(400, 0.8), concurrency=batch
+    )
     closed, found = evaluate(served, workload).performance, replayed(served, batch)
     assert closed is not None
     for metric in ("tpot", "itl"):
-        assert getattr(closed, metric)["mean"].mid == pytest.approx(found.stats(metric)["mean"], rel=0.06)
+        assert getattr(closed, metric)["mean"].mid == pytest.approx(found.summarize(metric)["mean"], rel=0.06)
     assert closed.output_tps.mid == pytest.approx(found.output_tps, rel=0.06)
 
 
 def test_below_capacity_all_that_comes_is_served() -> None:
     """And requests that leave sooner leave a smaller batch behind; an output holds more tokens, and comes later."""
-    workload = Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(300), rate=5.0)
+    workload = Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(300), rate=5.0)
     plain, drafted = (
         evaluate(served, workload).performance for served in (replace(llama(), speculation=None), llama())
     )
@@ -352,9 +356,9 @@ def test_a_draft_costs_sequences() -> None:
     found = evaluate_speculation(served, 8, 1000, memory)
     assert 0.2 < found.draft_bytes / GIB < 1
     left = (memory.kv_available.mid - found.draft_bytes) / (memory.pool.layout.kv_bytes_per_token * 33 / 32)
-    least = memory.pool.sequences(1000) - left / 1000
-    assert found.sequences_lost is not None
-    assert least - 1 < found.sequences_lost < 2 * least  # more CUDA graphs take the rest
+    least = memory.pool.count_sequences(1000) - left / 1000
+    assert found.num_sequences_lost is not None
+    assert least - 1 < found.num_sequences_lost < 2 * least  # more CUDA graphs take the rest
 
 
 def test_the_more_decode_at_once_the_fewer_drafts_are_worth_checking() -> None:

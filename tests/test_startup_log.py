@@ -116,9 +116,13 @@ def test_the_plan_of_the_same_deployment_agrees_line_by_line() -> None:
     log = parse_startup_log(V019)
     arguments = dict(log.arguments)
     found = compare_log_to_plan(log, plan_memory(deploy_on(arguments.pop("model"), "H100", **arguments)))
-    assert {line.term for line in found.lines if not line.inside} <= {"kv_tokens", "max_concurrency", "kv_available"}
+    assert {line.term for line in found.lines if not line.is_within_interval} <= {
+        "kv_tokens",
+        "max_concurrency",
+        "kv_available",
+    }
     assert "activation" in str(found) and "as planned" in str(found)
-    assert found.frame()["in its interval"].sum() >= len(found.lines) - 3
+    assert found.to_frame()["in its interval"].sum() >= len(found.lines) - 3
 
 
 def test_the_wrong_assumption_is_named_and_calibrated_away() -> None:
@@ -129,10 +133,10 @@ def test_the_wrong_assumption_is_named_and_calibrated_away() -> None:
     arguments = {name: value for name, value in log.arguments.items() if name != "model"}
     deployment = deploy_on("microsoft/phi-4", "H100", **arguments)
     found = compare_log_to_plan(log, plan_memory(deployment))
-    assert found.culprit is not None and found.culprit.term == "non_torch"
+    assert found.largest_deviation is not None and found.largest_deviation.term == "non_torch"
     again = plan_memory(deploy_on("microsoft/phi-4", "H100", memory_calibration=found.calibration, **arguments))
     assert again.kv_available.mid / GIB == pytest.approx(44.58, abs=0.02)
-    assert compare_log_to_plan(log, again).culprit is None
+    assert compare_log_to_plan(log, again).largest_deviation is None
 
 
 def test_what_a_short_log_leaves_unexplained_goes_to_the_activation_peak() -> None:
@@ -142,7 +146,7 @@ def test_what_a_short_log_leaves_unexplained_goes_to_the_activation_peak() -> No
     found = compare_log_to_plan(
         parse_startup_log(text), plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "H100", **args))
     )
-    assert found.culprit is None or found.culprit.term == "unexplained"
+    assert found.largest_deviation is None or found.largest_deviation.term == "unexplained"
     again = plan_memory(deploy_on("meta-llama/Llama-3.1-8B", "H100", memory_calibration=found.calibration, **args))
     assert again.kv_available.mid / GIB == pytest.approx(55.0, abs=0.02)
 
@@ -154,8 +158,8 @@ def test_a_public_log_is_explained_line_by_line() -> None:
     assert [line.term for line in found.lines] == [
         "requested", "weights", "activation", "non_torch", "kv_available", "kv_tokens", "max_concurrency",
     ]  # fmt: skip
-    assert found.culprit is not None and found.culprit.term == "non_torch"
-    assert found.culprit.off / GIB == pytest.approx(0.19, abs=0.01)
+    assert found.largest_deviation is not None and found.largest_deviation.term == "non_torch"
+    assert found.largest_deviation.difference / GIB == pytest.approx(0.19, abs=0.01)
     assert (
         "memory beside PyTorch" in found.verdict
         and "_" not in str(found).partition("It rests on")[0]
@@ -173,13 +177,13 @@ def test_its_fragment_makes_the_next_plan_agree() -> None:
         "service_level": {"ttft": {"p99": 2000}},
     }  # fmt: skip
     found = explain_log_file(GRANITE, "H100")
-    calibrated = search_deployments(parse_scenario({**asked, **yaml.safe_load(found.fragment)}, "mine")).chosen
+    calibrated = search_deployments(parse_scenario({**asked, **yaml.safe_load(found.scenario_line)}, "mine")).chosen
     plain = search_deployments(parse_scenario(asked, "mine")).chosen
     assert calibrated and plain
     assert plain.prediction.memory.kv_available.mid / GIB == pytest.approx(58.66 + 0.18, abs=0.03)
     assert calibrated.prediction.memory.kv_available.mid / GIB == pytest.approx(58.66, abs=0.03)
     again = explain_log_file(GRANITE, planned=calibrated.deployment)
-    assert again.culprit is None and again.fragment == found.fragment
+    assert again.largest_deviation is None and again.scenario_line == found.scenario_line
 
 
 def test_a_scenario_with_several_gpus_is_planned_on_the_one_that_wrote_the_log(tmp_path: Path) -> None:
@@ -201,14 +205,14 @@ INFO Available KV cache memory: 19.42 GiB
     with pytest.raises(PlannerError, match="scenario has H200-SXM, L40S: add --gpu"):
         explain_log_file(log, planned=asked)
     found = explain_log_file(log, "L40S", asked)
-    assert found.plan.deployment.gpu.name == "L40S" and found.fits
+    assert found.plan.deployment.gpu.name == "L40S" and found.matches_deployment
     assert "on 2 x L40S, TP2, vllm 0.20.2, fp8_block\nThe scenario plans 2 x L40S, TP1 x PP2, fp8\n" in str(found)
     assert main(["explain-log", str(log), "--gpu", "L40S"]) == 0
     log.write_text(f"{text}RuntimeError: Engine core initialization failed.\n")
     assert main(["explain-log", str(log), "--gpu", "L40S"]) == 1
     log.write_text(text)
     wrong = explain_log_file(log, "H200", asked)
-    assert not wrong.fits and not wrong.fragment and "does not fit" in wrong.verdict
+    assert not wrong.matches_deployment and not wrong.scenario_line and "does not fit" in wrong.verdict
     for line in ("device_name=NVIDIA_L40S,dtype=fp8_w8a8.json", "Free memory on device (43.9/44.40 GiB)"):
         log.write_text(f"{text}INFO {line}\n")
         assert explain_log_file(log, planned=asked).plan.deployment.gpu.name == "L40S"
@@ -220,7 +224,7 @@ def test_an_explanation_ends_with_what_could_be_gained(tmp_path: Path) -> None:
     said = "INFO Initializing a V1 LLM engine (v0.20.2) with config: model='Qwen/Qwen3-32B', max_seq_len=8192, "
     log.write_text(f"{said}dtype=torch.bfloat16\nINFO Defaulting gpu_memory_utilization to 0.85\n"
                    "INFO Model loading took 61.04 GiB memory\nINFO Available KV cache memory: 4.50 GiB\n")  # fmt: skip
-    first, step, last = explain_log_file(log, "H100").outlook.splitlines()
+    first, step, last = explain_log_file(log, "H100").suggestions.splitlines()
     assert "15 requests of 1,000 + 200 tokens fit" in first and "gpu_memory_utilization 0.9" in step
     assert "diagnose" in last
 
@@ -235,7 +239,7 @@ def test_a_log_that_ends_in_an_error_says_what_helps(tmp_path: Path) -> None:
         "needed, which is larger than the available KV cache memory (1.71 GiB). Based on the available memory, the "
         "estimated maximum model length is 49152.\n"
     )
-    assert "--max-model-len 49152 starts" in explain_log_file(log, "H100").outlook
+    assert "--max-model-len 49152 starts" in explain_log_file(log, "H100").suggestions
     log.write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 350.00 MiB. GPU 0 has a total "
                    "capacity of 23.68 GiB of which 212.81 MiB is free.\n")  # fmt: skip
     with pytest.raises(PlannerError, match=r"figures found.*The GPU is full.*quantised weights"):
@@ -247,7 +251,11 @@ def test_a_layout_that_differs_is_told_apart_from_the_budget() -> None:
     text = GRANITE.read_text().replace("384,432 tokens", "768,864 tokens").replace("46.93x", "93.86x")
     log = parse_startup_log(text.replace("increase memory: 0.46GiB", "increase memory: 0.27GiB"))
     found = compare_log_to_plan(log, plan_memory(infer_deployment(log, "H100")))
-    assert found.culprit is not None and found.culprit.term == "kv_tokens" and "kv_cache_dtype" in found.verdict
+    assert (
+        found.largest_deviation is not None
+        and found.largest_deviation.term == "kv_tokens"
+        and "kv_cache_dtype" in found.verdict
+    )
 
 
 def test_arguments_of_speculation_experts_and_adapters_are_read() -> None:

@@ -50,7 +50,7 @@ def launches(**deployed: object) -> list[float]:
         build_target_step_model(found, free),
     )
     steps = [([(tokens, 0)], [500] * 8) for tokens in (100, 600)]
-    return [whole.step_seconds(*step).seconds - without.step_seconds(*step).seconds for step in steps]
+    return [whole.estimate_step(*step).seconds - without.estimate_step(*step).seconds for step in steps]
 
 
 def test_a_small_mixed_step_does_not_pay_a_full_launch() -> None:
@@ -85,7 +85,7 @@ def test_prompts_that_share_a_step_cost_more_than_one_of_their_length() -> None:
     step = build_target_step_model(
         deploy_on("MiniMaxAI/MiniMax-M2.5", "B200", tp=4, engine_version="0.19.0", quantization="fp8")
     )
-    long, short = (step.step_seconds(chunks, []).seconds for chunks in ([(7376, 0)], [(922, 0)] * 8))
+    long, short = (step.estimate_step(chunks, []).seconds for chunks in ([(7376, 0)], [(922, 0)] * 8))
     assert 1.1 < short / long < 2.5
 
 
@@ -158,7 +158,7 @@ def test_the_host_bounds_a_small_models_steps() -> None:
         build_target_step_model(deploy_on(name, "B200", max_model_len=4096), slow)
         for name in ("Qwen/Qwen2.5-1.5B", "Qwen/Qwen2.5-72B")
     )
-    assert float(small.decode_step(1, 100)) == pytest.approx(6e-3, rel=0.1)
+    assert float(small.estimate_decode_step_s(1, 100)) == pytest.approx(6e-3, rel=0.1)
     assert large.fixed_s < 0.2 * 6e-3
 
 
@@ -173,7 +173,12 @@ def test_what_is_new_widens_the_interval() -> None:
         look_up_coefficients(get_gpu("V100"), old, "never_seen", "none"),
     ]
     assert [found.basis for found in asked] == ["measured", "model-transfer", "model-transfer", "gpu-transfer", "prior"]
-    assert asked[0].new == () and asked[1].new == ("pair",) and "model" in asked[2].new and "gpu" in asked[3].new
+    assert (
+        asked[0].novelties == ()
+        and asked[1].novelties == ("pair",)
+        and "model" in asked[2].novelties
+        and "gpu" in asked[3].novelties
+    )
     widths = [found.sigma_tpot for found in asked]
     assert widths == sorted(widths) and widths[0] < 0.12
 
@@ -214,14 +219,14 @@ def test_the_fit_finds_a_gpu_that_is_slower_than_its_kind() -> None:
     ]
     runs = runs[:20] + runs[-20:]
     pool = PooledRuns(runs)
-    even = pool.predicted(pool.logs(np.zeros(len(pool.parts))))
+    even = pool.predict_logs(pool.compute_log_coefficients(np.zeros(len(pool.parts))))
     slower = np.where([run.deployment.gpu.name == "L20" for run in runs], 0.2, 0.0)[:, None]
     made = [
         replace(run, measured=np.where(np.isfinite(run.measured), value + shift, np.nan))
         for run, value, shift in zip(runs, even, slower, strict=True)
     ]
     found = fit_pooled(made, rounds=3, replays=0)
-    logs = found.pool.logs(found.sums)
+    logs = found.pool.compute_log_coefficients(found.sums)
     paces = {run.deployment.gpu.name: row for run, row in zip(runs, logs, strict=True)}
     assert np.nanmedian(np.abs(found.errors[:, 1])) < 0.03
     assert not np.allclose(paces["L4"], paces["L20"])
@@ -241,7 +246,7 @@ def test_no_measured_step_is_shorter_than_reading_its_weights() -> None:
         counted = count_step_work(run.deployment)
         size = counted.head.bytes + sum(linears.bytes for linears in counted.matmuls)
         tpot = np.exp(run.measured[FIT_METRICS.index("tpot")])
-        assert not tpot < size / run.deployment.gpu.bandwidth, run.curve
+        assert not tpot < size / run.deployment.gpu.memory_bandwidth, run.curve
 
 
 @pytest.mark.parametrize(
@@ -282,7 +287,8 @@ def test_throughput_of_what_is_new_is_less_certain_than_tpot() -> None:
 def rates(deployment: Deployment) -> tuple[Interval, Interval]:
     """Capacity, and throughput of a closed loop, in closed form."""
     found = evaluate(
-        deployment, Workload(LengthDistribution.fixed(500), LengthDistribution.fixed(200), concurrency=64)
+        deployment,
+        Workload(LengthDistribution.from_constant(500), LengthDistribution.from_constant(200), concurrency=64),
     ).performance
     assert found and found.capacity
     return found.capacity, found.output_tps
@@ -294,10 +300,10 @@ def rates(deployment: Deployment) -> tuple[Interval, Interval]:
 def test_slower_steps_hold_more_requests_of_an_open_loop_in_flight(load, least, most, served) -> None:
     """There, TPOT grows by more than the step, and throughput stays; of a closed loop both change as the step does."""
     deployment = deploy_on("meta-llama/Llama-3.1-8B", "L40S", max_model_len=4096)
-    workload = Workload(LengthDistribution.fixed(300), LengthDistribution.fixed(100), **load)
+    workload = Workload(LengthDistribution.from_constant(300), LengthDistribution.from_constant(100), **load)
     pool = PooledRuns([MeasuredRun(deployment, workload, np.zeros(4), "")])
-    logs = pool.logs(np.zeros(len(pool.parts)))
-    slopes = pool.slopes(logs, pool.predicted(logs))[0, :, pool.names.index("pace")]
+    logs = pool.compute_log_coefficients(np.zeros(len(pool.parts)))
+    slopes = pool.compute_jacobian(logs, pool.predict_logs(logs))[0, :, pool.names.index("pace")]
     assert least < slopes[1] <= most
     assert slopes[2] == pytest.approx(served, abs=0.05)
 
@@ -320,5 +326,5 @@ def test_a_models_own_pace_is_part_of_its_calibration() -> None:
 def test_products_do_not_beat_the_peak_whatever_a_fit_says(name: str, served: str) -> None:
     found = deploy_on(served, name, tp=8, max_model_len=4096, max_num_batched_tokens=8192)
     model, linears = build_target_step_model(found), count_step_work(found).matmuls
-    needed = sum(m.flops / found.gpu.flops[m.dtype] for m in linears)
+    needed = sum(m.flops / found.gpu.peak_flops[m.dtype] for m in linears)
     assert model.parts["dense linears"][-1] > model.grid[-1] * needed

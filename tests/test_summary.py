@@ -48,9 +48,14 @@ def test_a_month_has_730_hours_and_the_range_is_that_of_the_price() -> None:
     )
     assert month == pytest.approx([730.5 * usd for usd in hour], rel=0.01)
     chosen = plan().chosen
-    assert chosen and chosen.prediction.usd
+    assert chosen and chosen.prediction.usd_per_hour_interval
     assert hour == pytest.approx(
-        [chosen.prediction.usd.mid, chosen.prediction.usd.lo, chosen.prediction.usd.hi], abs=0.01
+        [
+            chosen.prediction.usd_per_hour_interval.mid,
+            chosen.prediction.usd_per_hour_interval.lo,
+            chosen.prediction.usd_per_hour_interval.hi,
+        ],
+        abs=0.01,
     )
     assert "2026" in rows["price of a GPU"]
 
@@ -65,7 +70,7 @@ def test_traffic_may_grow_by_what_is_said_until_headroom_and_capacity_are_used_u
         for extra, fits in ((-0.01, True), (0.02, False)):
             rate = (asked.workload.rate or 0) * (1 + more + extra)
             busier = replace(asked, headroom=headroom, service_level=(), workload=replace(asked.workload, rate=rate))
-            assert check_against_slos(busier, replace(chosen.prediction, workload=busier.workload)).meets == fits
+            assert check_against_slos(busier, replace(chosen.prediction, workload=busier.workload)).is_feasible == fits
 
 
 def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before_the_capacity() -> None:
@@ -89,7 +94,7 @@ def test_traffic_may_grow_until_the_first_promise_breaks_where_that_comes_before
     for share, meets in ((0.9, True), (1.2, False)):
         busier = replace(asked, workload=replace(asked.workload, rate=rates[True] * share))
         found = simulate_candidate(busier, chosen)
-        assert found.meets == meets and found.constraints == (() if meets else ("p95 E2E",))
+        assert found.is_feasible == meets and found.violated_constraints == (() if meets else ("p95 E2E",))
 
 
 def test_a_lost_replica_is_replayed_without_headroom() -> None:
@@ -97,7 +102,7 @@ def test_a_lost_replica_is_replayed_without_headroom() -> None:
     assert chosen and chosen.deployment.layout.replicas > 1
     fewer, said = risks.simulate_replica_loss(plan(rate=30))
     assert fewer and fewer.deployment.layout.replicas == chosen.deployment.layout.replicas - 1
-    assert ("still keeps every promise" in said) == fewer.meets
+    assert ("still keeps every promise" in said) == fewer.is_feasible
     single, alone = risks.simulate_replica_loss(plan(rate=1))
     assert single is None and "only one replica" in alone
 
@@ -106,11 +111,11 @@ def test_what_would_pass_passes() -> None:
     stuck = plan(ttft=8)
     assert stuck.chosen is None and "Nothing" in summary.summarize_plan(stuck)
     limit = summary.build_relaxation_table(stuck).set_index("change").loc["a limit for p95 TTFT of", "to be safe"]
-    relaxed = replace(stuck.scenario, service_level=plan(ttft=1.02 * float(limit.split()[0])).scenario.service_level)
+    relaxed = replace(stuck.scenario, service_level=plan(ttft=1.02 * float(limit.split()[0])).scenario.slo_targets)
     best = stuck.best
     assert best
     found = simulate_candidate(relaxed, best)
-    assert found.meets and not found.at_risk
+    assert found.is_feasible and not found.at_risk
     table = summary.build_candidate_table(stuck)
     assert set(table["figures"]) <= {"replayed", "closed form"} and table["figures"].iloc[0] == "replayed"
     over = found.prediction.performance.ttft["p95"].mid / 0.008
@@ -121,7 +126,7 @@ def test_an_answer_for_no_more_money_costs_no_more() -> None:
     chosen = plan().chosen
     assert chosen and chosen.usd_per_hour
     for card in limit_to_budget(plan().scenario, chosen, 1.0).gpus:
-        assert card.at_most * chosen.usd_per_hour / chosen.deployment.layout.gpus <= chosen.usd_per_hour + 1e-9
+        assert card.max_gpus * chosen.usd_per_hour / chosen.deployment.layout.num_gpus <= chosen.usd_per_hour + 1e-9
     for found in run_what_ifs(plan()):
         if "no more money" in found.change and found.plan.chosen:
             assert (found.plan.chosen.usd_per_hour or 0) <= chosen.usd_per_hour

@@ -119,12 +119,14 @@ def test_a_sweep_over_days_has_what_each_takes(tmp_path: Path, monkeypatch: pyte
 
 def test_a_key_hangs_on_the_question_and_on_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep = load_sweep_spec(written(tmp_path))
-    first = compute_point_key(sweep, sweep.asked(sweep.points[0]))
-    assert first == compute_point_key(sweep, {**sweep.asked(sweep.points[0]), "question": "Other words?"})
-    assert first != compute_point_key(sweep, sweep.asked(sweep.points[1]))
-    assert first != compute_point_key(replace(sweep, replay=True), sweep.asked(sweep.points[0]))
+    first = compute_point_key(sweep, sweep.build_scenario_fields(sweep.points[0]))
+    assert first == compute_point_key(
+        sweep, {**sweep.build_scenario_fields(sweep.points[0]), "question": "Other words?"}
+    )
+    assert first != compute_point_key(sweep, sweep.build_scenario_fields(sweep.points[1]))
+    assert first != compute_point_key(replace(sweep, replay=True), sweep.build_scenario_fields(sweep.points[0]))
     monkeypatch.setattr(sweeps, "compute_build_digest", lambda: "other catalogs")
-    assert first != compute_point_key(sweep, sweep.asked(sweep.points[0]))
+    assert first != compute_point_key(sweep, sweep.build_scenario_fields(sweep.points[0]))
 
 
 @pytest.mark.parametrize("field", ["trace", "day"])
@@ -142,7 +144,7 @@ def test_a_store_keeps_answers_but_not_errors(tmp_path: Path) -> None:
     store = AnswerStore(tmp_path / "answers.sqlite")
     store.add({"a": {"status": "ok", "gpus": 2}, "b": {"status": "error", "error": "no network"}})
     store.add({"a": {"status": "ok", "gpus": 3}})
-    assert AnswerStore(store.path).known(["a", "b", "c", *map(str, range(1000))]) == {"a": {"status": "ok", "gpus": 2}}
+    assert AnswerStore(store.path).fetch(["a", "b", "c", *map(str, range(1000))]) == {"a": {"status": "ok", "gpus": 2}}
     (tmp_path / "other").write_text("no data base at all, but text" * 50)
     with pytest.raises(PlannerError, match="as a store"):
         AnswerStore(tmp_path / "other")
@@ -245,7 +247,12 @@ def test_a_table_is_parquet_where_pyarrow_is_there_and_else_refused(tmp_path: Pa
     assert [one.name for one in tmp_path.iterdir()] == ["sweep.yaml"]
     pytest.importorskip("pyarrow")
     sweep, store = load_sweep_spec(path), AnswerStore(tmp_path / "answers.sqlite")
-    store.add({compute_point_key(sweep, sweep.asked(point)): answer_point(sweep, point) for point in sweep.points})
+    store.add(
+        {
+            compute_point_key(sweep, sweep.build_scenario_fields(point)): answer_point(sweep, point)
+            for point in sweep.points
+        }
+    )
     whole = [sweeps.run_sweep_file(path, place, store.path) for place in (out, tmp_path / "out.csv")]
     assert whole[0].equals(whole[1]) and (whole[0]["status"] == "ok").all()
     columns, same = pd.read_parquet(out), pd.read_csv(tmp_path / "out.csv")

@@ -41,7 +41,7 @@ def tail(plan):
 
 @pytest.fixture(scope="module")
 def ramp(plan):
-    return ramp_test.run_load_ramp(plan, LOAD, CHAT.service_level)
+    return ramp_test.run_load_ramp(plan, LOAD, CHAT.slo_targets)
 
 
 def test_the_same_seed_gives_the_same_numbers_and_another_others(plan):
@@ -52,39 +52,43 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others(plan):
 
 @pytest.mark.parametrize("metric", ["ttft", "tpot", "itl", "e2e", "queue"])
 def test_percentiles_rise_and_lie_in_their_intervals(tail, metric):
-    values = [tail.quantile(metric, q) for q in (0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)]
+    values = [tail.compute_quantile(metric, q) for q in (0.0, 0.5, 0.9, 0.95, 0.99, 0.999, 1.0)]
     assert all(value.lo <= value.mid <= value.hi for value in values)
     assert all(a.mid <= b.mid for a, b in pairwise(values))
 
 
 def test_a_mean_wait_between_tokens_is_what_lies_between_first_and_last(tail):
     run = tail.mid
-    assert tail.at("itl", "mean").mid * (run.output - 1).sum() == pytest.approx((run.e2e - run.ttft).sum(), rel=1e-4)
+    assert tail.get("itl", "mean").mid * (run.output - 1).sum() == pytest.approx((run.e2e - run.ttft).sum(), rel=1e-4)
 
 
 def test_steps_that_cost_twice_as_much_take_a_lone_request_twice_as_long(plan):
-    rare = LOAD.at(1e-3)
-    usual, twice = (simulate_once(plan, rare, 20, pace=pace) for pace in (1.0, 2.0))
+    rare = LOAD.with_rate(1e-3)
+    usual, twice = (simulate_once(plan, rare, 20, step_cost_factor=pace) for pace in (1.0, 2.0))
     assert twice.e2e == pytest.approx(2 * usual.e2e)
 
 
 def test_prompts_that_the_engine_would_refuse_are_left_out():
     """vLLM answers 400 to a prompt of max_model_len tokens or more; a lognormal has some."""
-    lengths = LengthDistribution.lognormal(1000, p95=3000)
-    kept = drop_rejected_requests(Workload(lengths, LengthDistribution.fixed(10), rate=1.0), 2048)
-    assert kept.prompt.largest < 2048 < lengths.largest
+    lengths = LengthDistribution.from_lognormal(1000, p95=3000)
+    kept = drop_rejected_requests(Workload(lengths, LengthDistribution.from_constant(10), rate=1.0), 2048)
+    assert kept.prompt.max_tokens < 2048 < lengths.max_tokens
     assert len(kept.prompt.values) == pytest.approx(np.count_nonzero(lengths.values <= 2047), abs=2)
     with pytest.raises(PlannerError, match="6,010 tokens on average do not fit into max_model_len 5,000"):
-        drop_rejected_requests(Workload(LengthDistribution.fixed(6000), LengthDistribution.fixed(10), rate=1.0), 5000)
+        drop_rejected_requests(
+            Workload(LengthDistribution.from_constant(6000), LengthDistribution.from_constant(10), rate=1.0), 5000
+        )
 
 
 @settings(max_examples=15, deadline=None)
 @given(share=st.floats(0.0, 0.9), tokens=st.sampled_from([0, 512]))
 def test_the_prefix_cache_finds_what_the_workload_says(plan, share, tokens):
     """Whole blocks of 16 tokens only, and nothing before somebody computed it."""
-    lengths = LengthDistribution.fixed(2048)
+    lengths = LengthDistribution.from_constant(2048)
     run = simulate_once(
-        plan, Workload(lengths, LengthDistribution.fixed(4), rate=2.0, prefix_tokens=tokens, prefix_hit_rate=share), 400
+        plan,
+        Workload(lengths, LengthDistribution.from_constant(4), rate=2.0, prefix_tokens=tokens, prefix_hit_rate=share),
+        400,
     )
     expected = share * (tokens or 2048)
     spread = tokens * (share * (1 - share) / 400) ** 0.5
@@ -113,15 +117,15 @@ def test_the_plan_serves_its_own_traffic_but_not_much_more_than_the_closed_form_
 
 
 def test_a_tighter_promise_lowers_the_ceiling(plan, ramp):
-    tighter = [replace(target, seconds=target.seconds / 2) for target in CHAT.service_level]
+    tighter = [replace(target, seconds=target.seconds / 2) for target in CHAT.slo_targets]
     found = ramp_test.run_load_ramp(plan, LOAD, tighter)
-    assert found.ceiling.mid < ramp.ceiling.mid and "exceeds" in found.why
+    assert found.ceiling.mid < ramp.ceiling.mid and "exceeds" in found.reason
     free = ramp_test.run_load_ramp(plan, LOAD)
-    assert free.ceiling.mid >= ramp.ceiling.mid and free.why == "requests arrive faster than they are served"
+    assert free.ceiling.mid >= ramp.ceiling.mid and free.reason == "requests arrive faster than they are served"
 
 
 def test_a_promise_that_nothing_keeps_has_no_ceiling(plan):
-    found = ramp_test.run_load_ramp(plan, LOAD, [replace(CHAT.service_level[0], seconds=1e-3)])
+    found = ramp_test.run_load_ramp(plan, LOAD, [replace(CHAT.slo_targets[0], seconds=1e-3)])
     assert found.ceiling.mid == 0 and str(found).startswith("Even 1 request/s is too much")
 
 
@@ -141,7 +145,7 @@ def test_a_smaller_pool_never_preempts_less(plan):
     assert pools["gpu_memory_utilization"].is_monotonic_decreasing
     last = pools.iloc[-1]
     tight = get_memory_plan(plan.with_args(gpu_memory_utilization=float(last["gpu_memory_utilization"])))
-    assert tight.pool.kv_tokens == pytest.approx(last["KV pool (tokens)"], rel=0.05)
+    assert tight.pool.reported_tokens == pytest.approx(last["KV pool (tokens)"], rel=0.05)
 
 
 def test_the_preempted_wait_longest_between_two_tokens(plan):
@@ -155,13 +159,15 @@ def test_the_preempted_wait_longest_between_two_tokens(plan):
 
 
 def test_bursts_wait_longer_than_poisson_arrivals_and_those_longer_than_an_even_stream(plan):
-    bursts = (run_short_simulation(plan, replace(LOAD, burstiness=b), 4000, ends=False) for b in (0.25, 1, 100))
-    waits = [found.at("queue", "p99").mid for found in bursts]
+    bursts = (
+        run_short_simulation(plan, replace(LOAD, burstiness=b), 4000, with_interval=False) for b in (0.25, 1, 100)
+    )
+    waits = [found.get("queue", "p99").mid for found in bursts]
     assert waits == sorted(waits, reverse=True)
 
 
 def test_a_surge_comes_in_the_second_third():
-    arrival = ramp_test.build_surge_workload(LOAD.at(50.0), 3.0, 300.0).trace.arrival
+    arrival = ramp_test.build_surge_workload(LOAD.with_rate(50.0), 3.0, 300.0).trace.arrival
     counts = np.histogram(arrival, [0, 100, 200, 300])[0]
     assert counts == pytest.approx([5000, 15000, 5000], abs=5 * 15000**0.5)
 
@@ -187,8 +193,8 @@ def test_a_pipeline_with_steps_under_way_is_not_idle():
 
 def test_the_table_of_a_tail_says_what_holds_and_what_the_closed_form_says(plan, tail):
     steady = evaluate(plan, LOAD).performance
-    at = tail.at("ttft", "p99")
-    limits = [replace(CHAT.service_level[0], metric="ttft", percentile="p99", seconds=s) for s in (at.hi, at.mid, 1e-3)]
+    at = tail.get("ttft", "p99")
+    limits = [replace(CHAT.slo_targets[0], metric="ttft", percentile="p99", seconds=s) for s in (at.hi, at.mid, 1e-3)]
     row = tail_latency.build_latency_table(tail, limits, steady).iloc[0]
     assert [said.rpartition(": ")[2] for said in row["Limit (ms)"].split(", ")[-3:]] == ["kept", "at risk", "broken"]
     assert row["p99 in closed form (ms)"].mid == pytest.approx(row["p99 (ms)"].mid, rel=0.3)
@@ -198,9 +204,9 @@ def test_what_an_autoscaler_watches_follows_littles_law_and_steps_grow_rarer(pla
     watched = ramp_test.sweep_autoscaler_signals(plan, LOAD, (0.2, 0.5, 1.3))
     most = estimate_capacity(plan, LOAD).mid / plan.engines
     inside = simulate_once(
-        plan, LOAD.at(0.5 * estimate_capacity(plan, LOAD).mid), 2 * tail_latency.REQUESTS_PER_SWEEP_RUN
+        plan, LOAD.with_rate(0.5 * estimate_capacity(plan, LOAD).mid), 2 * tail_latency.REQUESTS_PER_SWEEP_RUN
     )
-    stay = inside.stats("e2e")["mean"] - inside.stats("queue")["mean"]
+    stay = inside.summarize("e2e")["mean"] - inside.summarize("queue")["mean"]
     assert watched["Requests running"][1] == pytest.approx(0.5 * most * stay, rel=0.1)
     assert watched["Requests running"].is_monotonic_increasing
     assert watched["Steps/s"].is_monotonic_decreasing

@@ -31,7 +31,9 @@ def test_an_access_log_becomes_its_own_figures(tmp_path: Path) -> None:
 
 def test_pages_become_the_traffic_between_them(tmp_path: Path) -> None:
     served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", engine_version="0.33.0", max_model_len=16384)
-    load = Workload(LengthDistribution.lognormal(1000, 2500), LengthDistribution.lognormal(200, 500), rate=4.0)
+    load = Workload(
+        LengthDistribution.from_lognormal(1000, 2500), LengthDistribution.from_lognormal(200, 500), rate=4.0
+    )
     pages, seconds = Server(served, load).pages(tmp_path)
     workload = yaml.safe_load(build_traffic_profile(pages, seconds))["workload"]
     WorkloadEntry(**workload)

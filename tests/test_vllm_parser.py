@@ -50,7 +50,7 @@ def test_vllm_itself_reads_what_is_planned(interpreter: str, monkeypatch: pytest
     version, spellings = run(interpreter, "what it knows")
     monkeypatch.setitem(launch_plans.VERSIONS, "vllm", [version])
     launches = list(plans("vllm", 150, 5))
-    lines = [[filled(word) for word in launch.words][2:] for launch in launches]
+    lines = [[filled(word) for word in launch.arguments][2:] for launch in launches]
     found = run(interpreter, words=lines)
     known = get_cli_options("vllm", version)
     hidden = set(spellings) - known.spellings  # what 0.33 no longer shows of a switch, and still takes

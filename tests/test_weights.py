@@ -49,22 +49,22 @@ def test_stored_formats() -> None:
     """Bits per weight of a large matrix: AWQ g128 4.156, NVFP4 4.5, MXFP4 4.25, FP8 blocks 8.002."""
     size = 8192 * 8192
     for name, bits in {"awq": 4.156, "nvfp4": 4.5, "mxfp4": 4.25, "fp8_block": 8.002, "int4": 4.125}.items():
-        assert WEIGHT_FORMATS[name].bytes(8192, 8192) * 8 / size == pytest.approx(bits, abs=1e-3)
+        assert WEIGHT_FORMATS[name].compute_matrix_bytes(8192, 8192) * 8 / size == pytest.approx(bits, abs=1e-3)
 
 
 def test_a_block_that_sticks_out_has_a_scale() -> None:
     """kv_a_proj_with_mqa of DeepSeek-V3: 576 rows are 5 blocks of 128."""
-    assert WEIGHT_FORMATS["fp8_block"].bytes(576, 7168) == 576 * 7168 + 5 * 56 * 4
+    assert WEIGHT_FORMATS["fp8_block"].compute_matrix_bytes(576, 7168) == 576 * 7168 + 5 * 56 * 4
 
 
 def test_unquantized_parts_stay_unquantized() -> None:
     served = load_model("nvidia/MiniMax-M2.5-NVFP4")
     layer = served.architecture.layers[0]
-    formats = {weight.name: served.quantization.scheme(weight, "layers.0.") for weight in layer.weights}
+    formats = {weight.name: served.quantization.get_weight_format(weight, "layers.0.") for weight in layer.weights}
     assert formats["self_attn.q_proj"] is None
     assert formats["mlp.experts.up_proj"] is WEIGHT_FORMATS["nvfp4"]
-    head = next(weight for weight in served.architecture.ends if weight.part == "lm_head")
-    assert served.quantization.scheme(head) is None
+    head = next(weight for weight in served.architecture.embedding_and_head if weight.part == "lm_head")
+    assert served.quantization.get_weight_format(head) is None
 
 
 def test_mtp_layers_are_loaded_only_to_speculate() -> None:
@@ -131,16 +131,16 @@ MOE = ["Qwen/Qwen3-235B-A22B", "deepseek-ai/DeepSeek-V3", "mistralai/Mixtral-8x7
 @given(name=st.sampled_from(DENSE + MOE), tp=st.sampled_from([1, 2, 4, 8]))
 def test_tensor_parallel_shards_add_up_to_the_whole_and_the_replicas(name: str, tp: int) -> None:
     layout = ParallelLayout(tp=tp)
-    for weight, _ in load_model(name).architecture.weights():
+    for weight, _ in load_model(name).architecture.iterate_weights():
         rows, cols, copies = compute_shard_shape(weight, layout)
         if weight.shard == "replicated":
-            assert rows * cols * copies == weight.count
+            assert rows * cols * copies == weight.num_elements
         elif weight.shard == "kv":
-            assert rows * cols * copies * tp == weight.count * max(1, tp // weight.units)
+            assert rows * cols * copies * tp == weight.num_elements * max(1, tp // weight.num_shard_units)
         elif weight.shard == "vocab":
             assert 0 <= rows * tp - weight.rows < 64
         else:
-            assert rows * cols * copies * tp == weight.count
+            assert rows * cols * copies * tp == weight.num_elements
 
 
 @settings(deadline=None, max_examples=40)
@@ -149,9 +149,13 @@ def test_pipeline_stages_add_up_to_the_whole(name: str, pp: int, tp: int) -> Non
     whole = compute_stage_bytes(deploy_on(name, "H200", tp=tp))[0]
     stages = compute_stage_bytes(deploy_on(name, "H200", tp=tp, pp=pp))
     served = load_model(name)
-    shared = sum(w.count * 2 for w in served.architecture.ends if w.part == "engine") * (pp - 1)
+    shared = sum(w.num_elements * 2 for w in served.architecture.embedding_and_head if w.part == "engine") * (pp - 1)
     tied = served.architecture.tied and pp > 1
-    again = sum(w.count * 2 // tp for w in served.architecture.ends if w.part == "embedding") if tied else 0
+    again = (
+        sum(w.num_elements * 2 // tp for w in served.architecture.embedding_and_head if w.part == "embedding")
+        if tied
+        else 0
+    )
     assert sum(stages) == pytest.approx(whole + shared + again, rel=1e-6)
 
 
@@ -159,7 +163,7 @@ def test_pipeline_stages_add_up_to_the_whole(name: str, pp: int, tp: int) -> Non
 @given(name=st.sampled_from(MOE), tp=st.sampled_from([1, 2, 4]), dp=st.sampled_from([1, 2, 4]))
 def test_expert_parallel_ranks_hold_every_expert_once(name: str, tp: int, dp: int) -> None:
     ranks = tp * dp
-    for weight, _ in load_model(name).architecture.weights():
+    for weight, _ in load_model(name).architecture.iterate_weights():
         if weight.part == "routed_experts" and weight.copies % ranks == 0:
             rows, cols, copies = compute_shard_shape(weight, ParallelLayout(tp=tp, dp=dp, ep=ranks))
-            assert rows * cols * copies * ranks == weight.count
+            assert rows * cols * copies * ranks == weight.num_elements

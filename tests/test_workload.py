@@ -37,7 +37,7 @@ def written(folder: Path, name: str, text: str) -> Path:
 
 
 def test_mean_and_p95_give_the_lognormal() -> None:
-    found = LengthDistribution.lognormal(1000, 2500)
+    found = LengthDistribution.from_lognormal(1000, 2500)
     sigma = 1.6448536 - (1.6448536**2 - 2 * np.log(2.5)) ** 0.5
     assert found.mean == pytest.approx(1000, rel=1e-6)
     assert found.p50 == pytest.approx(1000 * np.exp(-(sigma**2) / 2), rel=0.01)
@@ -45,35 +45,35 @@ def test_mean_and_p95_give_the_lognormal() -> None:
 
 
 def test_three_figures_of_a_real_trace_are_all_met_and_predict_its_p99() -> None:
-    found = LengthDistribution.lognormal(
+    found = LengthDistribution.from_lognormal(
         AZURE_CONV["mean"], AZURE_CONV["p95"], AZURE_CONV["p50"], largest=AZURE_CONV_P99
     )
     assert found.mean == pytest.approx(AZURE_CONV["mean"], rel=1e-3)
     assert (found.p50, found.p95) == (pytest.approx(1020, rel=0.02), pytest.approx(4083, rel=0.02))
     assert found.p99 == pytest.approx(AZURE_CONV_P99, rel=0.02)
-    mooncake = LengthDistribution.lognormal(12035, 39550, 6909)  # its p99: 85,400
+    mooncake = LengthDistribution.from_lognormal(12035, 39550, 6909)  # its p99: 85,400
     assert mooncake.p99 == pytest.approx(85400, rel=0.1)
 
 
 @settings(max_examples=40, deadline=None)
 @given(mean=st.floats(20, 50_000), spread=st.floats(1.01, 3.8))
 def test_any_lognormal_keeps_its_mean_under_slicing_and_sampling(mean: float, spread: float) -> None:
-    found = LengthDistribution.lognormal(mean, mean * spread)
+    found = LengthDistribution.from_lognormal(mean, mean * spread)
     assert found.mean == pytest.approx(mean, rel=2e-3)
     edges = np.array([0, 0.3, 0.7, 0.9, 0.985, 1.0])
-    assert found.slices(edges) @ np.diff(edges) == pytest.approx(found.mean, rel=1e-9)
-    assert np.all(np.diff(found.slices(edges)) >= 0)
-    assert found.quantile(0.3) <= found.p50 <= found.p95 <= found.p99 <= found.largest
-    assert np.mean(found.values <= found.quantile(0.8)) == pytest.approx(0.8, abs=0.01)
+    assert found.compute_slice_means(edges) @ np.diff(edges) == pytest.approx(found.mean, rel=1e-9)
+    assert np.all(np.diff(found.compute_slice_means(edges)) >= 0)
+    assert found.compute_quantile(0.3) <= found.p50 <= found.p95 <= found.p99 <= found.max_tokens
+    assert np.mean(found.values <= found.compute_quantile(0.8)) == pytest.approx(0.8, abs=0.01)
     drawn = found.sample(20_000, np.random.default_rng(0))
     assert drawn.min() >= 1 and drawn.mean() == pytest.approx(mean, rel=0.08)
 
 
 def test_inferencex_lengths_are_uniform_between_ratio_and_one() -> None:
-    found = LengthDistribution.uniform(1024, 0.8)
+    found = LengthDistribution.from_uniform(1024, 0.8)
     assert found.mean == pytest.approx(1024 * 0.9)
-    assert (found.quantile(0), found.quantile(1)) == (pytest.approx(819.2), 1024)
-    assert LengthDistribution.uniform(1024, 1.0).p99 == 1024
+    assert (found.compute_quantile(0), found.compute_quantile(1)) == (pytest.approx(819.2), 1024)
+    assert LengthDistribution.from_uniform(1024, 1.0).p99 == 1024
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_inferencex_lengths_are_uniform_between_ratio_and_one() -> None:
 )
 def test_impossible_lengths_are_refused(figures: dict[str, float], message: str) -> None:
     with pytest.raises(PlannerError, match=message):
-        LengthDistribution.lognormal(**figures)
+        LengthDistribution.from_lognormal(**figures)
 
 
 def test_azure_trace(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_azure_trace(tmp_path: Path) -> None:
     assert trace.prompt.tolist() == [374, 396, 879] and trace.output.tolist() == [44, 109, 55]
     workload = Workload.from_trace(trace)
     assert workload.rate == pytest.approx(2 / 4.541877)
-    assert workload.total_quantile(1.0) == 934
+    assert workload.compute_total_tokens_quantile(1.0) == 934
 
 
 def test_mooncake_trace_counts_blocks_that_came_before(tmp_path: Path) -> None:
@@ -194,12 +194,12 @@ def test_of_a_days_trace_the_busiest_hour_is_what_a_plan_has_to_carry(tmp_path: 
     ]
     text = "arrival,prompt_tokens,output_tokens\n" + "".join(f"{at},{prompt},10\n" for at, prompt in rows)
     trace = read_trace(written(tmp_path, "day.csv", text))
-    busiest = Workload.from_trace(trace.busiest_hour())
+    busiest = Workload.from_trace(trace.select_busiest_hour())
     assert trace.rate < 0.8 and busiest.rate == pytest.approx(2, rel=0.01)
-    assert (busiest.requests, busiest.prompt.mean) == (7200, 900)
+    assert (busiest.num_requests, busiest.prompt.mean) == (7200, 900)
     assert busiest.assumptions == ("Of the 6 hours of day.csv the busiest is planned.",)
     few = read_trace(written(tmp_path, "few.csv", PLAIN_TRACE + "9000,100,10\n"))
-    assert few.busiest_hour() is few
+    assert few.select_busiest_hour() is few
 
 
 def test_requests_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ def test_requests_without_an_answer_are_left_out_and_counted(tmp_path: Path) -> 
     ],
 )  # fmt: skip
 def test_a_mean_foretells_the_p95_of_other_public_traces(side: RequestSide, mean: float, p95: float) -> None:
-    found = LengthDistribution.typical(mean, side)
+    found = LengthDistribution.from_public_traces(mean, side)
     assert found.mean == pytest.approx(mean, rel=1e-3)
     assert 0.7 < found.p95 / p95 < 1.25  # were all lengths alike: 0.3 to 0.4
 
@@ -230,8 +230,8 @@ def test_a_mean_foretells_the_p95_of_other_public_traces(side: RequestSide, mean
 @pytest.mark.parametrize("side", ["prompt", "output"])
 def test_typical_lengths_grow_smoothly_with_the_mean(side: RequestSide) -> None:
     means = np.geomspace(1, 100_000, 150)
-    found = np.array([[typical.p50, typical.p95, typical.p99, typical.largest]
-                      for typical in (LengthDistribution.typical(mean, side) for mean in means)])  # fmt: skip
+    found = np.array([[typical.p50, typical.p95, typical.p99, typical.max_tokens]
+                      for typical in (LengthDistribution.from_public_traces(mean, side) for mean in means)])  # fmt: skip
     steps = found[1:] / found[:-1]
     assert steps.min() >= 1 - 1e-9 and steps.max() < (means[1] / means[0]) ** 2.5
     assert (found[0] == 1).all()
@@ -240,13 +240,13 @@ def test_typical_lengths_grow_smoothly_with_the_mean(side: RequestSide) -> None:
 @settings(max_examples=40, deadline=None)
 @given(mean=st.floats(1, 200_000), at_most=st.floats(2, 200_000), side=st.sampled_from(["prompt", "output"]))
 def test_typical_lengths_keep_their_mean_and_their_limit(mean: float, at_most: float, side: RequestSide) -> None:
-    found = LengthDistribution.typical(mean, side, at_most)
+    found = LengthDistribution.from_public_traces(mean, side, at_most)
     assert found.mean == pytest.approx(mean, rel=2e-3)
-    assert found.largest <= max(at_most, mean) * (1 + 1e-9)
+    assert found.max_tokens <= max(at_most, mean) * (1 + 1e-9)
 
 
 def test_a_workload_needs_a_load() -> None:
-    tokens = LengthDistribution.fixed(10)
+    tokens = LengthDistribution.from_constant(10)
     with pytest.raises(PlannerError, match="or a concurrency"):
         Workload(tokens, tokens)
     with pytest.raises(PlannerError, match="rate must be a positive number, got 0"):
@@ -254,7 +254,7 @@ def test_a_workload_needs_a_load() -> None:
 
 
 def test_long_answers_weigh_more_in_the_decode_context() -> None:
-    half = LengthDistribution.empirical(np.array([100, 300]))
-    assert Workload(LengthDistribution.fixed(1000), half, rate=1).context == pytest.approx(
+    half = LengthDistribution.from_samples(np.array([100, 300]))
+    assert Workload(LengthDistribution.from_constant(1000), half, rate=1).mean_decode_context == pytest.approx(
         1000 + (100**2 + 300**2) / 2 / 2 / 200
     )

@@ -18,12 +18,14 @@ class EndpointComparison:
     """USD per hour by number of adapters, the traffic being the same, and what one endpoint of its own takes."""
 
     frame: pd.DataFrame  # Adapters, Endpoints, USD per hour; without rows for what nothing serves
-    own: str  # one replica for one adapter
-    own_usd: float  # per hour
-    worth_rps: float | None  # requests/s of one adapter from which its own costs less than its share; None: never
+    dedicated_deployment: str  # one replica for one adapter
+    dedicated_usd_per_hour: float  # per hour
+    min_dedicated_rps: (
+        float | None
+    )  # requests/s of one adapter from which its own costs less than its share; None: never
 
     @property
-    def break_even(self) -> int | None:
+    def break_even_adapters(self) -> int | None:
         """The fewest adapters that were looked at for which one endpoint costs less; None where none do."""
         costs = self.frame.pivot(index="Adapters", columns="Endpoints", values="USD per hour")
         costs = costs.reindex(columns=[SHARED_ENDPOINT_LABEL, DEDICATED_ENDPOINT_LABEL])
@@ -43,7 +45,7 @@ def compare_adapter_endpoints(scenario: Scenario) -> EndpointComparison | None:
     args = {name: value for name, value in settled.items() if "lora" not in name}
     all_of_them, ways = search_analytically(scenario).chosen, []
     for rate in (load.rate / load.adapters, load.rate):  # what suits an adapter's share, and what suits all of it
-        merged = replace(scenario, engine_args=args, workload=replace(load.at(rate), adapters=0))
+        merged = replace(scenario, engine_args=args, workload=replace(load.with_rate(rate), adapters=0))
         if (alone := search_analytically(merged).chosen) and alone.usd_per_hour:
             one = alone.deployment.with_replicas(1)
             served = estimate_max_rps(merged, one) * (1 - scenario.headroom)

@@ -25,17 +25,17 @@ LINK_BANDWIDTHS: Mapping[str, float] = {
 
 def compare_pools(plan: Plan) -> pd.DataFrame:
     """The best without pools, then the best pools of each pair of worker shapes, with the workers that it takes."""
-    pooled = [candidate for candidate in plan.candidates if candidate.pooled][:MAX_POOL_PAIRS]
+    pooled = [candidate for candidate in plan.candidates if candidate.is_disaggregated][:MAX_POOL_PAIRS]
     rows = []
-    for found in [*([plan.whole.best] if plan.whole.best else []), *pooled]:
+    for found in [*([plan.without_disaggregation.best] if plan.without_disaggregation.best else []), *pooled]:
         performance, usd = found.prediction.performance, found.usd_per_hour
         first, rest = found.prediction.prefill, found.deployment
         rows.append({
-            "prefill": f"{first.replicas} x {first.with_replicas(1).layout}" if first else "both in",
-            "decode": f"{rest.replicas} x {rest.with_replicas(1).layout}",
-            "GPUs": f"{found.prediction.gpus_rented} {rest.gpu.name}", "USD per hour": usd and f"{usd:,.2f}",
-            **{f"{t.name} (ms)": performance and performance.told(t.metric, t.percentile) * 1e3
-               for t in plan.scenario.service_level},
+            "prefill": f"{first.num_replicas} x {first.with_replicas(1).layout}" if first else "both in",
+            "decode": f"{rest.num_replicas} x {rest.with_replicas(1).layout}",
+            "GPUs": f"{found.prediction.num_gpus_billed} {rest.gpu.name}", "USD per hour": usd and f"{usd:,.2f}",
+            **{f"{t.name} (ms)": performance and performance.get_for_display(t.metric, t.percentile) * 1e3
+               for t in plan.scenario.slo_targets},
             "serves at most (requests/s)": performance and get_capacity_rps(plan.scenario, performance),
             "service level": get_slo_label(found) + ", chosen" * (found is plan.chosen),
         })  # fmt: skip
@@ -56,9 +56,9 @@ def sweep_pool_sizes(plan: Plan, best: Candidate) -> pd.DataFrame:
             if found is None:
                 continue
             rows.append({
-                "prefill workers": n, "decode workers": m, "GPUs": found.prediction.gpus_rented,
-                "share of the tightest limit": found.margin, "service level": get_slo_label(found),
-                "what is missing": "; ".join(found.misses or found.risks) or "nothing",
+                "prefill workers": n, "decode workers": m, "GPUs": found.prediction.num_gpus_billed,
+                "share of the tightest limit": found.limit_utilization, "service level": get_slo_label(found),
+                "what is missing": "; ".join(found.violations or found.risks) or "nothing",
                 "chosen": (n, m) == (first.layout.replicas, rest.layout.replicas),
             })  # fmt: skip
     return pd.DataFrame(rows)
@@ -69,7 +69,7 @@ def sweep_kv_links(plan: Plan, best: Candidate) -> pd.DataFrame:
     own, each = estimate_kv_transfer(*best.prediction.pools)
     prompt, found = plan.scenario.workload.prompt, best.prediction.performance
     assert found is not None
-    ttft = found.at("ttft", "mean").mid
+    ttft = found.get("ttft", "mean").mid
     rows = []
     for name, speed in {f"planned: {own / GB:.3g} GB/s": own, **LINK_BANDWIDTHS}.items():
         mean = each * own / speed * prompt.mean
@@ -85,7 +85,9 @@ def describe_kv_transfer(plan: Plan, best: Candidate) -> str:
     own, each = estimate_kv_transfer(*best.prediction.pools)
     prompt, rate = plan.scenario.workload.prompt.mean, plan.scenario.workload.rate
     size = each * own * prompt
-    most = max(get_memory_plan(pool).layout.kv_bytes_per_token / pool.engines for pool in best.prediction.pools)
+    most = max(
+        get_memory_plan(pool).layout.kv_bytes_per_token / pool.num_engine_instances for pool in best.prediction.pools
+    )
     said = f"A prompt of {prompt:,.0f} tokens leaves {size / GIB:.3g} GiB of KV cache on a GPU, which takes "
     busy = f" At {rate:.3g} requests/s the busiest link carries {rate * most * prompt / GB:.3g} GB/s." if rate else ""
     return f"{said}{each * prompt * 1e3:.3g} ms at {own / GB:.3g} GB/s.{busy}"

@@ -17,21 +17,21 @@ RECURRENT_STATE_LABELS = {
 }  # fmt: skip
 
 
-def build_kv_table(found: MemoryPlan) -> pd.DataFrame:
+def build_kv_table(memory: MemoryPlan) -> pd.DataFrame:
     """One row per kind of layer on the stage where a token costs most: what a layer keeps, and what all of them cost.
 
     Bytes are per GPU: for every token of context, and, in windows and states, for every sequence however long.
     """
     rows = []
-    for mixer, layers in _count_mixers(found).items():
-        caches = _list_caches(found, mixer)
-        token = layers * sum(cache.token_bytes for cache in caches if cache.kind == "full") / found.layout.dcp
+    for mixer, layers in _count_mixers(memory).items():
+        caches = _list_caches(memory, mixer)
+        token = layers * sum(cache.token_bytes for cache in caches if cache.kind == "full") / memory.layout.dcp
         fixed = layers * sum(cache.window * cache.token_bytes + cache.state_bytes for cache in caches)
         rows.append(
             (
                 _describe_mixer(mixer),
                 layers,
-                _format_layer_cache(found, mixer, "\N{MULTIPLICATION SIGN}"),
+                _format_layer_cache(memory, mixer, "\N{MULTIPLICATION SIGN}"),
                 round(token),
                 round(fixed),
             )
@@ -40,59 +40,61 @@ def build_kv_table(found: MemoryPlan) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns).groupby(columns[:3:2], sort=False, as_index=False).sum()[columns]
 
 
-def derive_kv_equation(found: MemoryPlan) -> str:
+def derive_kv_equation(memory: MemoryPlan) -> str:
     """What one more token of a long context takes on one GPU, as Markdown with LaTeX."""
-    layout, cut = found.layout, found.deployment.layout
+    layout, cut = memory.layout, memory.deployment.layout
     terms = [
-        rf"{layers} \times {_format_layer_cache(found, mixer, chr(92) + 'times', bare=True)}"
-        for mixer, layers in _count_mixers(found).items()
-        if any(cache.kind == "full" for cache in _list_caches(found, mixer))
+        rf"{layers} \times {_format_layer_cache(memory, mixer, chr(92) + 'times', bare=True)}"
+        for mixer, layers in _count_mixers(memory).items()
+        if any(cache.kind == "full" for cache in _list_caches(memory, mixer))
     ]
     if not terms:
         return "No layer keeps the whole context: beyond the windows, one more token takes nothing."
     where = f"TP{cut.tp}" + ", on the pipeline stage where a token costs most" * (cut.pp > 1)
-    where += ", the draft's layers counted with the model's" * bool(list_draft_layers(found.deployment))
+    where += ", the draft's layers counted with the model's" * bool(list_draft_layers(memory.deployment))
     total = f"{layout.kv_bytes_per_token:,.0f}".replace(",", "{,}")
     added = " + ".join(terms) if layout.dcp == 1 else rf"\left({' + '.join(terms)}\right) / {layout.dcp}"
     said = f"On one GPU of this deployment ({where}), one more token of a long context takes"
     return said + "\n\n" + rf"$${added} = {total} \text{{ bytes}}$$"
 
 
-def build_pool_table(found: MemoryPlan, tokens: int) -> pd.DataFrame:
+def build_pool_table(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
     """The pool as this version of the engine counts it, and what a sequence of `tokens` holds of it."""
-    pool, layout = found.pool, found.layout
-    held = layout.blocks_for(tokens)
+    pool, layout = memory.pool, memory.layout
+    held = layout.count_request_blocks(tokens)
     rows = [
-        ("KV cache (GiB; below 0: what the budget lacks)", found.kv_available / GIB),
+        ("KV cache (GiB; below 0: what the budget lacks)", memory.kv_available / GIB),
         ("tokens of a block", layout.block_size),
         ("bytes of a block", pool.bytes_per_block),
         ("groups of layers, each with blocks of its own", len(layout.groups)),
         ("lost to filling groups and blocks up (%)", layout.padding * 100),
         ("blocks", pool.num_blocks),
-        ("tokens", pool.kv_tokens),
-        (f"sequences of max_model_len = {layout.max_model_len:,} that it lets start", found.max_concurrency),
-        ("the same, decoding: no windows kept for prompts", pool.sequences(layout.max_model_len)),
+        ("tokens", pool.reported_tokens),
+        (f"sequences of max_model_len = {layout.max_model_len:,} that it lets start", memory.max_concurrency),
+        ("the same, decoding: no windows kept for prompts", pool.count_sequences(layout.max_model_len)),
         (f"blocks of a sequence of {tokens:,} tokens", held),
         ("the same in MiB", held * pool.bytes_per_block / MIB),
     ]
     return pd.DataFrame(rows, columns=["pool", "value"])
 
 
-def _count_mixers(found: MemoryPlan) -> Counter[SequenceMixer]:
+def _count_mixers(memory: MemoryPlan) -> Counter[SequenceMixer]:
     """Mixers of the stage where a token costs most, equal ones counted; those that read an earlier layer's too."""
 
     def size(layers: tuple[DecoderLayer, ...]) -> tuple[float, float]:
-        caches = [cache for layer in layers for mixer in layer.mixers for cache in _list_caches(found, mixer)]
+        caches = [cache for layer in layers for mixer in layer.mixers for cache in _list_caches(memory, mixer)]
         token = sum(cache.token_bytes for cache in caches if cache.kind == "full")
         return token, sum(cache.token_bytes + cache.state_bytes for cache in caches)
 
-    mixers = (mixer for layer in max(assign_stage_layers(found.deployment), key=size) for mixer in layer.mixers)
+    mixers = (mixer for layer in max(assign_stage_layers(memory.deployment), key=size) for mixer in layer.mixers)
     return Counter(mixer for mixer in mixers if not (isinstance(mixer, RecurrentMixer) and mixer.kind == "compressor"))
 
 
-def _list_caches(found: MemoryPlan, mixer: SequenceMixer) -> list[LayerCache]:
-    deployment = found.deployment
-    return list_mixer_caches(mixer, deployment.layout.tp, resolve_kv_cache_dtype(deployment), deployment.drafts)
+def _list_caches(memory: MemoryPlan, mixer: SequenceMixer) -> list[LayerCache]:
+    deployment = memory.deployment
+    return list_mixer_caches(
+        mixer, deployment.layout.tp, resolve_kv_cache_dtype(deployment), deployment.num_draft_tokens
+    )
 
 
 def _describe_mixer(mixer: SequenceMixer) -> str:
@@ -110,27 +112,27 @@ def _describe_mixer(mixer: SequenceMixer) -> str:
     return "full attention"
 
 
-def _format_layer_cache(found: MemoryPlan, mixer: SequenceMixer, times: str, bare: bool = False) -> str:
+def _format_layer_cache(memory: MemoryPlan, mixer: SequenceMixer, times: str, bare: bool = False) -> str:
     """What one layer keeps: heads x (key + value width) x bytes an element, a latent, or a state.
 
     `bare` leaves words out, and what stays within a window where other caches of the layer grow.
     """
-    caches = _list_caches(found, mixer)
+    caches = _list_caches(memory, mixer)
     if isinstance(mixer, RecurrentMixer):
         return f"{sum(cache.state_bytes for cache in caches) / MIB:.2f} MiB per sequence"
     if not caches:
         return "nothing"
     width, full = (
-        get_kv_element_bytes(resolve_kv_cache_dtype(found.deployment)),
+        get_kv_element_bytes(resolve_kv_cache_dtype(memory.deployment)),
         sum(c.token_bytes for c in caches if c.kind == "full"),
     )
     if isinstance(mixer, LatentAttention) and mixer.window:
         kept = f"{caches[0].token_bytes:g} bytes a token of the window" + f", {full:g} of every token" * bool(full)
         return f"{full:g}" if bare else kept
     if isinstance(mixer, LatentAttention):
-        size, text = mixer.kv_elements * width, f"({mixer.kv_lora_rank} + {mixer.rope_dim}) {times} {width:g}"
+        size, text = mixer.kv_elements * width, f"({mixer.kv_lora_rank} + {mixer.rotary_dim}) {times} {width:g}"
     else:
-        heads = max(1, mixer.kv_heads // found.deployment.layout.tp)
+        heads = max(1, mixer.kv_heads // memory.deployment.layout.tp)
         size = heads * (mixer.head_dim + mixer.v_head_dim) * width
         text = f"{heads} {times} ({mixer.head_dim} + {mixer.v_head_dim}) {times} {width:g}"
     token = sum(cache.token_bytes for cache in caches)

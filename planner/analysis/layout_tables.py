@@ -39,7 +39,7 @@ COMMUNICATION_LAYOUTS = (ParallelLayout(tp=2), ParallelLayout(tp=4), ParallelLay
 
 def get_slo_label(candidate: Candidate) -> str:
     """Whether it "meets" the service level, meets it only "at risk", or "misses" it."""
-    return "misses" if not candidate.meets else "at risk" if candidate.at_risk else "meets"
+    return "misses" if not candidate.is_feasible else "at risk" if candidate.at_risk else "meets"
 
 
 def find_plan_to_study(plan: Plan) -> tuple[Plan, str]:
@@ -53,52 +53,56 @@ def find_plan_to_study(plan: Plan) -> tuple[Plan, str]:
         wider = search_deployments(replace(plan.scenario, gpus=(CandidateGpu(get_gpu(name), MAX_FALLBACK_GPUS),)))
         if wider.candidates:
             return wider, f"up to {MAX_FALLBACK_GPUS} x {name}"
-    raise PlannerError(f"{plan.scenario.name}: {plan.binding}")
+    raise PlannerError(f"{plan.scenario.name}: {plan.binding_constraint}")
 
 
-def explain_unified_deployment(asked: Plan) -> str:
+def explain_unified_deployment(plan: Plan) -> str:
     """Which deployment a chapter on replicas that do both looks at, where the plan itself is in pools."""
-    pooled, whole = asked.chosen, asked.whole.best
+    pooled, whole = plan.chosen, plan.without_disaggregation.best
     assert pooled is not None
-    return f"The plan is in pools: {pooled.what}. This chapter looks at the best without them: {whole}."
+    return f"The plan is in pools: {pooled.description}. This chapter looks at the best without them: {whole}."
 
 
 def describe_studied_deployment(asked: Plan, plan: Plan, changed: str) -> str:
     """What a chapter talks about: the answer to what was `asked`, or what it goes on with where there is none."""
-    if asked.in_pools and not changed:
+    if asked.is_disaggregated and not changed:
         return explain_unified_deployment(asked)
     if changed:
-        return f"{str(asked.binding).rstrip('.')}. To show what would do, this chapter goes on with: {changed}."
+        return (
+            f"{str(asked.binding_constraint).rstrip('.')}. To show what would do, this chapter goes on with: {changed}."
+        )
     if plan.chosen is None:
         return f"Nothing meets the service level. This chapter looks at the nearest: {plan.best}."
     return f"The plan: {plan.chosen}."
 
 
-def relayout_candidate(scenario: Scenario, like: Candidate, card: CandidateGpu, layout: ParallelLayout) -> Candidate:
+def relayout_candidate(
+    scenario: Scenario, like: Candidate, candidate_gpu: CandidateGpu, layout: ParallelLayout
+) -> Candidate:
     """`like`'s model, formats and context in another layout; `PlannerError` for what the engine refuses."""
     model, engine = like.deployment.model, like.deployment.engine
-    if reason := explain_illegal_layout(model, layout, card.node, engine):
+    if reason := explain_illegal_layout(model, layout, candidate_gpu.max_machine_gpus, engine):
         raise PlannerError(f"{layout} is not possible: {reason}")
     kv_cache_dtype = like.deployment.args.kv_cache_dtype or "auto"
     deployment = build_deployment(
-        replace(scenario, engine=engine), card, model, layout, kv_cache_dtype, like.deployment.speculation
+        replace(scenario, engine=engine), candidate_gpu, model, layout, kv_cache_dtype, like.deployment.speculation
     )
-    return evaluate_candidate(scenario, deployment, layout.replicas, like.preference)
+    return evaluate_candidate(scenario, deployment, layout.replicas, like.preference_key)
 
 
 def list_layout_candidates(plan: Plan) -> tuple[Candidate, ...]:
     """Every legal TP x PP x replicas on every GPU, in its best candidate's formats; in closed form, unless replayed."""
     found = []
-    told = {candidate.place: candidate for candidate in reversed(plan.candidates) if candidate.stated}
+    told = {candidate.placement_key: candidate for candidate in reversed(plan.candidates) if candidate.is_simulated}
     for card in plan.scenario.gpus:
         like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
         if like is None:
             continue
         model, engine = like.deployment.model, like.deployment.engine
-        for shape in list_legal_layouts(model, card.gpu, card.at_most, card.node, engine):
-            for replicas in range(1, card.at_most // shape.gpus_per_replica + 1):
+        for shape in list_legal_layouts(model, card.gpu, card.max_gpus, card.max_machine_gpus, engine):
+            for replicas in range(1, card.max_gpus // shape.gpus_per_replica + 1):
                 placed = relayout_candidate(plan.scenario, like, card, replace(shape, replicas=replicas))
-                found.append(told.get(placed.place, placed))
+                found.append(told.get(placed.placement_key, placed))
     return tuple(found)
 
 
@@ -106,8 +110,8 @@ def select_fewest_replicas(candidates: Iterable[Candidate]) -> tuple[Candidate, 
     """Of each GPU and shape the fewest replicas that meet the service level, or the most where none do."""
     kept: dict[object, Candidate] = {}
     for candidate in candidates:
-        key = candidate.deployment.gpu.name, candidate.shape
-        if key not in kept or not kept[key].meets:
+        key = candidate.deployment.gpu.name, candidate.replica_shape
+        if key not in kept or not kept[key].is_feasible:
             kept[key] = candidate
     return tuple(kept.values())
 
@@ -121,8 +125,8 @@ def estimate_max_rps(scenario: Scenario, deployment: Deployment) -> float:
 
     def meets(power: float) -> bool:
         return evaluate_candidate(
-            replace(scenario, workload=workload.at((workload.rate or 1.0) * 2**power)), deployment, 1
-        ).meets
+            replace(scenario, workload=workload.with_rate((workload.rate or 1.0) * 2**power)), deployment, 1
+        ).is_feasible
 
     low, high = -8.0, 10.0
     if not meets(low):
@@ -133,21 +137,21 @@ def estimate_max_rps(scenario: Scenario, deployment: Deployment) -> float:
     return (workload.rate or 1.0) * 2**low
 
 
-def build_candidate_frame(plan: Plan, candidates: Iterable[Candidate], read: str = "at") -> pd.DataFrame:
+def build_candidate_frame(plan: Plan, candidates: Iterable[Candidate], read: str = "get") -> pd.DataFrame:
     """One row per candidate: its layout, cost, each promised latency, throughput, and whether it is the chosen one.
 
-    `read`: "at" for charts, "told" for people (`Performance`).
+    `read`: "get" for charts, "get_for_display" for people (`Performance`).
     """
-    rows, promised = [], plan.scenario.service_level
+    rows, promised = [], plan.scenario.slo_targets
     for candidate in candidates:
         layout, found = candidate.deployment.layout, candidate.prediction.performance
         rows.append({
-            "GPU": candidate.deployment.gpu.name, "Layout": str(layout), "GPUs": layout.gpus,
+            "GPU": candidate.deployment.gpu.name, "Layout": str(layout), "GPUs": layout.num_gpus,
             "TP": f"TP{layout.tp}" + f" EP{layout.ep}" * (layout.ep > 1), "PP": layout.pp,
             "Replicas": layout.replicas, "USD per hour": candidate.usd_per_hour,
             **{f"{t.name} (ms)": found and getattr(found, read)(t.metric, t.percentile) * 1e3 for t in promised},
             "Output tokens/s": found and found.output_tps, "Requests/s": found and found.request_tps,
-            "Service level": get_slo_label(candidate) if found else "does not fit", "Figures": found and found.source,
+            "Service level": get_slo_label(candidate) if found else "does not fit", "Figures": found and found.source_label,
             "Saturated": bool(found and found.saturated), "Chosen": candidate is plan.chosen,
         })  # fmt: skip
     return pd.DataFrame(rows)
@@ -157,7 +161,7 @@ def select_comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candi
     """Those that fit, on the plan's GPU and in no more than a node or its replica; of every GPU where that is one."""
     best = plan.candidates[0].deployment
     most = max(best.gpus_per_node, best.layout.gpus_per_replica)
-    kept = [c for c in candidates if c.prediction.fits and c.deployment.layout.gpus_per_replica <= most]
+    kept = [c for c in candidates if c.prediction.can_start and c.deployment.layout.gpus_per_replica <= most]
     own = [c for c in kept if c.deployment.gpu == best.gpu]
     shown = own if len(own) > 1 else kept
     if len(shown) <= MAX_SHAPES:
@@ -176,13 +180,13 @@ def group_by_replica_shape(candidates: Sequence[Candidate]) -> dict[str, Candida
 
 def build_replica_table(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataFrame:
     """One row per shape of one replica: memory of its fullest GPU, sequences that fit, requests/s it can promise."""
-    length, rows = round(plan.scenario.workload.total_quantile(0.95)), []
+    length, rows = round(plan.scenario.workload.compute_total_tokens_quantile(0.95)), []
     for name, candidate in group_by_replica_shape(candidates).items():
         layout, memory = candidate.deployment.layout, candidate.prediction.memory
         row: dict[str, Any] = {"One replica": name, "GPUs": layout.gpus_per_replica}
         row |= {"Weights (GiB per GPU)": memory.weights / GIB, "KV cache (GiB per GPU)": memory.kv_available / GIB}
         row |= {"max_num_batched_tokens": candidate.deployment.args.max_num_batched_tokens}
-        row |= {f"Sequences of {length:,} tokens": memory.pool.sequences(length)}
+        row |= {f"Sequences of {length:,} tokens": memory.pool.count_sequences(length)}
         served = estimate_max_rps(plan.scenario, candidate.deployment) or None
         rows.append(row | {"Requests/s": served, "Requests/s per GPU": served and served / layout.gpus_per_replica})
     data = pd.DataFrame(rows)
@@ -193,17 +197,17 @@ def build_replica_table(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataF
 def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     """What the service level (offline: the deadline) asks for, and what the candidate is predicted to do."""
     found, rows = candidate.prediction.performance, []
-    for target in scenario.service_level:
+    for target in scenario.slo_targets:
         if found is None:
             break
-        value, limit = found.told(target.metric, target.percentile), target.seconds
+        value, limit = found.get_for_display(target.metric, target.percentile), target.seconds
         rows.append(
             (f"{target.name} (ms)", value * 1e3, limit * 1e3, value / limit * 100, get_slo_status(target, value))
         )
     if found and (most := get_capacity_rps(scenario, found)) and scenario.workload.rate:
         asked, free = compute_offered_rps(scenario, candidate.prediction), 1 - scenario.headroom
         state = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"
-        share = most.map(lambda rate: asked / rate * 100)
+        share = most.map_monotone(lambda rate: asked / rate * 100)
         kept = f", {scenario.headroom:.0%} to stay free" if scenario.headroom else ""
         rows.append((f"Requests/s at most{kept}", most, asked, share, state))
     return pd.DataFrame(rows, columns=["Promise", "Predicted", "Limit", "Share of the limit (%)", "Verdict"])
@@ -211,12 +215,12 @@ def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
 
 def list_shortlist(plan: Plan, candidates: Iterable[Candidate]) -> pd.DataFrame:
     """The best dozen that fit, from best to worst (the nearest first where none meets the service level)."""
-    fit = [candidate for candidate in candidates if candidate.prediction.fits]
-    fit.sort(key=lambda candidate: candidate.rank if plan.chosen else (candidate.margin,))
-    data = build_candidate_frame(plan, fit[:12], "told")
+    fit = [candidate for candidate in candidates if candidate.prediction.can_start]
+    fit.sort(key=lambda candidate: candidate.rank_key if plan.chosen else (candidate.limit_utilization,))
+    data = build_candidate_frame(plan, fit[:12], "get_for_display")
     data["USD per hour"] = [usd if usd is None else f"{usd:,.2f}" for usd in data["USD per hour"]]
     hidden = ["GPUs", "TP", "PP", "Replicas", "Saturated", "Chosen"]
-    hidden += ["Requests/s"] * bool(plan.scenario.service_level) + ["GPU"] * (data["GPU"].nunique() == 1)
+    hidden += ["Requests/s"] * bool(plan.scenario.slo_targets) + ["GPU"] * (data["GPU"].nunique() == 1)
     return data.drop(columns=hidden)
 
 
@@ -254,8 +258,8 @@ def build_collectives_table(deployment: Deployment, batch: int, context: float) 
     for shape, (wire, bandwidth, node), (step, load) in product(shapes, wires, steps.items()):
         laid = replace(deployment, layout=shape, link_bandwidth=bandwidth, gpus_per_node=node)
         parts = estimate_collectives(laid, np.array([1.0]), get_deployment_coefficients(laid).coefficients)
-        cost = build_target_step_model(laid).step_seconds(*load)
-        talk = cost.parts["collectives"]
+        cost = build_target_step_model(laid).estimate_step(*load)
+        talk = cost.seconds_by_part["collectives"]
         row: dict[str, Any] = {"Layout": str(shape).removeprefix("TP1 x "), "Link": wire, "Step": step}
         row |= {"Messages": sum(part.count for part in parts), "Step (ms)": cost.seconds * 1e3}
         row["KiB per token and GPU"] = sum(part.count * float(part.bytes[0]) for part in parts) / 1024

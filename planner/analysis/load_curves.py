@@ -61,7 +61,7 @@ def sweep_latency_over_load(scenario: Scenario, candidate: Candidate) -> pd.Data
     rows = []
     for load, one in zip(ordered, told, strict=True):
         if (at := one.performance) and not at.saturated:
-            promised = {f"{t.name} (ms)": at.at(t.metric, t.percentile) * 1e3 for t in scenario.service_level}
+            promised = {f"{t.name} (ms)": at.get(t.metric, t.percentile) * 1e3 for t in scenario.slo_targets}
             rows.append({name: load, **promised})
     return pd.DataFrame(rows)
 
@@ -77,8 +77,8 @@ def find_max_feasible_rps(scenario: Scenario, candidate: Candidate) -> tuple[Int
         return None
     loads, most = curves.iloc[:, 0].to_numpy(), found.capacity
     at = int(np.abs(loads - here).argmin())
-    for target in scenario.service_level:
-        told, curve, rates = found.at(target.metric, target.percentile), curves[f"{target.name} (ms)"], []
+    for target in scenario.slo_targets:
+        told, curve, rates = found.get(target.metric, target.percentile), curves[f"{target.name} (ms)"], []
         for end, last in (("hi", most.lo), ("mid", most.mid), ("lo", most.hi)):
             values = np.array([getattr(value, end) for value in curve])
             with np.errstate(all="ignore"):
@@ -100,10 +100,10 @@ def sweep_cost_over_load(plan: Plan) -> pd.DataFrame:
     """
     scenario = plan.scenario
     name, here = get_load(scenario.workload)
-    shown = plan.whole.candidates[:MAX_LAYOUTS_PRICED]
-    kinds = {candidate.identity: candidate for candidate in shown if candidate.prediction.fits}
+    shown = plan.without_disaggregation.candidates[:MAX_LAYOUTS_PRICED]
+    kinds = {candidate.identity_key: candidate for candidate in shown if candidate.prediction.can_start}
     priced = all(candidate.usd_per_hour is not None for candidate in kinds.values())
-    most = {wanted.gpu: wanted.at_most for wanted in scenario.gpus}
+    most = {wanted.gpu: wanted.max_gpus for wanted in scenario.gpus}
     options = list(zip(kinds.values(), find_max_loads(scenario, list(kinds.values())), strict=True))
     rows = []
     for load in np.geomspace(here / LOAD_SPAN_FACTOR, here * LOAD_SPAN_FACTOR, 4 * CURVE_POINTS).tolist():
@@ -114,9 +114,9 @@ def sweep_cost_over_load(plan: Plan) -> pd.DataFrame:
             if replicas * layout.gpus_per_replica > most[card]:
                 continue
             copies = candidate.deployment.with_replicas(int(replicas))
-            if copies.gpus_rented <= most[card]:
+            if copies.num_gpus_billed <= most[card]:
                 usd = estimate_hourly_cost(copies, scenario.prices) if priced else None
-                offers.append((usd.mid if usd else copies.gpus_rented, f"{copies.gpus_rented} x {card.name}"))
+                offers.append((usd.mid if usd else copies.num_gpus_billed, f"{copies.num_gpus_billed} x {card.name}"))
         if offers:
             cost, what = min(offers)
             rows.append({name: load, "USD per hour" if priced else "GPUs": cost, "Deployment": what})
@@ -146,7 +146,7 @@ def _bound_replica_load(scenario: Scenario, candidate: Candidate) -> float:
     name, here = get_load(scenario.workload)
     if name == "Requests/s" and found and found.capacity and not scenario.offline:
         return found.capacity.mid / replicas * (1 - scenario.headroom)
-    return here / (replicas - 1) if replicas > 1 and candidate.meets else LOAD_SPAN_FACTOR * here
+    return here / (replicas - 1) if replicas > 1 and candidate.is_feasible else LOAD_SPAN_FACTOR * here
 
 
 def _check_feasible(scenario: Scenario, pairs: Sequence[tuple[Candidate, float]]) -> list[bool]:
@@ -161,5 +161,5 @@ def _check_feasible(scenario: Scenario, pairs: Sequence[tuple[Candidate, float]]
         most, copies = candidate.prediction.performance, candidate.deployment.layout.replicas
         if one.performance and most and most.capacity:
             one = replace(one, performance=replace(one.performance, capacity=most.capacity * (1 / copies)))
-        found.append(check_against_slos(at, one).meets)
+        found.append(check_against_slos(at, one).is_feasible)
     return found

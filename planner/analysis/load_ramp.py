@@ -35,18 +35,18 @@ class LoadRamp:
     """A deployment under one load after the other, and the most of it that it serves as promised."""
 
     data: pd.DataFrame  # a row per load: the load, "Requests/s served", then `tail`
-    load: str  # the first column: "Requests/s offered" or "Requests in flight"
+    load_label: str  # the first column: "Requests/s offered" or "Requests in flight"
     ceiling: Interval  # 0 where even the smallest load is too much
-    why: str  # what breaks beyond it
+    reason: str  # what breaks beyond it
 
     def __str__(self) -> str:
-        unit = self.load.lower().removesuffix(" offered")
+        unit = self.load_label.lower().removesuffix(" offered")
         if not self.ceiling.mid:
-            least = self.data[self.load].iloc[0]
+            least = self.data[self.load_label].iloc[0]
             much = "1 request/s is" if (least, unit) == (1, "requests/s") else f"{least:g} {unit} are"
-            return f"Even {much} too much: {self.why}."
+            return f"Even {much} too much: {self.reason}."
         shown = f"{self.ceiling:,.0f}" if self.ceiling.mid >= 100 else f"{self.ceiling:.3g}"
-        return f"The ceiling is {shown} {unit}: beyond it {self.why}."
+        return f"The ceiling is {shown} {unit}: beyond it {self.reason}."
 
 
 def run_load_ramp(deployment: Deployment, workload: Workload, service_level: Sequence[SloTarget] = ()) -> LoadRamp:
@@ -60,7 +60,7 @@ def run_load_ramp(deployment: Deployment, workload: Workload, service_level: Seq
 
     @cache
     def run(power: float, pace: float) -> SimulationResult:
-        return simulate_once(deployment, _set_load(workload, 2.0**power), REQUESTS_PER_SWEEP_RUN, pace=pace)
+        return simulate_once(deployment, _set_load(workload, 2.0**power), REQUESTS_PER_SWEEP_RUN, step_cost_factor=pace)
 
     def broken(pace: float, power: float) -> str:
         """What is not kept: a target, or the rate; nothing where all is."""
@@ -81,13 +81,15 @@ def run_load_ramp(deployment: Deployment, workload: Workload, service_level: Seq
     while compute_served_fraction(run(loads[-1], 1.0)) >= MIN_SERVED_FRACTION and len(loads) < 12:
         loads.append(loads[-1] + 1)
     found = [_bisect(loads, partial(broken, pace)) for pace in (1 / slower, 1.0, slower)]
-    data = _build_ramp_frame("Requests/s offered", ((2.0**n, around(n), around(n).keeps_up * 2.0**n) for n in loads))
+    data = _build_ramp_frame(
+        "Requests/s offered", ((2.0**n, around(n), around(n).served_fraction * 2.0**n) for n in loads)
+    )
     return LoadRamp(data, "Requests/s offered", Interval(*sorted(held for held, _ in found)), found[1][1])
 
 
 def _set_load(workload: Workload, load: float) -> Workload:
     """`workload` at so many requests/s, or in flight where it has no rate."""
-    return workload.at(load) if workload.rate else replace(workload, concurrency=round(load))
+    return workload.with_rate(load) if workload.rate else replace(workload, concurrency=round(load))
 
 
 def _bisect(loads: Sequence[float], breaks: Callable[[float], str]) -> tuple[float, str]:
@@ -104,16 +106,16 @@ def _bisect(loads: Sequence[float], breaks: Callable[[float], str]) -> tuple[flo
 
 def _ramp_concurrency(deployment: Deployment, around: Callable[[float], SimulationRun]) -> LoadRamp:
     """`ramp_test` of a closed loop, up to as many in flight as may run, rounded up to a power of two."""
-    engines = deployment.engines
+    engines = deployment.num_engine_instances
     least, most = math.ceil(math.log2(engines)), math.ceil(math.log2(engines * deployment.args.max_num_seqs))
     loads = range(least, most + 1)
     rates = {n: around(n).mid.request_tps * engines for n in loads}
     end = next(2.0**n for n in loads if rates[n] >= MIN_SERVED_FRACTION * rates[most])
     sigma = build_step_model(deployment).sigma_tpot
     data = _build_ramp_frame(
-        "Requests in flight", ((2.0**n, around(n), Interval.factor(rates[n], sigma)) for n in loads)
+        "Requests in flight", ((2.0**n, around(n), Interval.from_lognormal(rates[n], sigma)) for n in loads)
     )
-    return LoadRamp(data, "Requests in flight", Interval.exactly(end), "more of them hardly raise the throughput")
+    return LoadRamp(data, "Requests in flight", Interval.from_value(end), "more of them hardly raise the throughput")
 
 
 def _build_ramp_frame(load: str, cases: Iterable[tuple[float, SimulationRun, Interval]]) -> pd.DataFrame:
@@ -135,7 +137,7 @@ def build_surge_workload(workload: Workload, factor: float, seconds: float) -> W
 
 def simulate_timeline(deployment: Deployment, workload: Workload, seconds: float) -> tuple[str, pd.DataFrame]:
     """One engine for so many `seconds`: its tail in a few words, and the requests that run and wait over time."""
-    share = math.ceil((workload.rate or 0) * seconds / deployment.engines)
+    share = math.ceil((workload.rate or 0) * seconds / deployment.num_engine_instances)
     run = simulate_once(deployment, workload, max(share, 2), gauge_s=seconds / TIMELINE_SAMPLES)
     gauges = run.gauges.rename(columns={"seconds": "Seconds"})
     told = f"p99 TTFT {get_statistic(run, 'ttft', 'p99') * 1e3:,.0f} ms, p99 ITL {get_statistic(run, 'itl', 'p99') * 1e3:,.0f} ms"
@@ -145,7 +147,7 @@ def simulate_timeline(deployment: Deployment, workload: Workload, seconds: float
 
 def choose_timeline_s(deployment: Deployment, workload: Workload) -> float:
     """Seconds in which one engine gets `CROWD` requests, to the nearest half minute."""
-    return max(round(TIMELINE_REQUESTS * deployment.engines / (workload.rate or 1.0) / 30), 1) * 30.0
+    return max(round(TIMELINE_REQUESTS * deployment.num_engine_instances / (workload.rate or 1.0) / 30), 1) * 30.0
 
 
 def sweep_autoscaler_signals(deployment: Deployment, workload: Workload, shares: Sequence[float]) -> pd.DataFrame:
@@ -155,15 +157,15 @@ def sweep_autoscaler_signals(deployment: Deployment, workload: Workload, shares:
     """
     most, rows = estimate_capacity(deployment, workload).mid, []
     for share in shares:
-        load = workload.at(share * most)
+        load = workload.with_rate(share * most)
         run = simulate_once(
             deployment,
             load,
             2 * REQUESTS_PER_SWEEP_RUN,
-            gauge_s=2 * REQUESTS_PER_SWEEP_RUN * deployment.engines / (share * most) / TIMELINE_SAMPLES,
+            gauge_s=2 * REQUESTS_PER_SWEEP_RUN * deployment.num_engine_instances / (share * most) / TIMELINE_SAMPLES,
         )
         gauges = run.gauges[run.gauges.seconds <= run.sent[-1]]
-        steps, busy = run.outcome.totals[0], run.outcome.totals[1] * run.second
+        steps, busy = run.outcome.totals[0], run.outcome.totals[1] * run.clock_scale
         rows.append({
             "Load (%)": share * 100, "A step is running (% of the time)": busy / run.duration * 100,
             "Steps/s": steps / run.duration, "Requests running": gauges.running.mean(),

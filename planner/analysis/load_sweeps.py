@@ -31,14 +31,14 @@ PREFIX_CACHE_OVERHEAD_FRACTION = 0.01
 
 def isolate_replica(scenario: Scenario, candidate: Candidate) -> tuple[Deployment, Workload]:
     """One replica of `candidate`, and its share of the scenario's traffic (offline: a full batch)."""
-    workload = scenario.workload.share(candidate.deployment.layout.replicas)
+    workload = scenario.workload.split(candidate.deployment.layout.replicas)
     alone = candidate.deployment.with_replicas(1)
     return alone, saturate_workload(alone, workload) if scenario.offline else workload
 
 
 def get_slo_column(scenario: Scenario, metric: str) -> tuple[str, float | None]:
     """The column of a sweep that the service level limits, and the limit in ms; the p95 where it doesn't."""
-    found = next((target for target in scenario.service_level if target.metric == metric), None)
+    found = next((target for target in scenario.slo_targets if target.metric == metric), None)
     return (f"{found.name} (ms)", found.seconds * 1e3) if found else (f"p95 {metric.upper()} (ms)", None)
 
 
@@ -68,17 +68,17 @@ def simulate_prefill_gaps(
     share = math.ceil(sequences / deployment.layout.pp)  # of the sequences, in one of the batches under way
     step, contexts = (
         build_step_model(deployment.with_args(max_num_batched_tokens=budget)),
-        [round(workload.context)] * share,
+        [round(workload.mean_decode_context)] * share,
     )
-    room = budget - share * (1 + step.drafts)
+    room = budget - share * (1 + step.num_draft_tokens)
     if room < 1:
         raise PlannerError(f"max_num_batched_tokens {budget} leaves no room beside {share} decoding sequences")
-    plain = step.step_seconds([], contexts).seconds
+    plain = step.estimate_step([], contexts).seconds
     starts = range(0, prompt, room)
-    mixed = [step.step_seconds([(min(room, prompt - start), start)], contexts).seconds for start in starts]
+    mixed = [step.estimate_step([(min(room, prompt - start), start)], contexts).seconds for start in starts]
     waits = [plain] * 3 + [plain + (seconds - plain) / step.stages for seconds in mixed] + [plain] * 3
     ends = (np.cumsum(waits) - plain * 3) * 1e3  # the prompt arrives at 0
-    spread = [Interval.factor(wait * 1e3, step.sigma_tpot) for wait in waits]
+    spread = [Interval.from_lognormal(wait * 1e3, step.sigma_tpot) for wait in waits]
     carries = [False] * 3 + [True] * len(mixed) + [False] * 3
     return pd.DataFrame({"ms": ends, "Gap (ms)": spread, "Prompt in it": carries})
 

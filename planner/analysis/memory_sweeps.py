@@ -29,12 +29,15 @@ class WeightFormatEntry(SourcedEntry):
     quality: str
 
 
-def build_budget_table(found: MemoryPlan) -> pd.DataFrame:
+def build_budget_table(memory: MemoryPlan) -> pd.DataFrame:
     """One row per term of the budget: GiB with its interval, and whether `gpu_memory_utilization` has to hold it."""
-    rows = [(label, getattr(found, term) / GIB, term in found.in_budget) for term, label in MEMORY_TERM_LABELS.items()]
-    rows = [("budget", Interval.exactly(found.requested / GIB), True), *rows]
-    rows += [("KV cache", found.kv_available / GIB, True), ("driver context", found.context / GIB, False)]
-    rows += [("other tenants", Interval.exactly(found.deployment.other_tenants / GIB), False)]
+    rows = [
+        (label, getattr(memory, term) / GIB, term in memory.budgeted_terms)
+        for term, label in MEMORY_TERM_LABELS.items()
+    ]
+    rows = [("budget", Interval.from_value(memory.budget_bytes / GIB), True), *rows]
+    rows += [("KV cache", memory.kv_available / GIB, True), ("driver context", memory.context / GIB, False)]
+    rows += [("other tenants", Interval.from_value(memory.deployment.other_tenants_bytes / GIB), False)]
     return pd.DataFrame(rows, columns=["term", "GiB", "inside the budget"])
 
 
@@ -55,7 +58,7 @@ def sweep_max_model_len(deployment: Deployment) -> pd.DataFrame:
 
 
 def _cap_at_zero(size: Interval) -> Interval:
-    return size.map(lambda value: max(value, 0.0) / GIB)
+    return size.map_monotone(lambda value: max(value, 0.0) / GIB)
 
 
 def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
@@ -78,10 +81,10 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
             continue
         found, step = (
             plan_memory(served),
-            build_target_step_model(served).step_seconds([], [tokens] * COMPARED_BATCH).seconds * 1e3,
+            build_target_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH).seconds * 1e3,
         )
-        held = found.pool.sequences(tokens) if found.status != "does_not_fit" else 0
-        sizes = found.weights.map(lambda value: value / GIB), _cap_at_zero(found.kv_available)
+        held = found.pool.count_sequences(tokens) if found.status != "does_not_fit" else 0
+        sizes = found.weights.map_monotone(lambda value: value / GIB), _cap_at_zero(found.kv_available)
         rows.append((entry.title, *sizes, held, step, entry.quality, entry.checkpoint, entry.source))
     columns = ["format", "weights (GiB)", "KV cache (GiB)", "sequences", f"decode step of {COMPARED_BATCH} (ms)"]
     return pd.DataFrame(rows, columns=[*columns, "published quality", "checkpoint", "source"])
@@ -91,20 +94,20 @@ def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) ->
     """What other processes on the GPU leave: the largest safe utilization, and the KV cache with it."""
     rows = []
     for gib in tenants_gib:
-        shared = replace(deployment, other_tenants=round(gib * GIB))
+        shared = replace(deployment, other_tenants_bytes=round(gib * GIB))
         safe = find_safe_memory_utilization(shared)
         found = plan_memory(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else None
-        kept = _cap_at_zero(found.kv_available) if found else Interval.exactly(0)
+        kept = _cap_at_zero(found.kv_available) if found else Interval.from_value(0)
         rows.append((gib, safe, kept, found.status.replace("_", " ") if found else "does not fit"))
     return pd.DataFrame(rows, columns=["other tenants (GiB)", "gpu_memory_utilization", "KV cache (GiB)", "status"])
 
 
-def describe_recommended_limits(found: MemoryPlan, workload: Workload, buffer: float) -> str:
+def describe_recommended_limits(memory: MemoryPlan, workload: Workload, buffer: float) -> str:
     """max_model_len and max_num_seqs of the plan, and where they come from; the way out where it does not fit."""
-    if found.status == "does_not_fit":
-        return f"There is nothing to recommend before it fits: {found.remedy}."
-    args, p99 = found.deployment.args, workload.total_quantile(0.99)
-    seqs, held = args.max_num_seqs, find_safe_max_num_seqs(found, workload)
+    if memory.status == "does_not_fit":
+        return f"There is nothing to recommend before it fits: {memory.remedy}."
+    args, p99 = memory.deployment.args, workload.compute_total_tokens_quantile(0.99)
+    seqs, held = args.max_num_seqs, find_safe_max_num_seqs(memory, workload)
     fewer = "; a smaller full batch takes shorter steps" if seqs <= held - 8 else ""
     return (
         f"Recommended: max_model_len {args.max_model_len:,}, as p99 of prompt + output is {p99:,.0f} tokens, plus "
@@ -112,9 +115,9 @@ def describe_recommended_limits(found: MemoryPlan, workload: Workload, buffer: f
     )
 
 
-def describe_memory_status(found: MemoryPlan) -> str:
+def describe_memory_status(memory: MemoryPlan) -> str:
     """What the engine would say of it, and the way out; nothing where it fits."""
-    if found.status == "ok":
+    if memory.status == "ok":
         return ""
-    verdict = "It may die after start-up." if found.status == "at_risk" else "It does not start."
-    return f"{verdict} {found.reason}. Way out: {found.remedy}."
+    verdict = "It may die after start-up." if memory.status == "at_risk" else "It does not start."
+    return f"{verdict} {memory.reason}. Way out: {memory.remedy}."

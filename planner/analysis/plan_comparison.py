@@ -56,7 +56,7 @@ def describe_cheapest_plan(plans: Sequence[Plan]) -> str:
     known = sorted(
         (round(usd.mid, 2), plan.verdict != "holds", name, usd.lo)
         for plan, name in zip(plans, build_plan_titles(plans), strict=True)
-        if plan.chosen and (usd := plan.chosen.prediction.usd)
+        if plan.chosen and (usd := plan.chosen.prediction.usd_per_hour_interval)
     )
     none = [name for plan, name in zip(plans, build_plan_titles(plans), strict=True) if not plan.chosen]
     said = [f"Nothing meets the service level of {', '.join(none)}."] if none else []
@@ -76,8 +76,8 @@ def compare_slos(plans: Sequence[Plan]) -> pd.DataFrame:
     for name, plan in zip(build_plan_titles(plans), plans, strict=True):
         if (found := plan.performance) is None:
             continue
-        for target in plan.scenario.service_level:
-            value = found.told(target.metric, target.percentile)
+        for target in plan.scenario.slo_targets:
+            value = found.get_for_display(target.metric, target.percentile)
             if not math.isnan(value.mid):
                 rows.append({"scenario": name, "promise": str(target), "Share of the limit": value / target.seconds})
     return pd.DataFrame(rows, columns=["scenario", "promise", "Share of the limit"])
@@ -98,13 +98,13 @@ _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
     "model": lambda asked: asked.model,
     "weights": lambda asked: " or ".join(quantization or "checkpoint" for quantization in asked.quantizations),
     "KV cache allowed": lambda asked: " or ".join(asked.kv_cache_dtypes),
-    "GPUs allowed": lambda asked: " or ".join(f"up to {card.at_most} x {card.gpu.name}" for card in asked.gpus),
+    "GPUs allowed": lambda asked: " or ".join(f"up to {card.max_gpus} x {card.gpu.name}" for card in asked.gpus),
     "engine": lambda asked: " or ".join(map(str, (asked.engine, *asked.other_engines))),
     "traffic": lambda asked: str(asked.workload),
-    "a day": lambda asked: str(asked.day or "always the busiest hour"),
+    "a day": lambda asked: str(asked.daily_profile or "always the busiest hour"),
     "LoRA adapters": _describe_adapters,
     "service level": lambda asked: (
-        "; ".join(f"{t.name} {format_latency(t.seconds)}" for t in asked.service_level) or "none"
+        "; ".join(f"{t.name} {format_latency(t.seconds)}" for t in asked.slo_targets) or "none"
     ),
     "headroom": lambda asked: f"{asked.headroom:.0%}",
     "layout": lambda asked: ", ".join(f"{name} {size}" for name, size in asked.layout.items()) or "any",
@@ -120,24 +120,24 @@ _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
 def _collect_plan_facts(plan: Plan) -> dict[str, Any]:
     """What the answer is and does, but for promises and costs."""
     best, found = plan.best, plan.performance
-    rows: dict[str, Any] = {"answer": VERDICT_LABELS[plan.verdict], "deployment": best and best.what}
-    rows |= {"what limits it": plan.binding.constraint}
+    rows: dict[str, Any] = {"answer": VERDICT_LABELS[plan.verdict], "deployment": best and best.description}
+    rows |= {"what limits it": plan.binding_constraint.constraint}
     if best is None or found is None:
         return rows
-    free, power = compute_free_capacity(plan.scenario, best.prediction), best.prediction.power
+    free, power = compute_free_capacity(plan.scenario, best.prediction), best.prediction.gpu_power_w
     rows |= {"serves at most (requests/s)": found.capacity}
     rows |= {"stays free (%)": None if free is None else round(free * 100), "output (tokens/s)": found.output_tps}
     rows |= {"KV cache of a GPU (GiB)": best.prediction.memory.kv_available / GIB}
-    rows |= {"drawn by all GPUs (W)": power and power * best.prediction.gpus}
-    if (usd := best.prediction.usd) and usd.lo < usd.hi:
+    rows |= {"drawn by all GPUs (W)": power and power * best.prediction.num_gpus}
+    if (usd := best.prediction.usd_per_hour_interval) and usd.lo < usd.hi:
         rows |= {"USD per hour, by the quotes": f"{usd.lo:,.2f} to {usd.hi:,.2f}"}
-    return rows | {"figures": found.how}
+    return rows | {"figures": found.source_description}
 
 
 def _format_slo_statuses(plan: Plan) -> dict[str, str | None]:
     """What is predicted of each promise, and what becomes of it."""
     found = plan.performance
-    told = {t: found.told(t.metric, t.percentile) if found else None for t in plan.scenario.service_level}
+    told = {t: found.get_for_display(t.metric, t.percentile) if found else None for t in plan.scenario.slo_targets}
     return {f"{t.name} (ms)": None if v is None else f"{v * 1e3:,.0f}: {get_slo_status(t, v)}" for t, v in told.items()}
 
 
@@ -152,8 +152,8 @@ def _collect_costs(plan: Plan) -> dict[str, float]:
         found |= {"USD for all of the work": best.usd_per_hour * hours.mid}
     else:
         found |= {"USD a month": month.mid}
-    if plan.renting:
-        found |= {f"USD a day, {way}": usd for way, usd in plan.renting.usd.items()}
+    if plan.billing:
+        found |= {f"USD a day, {way}": usd for way, usd in plan.billing.usd.items()}
     each = best.prediction.usd_per_mtok_output
     return found | ({"USD per million output tokens": each.mid} if each else {})
 

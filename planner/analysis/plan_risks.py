@@ -61,9 +61,9 @@ def describe_growth_limit(plan: Plan) -> str:
         return ""
     wanted, kept, how = compute_offered_rps(scenario, best.prediction), None, ""
     what, end = ("work", "it is late") if scenario.offline else ("traffic", "it is overloaded")
-    if best.stated and not best.pooled and not scenario.offline:
-        ramp = run_load_ramp(best.deployment, scenario.workload, scenario.service_level)
-        kept = None if ramp.why == OVERLOAD_REASON else (ramp.ceiling, ramp.why)
+    if best.is_simulated and not best.is_disaggregated and not scenario.offline:
+        ramp = run_load_ramp(best.deployment, scenario.workload, scenario.slo_targets)
+        kept = None if ramp.reason == OVERLOAD_REASON else (ramp.ceiling, ramp.reason)
     elif not scenario.offline:
         kept, how = find_max_feasible_rps(scenario, best), " (closed form)"
     planned = (1 - scenario.headroom) * most.mid
@@ -92,7 +92,7 @@ def simulate_replica_loss(plan: Plan) -> tuple[Candidate | None, str]:
     if spares:
         beside = f"{spares} spare replica{'s' if spares > 1 else ''} beside the {replicas} that the traffic needs"
         return None, f"While as many are away as there are spare ones, every promise holds: {beside}."
-    if best.pooled:
+    if best.is_disaggregated:
         return _simulate_worker_loss(plan.scenario, best)
     if replicas == 1:
         twice = f"; a second costs ${best.usd_per_hour:,.2f} an hour more" if best.usd_per_hour else ""
@@ -100,10 +100,10 @@ def simulate_replica_loss(plan: Plan) -> tuple[Candidate | None, str]:
     others = replace(best, deployment=best.deployment.with_replicas(replicas - 1))
     fewer = simulate_candidate(replace(plan.scenario, headroom=0.0), others)
     left = f"While one of {replicas} replicas is away, the same traffic on the other {replicas - 1}"
-    if fewer.meets:
+    if fewer.is_feasible:
         risk = f", though at the pessimistic end {'; '.join(fewer.risks)}" if fewer.risks else ""
         return fewer, f"{left} still keeps every promise{risk} (replayed)."
-    return fewer, f"{left} does not keep every promise (replayed): {'; '.join(fewer.misses)}."
+    return fewer, f"{left} does not keep every promise (replayed): {'; '.join(fewer.violations)}."
 
 
 def _simulate_worker_loss(scenario: Scenario, best: Candidate) -> tuple[Candidate | None, str]:
@@ -113,13 +113,15 @@ def _simulate_worker_loss(scenario: Scenario, best: Candidate) -> tuple[Candidat
         return None, f"There is only one {' and one '.join(alone)} worker: while it restarts, nothing is served."
     for k, role in enumerate(("prefill", "decode")):
         fewer = [pool.with_replicas(pool.layout.replicas - (j == k)) for j, pool in enumerate(pools)]
-        found = evaluate_pools(replace(scenario, headroom=0.0), fewer[0], fewer[1], scenario.workload, best.preference)
-        if found and (worst is None or found.margin > worst[0].margin):
+        found = evaluate_pools(
+            replace(scenario, headroom=0.0), fewer[0], fewer[1], scenario.workload, best.preference_key
+        )
+        if found and (worst is None or found.limit_utilization > worst[0].limit_utilization):
             worst = found, role
     if worst is None:
         return None, ""
-    held = "still keeps every promise" if worst[0].meets else "does not keep every promise"
-    missed = "" if worst[0].meets else f": {'; '.join(worst[0].misses)}"
+    held = "still keeps every promise" if worst[0].is_feasible else "does not keep every promise"
+    missed = "" if worst[0].is_feasible else f": {'; '.join(worst[0].violations)}"
     return worst[0], f"While one {worst[1]} worker is away, the same traffic on the others {held} (replayed){missed}."
 
 
@@ -139,7 +141,7 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
     workload, deployment = scenario.workload, best.deployment
     if plan.reasons:
         yield 3, "edge" if plan.chosen else "miss", "; ".join(plan.reasons)
-    told = [found.told(target.metric, target.percentile) for target in scenario.service_level]
+    told = [found.get_for_display(target.metric, target.percentile) for target in scenario.slo_targets]
     width = max((value.hi / value.mid - 1 for value in told if 0 < value.mid < math.inf), default=0.0)
     latency = "growing waits" if math.isinf(width) else f"up to {width:+.0%} on a promised latency"
     wide = latency if width else f"{found.request_tps:.3g} requests/s"
@@ -150,16 +152,16 @@ def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
     )
     if drafting := deployment.speculation:
         yield 1.8, "acceptance", f"{drafting.method}, {drafting.acceptance_rate:.0%}"
-    if cached := best.prediction.load.cached_share:
+    if cached := best.prediction.effective_workload.cache_hit_fraction:
         yield 2 * cached, "reuse", f"{cached:.0%} of all prompt tokens are found in the cache"
     if workload.assumptions:
         yield 1.5, "lengths", workload.assumptions[0]
     elif workload.trace is None:
-        spread = workload.total_quantile(0.99) / max(workload.total_quantile(0.5), 1.0)
+        spread = workload.compute_total_tokens_quantile(0.99) / max(workload.compute_total_tokens_quantile(0.5), 1.0)
         how = f"p99 of prompt + output is {spread:.1f} times the median"
         yield 0.6, "texts" if scenario.offline else "traffic", how
-    usd = best.prediction.usd
+    usd = best.prediction.usd_per_hour_interval
     if usd and usd.hi > 1.05 * usd.mid:
         yield math.log(usd.hi / usd.mid), "price", f"${usd.lo:,.2f} to ${usd.hi:,.2f} an hour by who lets the GPUs"
-    if any(pool.replicas == 1 for pool in best.prediction.pools):
+    if any(pool.num_replicas == 1 for pool in best.prediction.pools):
         yield 0.9, "replica", "a restart or a lost GPU stops the service"

@@ -34,8 +34,8 @@ def compare_engines(plan: Plan) -> pd.DataFrame:
     for candidate in plan.candidates:
         best.setdefault(candidate.deployment.engine.name, candidate)
     rows = [
-        (str(found.deployment.engine), found.what, _format_usd(found.usd_per_hour),
-         "; ".join(found.misses or found.risks) or "meets the service level")
+        (str(found.deployment.engine), found.description, _format_usd(found.usd_per_hour),
+         "; ".join(found.violations or found.risks) or "meets the service level")
         for found in best.values()
     ]  # fmt: skip
     return pd.DataFrame(rows, columns=["engine", "best deployment", "USD per hour", "verdict"])
@@ -46,9 +46,9 @@ def summarize_plan(plan: Plan) -> str:
     scenario, chosen, best = plan.scenario, plan.chosen, plan.best
     if chosen is None:
         near = (
-            f"The nearest is {_describe_offer(scenario, best)}, but {'; '.join(best.misses)}"
+            f"The nearest is {_describe_offer(scenario, best)}, but {'; '.join(best.violations)}"
             if best
-            else str(plan.binding)
+            else str(plan.binding_constraint)
         )
         return f"Nothing that was allowed meets the service level. {near.rstrip('.')}."
     free = compute_free_capacity(scenario, chosen.prediction)
@@ -62,7 +62,7 @@ def summarize_plan(plan: Plan) -> str:
 
 def _describe_offer(scenario: Scenario, candidate: Candidate) -> str:
     """A candidate and its price, where one is known."""
-    said, usd, month = candidate.what, candidate.usd_per_hour, candidate.prediction.usd_per_month
+    said, usd, month = candidate.description, candidate.usd_per_hour, candidate.prediction.usd_per_month
     if usd is None or month is None:
         return said
     hours = estimate_run_hours(scenario, candidate)
@@ -83,18 +83,18 @@ def explain_binding_constraint(plan: Plan) -> str:
     """What keeps anything cheaper from doing, and why it is this and not the runner-up, by the rule of the search."""
     chosen, other = plan.chosen, plan.runner_up
     if chosen is None:
-        return str(plan.binding)
+        return str(plan.binding_constraint)
     if other is None:
-        return f"{plan.binding} No other layout or GPU meets the service level."
-    name = f"{plan.binding} The runner-up is {other.what}"
-    margins = f"this plan takes {chosen.margin:.0%} of its tightest limit, the runner-up {other.margin:.0%}"
+        return f"{plan.binding_constraint} No other layout or GPU meets the service level."
+    name = f"{plan.binding_constraint} The runner-up is {other.description}"
+    margins = f"this plan takes {chosen.limit_utilization:.0%} of its tightest limit, the runner-up {other.limit_utilization:.0%}"
     usd, more = chosen.usd_per_hour, other.usd_per_hour
     if usd is not None and more is not None and more > usd * 1.001:
         return f"{name}, ${more:,.2f} an hour, {more / usd - 1:.0%} more; {margins}."
     cheap = "at the same price" if usd is not None and more is not None else "with as many GPUs or more"
     reasons = {
         "at the pessimistic end it does not hold": other.at_risk and not chosen.at_risk,
-        "it changes the model's formats more": other.preference > chosen.preference,
+        "it changes the model's formats more": other.preference_key > chosen.preference_key,
         "it has more pipeline stages": other.deployment.layout.pp > chosen.deployment.layout.pp,
     }
     reason = next((text for text, holds in reasons.items() if holds), "it leaves less room")
@@ -106,16 +106,16 @@ def build_rental_table(plan: Plan) -> pd.DataFrame:
     best = plan.best
     assert best is not None
     deployment, pools, found = best.deployment, best.prediction.pools, best.prediction.performance
-    gpus, card = sum(pool.gpus for pool in pools), deployment.gpu.name
+    gpus, card = sum(pool.num_gpus for pool in pools), deployment.gpu.name
     each = max(pool.layout.gpus_per_replica for pool in pools)
     taken = [size for pool in pools for size in pool.machines
-             or choose_machines(pool.replicas, pool.layout.gpus_per_replica, (pool.gpus_per_node,))]  # fmt: skip
+             or choose_machines(pool.num_replicas, pool.layout.gpus_per_replica, (pool.gpus_per_node,))]  # fmt: skip
     idle = sum(taken) - gpus
     whole = " + ".join(f"{many} of {size} GPUs" if size > 1 else f"{many}" for size, many in Counter(taken).items())
-    setup = f"{best.what.partition(', ')[2]}, {deployment.engine}"
+    setup = f"{best.description.partition(', ')[2]}, {deployment.engine}"
     needed = f"{whole}, {idle} of {sum(taken)} GPUs not needed" if idle else whole
     rows: list[tuple[str, object]] = [("GPUs", f"{gpus} x {card}"), ("machines", needed), ("set up as", setup)]
-    price, usd = look_up_gpu_price(deployment.gpu, plan.scenario.prices), best.prediction.usd
+    price, usd = look_up_gpu_price(deployment.gpu, plan.scenario.prices), best.prediction.usd_per_hour_interval
     if price and usd:
         month, hours = ("cost per month (USD)", best.prediction.usd_per_month), estimate_run_hours(plan.scenario, best)
         rows += [("cost per hour (USD)", usd), ("cost of all the work (USD)", hours * usd.mid) if hours else month]
@@ -129,7 +129,7 @@ def build_rental_table(plan: Plan) -> pd.DataFrame:
     rows += [(f"drawn by the GPUs ({what})", value) for what, value in estimate_energy(plan.scenario, best)]
     if found:
         rows += [("output (tokens/s)", found.output_tps), ("requests served (requests/s)", found.request_tps)]
-        rows += [("figures", f"80% intervals, {found.how}")]
+        rows += [("figures", f"80% intervals, {found.source_description}")]
     told = [f"{v:,.{2 if v.mid < 100 else 0}f}" if isinstance(v, Interval) else v for _, v in rows]
     return pd.DataFrame({"what": [name for name, _ in rows], "value": told})
 
@@ -139,15 +139,15 @@ def describe_confidence(plan: Plan) -> str:
     found = estimate_choice_confidence(plan)
     if found is None:
         return ""
-    said = f"I{str(found)[1:]}. It breaks a promise itself in {found.broken * NUM_DRAWS:,.0f}."
-    if found.first is None:
+    said = f"I{str(found)[1:]}. It breaks a promise itself in {found.p_infeasible * NUM_DRAWS:,.0f}."
+    if found.best_benchmark is None:
         return f"{said} No benchmark of one deployment would change the choice."
-    measured, share = found.first
+    measured, share = found.best_benchmark
     own = measured is plan.chosen
-    what = "the plan itself" if own else measured.what
-    names = ["prefill", "decode", "router", "bench"] if measured.pooled else ["serve", "bench"]
+    what = "the plan itself" if own else measured.description
+    names = ["prefill", "decode", "router", "bench"] if measured.is_disaggregated else ["serve", "bench"]
     files = " and ".join(f"`{'' if own else 'measure/'}{name}.sh`" for name in names)
-    copies = "both pools" if measured.pooled else "one replica"
+    copies = "both pools" if measured.is_disaggregated else "one replica"
     return f"{said} Measure first {what}, {copies} ({files}): its result changes it in {share:.0%}."
 
 
@@ -156,10 +156,10 @@ def build_choice_table(plan: Plan) -> pd.DataFrame:
     found = estimate_choice_confidence(plan)
     if found is None or plan.chosen is None:
         return pd.DataFrame()
-    told = {id(candidate): f"{share:.0%}" for candidate, share in found.runs}
+    told = {id(candidate): f"{share:.0%}" for candidate, share in found.benchmark_values}
     rows = [
-        (c.what, _format_usd(c.usd_per_hour), round(share * NUM_DRAWS), told.get(id(c)))
-        for c, share in ((plan.chosen, found.stays), *found.rivals[:5])
+        (c.description, _format_usd(c.usd_per_hour), round(share * NUM_DRAWS), told.get(id(c)))
+        for c, share in ((plan.chosen, found.p_unchanged), *found.alternatives[:5])
     ]
     columns = ["deployment", "USD per hour", f"chosen in (of {NUM_DRAWS:,} draws)", "its benchmark changes the choice"]
     return pd.DataFrame(rows, columns=columns)
@@ -172,25 +172,28 @@ def _format_usd(amount: float | None) -> str | None:
 def build_candidate_table(plan: Plan) -> pd.DataFrame:
     """The ten best candidates, a row each, from best to worst; the nearest first where none meets the service level."""
     shown, names = plan.candidates[:10], {"Service level": "service level", "Figures": "figures"}
-    data = build_candidate_frame(plan, shown, "told").rename(columns={**names, "Requests/s": "requests/s"})
-    data["deployment"] = [candidate.what for candidate in shown]
+    data = build_candidate_frame(plan, shown, "get_for_display").rename(columns={**names, "Requests/s": "requests/s"})
+    data["deployment"] = [candidate.description for candidate in shown]
     data["USD per hour"] = [_format_usd(candidate.usd_per_hour) for candidate in shown]
     data["what is missing"] = [describe_violations(plan, candidate) for candidate in shown]
-    promised = [f"{target.name} (ms)" for target in plan.scenario.service_level]
+    promised = [f"{target.name} (ms)" for target in plan.scenario.slo_targets]
     held = "service level" if plan.chosen else "what is missing"
     return data[["deployment", "USD per hour", *promised, *["requests/s"] * plan.scenario.offline, held, "figures"]]
 
 
 def describe_violations(plan: Plan, candidate: Candidate) -> str:
     """How far a candidate is from what it misses, in a few words; of a wait that grows the figures tell."""
-    found, missed = candidate.prediction.performance, dict(zip(candidate.constraints, candidate.misses, strict=True))
+    found, missed = (
+        candidate.prediction.performance,
+        dict(zip(candidate.violated_constraints, candidate.violations, strict=True)),
+    )
     if found and "capacity" in missed and (most := get_capacity_rps(plan.scenario, found)):
         missed["capacity"] = (
             f"{compute_offered_rps(plan.scenario, candidate.prediction):.3g} of {most.mid:.3g} requests/s at most"
         )
-    for target in plan.scenario.service_level if found else ():
+    for target in plan.scenario.slo_targets if found else ():
         if target.name in missed and found:
-            over = found.told(target.metric, target.percentile).mid / target.seconds
+            over = found.get_for_display(target.metric, target.percentile).mid / target.seconds
             far = f"{over - 1:.0%} over" if over < 3 else f"{over:,.0f} times the limit"
             missed[target.name] = f"{target.name} {far}" if math.isfinite(over) else ""
     return "; ".join(filter(None, missed.values())) or "nothing"
@@ -201,17 +204,17 @@ def build_relaxation_table(plan: Plan) -> pd.DataFrame:
     best, found, rows = plan.best, plan.performance, []
     if best is None or found is None:
         return pd.DataFrame(columns=["change", "from", "to", "to be safe"])
-    for target in plan.scenario.service_level:
-        value = found.told(target.metric, target.percentile)
-        if target.name in best.constraints and not found.saturated:
+    for target in plan.scenario.slo_targets:
+        value = found.get_for_display(target.metric, target.percentile)
+        if target.name in best.violated_constraints and not found.saturated:
             would = ("none would do" if math.isinf(each) else format_latency(each) for each in (value.mid, value.hi))
             rows.append((f"a limit for {target.name} of", format_latency(target.seconds), *would))
     rate, headroom = plan.scenario.workload.rate, 1 - plan.scenario.headroom
     if plan.scenario.offline and rate:
         served = found.request_tps * headroom
         rows.append(("requests/s asked of it", f"{rate:.3g}", f"{served.mid:.3g}", f"{served.lo:.3g}"))
-    elif rate and found.capacity and not best.pooled:
-        held = run_load_ramp(best.deployment, plan.scenario.workload, plan.scenario.service_level).ceiling
+    elif rate and found.capacity and not best.is_disaggregated:
+        held = run_load_ramp(best.deployment, plan.scenario.workload, plan.scenario.slo_targets).ceiling
         mid, low = min(held.mid, found.capacity.mid * headroom), min(held.lo, found.capacity.lo * headroom)
         shown = (f"{mid:.3g}", f"{low:.3g}") if mid else ("none would do", "none would do")
         rows.append(("a rate (requests/s) of", f"{rate:.3g}", *shown))
@@ -229,13 +232,13 @@ def describe_slo_margin(plan: Plan) -> str:
 def build_alternatives_table(plan: Plan) -> pd.DataFrame:
     """Each GPU, engine and format that the scenario allows and the plan has not, and what it comes to."""
     return pd.DataFrame(
-        [(other.what, other.why) for other in explain_alternatives(plan)], columns=["instead", "why not"]
+        [(other.option, other.reason) for other in explain_alternatives(plan)], columns=["instead", "why not"]
     )
 
 
 def build_rejection_table(plan: Plan) -> pd.DataFrame:
     """A dozen that could not be evaluated, and why, the largest first."""
-    told = dict.fromkeys((r.what, r.gpu, r.reason) for r in sorted(plan.rejected, key=lambda each: -each.gpus))
+    told = dict.fromkeys((r.description, r.gpu, r.reason) for r in sorted(plan.rejected, key=lambda each: -each.gpus))
     return pd.DataFrame(list(told)[:12], columns=["layout", "GPU", "why not"])
 
 
@@ -244,22 +247,22 @@ def describe_search_effort(plan: Plan) -> str:
     why = Counter(rejection.bottleneck for rejection in plan.rejected)
     reasons = ", ".join(f"{number} for {bottleneck}" for bottleneck, number in why.most_common())
     out = f"; ruled out before: {len(plan.rejected)} ({reasons})" if why else ""
-    meeting = sum(candidate.meets for candidate in plan.candidates) or "none"
-    closer = sum(candidate.stated for candidate in plan.candidates)
+    meeting = sum(candidate.is_feasible for candidate in plan.candidates) or "none"
+    closer = sum(candidate.is_simulated for candidate in plan.candidates)
     looked = f"Deployments evaluated in closed form: {len(plan.candidates)}; replayed: {closer} of them"
     return f"{looked}; meeting the service level: {meeting}{out}."
 
 
-def build_what_if_table(plan: Plan, found: tuple[WhatIf, ...]) -> pd.DataFrame:
+def build_what_if_table(plan: Plan, what_ifs: tuple[WhatIf, ...]) -> pd.DataFrame:
     """Each change with the plan that follows, replayed, and its cost beside today's."""
     today = plan.chosen.usd_per_hour if plan.chosen else None
     rows = []
-    for item in found:
+    for item in what_ifs:
         best = item.plan.chosen
         usd = best.usd_per_hour if best else None
         against = f"{(usd / today - 1) * 100:+.0f}" if usd is not None and today else None
-        what = best.what if best else "none"
-        same = plan.chosen and what == plan.chosen.what
+        what = best.description if best else "none"
+        same = plan.chosen and what == plan.chosen.description
         held = get_slo_label(best) if best else "misses"
         rows.append((item.change, "the same" if same else what, _format_usd(usd), against, held))
     columns = ["change", "plan", "USD per hour", "cost change (%)", "service level"]

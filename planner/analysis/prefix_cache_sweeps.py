@@ -60,7 +60,7 @@ def simulate_routed(
 ) -> SimulationResult:
     """All replicas of `deployment` behind a router of one of `POLICIES`; `pool` replaces that of the memory plan."""
     pool = pool or get_memory_plan(deployment).pool
-    router = RouterConfig(deployment.engines, ROUTING_POLICIES[policy])
+    router = RouterConfig(deployment.num_engine_instances, ROUTING_POLICIES[policy])
     return simulate_workload(deployment, pool, build_step_model(deployment), workload, router=router)
 
 
@@ -71,8 +71,10 @@ def sweep_pool_size(deployment: Deployment, workload: Workload, shares: Sequence
         smaller = replace(pool, num_blocks=int(pool.num_blocks * share))
         run = simulate_routed(deployment, workload, pool=smaller)
         assert workload.trace is not None
-        plain = compute_prefix_hit_rate(workload.trace, 1, smaller.kv_tokens) * 100
-        rows.append((smaller.kv_tokens, get_hit_percent(run), plain, get_wait_ms(run, "p50"), get_wait_ms(run, "p99")))
+        plain = compute_prefix_hit_rate(workload.trace, 1, smaller.reported_tokens) * 100
+        rows.append(
+            (smaller.reported_tokens, get_hit_percent(run), plain, get_wait_ms(run, "p50"), get_wait_ms(run, "p99"))
+        )
     columns = ["KV pool (tokens)", "found (%)", "a plain LRU would find (%)", "p50 TTFT (ms)", "p99 TTFT (ms)"]
     return pd.DataFrame(rows, columns=columns)
 
@@ -97,13 +99,20 @@ def sweep_routing(
     """Several replicas, `workload` being the traffic of each: what is found by routing, TTFT, who has most to do."""
     rows = []
     for count in replicas:
-        load = workload.at((workload.rate or 0.0) * count)
+        load = workload.with_rate((workload.rate or 0.0) * count)
         for policy in policies:
             run = simulate_routed(deployment.with_replicas(count), load, policy)
             served = np.bincount(run.outcome.replica, minlength=count) if count > 1 else np.ones(1)
             busiest = served.max() / served.mean()
             rows.append(
-                (count, policy, get_hit_percent(run), run.stats("ttft")["p50"] * 1e3, get_wait_ms(run, "p99"), busiest)
+                (
+                    count,
+                    policy,
+                    get_hit_percent(run),
+                    run.summarize("ttft")["p50"] * 1e3,
+                    get_wait_ms(run, "p99"),
+                    busiest,
+                )
             )
     columns = ["replicas", "requests go", "found (%)", "p50 TTFT (ms)", "p99 TTFT (ms)", "busiest, of the mean"]
     return pd.DataFrame(rows, columns=columns)

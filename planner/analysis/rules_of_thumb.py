@@ -26,7 +26,7 @@ def build_sequence_capacity_table(cases: Mapping[str, Deployment], traffics: Map
     rows = []
     for name, deployment in cases.items():
         memory = get_memory_plan(deployment)
-        held = [find_safe_max_num_seqs(memory, traffic) if memory.starts else 0 for traffic in traffics.values()]
+        held = [find_safe_max_num_seqs(memory, traffic) if memory.can_start else 0 for traffic in traffics.values()]
         rows.append((name, deployment.args.max_num_seqs, *held))
     return pd.DataFrame(rows, columns=["deployment", "engine's default", *traffics])
 
@@ -39,8 +39,8 @@ def build_communication_table(cases: Mapping[str, Deployment], batch: int, promp
     rows = []
     for name, deployment in cases.items():
         step = build_step_model(deployment)
-        costs = step.step_seconds([], [context] * batch), step.step_seconds([(prompt, 0)], [])
-        links = [cost.parts.get("collectives", 0.0) for cost in costs]
+        costs = step.estimate_step([], [context] * batch), step.estimate_step([(prompt, 0)], [])
+        links = [cost.seconds_by_part.get("collectives", 0.0) for cost in costs]
         layers = len(deployment.model.architecture.layers)
         each = [(link / layers * 1e6, link / cost.seconds * 100) for link, cost in zip(links, costs, strict=True)]
         rows.append((name, *each[0], *each[1]))
@@ -55,8 +55,8 @@ def compare_step_speed(
     found = {}
     for name, deployment in cases.items():
         step = build_step_model(deployment)
-        found[name] = [step.step_seconds([], [context] * batch).seconds for batch in batches]
-        found[name].append(step.step_seconds([(prompt, 0)], []).seconds)
+        found[name] = [step.estimate_step([], [context] * batch).seconds for batch in batches]
+        found[name].append(step.estimate_step([(prompt, 0)], []).seconds)
     first = next(iter(found.values()))
     rows = [(name, *(a / b for a, b in zip(first, own, strict=True))) for name, own in found.items()]
     columns = [f"decode, batch {batch}" for batch in batches] + [f"prompt of {prompt:,}"]

@@ -40,7 +40,7 @@ def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
     What the engine refuses is left out; where the model no longer fits, figures are missing and "note" says why.
     """
     turned = [(PLAN_LABEL, "", best.deployment), *_generate_knob_settings(scenario, best.deployment)]
-    found = evaluate_candidates(scenario, [(one, one.layout.replicas, best.preference) for _, _, one in turned])
+    found = evaluate_candidates(scenario, [(one, one.layout.replicas, best.preference_key) for _, _, one in turned])
     rows = [
         {"knob": name, "setting": setting, **measure_candidate(scenario, candidate)}
         for (name, setting, _), candidate in zip(turned, found, strict=True)
@@ -55,7 +55,7 @@ def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, Any
         return {**dict.fromkeys(MEASURE_LABELS.values()), "note": memory.reason}
     most, usd = found.capacity.mid * scenario.workload.output.mean, candidate.usd_per_hour
     per_mtok = usd / 3600 / most * 1e6 if usd else None
-    values = found.ttft["p95"].mid * 1e3, found.itl["p99"].mid * 1e3, most, memory.pool.kv_tokens, per_mtok
+    values = found.ttft["p95"].mid * 1e3, found.itl["p99"].mid * 1e3, most, memory.pool.reported_tokens, per_mtok
     return {**dict(zip(MEASURE_LABELS.values(), values, strict=True)), "note": "overloaded" if found.saturated else ""}
 
 
@@ -88,7 +88,7 @@ def _generate_knob_settings(scenario: Scenario, plan: Deployment) -> Iterator[tu
         if count:
             yield from _try_setting("replicas", count, partial(plan.with_replicas, count))
     if scenario.speculation:
-        drafting = None if plan.speculation else scenario.speculation.load()
+        drafting = None if plan.speculation else scenario.speculation.to_config()
         setting = drafting.method if drafting else "off"
         yield from _try_setting("speculation", setting, lambda: replace(plan, speculation=drafting))
 
@@ -156,9 +156,9 @@ def build_decision_table(
         seats = f", max_num_seqs {best.deployment.args.max_num_seqs}" if best else ""
         rows.append({
             "scenario": scenario.name, "work": f"{prompt:,.0f} tokens in, {output:,.0f} out",
-            "approach": best.what + seats if best else "none",
-            "what limits it": plan.binding.constraint, "USD per hour": usd and f"{usd:,.2f}",
-            "turning no knob": default.what if default else f"nothing does: {usual.binding.constraint}",
+            "approach": best.description + seats if best else "none",
+            "what limits it": plan.binding_constraint.constraint, "USD per hour": usd and f"{usd:,.2f}",
+            "turning no knob": default.description if default else f"nothing does: {usual.binding_constraint.constraint}",
             "its USD per hour": more and f"{more:,.2f}",
             "saved (%)": round((1 - usd / more) * 100) if usd and more else None,
         })  # fmt: skip

@@ -20,7 +20,7 @@ DRAFT_TOKEN_COUNTS = range(1, 9)
 
 def list_available_methods(deployment: Deployment) -> tuple[str, ...]:
     """Methods that the engine has and that need nothing but the target: no model to name, no layers it doesn't have."""
-    missing = {"model"} if deployment.model.architecture.mtp else {"model", "mtp"}
+    missing = {"model"} if deployment.model.architecture.mtp_layers else {"model", "mtp"}
     known = (name for name, how in load_draft_methods().items() if how.draft not in missing)
     return tuple(name for name in known if not explain_unsupported_method(name, deployment.engine))
 
@@ -50,6 +50,6 @@ def build_draft_table(drafted: Deployment, memory: MemoryPlan, batch: float, con
         except PlannerError:  # such as MTP on a model without such layers
             continue
         best = DRAFT_TOKEN_COUNTS[gains.index(max(gains))]
-        rows.append((name, found.draft_bytes / GIB, found.sequences_lost, found.speedup, found.verdict, best))
+        rows.append((name, found.draft_bytes / GIB, found.num_sequences_lost, found.speedup, found.verdict, best))
     columns = ["method", "draft (GiB per GPU)", "sequences it costs", "speed-up at the same acceptance", "verdict"]
     return pd.DataFrame(rows, columns=[*columns, f"fastest k of {DRAFT_TOKEN_COUNTS[0]} to {DRAFT_TOKEN_COUNTS[-1]}"])

@@ -72,7 +72,7 @@ class VllmBenchResult(StrictEntry):
     output_lens: tuple[TokenCount, ...] = ()  # 0: the request failed
     start_times: tuple[float, ...] = ()  # s, once the limit of requests in flight lets it go
 
-    def workload(self, prefix_tokens: int) -> Workload:
+    def build_workload(self, prefix_tokens: int) -> Workload:
         """What was sent; lengths and arrivals as they were where the result has them, else as the benchmark draws them.
 
         The mean lengths stand for all requests where only the totals are known.
@@ -81,9 +81,12 @@ class VllmBenchResult(StrictEntry):
         if self.ramp_up_strategy and len(self.start_times) < 2:
             raise PlannerError("field ramp_up_strategy: a ramp can be replayed with its start_times (--save-detailed)")
         sums = (self.total_input_tokens, self.total_output_tokens)
-        prompt, output = (LengthDistribution.fixed(max(tokens / self.completed, 1)) for tokens in sums)
-        if trace := self._trace():
-            prompt, output = LengthDistribution.empirical(trace.prompt), LengthDistribution.empirical(trace.output)
+        prompt, output = (LengthDistribution.from_constant(max(tokens / self.completed, 1)) for tokens in sums)
+        if trace := self._build_trace():
+            prompt, output = (
+                LengthDistribution.from_samples(trace.prompt),
+                LengthDistribution.from_samples(trace.output),
+            )
             rate = trace.rate if trace.arrival[-1] else rate
         in_flight = self.max_concurrency or (self.completed if rate is None else None)
         return Workload(
@@ -92,7 +95,7 @@ class VllmBenchResult(StrictEntry):
             num_prompts=len(trace.prompt) if trace else self.completed,
         )  # fmt: skip
 
-    def _trace(self) -> Trace | None:
+    def _build_trace(self) -> Trace | None:
         """The requests that succeeded, in the order in which they were sent; None without the lengths of at least two.
 
         With neither a rate nor a ramp all are there from the start, and only the limit holds them back.
@@ -159,14 +162,14 @@ def _read_bench_file(path: Path, deployment: Deployment, prefix_tokens: int) -> 
         where = path.name if len(runs) == 1 else f"{path.name}, run {number}"
         run = validate_entry(VllmBenchResult, data, f"{where}, as a result of vllm bench serve")
         try:
-            workload = run.workload(prefix_tokens)
+            workload = run.build_workload(prefix_tokens)
         except PlannerError as error:
             raise PlannerError(f"{where}, {error}") from None
         points.append(
             BenchmarkPoint(where, deployment, workload, run.mean_ttft_ms / 1e3, run.mean_tpot_ms / 1e3 or None)
         )
         trace, most = workload.trace, deployment.args.max_model_len
-        longest = (trace.prompt + trace.output).max() if trace else workload.tokens
+        longest = (trace.prompt + trace.output).max() if trace else workload.mean_tokens_per_request
         if longest > most:
             raise PlannerError(f"{where}: a request has {longest:,.0f} tokens, over the plan's max_model_len {most:,}")
         named, served = (name.rpartition("/")[2].casefold() for name in (run.model_id, deployment.model.name))

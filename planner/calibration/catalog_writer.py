@@ -27,16 +27,16 @@ MIN_EFFECT_CHANGE, MIN_PACE_CHANGE = 0.02, 0.002
 """Factors nearer to 1 than this are not worth an entry; of the pace, which is the whole step's, than that."""
 
 
-def build_calibration_catalog(found: PooledFit, engine: str, date: str) -> dict[str, Any]:
-    pool = found.pool
+def build_calibration_catalog(fit: PooledFit, engine: str, date: str) -> dict[str, Any]:
+    pool = fit.pool
     runs = [run for run in pool.runs if run.deployment.engine.name == engine]
-    parts = dict(zip(pool.parts, found.sums.tolist(), strict=True))
+    parts = dict(zip(pool.parts, fit.sums.tolist(), strict=True))
 
     def sums(*places: tuple[str, str]) -> dict[str, float]:
         total = {name: sum(parts.get((*place, name), 0.0) for place in places) for name in pool.names}
         return {name: value for name, value in total.items() if value}
 
-    newest = max((run.deployment.engine.release, run.groups["release"]) for run in runs)[1]
+    newest = max((run.deployment.engine.release_tuple, run.effect_groups["release"]) for run in runs)[1]
     start = sums(("common", ""), ("engine", engine), ("release", newest))
     common = {
         "coefficients": {
@@ -44,7 +44,7 @@ def build_calibration_catalog(found: PooledFit, engine: str, date: str) -> dict[
         },
         **{
             f"sigma_{metric}": {
-                what: round(found.width(engine, what, column), 3)
+                what: round(fit.estimate_error_width(engine, what, column), 3)
                 for what in (
                     ("curve", *NOVELTY_KINDS) if column == RATE_METRIC_INDEX else ("many", "curve", *NOVELTY_KINDS)
                 )
@@ -73,54 +73,54 @@ def build_calibration_catalog(found: PooledFit, engine: str, date: str) -> dict[
     bounds, latest, measured = (
         RELEASE_BOUNDARIES[engine],
         sums(("release", newest)),
-        {run.groups["release"] for run in runs},
+        {run.effect_groups["release"] for run in runs},
     )
     for bound in bounds:
         if f"{engine}|{bound}" in measured:
             add(f"before {bound}", change(sums(("release", f"{engine}|{bound}")), latest), {"before": bound})
-    era, generations = newest.partition("|")[2], {run.groups["generation"] for run in runs}
-    for generation in dict.fromkeys(run.groups["generation"] for run in pool.runs):
+    era, generations = newest.partition("|")[2], {run.effect_groups["generation"] for run in runs}
+    for generation in dict.fromkeys(run.effect_groups["generation"] for run in pool.runs):
         latest = sums(("release generation", f"{engine}|{era}|{generation}"))
         own = sums(("generation", generation), ("release generation", f"{engine}|{era}|{generation}"))
         add(generation, own, {"generation": generation}, always=generation in generations)
         for column, metric in INTERVAL_METRICS.items():
-            if spread := found.spreads.get((engine, column, generation)):
+            if spread := fit.generation_spreads.get((engine, column, generation)):
                 made[generation][f"spread_{metric}"] = round(spread, 2)
         for bound in bounds:
             if older := sums(("release generation", f"{engine}|{bound}|{generation}")):
                 conditions = {"generation": generation, "before": bound}
                 add(f"{generation} before {bound}", change(older, latest), conditions)
-    for gpu in dict.fromkeys(run.groups["gpu"] for run in pool.runs):
+    for gpu in dict.fromkeys(run.effect_groups["gpu"] for run in pool.runs):
         add(gpu, sums(("gpu", gpu), ("gpu engine", f"{gpu}|{engine}")), {"gpu": gpu})
     for name, effect in load_calibration_catalog(engine).effects.items():
         if effect.kv_cache_dtype != "auto":  # is a fact of the recipes, which no fit finds
             made.setdefault(name, {"gpu": effect.gpu})["kv_cache_dtype"] = effect.kv_cache_dtype
-    for family in dict.fromkeys(run.groups["model"] for run in pool.runs):
+    for family in dict.fromkeys(run.effect_groups["model"] for run in pool.runs):
         own = sums(("model", family), ("model engine", f"{family}|{engine}"))
-        add(family, own, {"model": family}, always=any(run.groups["model"] == family for run in runs))
-    for label in dict.fromkeys(run.groups["model format"] for run in runs):
+        add(family, own, {"model": family}, always=any(run.effect_groups["model"] == family for run in runs))
+    for label in dict.fromkeys(run.effect_groups["model format"] for run in runs):
         family, method = label.split("|")
         add(f"{family} {method}", sums(("model format", label)), {"model": family, "quantization": method})
-    for label in dict.fromkeys(run.groups["pair"] for run in runs):
+    for label in dict.fromkeys(run.effect_groups["pair"] for run in runs):
         family, method, gpu, _ = label.split("|")
-        mine = [run for run in runs if run.groups["pair"] == label]
+        mine = [run for run in runs if run.effect_groups["pair"] == label]
         versions = sorted({run.deployment.engine.version for run in mine}, key=parse_release)
         conditions = {"gpu": gpu, "model": family, "quantization": method}
         name = f"{family} {method} on {gpu}"
         add(name, sums(("pair", label)), conditions, always=True)
-        made[name] |= {"points": len(mine), "curves": found.curves[label], "versions": versions}
+        made[name] |= {"points": len(mine), "curves": fit.count_curves[label], "versions": versions}
         for tp in sorted({run.deployment.layout.tp for run in mine}):
             add(f"{name}, TP{tp}", sums(("layout", f"{label}|{tp}")), {**conditions, "tp": tp})
     return made
 
 
-def write_calibration_catalogs(found: PooledFit, folder: Path = CATALOG_DIR / "calibration") -> None:
+def write_calibration_catalogs(fit: PooledFit, folder: Path = CATALOG_DIR / "calibration") -> None:
     """Write the catalogs of all engines, and how far off their fit is on what it went without."""
     tables = {
-        f"{engine}.yaml": build_calibration_catalog(found, engine, f"{get_report_date():%Y-%m-%d}")
+        f"{engine}.yaml": build_calibration_catalog(fit, engine, f"{get_report_date():%Y-%m-%d}")
         for engine in RELEASE_BOUNDARIES
     }
-    for name, entries in {**tables, "../validation/held_back.yaml": found.summary()}.items():
+    for name, entries in {**tables, "../validation/held_back.yaml": fit.summarize()}.items():
         replace_catalog_entries(folder / name, yaml.dump(entries, sort_keys=False, width=110, Dumper=_CatalogDumper))
     load_calibration_catalog.cache_clear()
     look_up_coefficients.cache_clear()
@@ -152,4 +152,4 @@ class _CatalogDumper(yaml.SafeDumper):
 if __name__ == "__main__":
     fitted = fit_pooled(load_measured_runs(), tell=print)
     write_calibration_catalogs(fitted)
-    print(yaml.dump(fitted.summary(), sort_keys=False, Dumper=_CatalogDumper))
+    print(yaml.dump(fitted.summarize(), sort_keys=False, Dumper=_CatalogDumper))

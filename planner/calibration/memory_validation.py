@@ -58,7 +58,7 @@ def compute_memory_residuals() -> pd.DataFrame:
     rows = []
     for name, run in load_published_logs().items():
         found, logged = plan_memory(run.deployment), run.logged
-        budget, kv = found.requested / GIB / 100, found.kv_available / GIB
+        budget, kv = found.budget_bytes / GIB / 100, found.kv_available / GIB
         rows.append({
             "log": name, "GPU": found.deployment.gpu.name,
             "planned weights (GiB)": found.weights / GIB, "logged weights (GiB)": logged.weights,
@@ -70,17 +70,17 @@ def compute_memory_residuals() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def summarize_memory_accuracy(found: pd.DataFrame) -> str:
+def summarize_memory_accuracy(results: pd.DataFrame) -> str:
     """The mean absolute errors of `residuals` in a sentence."""
 
     def off(what: str) -> float:
-        known = found[found[f"logged {what}"].notna()]
+        known = results[results[f"logged {what}"].notna()]
         mids, logged = known[f"planned {what}"].map(lambda interval: interval.mid), known[f"logged {what}"]
         return float(((mids - logged) / logged).abs().mean())
 
     return (
-        f"Over these {len(found)} logs the mean absolute error is {off('weights (GiB)'):.1%} for the weights, "
-        f"{found['error (%)'].abs().mean():.1f}% of the budget for the KV cache ({off('KV (GiB)'):.1%} of its own "
-        f"size) and {off('sequences'):.1%} for the number of full-length sequences; {found['inside'].sum()} of the "
-        f"{len(found)} logged KV caches lie in their 80% interval."
+        f"Over these {len(results)} logs the mean absolute error is {off('weights (GiB)'):.1%} for the weights, "
+        f"{results['error (%)'].abs().mean():.1f}% of the budget for the KV cache ({off('KV (GiB)'):.1%} of its own "
+        f"size) and {off('sequences'):.1%} for the number of full-length sequences; {results['inside'].sum()} of the "
+        f"{len(results)} logged KV caches lie in their 80% interval."
     )

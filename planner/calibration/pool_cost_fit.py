@@ -79,23 +79,25 @@ class MeasuredPoolRun:
     curve: str
 
     @cached_property
-    def held_back(self) -> dict[str, str]:
+    def holdout_groups(self) -> dict[str, str]:
         """The whole that it belongs to, by what may be new in a question."""
         engine = self.decode.engine
         return {"curve": self.curve, "gpu": self.decode.gpu.name, "release": f"{engine.name} {engine.version}"}
 
-    def tpot_at(self, costs: WorkerPoolCosts) -> float:
+    def predict_tpot(self, costs: WorkerPoolCosts) -> float:
         """Seconds of a decode step with the sequences that Little's law says were in a worker."""
         stay = self.tpot * (self.workload.output.mean - 1)
         flying = (self.workload.concurrency or 1) * stay / (stay + self.ttft)
         ranks = self.decode.layout.replicas * self.decode.layout.dp
         roomy = replace(self.decode, args=replace(self.decode.args, max_num_seqs=2048))
         step = build_target_step_model(roomy, get_pool_coefficients(roomy, "decode", costs))
-        return float(step.decode_step(max(flying / ranks, 1.0), self.workload.context))
+        return float(step.estimate_decode_step_s(max(flying / ranks, 1.0), self.workload.mean_decode_context))
 
-    def replayed(self, costs: WorkerPoolCosts) -> tuple[float, float]:
+    def simulate(self, costs: WorkerPoolCosts) -> tuple[float, float]:
         """Mean TTFT and TPOT of its replay."""
-        found = DisaggregatedPools.of(self.prefill, self.decode, self.memory, self.workload, costs).run(self.workload)
+        found = DisaggregatedPools.from_deployments(
+            self.prefill, self.decode, self.memory, self.workload, costs
+        ).simulate(self.workload)
         return found.ttft["mean"].mid, found.tpot["mean"].mid
 
 
@@ -126,14 +128,14 @@ class GaussNewtonFit:
     slopes: np.ndarray
 
     @cached_property
-    def weights(self) -> np.ndarray:
+    def residual_weights(self) -> np.ndarray:
         return (POOL_STUDENT_T_DOF + 1) / (POOL_STUDENT_T_DOF + (self.errors / self.noise) ** 2) / self.noise**2
 
-    def without(self, rows: np.ndarray) -> np.ndarray:
+    def refit_without(self, rows: np.ndarray) -> np.ndarray:
         """`x` of a fit without these runs, to first order."""
         kept = self.slopes[~rows]
-        matrix = (kept * self.weights[~rows, None]).T @ kept + np.diag(1 / self.spread**2)
-        pull = (self.slopes[rows] * (self.weights * self.errors)[rows, None]).sum(0)
+        matrix = (kept * self.residual_weights[~rows, None]).T @ kept + np.diag(1 / self.spread**2)
+        pull = (self.slopes[rows] * (self.residual_weights * self.errors)[rows, None]).sum(0)
         return np.asarray(self.x + np.clip(np.linalg.solve(matrix, pull), -0.5, 0.5))
 
 
@@ -152,8 +154,8 @@ def fit_pool_costs(
     for _ in range(rounds):
         slopes = np.stack([(errors(x + 0.02 * unit) - now) / 0.02 for unit in np.eye(len(x))], axis=1)
         state = GaussNewtonFit(wide, noise, x, now, slopes)
-        matrix = (slopes * state.weights[:, None]).T @ slopes + np.diag(1 / wide**2)
-        move = -np.linalg.solve(matrix, slopes.T @ (state.weights * now) + x / wide**2)
+        matrix = (slopes * state.residual_weights[:, None]).T @ slopes + np.diag(1 / wide**2)
+        move = -np.linalg.solve(matrix, slopes.T @ (state.residual_weights * now) + x / wide**2)
         move = np.clip(move, -0.7, 0.7)
         for _ in range(4):
             tried = errors(x + move)
@@ -193,7 +195,7 @@ def build_pool_costs(
 def _compute_decode_errors(runs: Sequence[MeasuredPoolRun], x: np.ndarray) -> np.ndarray:
     """ln(predicted / measured) TPOT of `runs`, by Little's law, with these logarithms of `DECODE`."""
     costs = build_pool_costs(get_pool_costs(runs[0].decode.engine), x)
-    return np.log([run.tpot_at(costs) / run.tpot for run in runs])
+    return np.log([run.predict_tpot(costs) / run.tpot for run in runs])
 
 
 def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, dict[str, object]]:
@@ -222,12 +224,12 @@ def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, 
 
     def before(x: np.ndarray) -> np.ndarray:
         costs = ((runs[k], costs_at(k, decodes[entries[k]].x, x)) for k in np.flatnonzero(small).tolist())
-        return np.log([run.replayed(given)[0] / run.ttft for run, given in costs])
+        return np.log([run.simulate(given)[0] / run.ttft for run, given in costs])
 
     prefill = fit_pool_costs(before, asked, POOL_NOISE_TTFT)
     widths = {}
     for what in ("", "curve", "gpu", "release"):
-        wholes = np.array([run.held_back[what] if what else "" for run in runs])
+        wholes = np.array([run.holdout_groups[what] if what else "" for run in runs])
         if what and len(np.unique(wholes)) == 1:
             continue
         seen = np.zeros((len(runs), 2))
@@ -237,13 +239,13 @@ def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, 
                 decode = decodes[entries[k]]
                 own = rows[entries == entries[k]]
                 if what and not own.all():
-                    logs = decode.without(own), prefill.without(rows[small])
+                    logs = decode.refit_without(own), prefill.refit_without(rows[small])
                 elif what:  # all that its entry has
-                    logs = np.zeros_like(decode.x), prefill.without(rows[small])
+                    logs = np.zeros_like(decode.x), prefill.refit_without(rows[small])
                 else:
                     logs = decode.x, prefill.x
                 measured = np.array((runs[k].ttft, runs[k].tpot))
-                seen[k] = np.log(np.array(runs[k].replayed(costs_at(k, *logs))) / measured)
+                seen[k] = np.log(np.array(runs[k].simulate(costs_at(k, *logs))) / measured)
         print(_format_errors(engine, what, seen, wholes))
         widths[what] = np.abs(seen)
     sigma_ttft, sigma_tpot = np.quantile(widths["curve"], 0.8, axis=0) / Z_SCORE_80PCT

@@ -79,19 +79,21 @@ class MeasuredRun:
     curve: str
 
     @property
-    def groups(self) -> dict[str, str]:
+    def effect_groups(self) -> dict[str, str]:
         """What it shares its parts with, by level; parts of a name are joined by |."""
         engine, gpu, model = self.deployment.engine, self.deployment.gpu, self.deployment.model
         family = model.architecture.model_type
-        era = next((bound for bound in RELEASE_BOUNDARIES[engine.name] if engine.release < parse_release(bound)), "")
+        era = next(
+            (bound for bound in RELEASE_BOUNDARIES[engine.name] if engine.release_tuple < parse_release(bound)), ""
+        )
         return {
             "common": "",
             "engine": engine.name,
-            "generation": gpu.generation,
+            "generation": gpu.kernel_generation,
             "gpu": gpu.name,
             "gpu engine": f"{gpu.name}|{engine.name}",
             "release": f"{engine.name}|{era}",
-            "release generation": f"{engine.name}|{era}|{gpu.generation}",
+            "release generation": f"{engine.name}|{era}|{gpu.kernel_generation}",
             "model": family,
             "model engine": f"{family}|{engine.name}",
             "model format": f"{family}|{get_weight_format_name(model)}",
@@ -101,9 +103,9 @@ class MeasuredRun:
         }
 
     @property
-    def held_back(self) -> dict[str, str]:
+    def holdout_groups(self) -> dict[str, str]:
         """The whole that it belongs to, by what may be new in a question."""
-        groups, engine = self.groups, self.deployment.engine
+        groups, engine = self.effect_groups, self.deployment.engine
         wholes = {"pair": groups["pair"], "model": groups["model"], "gpu": groups["gpu"]}
         return {"curve": self.curve, **wholes, "version": f"{engine.name} {engine.version}"}
 
@@ -114,7 +116,7 @@ def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
     for number, row in enumerate(csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")), start=2):
         with add_error_context(f"{path.name}, line {number}"):
             deployment, workload = parse_measured_run(parse_cells(row)[0], path.parent, [])
-            if not (memory := get_memory_plan(deployment)).starts:
+            if not (memory := get_memory_plan(deployment)).can_start:
                 raise PlannerError(memory.reason)
         values = [
             float(row.get(name) or "nan") / (1e3 if name.endswith("_ms") else 1) for name in MEASURED_COLUMN_NAMES
@@ -143,7 +145,7 @@ class PooledRuns:
         places: dict[tuple[str, str, str], int] = {}
         rows, columns = list[int](), list[int]()
         for k, run in enumerate(runs):
-            for (level, group), (which, name) in product(run.groups.items(), enumerate(self.names)):
+            for (level, group), (which, name) in product(run.effect_groups.items(), enumerate(self.names)):
                 if _get_prior_sigma(level, name) > 0:
                     rows.append(k * len(self.names) + which)
                     columns.append(places.setdefault((level, group, name), len(places)))
@@ -151,20 +153,20 @@ class PooledRuns:
         self.spread = np.array([_get_prior_sigma(level, name) for level, _, name in places])
         self.adds = csr_array((np.ones(len(rows)), (rows, columns)), shape=(self.start.size, len(places)))
 
-    def logs(self, sums: np.ndarray) -> np.ndarray:
+    def compute_log_coefficients(self, sums: np.ndarray) -> np.ndarray:
         """[runs, coefficients] logarithms of each run's coefficients."""
         return np.asarray(self.start + (self.adds @ sums).reshape(self.start.shape))
 
-    def steps(self, logs: np.ndarray) -> list[StepModel]:
+    def build_step_models(self, logs: np.ndarray) -> list[StepModel]:
         values = np.exp(logs).tolist()
         return [
             build_target_step_model(run.deployment, StepCoefficients(*row))
             for run, row in zip(self.runs, values, strict=True)
         ]
 
-    def predicted(self, logs: np.ndarray) -> np.ndarray:
+    def predict_logs(self, logs: np.ndarray) -> np.ndarray:
         """[runs, metrics] logarithms of what the closed form gives."""
-        steps = self.steps(logs)
+        steps = self.build_step_models(logs)
         cases = [
             LoadCase(run.deployment, plan, run.workload, step)
             for run, plan, step in zip(self.runs, self.plans, steps, strict=True)
@@ -175,46 +177,46 @@ class PooledRuns:
         ]
         for k in np.flatnonzero(np.isfinite(self.measured[:, 3])).tolist():
             load = self.runs[k].workload
-            batch = (load.concurrency or 1) / self.runs[k].deployment.engines
-            found[k, 3] = steps[k].decode_step(batch, load.prompt.mean + load.output.mean / 2)
+            batch = (load.concurrency or 1) / self.runs[k].deployment.num_engine_instances
+            found[k, 3] = steps[k].estimate_decode_step_s(batch, load.prompt.mean + load.output.mean / 2)
         return np.asarray(np.log(found))
 
-    def replayed(self, logs: np.ndarray) -> np.ndarray:
+    def simulate_logs(self, logs: np.ndarray) -> np.ndarray:
         """[runs, metrics] logarithms of what the replay of each run's own requests gives; NaN where nothing asks."""
         found = np.full_like(self.measured, np.nan)
-        for k, (run, step) in enumerate(zip(self.runs, self.steps(logs), strict=True)):
+        for k, (run, step) in enumerate(zip(self.runs, self.build_step_models(logs), strict=True)):
             if np.isfinite(self.measured[k, :3]).any():
                 result = simulate_workload(run.deployment, self.plans[k].pool, step, run.workload)
-                tokens = float(result.output.sum()) * run.deployment.engines / result.duration
-                found[k, :3] = result.stats("ttft")["mean"], result.stats("tpot")["mean"], tokens
+                tokens = float(result.output.sum()) * run.deployment.num_engine_instances / result.duration
+                found[k, :3] = result.summarize("ttft")["mean"], result.summarize("tpot")["mean"], tokens
         return np.asarray(np.log(found))
 
-    def slopes(self, logs: np.ndarray, base: np.ndarray) -> np.ndarray:
+    def compute_jacobian(self, logs: np.ndarray, base: np.ndarray) -> np.ndarray:
         """[runs, metrics, coefficients] derivatives of `predicted`."""
         found = np.zeros((*base.shape, len(self.names)))
         for k in range(len(self.names)):
             moved = logs.copy()
             moved[:, k] += 0.05
-            found[:, :, k] = (self.predicted(moved) - base) / 0.05
+            found[:, :, k] = (self.predict_logs(moved) - base) / 0.05
         return np.asarray(np.nan_to_num(np.clip(found, -3, 3)))
 
-    def weights(self, errors: np.ndarray) -> np.ndarray:
+    def compute_weights(self, errors: np.ndarray) -> np.ndarray:
         """[runs, metrics] of the squares of these errors; 0 where nothing was measured."""
         return np.where(
             np.isfinite(errors), 1 / (self.noise**2 + np.nan_to_num(errors) ** 2 / POOLED_STUDENT_T_DOF), 0.0
         )
 
-    def by_part(self, slopes: np.ndarray) -> csr_array:
+    def project_on_effects(self, slopes: np.ndarray) -> csr_array:
         """[runs x metrics, parts] of slopes by coefficient."""
         return block_diag(slopes, "csr") @ self.adds
 
-    def normal(self, slopes: np.ndarray, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def build_normal_equations(self, slopes: np.ndarray, errors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The normal matrix, and the gradient, both without the priors."""
-        own, weight = self.by_part(slopes), self.weights(errors).ravel()
+        own, weight = self.project_on_effects(slopes), self.compute_weights(errors).ravel()
         weighted = own.T @ diags_array(weight)
         return (weighted @ own).toarray(), weighted @ np.nan_to_num(errors.ravel())
 
-    def loss(self, errors: np.ndarray, sums: np.ndarray) -> float:
+    def compute_loss(self, errors: np.ndarray, sums: np.ndarray) -> float:
         """Minus twice the logarithm of the posterior, but for a constant."""
         unlikely = POOLED_STUDENT_T_DOF * np.log1p((errors / self.noise) ** 2 / POOLED_STUDENT_T_DOF)
         return float(np.nansum(unlikely) + ((sums / self.spread) ** 2).sum())
@@ -236,14 +238,14 @@ class PooledFit:
     slopes: np.ndarray
 
     @cached_property
-    def held_back(self) -> dict[str, np.ndarray]:
+    def held_out_errors(self) -> dict[str, np.ndarray]:
         """[runs, metrics] errors where the fit goes without the whole that a run belongs to, by what is left out.
 
         The Newton step without some runs needs (H - A'A)^-1, H the normal matrix with the priors and A those runs'
         weighted slopes; few runs only change it a little: H^-1 + H^-1 A' (1 - A H^-1 A')^-1 A H^-1 (Woodbury).
         """
         pool, shared = self.pool, np.array([level != "curve" for level, _, _ in self.pool.parts])
-        by_part, weight = pool.by_part(self.slopes), np.sqrt(pool.weights(self.errors)).ravel()
+        by_part, weight = pool.project_on_effects(self.slopes), np.sqrt(pool.compute_weights(self.errors)).ravel()
         slopes = (diags_array(weight) @ by_part)[:, shared]
         errors = np.nan_to_num(self.errors.ravel()) * weight
         prior = (1 / pool.spread**2)[shared]
@@ -251,7 +253,7 @@ class PooledFit:
         gradient = slopes.T @ errors + self.sums[shared] * prior
         inverse, found = np.linalg.inv(matrix), {}
         for what in ("curve", *NOVELTY_KINDS):
-            wholes = np.array([run.held_back[what] for run in pool.runs])
+            wholes = np.array([run.holdout_groups[what] for run in pool.runs])
             found[what] = np.full_like(self.errors, np.nan)
             for whole in np.unique(wholes):
                 rows = wholes == whole
@@ -269,18 +271,18 @@ class PooledFit:
                 found[what][rows] = (self.errors + (by_part @ moved).reshape(self.errors.shape))[rows]
         return found
 
-    def summary(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+    def summarize(self) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
         """By engine, what was left out and metric: runs, median and mean error, share inside the 80% interval.
 
         The interval of a run is put around by the errors of all other wholes than its own.
         """
         found: dict[str, dict[str, dict[str, dict[str, float]]]] = {}
         for engine in RELEASE_BOUNDARIES:
-            mine = np.flatnonzero(self._of(engine)).tolist()
+            mine = np.flatnonzero(self._select_engine_runs(engine)).tolist()
             for what in ("curve", *NOVELTY_KINDS):
-                wholes = np.array([self.pool.runs[k].held_back[what] for k in mine])
+                wholes = np.array([self.pool.runs[k].holdout_groups[what] for k in mine])
                 for column, name in enumerate(FIT_METRICS):
-                    seen = np.abs(self.held_back[what][mine, column])
+                    seen = np.abs(self.held_out_errors[what][mine, column])
                     use = np.isfinite(seen)
                     if len(np.unique(wholes[use])) < 3:
                         continue
@@ -295,16 +297,16 @@ class PooledFit:
         return found
 
     @cached_property
-    def spreads(self) -> dict[tuple[str, int, str], float]:
+    def generation_spreads(self) -> dict[tuple[str, int, str], float]:
         """By engine, metric and generation, how its errors without the pair compare with those of all runs.
 
         Few curves say little: of `FEW` half of it counts.
         """
-        generations = np.array([run.deployment.gpu.generation for run in self.pool.runs])
+        generations = np.array([run.deployment.gpu.kernel_generation for run in self.pool.runs])
         curves = np.array([run.curve for run in self.pool.runs])
         found = {}
         for engine, column in product(RELEASE_BOUNDARIES, INTERVAL_METRICS):
-            errors, mine = self._left(column, "pair"), self._of(engine)
+            errors, mine = self._get_held_out_sizes(column, "pair"), self._select_engine_runs(engine)
             if not np.isfinite(errors[mine]).any():
                 continue
             usual = np.nanquantile(errors[mine], 0.8)
@@ -317,34 +319,41 @@ class PooledFit:
                     )
         return found
 
-    def width(self, engine: str, what: str, column: int) -> float:
+    def estimate_error_width(self, engine: str, what: str, column: int) -> float:
         """Standard deviation of the errors held back, from their 80th percentile: a few bad runs don't count.
 
         Of loads ("curve") those of pairs with few of them, and those of pairs with `MANY` ("many"), are told apart, but
         for throughput, of which too few were measured; none of them is less certain than all that may be new.
         """
-        mine, errors = self._of(engine), self._left(column, "curve" if what == "many" else what)
+        mine, errors = (
+            self._select_engine_runs(engine),
+            self._get_held_out_sizes(column, "curve" if what == "many" else what),
+        )
         if column != RATE_METRIC_INDEX and what in ("many", "curve"):
-            mine &= np.array([self.curves[run.groups["pair"]] >= MIN_CURVES_PER_PAIR for run in self.pool.runs]) == (
-                what == "many"
-            )
-        kinds = (run.deployment.gpu.generation for run in self.pool.runs)
-        scale = np.array([self.spreads.get((engine, column, generation), 1.0) for generation in kinds])
+            mine &= np.array(
+                [self.count_curves[run.effect_groups["pair"]] >= MIN_CURVES_PER_PAIR for run in self.pool.runs]
+            ) == (what == "many")
+        kinds = (run.deployment.gpu.kernel_generation for run in self.pool.runs)
+        scale = np.array([self.generation_spreads.get((engine, column, generation), 1.0) for generation in kinds])
         found = float(np.nanquantile((errors / scale)[mine], 0.8)) / Z_SCORE_80PCT
-        return min(found, max(self.width(engine, new, column) for new in NOVELTY_KINDS)) if what == "curve" else found
+        return (
+            min(found, max(self.estimate_error_width(engine, new, column) for new in NOVELTY_KINDS))
+            if what == "curve"
+            else found
+        )
 
-    def _left(self, column: int, what: str) -> np.ndarray:
+    def _get_held_out_sizes(self, column: int, what: str) -> np.ndarray:
         """[runs] sizes of errors held back: of one of `WIDE`; where TPOT was not measured, of throughput or ITL."""
-        errors = np.abs(self.held_back[what])
+        errors = np.abs(self.held_out_errors[what])
         places = (1, 2, 3) if column == 1 else (column,)
         return np.array([next((row[k] for k in places if np.isfinite(row[k])), np.nan) for row in errors])
 
     @cached_property
-    def curves(self) -> Counter[str]:
+    def count_curves(self) -> Counter[str]:
         """How many curves of each pair were measured."""
-        return Counter(pair for pair, _ in {(run.groups["pair"], run.curve) for run in self.pool.runs})
+        return Counter(pair for pair, _ in {(run.effect_groups["pair"], run.curve) for run in self.pool.runs})
 
-    def _of(self, engine: str) -> np.ndarray:
+    def _select_engine_runs(self, engine: str) -> np.ndarray:
         return np.array([run.deployment.engine.name == engine for run in self.pool.runs])
 
 
@@ -356,18 +365,18 @@ def fit_pooled(
     sums, prior = np.zeros(len(pool.parts)), 1 / pool.spread**2
     at = {round(rounds * (k + 1) / (replays + 1)) for k in range(replays)}
     for number in range(rounds):
-        logs = pool.logs(sums)
-        base = pool.predicted(logs)
+        logs = pool.compute_log_coefficients(sums)
+        base = pool.predict_logs(logs)
         if number in at:
-            pool.beside = np.nan_to_num(np.clip(pool.replayed(logs) - base, -1, 1))
-        slopes = pool.slopes(logs, base)
+            pool.beside = np.nan_to_num(np.clip(pool.simulate_logs(logs) - base, -1, 1))
+        slopes = pool.compute_jacobian(logs, base)
         errors = base + pool.beside - pool.measured
-        matrix, gradient = pool.normal(slopes, errors)
+        matrix, gradient = pool.build_normal_equations(slopes, errors)
         step = -np.linalg.solve(matrix + np.diag(prior), gradient + sums * prior)
-        before = pool.loss(errors, sums)
+        before = pool.compute_loss(errors, sums)
         for part in (1.0, 0.5, 0.25, 0.1):
-            tried = pool.predicted(pool.logs(sums + part * step)) + pool.beside - pool.measured
-            if (after := pool.loss(tried, sums + part * step)) < before:
+            tried = pool.predict_logs(pool.compute_log_coefficients(sums + part * step)) + pool.beside - pool.measured
+            if (after := pool.compute_loss(tried, sums + part * step)) < before:
                 sums, errors = sums + part * step, tried
                 break
         sizes = {name: each[np.isfinite(each)] for name, each in zip(FIT_METRICS, np.abs(errors).T, strict=True)}

@@ -40,26 +40,28 @@ class MeasuredPowerRun(StrictEntry):
     watts: PositiveFloat
 
     @property
-    def case(self) -> tuple[Deployment, Workload]:
+    def deployment_and_workload(self) -> tuple[Deployment, Workload]:
         """What ran and what was sent."""
         deployment = deploy_on(
             self.model, self.gpu, tp=self.tp, dp=self.dp, ep=self.ep, engine_version="0.11.1", max_model_len=20480,
             max_num_seqs=self.max_num_seqs, max_num_batched_tokens=8192,
         )  # fmt: skip
-        lengths = LengthDistribution.fixed(self.prompt), LengthDistribution.fixed(self.output)
+        lengths = LengthDistribution.from_constant(self.prompt), LengthDistribution.from_constant(self.output)
         return deployment, Workload(*lengths, concurrency=self.max_num_seqs)
 
     @property
     def terms(self) -> tuple[float, float, float]:
         """What its power is made of, at the measured rate and with steps all the time."""
-        deployment, load = self.case
-        done = estimate_gpu_activity(deployment, load, self.output_tps / self.output, self.batch / deployment.engines)
-        return compute_power_terms(replace(done, busy=1.0), deployment.gpu.power)
+        deployment, load = self.deployment_and_workload
+        done = estimate_gpu_activity(
+            deployment, load, self.output_tps / self.output, self.batch / deployment.num_engine_instances
+        )
+        return compute_power_terms(replace(done, busy=1.0), deployment.gpu.board_limit_w)
 
     @property
-    def share(self) -> float:
+    def board_limit_fraction(self) -> float:
         """Measured W as a share of the board limit."""
-        return self.watts / self.case[0].gpu.power
+        return self.watts / self.deployment_and_workload[0].gpu.board_limit_w
 
 
 @cache
@@ -81,16 +83,16 @@ def fit_energies(x: np.ndarray, share: np.ndarray) -> np.ndarray:
     return c
 
 
-def evaluate_power_holdout(some: Sequence[MeasuredPowerRun]) -> pd.DataFrame:
+def evaluate_power_holdout(runs: Sequence[MeasuredPowerRun]) -> pd.DataFrame:
     """What each group is predicted to draw by a fit to the others: median error, and how many lie in its interval.
 
     The interval is that of the residuals of the runs fitted to.
     """
-    x, share = np.array([run.terms for run in some]), np.array([run.share for run in some])
+    x, share = np.array([run.terms for run in runs]), np.array([run.board_limit_fraction for run in runs])
     found = []
     for name, fields in HOLDOUT_GROUPS.items():
-        groups = np.array(["/".join(getattr(run, field) for field in fields) for run in some])
-        ratio, inside = np.empty(len(some)), np.empty(len(some), bool)
+        groups = np.array(["/".join(getattr(run, field) for field in fields) for run in runs])
+        ratio, inside = np.empty(len(runs)), np.empty(len(runs), bool)
         for group in np.unique(groups):
             out = groups == group
             c = fit_energies(x[~out], share[~out])
@@ -103,15 +105,16 @@ def evaluate_power_holdout(some: Sequence[MeasuredPowerRun]) -> pd.DataFrame:
 
 if __name__ == "__main__":
     idle, byte, root = fit_energies(
-        np.array([run.terms for run in load_power_runs()]), np.array([run.share for run in load_power_runs()])
+        np.array([run.terms for run in load_power_runs()]),
+        np.array([run.board_limit_fraction for run in load_power_runs()]),
     )
     print(f"{len(load_power_runs())} runs: idle {idle:.3f}, byte_pj {byte:.1f}, flop_pj {root**2:.2f}")
     print(evaluate_power_holdout(load_power_runs()).to_string(index=False))
     found = evaluate_batch(
-        run.case for run in load_power_runs()
+        run.deployment_and_workload for run in load_power_runs()
     )  # at the rates that the planner predicts in closed form
     ratios = np.array(
-        [run.watts / one.power.mid for run, one in zip(load_power_runs(), found, strict=True) if one.power]
+        [run.watts / one.gpu_power_w.mid for run, one in zip(load_power_runs(), found, strict=True) if one.gpu_power_w]
     )
     error, (lo, hi) = np.median(np.abs(1 / ratios - 1)), np.quantile(ratios, (0.1, 0.9))
     print(f"at predicted rates: median error {error:.3f}, spread [{1 / lo - 1:.2f}, {hi - 1:.2f}]")

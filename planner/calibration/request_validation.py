@@ -57,13 +57,13 @@ class RunComparison:
     run: TimedRun
     replay: SimulationResult
 
-    def errors(self, metric: str) -> np.ndarray:
+    def compute_errors(self, metric: str) -> np.ndarray:
         """[requests] replayed / measured - 1 of "ttft" or "e2e"."""
         measured = np.array(self.run.requests)[:, {"ttft": 3, "e2e": 4}[metric]] / 1e3
         return np.asarray(getattr(self.replay, metric) / measured - 1)
 
     @property
-    def gauges(self) -> pd.DataFrame:
+    def to_gauge_frame(self) -> pd.DataFrame:
         """Seconds, and running and waiting requests then, measured and replayed, one row per sample and gauge."""
         seconds, *measured = np.array(self.run.gauges, float).T
         told = self.replay.gauges
@@ -73,9 +73,9 @@ class RunComparison:
             frames.append(pd.DataFrame({"Seconds": seconds, "gauge": name, "measured": values, "replayed": replayed}))
         return pd.concat(frames, ignore_index=True)
 
-    def off(self, gauge: str) -> float:
+    def compute_gauge_error(self, gauge: str) -> float:
         """Mean absolute difference between replayed and measured "running" or "waiting", in requests."""
-        told = self.gauges[self.gauges["gauge"] == gauge]
+        told = self.to_gauge_frame[self.to_gauge_frame["gauge"] == gauge]
         return float((told["replayed"] - told["measured"]).abs().mean())
 
 
@@ -100,7 +100,15 @@ def summarize_timed_accuracy(runs: Mapping[str, RunComparison]) -> pd.DataFrame:
     """One row per run: median errors of its requests' TTFT and E2E, and how far the gauges are off."""
     rows = []
     for name, found in runs.items():
-        errors = [np.median(np.abs(found.errors(metric))) * 100 for metric in ("ttft", "e2e")]
-        rows.append((name, len(found.run.requests), *errors, found.off("running"), found.off("waiting")))
+        errors = [np.median(np.abs(found.compute_errors(metric))) * 100 for metric in ("ttft", "e2e")]
+        rows.append(
+            (
+                name,
+                len(found.run.requests),
+                *errors,
+                found.compute_gauge_error("running"),
+                found.compute_gauge_error("waiting"),
+            )
+        )
     latencies = ["TTFT median error (%)", "E2E median error (%)"]
     return pd.DataFrame(rows, columns=["run", "requests", *latencies, "running off by", "waiting off by"])

@@ -39,14 +39,14 @@ class ServingCurve(SourcedEntry):
     osl: PositiveInt
     points: tuple[tuple[PositiveInt, PositiveFloat, PositiveFloat], ...] = Field(min_length=1)
 
-    def case(self, concurrency: int) -> tuple[Deployment, Workload]:
+    def build_case(self, concurrency: int) -> tuple[Deployment, Workload]:
         """What ran, and what was sent, at this concurrency; InferenceX's scripts, as the catalog's head tells."""
         deployment = deploy_on(
             self.model, self.gpu, tp=self.tp, ep=self.ep, engine=self.engine, engine_version=self.engine_version,
             quantization=self.quantization, gpu_memory_utilization=0.9, enable_prefix_caching=False,
             max_model_len=self.isl + self.osl + 200, max_num_seqs=max(256, concurrency),
         )  # fmt: skip
-        prompt, output = (LengthDistribution.uniform(tokens, 0.8) for tokens in (self.isl, self.osl))
+        prompt, output = (LengthDistribution.from_uniform(tokens, 0.8) for tokens in (self.isl, self.osl))
         return deployment, Workload(prompt, output, concurrency=concurrency, num_prompts=10 * concurrency)
 
 
@@ -70,14 +70,14 @@ def simulate_serving_points(curves: Mapping[str, ServingCurve] | None = None) ->
 
 
 def _compare_point(curve: ServingCurve, concurrency: int, ttft: float, tpot: float) -> dict[str, object]:
-    deployment, workload = curve.case(concurrency)
-    found = run_short_simulation(deployment, workload, workload.requests)
+    deployment, workload = curve.build_case(concurrency)
+    found = run_short_simulation(deployment, workload, workload.num_requests)
     row: dict[str, object] = {
         "model": curve.model, "GPU": deployment.gpu.name, "engine": curve.engine,
-        "concurrency": concurrency, "basis": build_step_model(deployment).basis, "pool full": found.mid.kv_usage(0.99) > FULL_KV_USAGE,
+        "concurrency": concurrency, "basis": build_step_model(deployment).basis, "pool full": found.mid.compute_kv_usage_quantile(0.99) > FULL_KV_USAGE,
     }  # fmt: skip
     for metric, measured in zip(SERVING_METRICS, (tpot, ttft), strict=True):
-        predicted = found.at(metric.lower(), "mean") * 1e3
+        predicted = found.get(metric.lower(), "mean") * 1e3
         row |= {
             f"measured {metric} (ms)": measured,
             f"predicted {metric} (ms)": predicted,
@@ -131,13 +131,13 @@ def find_nearest_curve(deployment: Deployment, curves: Mapping[str, ServingCurve
     """The curve most like `deployment`: by engine, then GPU, then model family, then as many GPUs."""
 
     def unlike(item: tuple[str, ServingCurve]) -> tuple[bool, bool, bool, int]:
-        other = item[1].case(1)[0]
+        other = item[1].build_case(1)[0]
         families = [each.model.architecture.model_type for each in (deployment, other)]
         return (
             other.engine.name != deployment.engine.name,
             other.gpu.name != deployment.gpu.name,
             families[0] != families[1],
-            abs(other.layout.gpus - deployment.layout.gpus_per_replica),
+            abs(other.layout.num_gpus - deployment.layout.gpus_per_replica),
         )
 
     return min((curves or load_serving_curves()).items(), key=unlike)[0]
@@ -167,8 +167,10 @@ def describe_calibration_basis(deployment: Deployment) -> str:
         "gpu-transfer": f"on measurements of other GPUs, for there are none of {here} ({known.note})",
         "prior": f"on what GPUs have in common, for there are no measurements of {here}",
     }[known.basis]
-    new = f" New here: {', '.join(NOVELTY_LABELS[what] for what in known.new)}." if known.new else ""
-    tpot, ttft = (Interval.factor(1.0, sigma).reach for sigma in (known.sigma_tpot, known.sigma_ttft))
+    new = f" New here: {', '.join(NOVELTY_LABELS[what] for what in known.novelties)}." if known.novelties else ""
+    tpot, ttft = (
+        Interval.from_lognormal(1.0, sigma).relative_half_width for sigma in (known.sigma_tpot, known.sigma_ttft)
+    )
     return (
         f"The step costs of {deployment} rest {basis}.{new} Its 80% intervals reach {tpot} for the mean TPOT and "
         f"{ttft} for the mean TTFT."

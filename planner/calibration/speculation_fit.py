@@ -63,12 +63,12 @@ class MeasuredSpeculationRun(SourcedEntry):
         )  # fmt: skip
 
     @property
-    def predicted(self) -> SpeculationSpeedup:
+    def predicted_speedup(self) -> SpeculationSpeedup:
         """What the planner says of it."""
         return evaluate_speculation(self.deployment, self.batch, self.context)
 
     @cached_property
-    def fixed(self) -> tuple[float, float]:
+    def device_ms(self) -> tuple[float, float]:
         """Milliseconds that verifying adds to the plain step on the GPU, and of one pass over the draft there."""
         plain, verify, whole = (
             float(s) * 1e3 for s in estimate_step_s(self.deployment, self.batch, self.context, (0, 0))
@@ -84,7 +84,7 @@ def load_speculation_runs() -> tuple[MeasuredSpeculationRun, ...]:
 
 def compute_speedup_error(run: MeasuredSpeculationRun, step_us: float, pass_us: float) -> float:
     """ln(predicted / measured) of a speed-up beside the measured plain step, with these costs of the host."""
-    added, drafted = run.fixed
+    added, drafted = run.device_ms
     step = run.plain_ms + added + step_us * 1e-3 + run.k * max(drafted, pass_us * 1e-3)
     return float(np.log(run.tokens_per_step * run.plain_ms / step / run.speedup))
 
@@ -114,7 +114,7 @@ def evaluate_speculation_holdout() -> pd.DataFrame:
     told = []
     for run in load_speculation_runs():
         others = tuple(one for one in load_speculation_runs() if one.engine == run.engine and one.model != run.model)
-        costs, found, deployment = fit_host_costs(others), run.predicted.speedup, run.deployment
+        costs, found, deployment = fit_host_costs(others), run.predicted_speedup.speedup, run.deployment
         plain, _, whole = estimate_step_s(deployment, run.batch, run.context, (costs[0] * 1e-6, costs[1] * 1e-6))
         told.append({
             "family": run.family, "model": run.model, "engine": run.engine,

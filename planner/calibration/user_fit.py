@@ -73,34 +73,34 @@ class CalibrationFit:
     after: StepCoefficients
     points: tuple[BenchmarkPoint, ...]
     errors: np.ndarray  # [points, before and after, TTFT and TPOT]
-    held_back: np.ndarray  # [points, TTFT and TPOT]
+    held_out_errors: np.ndarray  # [points, TTFT and TPOT]
 
     @property
     def engine(self) -> str:
         return self.points[0].deployment.engine.name
 
-    def sigma(self, column: int) -> float:
+    def estimate_sigma(self, column: int) -> float:
         """Standard deviation of ln(measured / predicted) after the fit, of TTFT (0) or TPOT (1).
 
         From the 80th percentile of the errors held back, so that a few bad runs don't count, and, as if it had been
         seen in `WORTH` runs more, from the spread that was known; never below that of repeats.
         """
-        left = np.abs(self.held_back[:, column])
+        left = np.abs(self.held_out_errors[:, column])
         left = left[np.isfinite(left)]
         assumed = (self.known.sigma_ttft, self.known.sigma_tpot)[column]
         seen = float(np.quantile(left, 0.8)) / Z_SCORE_80PCT if len(left) else 0.0
         variance = (len(left) * seen**2 + PRIOR_SIGMA_WEIGHT_RUNS * assumed**2) / (len(left) + PRIOR_SIGMA_WEIGHT_RUNS)
         return max(float(np.sqrt(variance)), REPEAT_SIGMA_TTFT_TPOT[column])
 
-    def calibration(self, date: str) -> UserCalibration:
+    def to_calibration(self, date: str) -> UserCalibration:
         sources = list(dict.fromkeys(point.name.partition(", ")[0] for point in self.points))
         more = f" and {len(sources) - 3} more" if len(sources) > 3 else ""
         asked = all(point.deployment.args.kv_cache_dtype for point in self.points)
         after = ", ".join(f"{name} {after:.1%}" for name, (_, after) in self._medians().items())
         return UserCalibration(
             coefficients={name: float(f"{getattr(self.after, name):.3g}") for name in list_coefficient_names()},
-            sigma_tpot=round(self.sigma(1), 3),
-            sigma_ttft=round(self.sigma(0), 3),
+            sigma_tpot=round(self.estimate_sigma(1), 3),
+            sigma_ttft=round(self.estimate_sigma(0), 3),
             kv_cache_dtype="auto" if asked else self.known.kv_cache_dtype,
             models=tuple(sorted({point.deployment.model.architecture.model_type for point in self.points})),
             points=len(self.points),
@@ -116,7 +116,7 @@ class CalibrationFit:
         other = load_user_calibrations(path).get(self.entry) if os.path.exists(path) else None
         if other and other.engine not in ("", self.engine):
             raise PlannerError(f"{path} holds {self.entry} under {other.engine}; keep {self.engine} in another file")
-        entry = self.calibration(date).model_dump(mode="json", exclude_defaults=True)
+        entry = self.to_calibration(date).model_dump(mode="json", exclude_defaults=True)
         added = yaml.safe_dump({self.entry: entry}, sort_keys=False, width=110)
         try:
             text = path.read_text(encoding="utf-8") if os.path.exists(path) else ""
@@ -133,7 +133,7 @@ class CalibrationFit:
         told = {name: sizes[:, :, column] for column, name in ((1, "TPOT"), (0, "TTFT"))}
         return {name: np.nanmedian(size, axis=0) for name, size in told.items() if np.isfinite(size).any()}
 
-    def changes(self) -> list[str]:
+    def describe_changes(self) -> list[str]:
         """In words, the coefficients that moved by more than `TOLD`, the furthest first."""
         before, lines = self.known.coefficients, []
         moved = {name: np.log(getattr(self.after, name) / getattr(before, name)) for name in list_coefficient_names()}
@@ -152,10 +152,12 @@ class CalibrationFit:
         for name, (before, after) in medians.items():
             lines.append(f"median error of mean {name}: {before:.1%} before, {after:.1%} after")
         for column, name, was in ((1, "TPOT", self.known.sigma_tpot), (0, "TTFT", self.known.sigma_ttft)):
-            before, after = (Interval.factor(1.0, sigma).reach for sigma in (was, self.sigma(column)))
+            before, after = (
+                Interval.from_lognormal(1.0, sigma).relative_half_width for sigma in (was, self.estimate_sigma(column))
+            )
             told = f"{before} before ({self.known.basis}), {after} after (measured)"
             lines.append(f"80% interval of mean {name}: {told}")
-        far = np.abs(self.errors[:, 1]) / (self.sigma(0), self.sigma(1))
+        far = np.abs(self.errors[:, 1]) / (self.estimate_sigma(0), self.estimate_sigma(1))
         if np.nanmax(far) > OUTLIER_SIGMA:
             run, which = divmod(int(np.nanargmax(far)), 2)
             error = np.expm1(self.errors[run, 1, which])
@@ -163,7 +165,7 @@ class CalibrationFit:
             lines.append(f"furthest off is {self.points[run].name}: its {metric} comes out {abs(error):.0%} too {side}")
         if any(after > MAX_MEDIAN_ERROR for _, after in medians.values()):
             lines.append("these runs look like those of another deployment: check that it is what ran")
-        changes = self.changes()
+        changes = self.describe_changes()
         lines += ["what changed:", *(f"  {line}" for line in changes)] if changes else ["no coefficient changed"]
         return "\n".join(lines)
 
@@ -203,7 +205,7 @@ def simulate_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, f
     found = simulate_workload(
         deployment, get_memory_plan(deployment).pool, build_target_step_model(deployment, c), point.workload
     )
-    return found.stats("ttft")["mean"], found.stats("tpot")["mean"]
+    return found.summarize("ttft")["mean"], found.summarize("tpot")["mean"]
 
 
 MeansFunction = Callable[[BenchmarkPoint, StepCoefficients], tuple[float, float]]

@@ -38,7 +38,7 @@ class StrictEntry(BaseModel):
     """Base of every catalog entry: unknown fields are errors, numbers finite, text Unicode, values frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, str_max_length=2**16)
-    others_say: ClassVar[Mapping[str, str]] = {}
+    misspelling_hints: ClassVar[Mapping[str, str]] = {}
     """Parts of names that people expect here, and what to write instead."""
 
 
@@ -64,35 +64,35 @@ for _tag, _written, _first in (
     _Yaml12Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"(?:{_written})\Z"), _first)
 
 
-def validate_entry(kind: type[EntryT], data: Any, where: str) -> EntryT:
+def validate_entry(entry_type: type[EntryT], data: Any, location: str) -> EntryT:
     """Validate `data` as a `kind`; `where` names the file and entry in the error."""
     try:
-        found = kind.model_validate(data)
+        found = entry_type.model_validate(data)
         if flag := next(_find_bools_read_as_numbers(data, found), None):
-            raise PlannerError(f"{where}, field {flag[0]}: Input should be a number, got {flag[1]}")
+            raise PlannerError(f"{location}, field {flag[0]}: Input should be a number, got {flag[1]}")
         return found
     except ValidationError as error:
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
         field = ".".join(str(part) for part in first["loc"] if part != "[key]") or "(the whole entry)"
         if first["type"] == "extra_forbidden":
             *parents, unknown = first["loc"]
-            inside: type[StrictEntry] = kind
+            inside: type[StrictEntry] = entry_type
             for parent in parents:
                 if parent in inside.model_fields:
                     inside = _find_entry_type(inside.model_fields[str(parent)].annotation) or inside
             known = sorted(inside.model_fields)
             close = find_closest(str(unknown), known, 0.5)
             hint = f"; did you mean {close}?" if close else f"; accepted: {', '.join(known)}"
-            hint = next((f"; {said}" for part, said in inside.others_say.items() if part in str(unknown)), hint)
-            raise PlannerError(f"{where}, field {field}: unknown field{hint}") from None
+            hint = next((f"; {said}" for part, said in inside.misspelling_hints.items() if part in str(unknown)), hint)
+            raise PlannerError(f"{location}, field {field}: unknown field{hint}") from None
         if first["type"] == "missing":
-            raise PlannerError(f"{where}, field {field}: field is missing") from None
+            raise PlannerError(f"{location}, field {field}: field is missing") from None
         if first["type"] == "value_error" and not first["loc"]:
-            raise PlannerError(f"{where}: {first['ctx']['error']}") from None
+            raise PlannerError(f"{location}: {first['ctx']['error']}") from None
         wanted = "Input should be a number" if "than" in first["type"] and first["input"] is True else first["msg"]
         if first["type"] == "float_parsing":
             wanted = "Input should be a number, worked out (2.5 for 60/24)"
-        raise PlannerError(f"{where}, field {field}: {wanted}, got {first['input']!r:.80}") from None
+        raise PlannerError(f"{location}, field {field}: {wanted}, got {first['input']!r:.80}") from None
 
 
 def _find_entry_type(annotation: Any) -> type[StrictEntry] | None:
@@ -126,9 +126,9 @@ def load_catalog_rows(file: str, kind: type[EntryT]) -> tuple[EntryT, ...]:
     )
 
 
-def load_catalog(file: str, kind: type[EntryT], root: Path = CATALOG_DIR) -> dict[str, EntryT]:
+def load_catalog(file: str, entry_type: type[EntryT], root: Path = CATALOG_DIR) -> dict[str, EntryT]:
     """All entries of the catalog `file`, a mapping of name to fields, each validated as a `kind`."""
     data = read_yaml(root / file)
     if not isinstance(data, dict):
         raise PlannerError(f"{file}: expected a mapping of entry names to fields, got {type(data).__name__}")
-    return {str(name): validate_entry(kind, fields, f"{file}, entry {name}") for name, fields in data.items()}
+    return {str(name): validate_entry(entry_type, fields, f"{file}, entry {name}") for name, fields in data.items()}

@@ -25,25 +25,25 @@ class PlannerError(ValueError):
 
 
 @contextmanager
-def add_error_context(where: str) -> Iterator[None]:
+def add_error_context(location: str) -> Iterator[None]:
     """Every `PlannerError` of the block says first that it is about `where`."""
     try:
         yield
     except PlannerError as error:
-        raise PlannerError(f"{where}: {error}") from None
+        raise PlannerError(f"{location}: {error}") from None
 
 
-def find_closest(name: str, known: Iterable[str], alike: float) -> str:
+def find_closest(name: str, known_names: Iterable[str], min_similarity: float) -> str:
     """The nearest of the `known` names, at least so much `alike`; empty where none is."""
-    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=alike)), "")
+    return next(iter(difflib.get_close_matches(name, known_names, n=1, cutoff=min_similarity)), "")
 
 
-def make_unknown_name_error(name: str, known: Iterable[str], what: str, alike: float = 0.5) -> PlannerError:
+def make_unknown_name_error(name: str, known_names: Iterable[str], what: str, alike: float = 0.5) -> PlannerError:
     """The error for an unknown `name`: the nearest known ones, at least so much `alike`, or all of them when few."""
-    known = sorted(known)
-    folded = {k.casefold(): k for k in known}
+    known_names = sorted(known_names)
+    folded = {k.casefold(): k for k in known_names}
     close = [folded[match] for match in difflib.get_close_matches(name.casefold(), folded, n=3, cutoff=alike)]
-    listed = f"known: {', '.join(known)}" if len(known) <= 12 else "nothing like it is known"
+    listed = f"known: {', '.join(known_names)}" if len(known_names) <= 12 else "nothing like it is known"
     hint = f"did you mean {' or '.join(close)}?" if close else listed
     return PlannerError(f"unknown {what} {name!r}; {hint}")
 

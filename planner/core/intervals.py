@@ -19,33 +19,33 @@ class Interval:
     hi: float
 
     @classmethod
-    def exactly(cls, value: float) -> Interval:
+    def from_value(cls, value: float) -> Interval:
         """A figure that is known, such as arithmetic on a checkpoint's shapes."""
         return cls(value, value, value)
 
     @classmethod
-    def spread(cls, mid: float, sigma: float) -> Interval:
+    def from_normal(cls, mid: float, sigma: float) -> Interval:
         """Normal around `mid` with standard deviation `sigma`, in the unit of `mid`."""
         return cls(mid - Z_SCORE_80PCT * sigma, mid, mid + Z_SCORE_80PCT * sigma)
 
     @classmethod
-    def factor(cls, mid: float, sigma: float) -> Interval:
+    def from_lognormal(cls, mid: float, sigma: float) -> Interval:
         """Lognormal around `mid`: `sigma` is the standard deviation of its logarithm (0.1 = about 10%)."""
         reach = math.exp(Z_SCORE_80PCT * sigma)
         return cls(mid / reach, mid, mid * reach)
 
     @property
-    def reach(self) -> str:
+    def relative_half_width(self) -> str:
         """How far it goes to each side, in percent of the middle."""
         return f"{self.lo / self.mid - 1:+.0%} to {self.hi / self.mid - 1:+.0%}"
 
-    def map(self, function: Callable[[float], float]) -> Interval:
+    def map_monotone(self, function: Callable[[float], float]) -> Interval:
         """Carry a monotone `function` through the interval."""
         lo, mid, hi = function(self.lo), function(self.mid), function(self.hi)
         return Interval(min(lo, hi), mid, max(lo, hi))
 
     @property
-    def triple(self) -> list[float] | None:
+    def as_json_list(self) -> list[float] | None:
         """[middle, low, high] for JSON; None where there is no figure."""
         return None if math.isnan(self.mid) else [self.mid, self.lo, self.hi]
 

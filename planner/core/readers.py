@@ -25,33 +25,33 @@ MAX_CSV_CELLS_PER_LINE = 1000
 """Of a line of a CSV."""
 
 
-def open_bounded(path: Path, most: int, what: str = "") -> BinaryIO:
+def open_bounded(path: Path, max_bytes: int, what: str = "") -> BinaryIO:
     """The file at `path`, open to be read; `PlannerError` where it is none, or has more than `most` bytes."""
     try:
         found = path.stat()
         if not stat.S_ISREG(found.st_mode):
             raise ValueError(f"it is {'a directory' if stat.S_ISDIR(found.st_mode) else 'no regular file'}")
-        if found.st_size > most:
-            raise ValueError(f"it has {found.st_size / MIB:,.1f} MiB, and at most {most / MIB:g} are read")
+        if found.st_size > max_bytes:
+            raise ValueError(f"it has {found.st_size / MIB:,.1f} MiB, and at most {max_bytes / MIB:g} are read")
         return path.open("rb")
     except (OSError, ValueError) as error:
         raise PlannerError(f"cannot read {what}{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-def read_text(path: Path, most: int = 16 * MIB, errors: str = "strict") -> str:
+def read_text(path: Path, max_bytes: int = 16 * MIB, errors: str = "strict") -> str:
     """The text of a file of at most `most` bytes, UTF-8; `PlannerError` for any other."""
     try:
-        with open_bounded(path, most) as file:
-            return file.read(most).decode("utf-8-sig", errors)
+        with open_bounded(path, max_bytes) as file:
+            return file.read(max_bytes).decode("utf-8-sig", errors)
     except UnicodeDecodeError as error:
         raise PlannerError(f"cannot read {path}: byte {error.start + 1:,} is not UTF-8 text") from None
     except OSError as error:
         raise PlannerError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def read_csv_lines(path: Path, most: int) -> Iterator[tuple[int, list[str]]]:
+def read_csv_lines(path: Path, max_bytes: int) -> Iterator[tuple[int, list[str]]]:
     """The lines of a CSV that are not blank, as their numbers and cells; `PlannerError` for what is none."""
-    with open_bounded(path, most) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
+    with open_bounded(path, max_bytes) as raw, io.TextIOWrapper(raw, "utf-8-sig", newline="") as file:
         lines = csv.reader(file)
         try:
             for cells in filter(None, lines):
@@ -125,19 +125,19 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(read_text(path, MIB // 2), path.name)
 
 
-def parse_yaml(text: str, where: str) -> Any:
+def parse_yaml(text: str, location: str) -> Any:
     """The content of YAML `text`; `where` names it in the `PlannerError` for what is none."""
     try:
         return yaml.load(text, Loader=_Yaml12Loader)
     except yaml.MarkedYAMLError as error:
         line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         problem = ", ".join(filter(None, (error.context, error.problem)))
-        raise PlannerError(f"{where} is not valid YAML: {line}{problem}") from None
+        raise PlannerError(f"{location} is not valid YAML: {line}{problem}") from None
     except (yaml.YAMLError, ValueError, LookupError, AttributeError) as error:  # from PyYAML's readers of tags
-        raise PlannerError(f"{where} is not valid YAML: {error}") from None
+        raise PlannerError(f"{location} is not valid YAML: {error}") from None
 
 
-def parse_json(text: str, where: str) -> Any:
+def parse_json(text: str, location: str) -> Any:
     """The content of JSON `text`; `where` names it in the `PlannerError` for what is none."""
     try:
         values = sum(map(text.count, ",[{{{"))  # an object is as much as three
@@ -152,10 +152,10 @@ def parse_json(text: str, where: str) -> Any:
             if not (level := [part for part in parts if isinstance(part, dict | list)]):
                 return data
     except ValueError as error:
-        raise PlannerError(f"{where} is not JSON: {error}") from None
+        raise PlannerError(f"{location} is not JSON: {error}") from None
     except RecursionError:
         pass
-    raise PlannerError(f"{where} is nested deeper than {MAX_NESTING_DEPTH} levels")
+    raise PlannerError(f"{location} is nested deeper than {MAX_NESTING_DEPTH} levels")
 
 
 def _build_json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -13,10 +13,10 @@ __all__ = [
     "ALL_ARTIFACT_FILES",
     "DISAGGREGATED_ARTIFACT_FILES",
     "LaunchSpec",
-    "render_artifacts",
-    "list_artifact_files",
-    "build_launch",
     "build_deployment_launch",
+    "build_launch",
     "build_launches",
+    "list_artifact_files",
     "predict_benchmark_ramp",
+    "render_artifacts",
 ]

@@ -43,7 +43,7 @@ class SloAlert:
 
     target: SloTarget
     histogram: str | None  # None: this version has none
-    edge: float | None  # where requests are counted as late; None for a mean, or beyond all edges
+    bucket_edge_s: float | None  # where requests are counted as late; None for a mean, or beyond all edges
     mean: float  # planned, the high end of its interval
 
     @property
@@ -52,25 +52,25 @@ class SloAlert:
         return f"{self.target.metric}_{self.target.percentile}"
 
     @property
-    def le(self) -> str:
+    def bucket_label(self) -> str:
         """The edge as Prometheus clients write it, "0.05" or "1.0"."""
-        return str(float(self.edge or math.inf))
+        return str(float(self.bucket_edge_s or math.inf))
 
     @property
-    def alert(self) -> str:
+    def alert_name(self) -> str:
         """ "TtftP95"."""
         return f"{self.target.metric.capitalize()}{self.target.percentile.capitalize()}"
 
     @property
-    def late(self) -> float:
+    def error_budget(self) -> float:
         """The share of requests that may be late: 0.05 of a p95."""
         at = self.target.percentile
         return math.nan if at == "mean" else round(1 - int(at[1:]) / 100, 4)
 
     @property
-    def burns(self) -> list[tuple[float, str, str]]:
+    def burn_rate_rules(self) -> list[tuple[float, str, str]]:
         """(share late, long window, short window) that pages: no share can be `BURNS` times a large budget."""
-        return [(min(times * self.late, self.late + (1 - self.late) * most), long, short)
+        return [(min(times * self.error_budget, self.error_budget + (1 - self.error_budget) * most), long, short)
                 for times, long, short, most in BURN_RATE_WINDOWS]  # fmt: skip
 
 
@@ -91,19 +91,21 @@ def build_slo_alerts(prediction: Prediction, targets: Sequence[SloTarget]) -> li
     """Every target with its histogram and edge."""
     found, known = prediction.performance, get_metric_names(prediction.deployment.engine)
     assert found is not None
-    edges = [known.edge(each.metric, each.seconds) if each.percentile != "mean" else None for each in targets]
+    edges = [
+        known.find_bucket_edge(each.metric, each.seconds) if each.percentile != "mean" else None for each in targets
+    ]
     return [
-        SloAlert(each, known.names.get(each.metric), edge, found.at(each.metric, "mean").hi)
+        SloAlert(each, known.names.get(each.metric), edge, found.get(each.metric, "mean").hi)
         for each, edge in zip(targets, edges, strict=True)
     ]
 
 
 def compute_alert_thresholds(prediction: Prediction, targets: Sequence[SloTarget]) -> AlertThresholds:
     """From where on production is no longer what was replayed."""
-    found, load = prediction.performance, prediction.load
+    found, load = prediction.performance, prediction.effective_workload
     assert found is not None
     limits = [target.seconds for target in targets if target.metric == "ttft"]
-    hits, accepted = load.cached_share, compute_planned_acceptance(prediction.deployment)
+    hits, accepted = load.cache_hit_fraction, compute_planned_acceptance(prediction.deployment)
     paced = load.rate is not None
     return AlertThresholds(
         kv_usage=(found.kv_usage_p99 + 1) / 2 if found.kv_usage_p99 < KV_FULL_USAGE else None,
@@ -159,7 +161,7 @@ def build_monitoring_values(prediction: Prediction, targets: Sequence[SloTarget]
     return {
         "metrics": known.names, "without": known.without, "promises": build_slo_alerts(prediction, targets),
         "limits": compute_alert_thresholds(prediction, targets), "fewest": MIN_REQUESTS_PER_HOUR, "of": build_series_selector(deployment), "job": get_prometheus_job(deployment),
-        "endpoints": at, "planned_hits": prediction.load.cached_share,
+        "endpoints": at, "planned_hits": prediction.effective_workload.cache_hit_fraction,
         "planned_acceptance": compute_planned_acceptance(deployment),
         "modes": load_failure_modes(known.names) if known.names else {},
     }  # fmt: skip

@@ -25,7 +25,7 @@ class ReplicaPort:
     """A port of the first replica; the next one on the same node takes the one that is `each` further."""
 
     number: int
-    each: int = 1
+    stride: int = 1
 
     def __str__(self) -> str:
         return str(self.number)
@@ -68,7 +68,7 @@ def format_for_script(word: Argument) -> str:
 
     def spelled(part: ArgumentPart) -> str:
         if isinstance(part, ReplicaPort):
-            return f'"$(({part} + replica{f" * {part.each}" * (part.each > 1)}))"'
+            return f'"$(({part} + replica{f" * {part.stride}" * (part.stride > 1)}))"'
         return f'"$here"/{part}' if isinstance(part, SiblingFile) else format_for_shell((part,))
 
     return "".join(map(spelled, word))

@@ -88,7 +88,7 @@ def render_artifacts(
     deployment = prediction.deployment
     engine = deployment.engine
     start = build_launch(prediction, storage)
-    at = alerts.list_metrics_endpoints(deployment.replicas, start.port, start.replicas_per_node, start.nodes)
+    at = alerts.list_metrics_endpoints(deployment.num_replicas, start.port, start.replicas_per_node, start.nodes)
     values: dict[str, Any] = {
         **manifests.build_template_values(start, prediction), "p": prediction, "targets": targets, "storage": storage,
         "checkpoint": get_checkpoint(deployment), "ramp": predict_benchmark_ramp(prediction), "prefix": get_benchmark_prefix_tokens(prediction),
@@ -164,7 +164,7 @@ def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
     found = {}
     for share in RAMP_RATE_FRACTIONS:
         rate = float(f"{(workload.rate or served) / copies * share:.3g}")
-        step = replace(drawn.at(rate), num_prompts=count_benchmark_prompts(rate))
+        step = replace(drawn.with_rate(rate), num_prompts=count_benchmark_prompts(rate))
         one = evaluate_disaggregated(first, deployment, step) if first else predict(deployment.with_replicas(1), step)
         found[rate] = one.performance
     return {rate: performance for rate, performance in found.items() if performance}
@@ -173,7 +173,7 @@ def predict_benchmark_ramp(prediction: Prediction) -> dict[float, Performance]:
 def get_benchmark_prefix_tokens(prediction: Prediction) -> int:
     """Tokens that all prompts of the benchmark begin with: the scenario's own, or what the plan reuses on average."""
     assert prediction.workload is not None
-    return prediction.workload.prefix_tokens or int(prediction.load.cached_tokens)
+    return prediction.workload.prefix_tokens or int(prediction.effective_workload.mean_cached_tokens)
 
 
 def count_benchmark_prompts(rate: float) -> int:
@@ -185,7 +185,7 @@ def _build_random_lengths(mean: float, prefix: int = 0) -> LengthDistribution:
     """Lengths as `--random-range-ratio` draws them: a shared prefix, and the rest uniform around its mean."""
     rest = max(mean - prefix, 1.0)
     low, high = (prefix + rest * (1 + side * RANDOM_LENGTH_RANGE_RATIO) for side in (-1, 1))
-    return LengthDistribution.uniform(high, low / high)
+    return LengthDistribution.from_uniform(high, low / high)
 
 
 SECRETS_FILE = "serve.env"
@@ -198,15 +198,19 @@ BENCHMARK_ARTIFACTS: tuple[ArtifactKind, ...] = ("script", "benchmark")
 
 def list_unsupported_artifacts(plan: Plan) -> list[str]:
     """The kinds of files that the scenario asks for, and that there are none of for pools."""
-    return [kind for kind in plan.scenario.wanted if kind not in DISAGGREGATED_ARTIFACT_FILES] if plan.in_pools else []
+    return (
+        [kind for kind in plan.scenario.output_kinds if kind not in DISAGGREGATED_ARTIFACT_FILES]
+        if plan.is_disaggregated
+        else []
+    )
 
 
 def list_benchmark_files(plan: Plan) -> tuple[str, ...]:
     """The files that start and benchmark what should be measured first; none where no result changes the choice."""
     sure = estimate_choice_confidence(plan)
-    if sure is None or sure.first is None or not {*BENCHMARK_ARTIFACTS} <= {*plan.scenario.wanted}:
+    if sure is None or sure.best_benchmark is None or not {*BENCHMARK_ARTIFACTS} <= {*plan.scenario.output_kinds}:
         return ()
-    measured = sure.first[0]
+    measured = sure.best_benchmark[0]
     folder_of = "" if measured is plan.chosen else BENCHMARK_DIR
     return tuple(
         folder_of + name

@@ -95,24 +95,24 @@ class LaunchFlag:
     """One option of a launch, and why it is there."""
 
     name: str
-    word: Argument | None
+    argument: Argument | None
     reason: str
 
     @property
     def value(self) -> str | None:
         """What it is set to."""
-        return None if self.word is None else format_for_display(self.word)
+        return None if self.argument is None else format_for_display(self.argument)
 
     @property
-    def words(self) -> tuple[Argument, ...]:
+    def arguments(self) -> tuple[Argument, ...]:
         """The option as arguments; a value that begins like an option is tied to its own."""
-        if self.word is None:
+        if self.argument is None:
             return ((self.name,),)
-        tied = isinstance(self.word[0], str) and self.word[0].startswith("-")
-        return ((f"{self.name}=", *self.word),) if tied else ((self.name,), self.word)
+        tied = isinstance(self.argument[0], str) and self.argument[0].startswith("-")
+        return ((f"{self.name}=", *self.argument),) if tied else ((self.name,), self.argument)
 
     def __str__(self) -> str:
-        return " ".join(map(format_for_shell, self.words))
+        return " ".join(map(format_for_shell, self.arguments))
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class LaunchSpec:
     device: AcceleratorKind
     program: tuple[Argument, ...]
     flags: tuple[LaunchFlag, ...]
-    others: tuple[str, ...] = ()
+    worker_arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     config: str = ""  # the engine's own configuration file
     nodes: int = 1
@@ -132,7 +132,9 @@ class LaunchSpec:
     note: str = ""
     drain_s: int = DRAIN_TIMEOUT_S
     role: str = ""  # "prefill" or "decode": a worker of that pool
-    filled: Mapping[str, Argument] = field(default_factory=dict)  # more of the environment, filled in where it runs
+    exported_variables: Mapping[str, Argument] = field(
+        default_factory=dict
+    )  # more of the environment, filled in where it runs
 
     @property
     def title(self) -> str:
@@ -154,7 +156,7 @@ class LaunchSpec:
     def replicas_per_node(self) -> int:
         """How many of the plan's replicas the largest rented machine has room for; where one spans nodes, 1."""
         room = max(self.deployment.machines, default=self.deployment.gpus_per_node) // self.gpus
-        return max(min(room, self.deployment.replicas), 1)
+        return max(min(room, self.deployment.num_replicas), 1)
 
     @property
     def image(self) -> str | None:
@@ -164,27 +166,27 @@ class LaunchSpec:
         return image.format(version=engine.version).replace(":vnightly", ":nightly") if image else None
 
     @property
-    def words(self) -> tuple[Argument, ...]:
+    def arguments(self) -> tuple[Argument, ...]:
         """Everything that is run on the first node, argument by argument."""
-        return (*self.program, *(word for flag in self.flags for word in flag.words))
+        return (*self.program, *(word for flag in self.flags for word in flag.arguments))
 
     @property
     def variables(self) -> dict[str, EnvVariable]:
         """What has to be set where it runs, by name."""
-        words = (*self.words, *self.filled.values())
+        words = (*self.arguments, *self.exported_variables.values())
         return {part.name: part for word in words for part in word if isinstance(part, EnvVariable)}
 
     @property
     def command(self) -> list[str]:
         """The command as its arguments; where a variable has to be set, as a shell has it."""
-        return [format_for_display(word) for word in self.words]
+        return [format_for_display(word) for word in self.arguments]
 
     @property
-    def line(self) -> str:
+    def shell_line(self) -> str:
         """The command in one line, as a shell reads it."""
         before = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        before += [f"{name}={format_for_shell(word)}" for name, word in self.filled.items()]
-        return " ".join([*before, *map(format_for_shell, self.words)])
+        before += [f"{name}={format_for_shell(word)}" for name, word in self.exported_variables.items()]
+        return " ".join([*before, *map(format_for_shell, self.arguments)])
 
     def __str__(self) -> str:
         return " \\\n  ".join([" ".join(map(format_for_shell, self.program)), *map(str, self.flags)])
@@ -232,10 +234,10 @@ def build_launch(prediction: Prediction, storage: str = DEFAULT_STORAGE, role: s
     """How to start one replica of what was predicted; `PlannerError` for what its engine has no option for."""
     deployment, memory, workload = prediction.deployment, prediction.memory, prediction.workload
     assert workload is not None
-    fit = memory.pool.sequences(round(workload.tokens))
+    fit = memory.pool.count_sequences(round(workload.mean_tokens_per_request))
     return build_deployment_launch(
-        deployment, storage, total_gib=memory.total / GIB, fit=f"{fit:,}", p99_prompt=math.ceil(workload.prompt.p99),
-        p99_tokens=f"{workload.total_quantile(0.99):,.0f}", adapters=workload.adapters, role=role,
+        deployment, storage, total_gib=memory.total_bytes / GIB, fit=f"{fit:,}", p99_prompt=math.ceil(workload.prompt.p99),
+        p99_tokens=f"{workload.compute_total_tokens_quantile(0.99):,.0f}", adapters=workload.adapters, role=role,
     )  # fmt: skip
 
 
@@ -262,7 +264,7 @@ def build_deployment_launch(
     found = _render_engine_template(
         engine.name, known, d=deployment, args=deployment.args, layout=layout, nodes=nodes, family=_get_model_flags(deployment),
         name=deployment.model.name, speculative=_build_speculation_values(deployment, facts), online_quantization=online,
-        total_gib=total_gib or deployment.gpu_total / GIB, fit=fit, p99_tokens=p99_tokens, p99_prompt=p99_prompt,
+        total_gib=total_gib or deployment.gpu_total_bytes / GIB, fit=fit, p99_tokens=p99_tokens, p99_prompt=p99_prompt,
         share_why=explain_memory_utilization(deployment),
         rank=lambda times=1: EnvVariable("NODE_RANK", "this node, counted from 0", times), drain_s=DRAIN_TIMEOUT_S,
         address=EnvVariable("MASTER_ADDR", "the address of node 0"), master_port=ReplicaPort(MASTER_PORT), beside=SiblingFile,
@@ -271,18 +273,18 @@ def build_deployment_launch(
         hosts=EnvVariable("HOSTFILE", "a file with the names of the nodes"), port=ReplicaPort(get_port(deployment, role)),
         role=role, bootstrap_port=ReplicaPort(BOOTSTRAP_PORT), handover_port=ReplicaPort(KV_TRANSFER_PORTS.get(role, 0), layout.dp),
         here=EnvVariable("VLLM_NIXL_SIDE_CHANNEL_HOST", "the address of this node, as workers on others reach it"),
-        release=engine.release, at=parse_release, limits=media,
+        release=engine.release_tuple, at=parse_release, limits=media,
     )  # fmt: skip
     program = [(weights,) if part == "{model}" else (part,) for part in shlex.split(engine.facts["program"])]
-    notes = (known.note, engine.note, *found["notes"])
+    notes = (known.note, engine.substitution_note, *found["notes"])
     return LaunchSpec(
         deployment, facts, get_accelerator_kind(deployment), (*found["before"], *program), found["flags"],
         found["others"], found["environment"], found["config"], nodes, estimate_startup(deployment, storage),
-        "; ".join(filter(None, notes)), role=role, filled=found["filled"],
+        "; ".join(filter(None, notes)), role=role, exported_variables=found["filled"],
     )  # fmt: skip
 
 
-def _render_engine_template(engine: str, known: CliOptions, **values: Any) -> dict[str, Any]:
+def _render_engine_template(engine: str, options: CliOptions, **values: Any) -> dict[str, Any]:
     """What the engine's template makes of the plan: flags, words before the program, environment, configuration."""
     flags: list[LaunchFlag] = []
     found: dict[str, Any] = {"others": (), "before": (), "environment": {}, "filled": {}, "config": {}, "notes": []}
@@ -291,21 +293,21 @@ def _render_engine_template(engine: str, known: CliOptions, **values: Any) -> di
     def flag(name: str, *word: Any, why: str) -> str:
         parts = tuple(str(part) if isinstance(part, int | float) else part for part in word)
         flags.append(LaunchFlag(name, parts or None, " ".join(why.split())))
-        if name not in known.spellings:
+        if name not in options.spellings:
             raise PlannerError(f"{named} has no option {name}, which is needed: {why}")
-        if errors := known.parse([format_for_display(word) for word in flags[-1].words]).errors:
+        if errors := options.parse([format_for_display(word) for word in flags[-1].arguments]).errors:
             raise PlannerError(f"{named} cannot be started as planned: {errors[0]}")
         return ""
 
     def switch(name: str, on: bool, why: str) -> str:
-        if on or name not in known.spellings:
+        if on or name not in options.spellings:
             return flag(name, why=why)
-        if known[name].off:
-            return flag(known[name].off[0], why=why)
-        return flag(name, "false", why=why) if known[name].kind == "bool" else ""  # else off unless asked for
+        if options[name].negations:
+            return flag(options[name].negations[0], why=why)
+        return flag(name, "false", why=why) if options[name].kind == "bool" else ""  # else off unless asked for
 
     def offered(name: str, value: str) -> bool:
-        return name in known.spellings and not known.parse([name, value]).errors
+        return name in options.spellings and not options.parse([name, value]).errors
 
     def refuse(what: str) -> str:
         raise PlannerError(f"{named} {what}")
@@ -319,7 +321,7 @@ def _render_engine_template(engine: str, known: CliOptions, **values: Any) -> di
         found[key] = (*found[key], *items)
         return ""
 
-    render_template("deploy", f"flags/{engine}", **values, can=known.spellings, flag=flag, switch=switch, offered=offered, refuse=refuse,
+    render_template("deploy", f"flags/{engine}", **values, can=options.spellings, flag=flag, switch=switch, offered=offered, refuse=refuse,
         put=put, say=say,
     )  # fmt: skip
     config = yaml.safe_dump(found["config"], sort_keys=False, allow_unicode=True) if found["config"] else ""
@@ -362,13 +364,15 @@ def _get_model_flags(deployment: Deployment) -> dict[str, Any]:
     if known is None:
         return {"remote_code": None, "reasoning": None, "tools": None}
     until = known.remote_code_until.get(engine.name)
-    code = None if until and engine.release >= parse_release(until) else known.remote_code
+    code = None if until and engine.release_tuple >= parse_release(until) else known.remote_code
     if known.only and not any(part.lower() in name.lower() for part in known.only):
         return {"remote_code": code, "reasoning": None, "tools": None}
 
     def newest(parsers: Mapping[str, tuple[OutputParser, ...]]) -> str | None:
         there = [
-            parser.name for parser in parsers.get(engine.name, ()) if parse_release(parser.since) <= engine.release
+            parser.name
+            for parser in parsers.get(engine.name, ())
+            if parse_release(parser.since) <= engine.release_tuple
         ]
         return there[-1] if there else None
 

@@ -69,8 +69,8 @@ def load_environment_variables(engine: Engine) -> dict[str, EnvVariableEntry]:
     known = load_catalog("environment.yaml", EnvVariableEntry)
     return {
         name: entry for name, entry in known.items()
-        if entry.engine in (None, engine.name) and parse_release(entry.first) <= engine.release
-        and (entry.last is None or engine.release <= parse_release(entry.last))
+        if entry.engine in (None, engine.name) and parse_release(entry.first) <= engine.release_tuple
+        and (entry.last is None or engine.release_tuple <= parse_release(entry.last))
     }  # fmt: skip
 
 
@@ -135,8 +135,8 @@ def build_template_values(launch: LaunchSpec, prediction: Prediction) -> dict[st
     return {
         "title": launch.title,
         "launch": launch, "d": deployment, "layout": layout, "slug": build_slug(deployment.model.name), "mounted": CONTAINER_MOUNT_DIR,
-        "flags": [word for flag in launch.flags for word in flag.words], "others": [(flag,) for flag in launch.others],
-        "engine_words": [word for flag in launch.flags if flag.name not in SERVER_ONLY_OPTIONS for word in flag.words],
+        "flags": [word for flag in launch.flags for word in flag.arguments], "others": [(flag,) for flag in launch.worker_arguments],
+        "engine_words": [word for flag in launch.flags if flag.name not in SERVER_ONLY_OPTIONS for word in flag.arguments],
         "program": [("python3",) if word == ("python",) else word for word in launch.program],  # images lack python
         "renamed": LEADER_WORKER_SET_VARIABLES if launch.nodes > 1 else {}, "pod": format_for_pod, "compose": format_for_compose,
         "repository": get_checkpoint(deployment), "metrics": get_metric_names(engine).names,
@@ -166,12 +166,14 @@ def build_scaling_trigger(prediction: Prediction, scaling: AutoscalingPlan | Non
 
 def _get_scale_up_threshold(prediction: Prediction, scaling: AutoscalingPlan | None) -> float:
     """Requests in flight on a replica above which another is needed."""
-    return scaling.threshold if scaling else prediction.in_flight
+    return scaling.scale_up_in_flight if scaling else prediction.mean_in_flight
 
 
 def _build_scaler_values(prediction: Prediction, scaling: AutoscalingPlan | None) -> dict[str, Any]:
     """When replicas come and go."""
-    stable_s = scaling.stable_s if scaling else compute_stabilization_s(compute_start_timeout_s(prediction.deployment))
+    stable_s = (
+        scaling.stabilization_s if scaling else compute_stabilization_s(compute_start_timeout_s(prediction.deployment))
+    )
     spares, begins = prediction.deployment.spare_replicas, estimate_startup(prediction.deployment, DOWNLOAD_STORAGE)
     found = {
         "in_flight": _get_scale_up_threshold(prediction, scaling), "stable_s": round(stable_s), "least": 1 + spares, "hours": [],
@@ -186,7 +188,7 @@ def _build_scaler_values(prediction: Prediction, scaling: AutoscalingPlan | None
 def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[str, str, int]]:
     """(start, end, replicas) as cron has it, each `lead_s` ahead, of all hours with more than the fewest replicas."""
     counts, all_hours = scaling.replicas, len(scaling.replicas)
-    if not scaling.clock or all_hours not in (HOURS_PER_DAY, HOURS_PER_WEEK):
+    if not scaling.starts_at_midnight or all_hours not in (HOURS_PER_DAY, HOURS_PER_WEEK):
         return []
 
     def cron(minutes: int) -> str:
@@ -217,8 +219,8 @@ def _build_skypilot_values(launch: LaunchSpec) -> dict[str, str]:
                        "export MASTER_ADDR"]  # fmt: skip
     if launch.config:
         raise PlannerError("files: skypilot carries no file beside the command, and this engine needs one")
-    others = f' $([ "$NODE_RANK" = 0 ] || echo {" ".join(launch.others)})' if launch.others else ""
-    command = " ".join(map(format_for_shell, launch.words))
+    others = f' $([ "$NODE_RANK" = 0 ] || echo {" ".join(launch.worker_arguments)})' if launch.worker_arguments else ""
+    command = " ".join(map(format_for_shell, launch.arguments))
     return {"accelerator": known[gpu], "run": "\n".join([*set_before, f"{command}{others}"]) + "\n"}
 
 
@@ -231,10 +233,10 @@ def _build_runpod_values(launch: LaunchSpec) -> dict[str, Any]:
         elif flag.name == "--lora-modules":  # a JSON list, which nothing fills in (worker-vllm 020b9f0 src/engine.py)
             asked = True
         elif flag.name in ("--shutdown-timeout",):  # not among those that the worker passes on by name
-            extra += [format_for_display(word) for word in flag.words]
+            extra += [format_for_display(word) for word in flag.arguments]
         elif flag.name != "--port":
             name, off = re.subn("^--(no-enable|disable)-", "--enable-", re.sub("^--no-(?!enable)", "--", flag.name))
-            value = flag.value if flag.word else str(not off and not flag.name.startswith("--no-")).lower()
+            value = flag.value if flag.argument else str(not off and not flag.name.startswith("--no-")).lower()
             settings[name[2:].upper().replace("-", "_")] = value or ""
     if extra:
         settings["VLLM_EXTRA_ARGS"] = shlex.join(extra)

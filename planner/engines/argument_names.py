@@ -16,7 +16,7 @@ class ArgumentNames(SourcedEntry):
     drafting: dict[str, str] = Field(default_factory=dict)
 
     @property
-    def theirs(self) -> dict[str, str]:
+    def engine_names(self) -> dict[str, str]:
         """Our name of an argument -> the engine's."""
         return {ours: theirs for theirs, ours in self.arguments.items()}
 

@@ -35,8 +35,8 @@ class CliOption:
     """One option, as it was from version `first` to version `last` of the lists."""
 
     name: str
-    also: tuple[str, ...]
-    off: tuple[str, ...]
+    aliases: tuple[str, ...]
+    negations: tuple[str, ...]
     kind: str
     count: str
     default: str
@@ -52,7 +52,7 @@ class CliOption:
     @property
     def spellings(self) -> tuple[str, ...]:
         """All that it can be called."""
-        return self.name, *self.also, *self.off
+        return self.name, *self.aliases, *self.negations
 
 
 @dataclass(frozen=True)
@@ -108,20 +108,22 @@ class CliOptions:
         """Everything that an option can be called."""
         return frozenset(self.by_spelling)
 
-    def find(self, written: str) -> list[str]:
+    def find_spellings(self, written: str) -> list[str]:
         """The spellings that `written` may stand for: itself, or all that it is the beginning of."""
-        word = self._folded(written)
+        word = self._normalize_spelling(written)
         if word in self.by_spelling:
             return [word]
-        if word.startswith("--no-") and (pair := self.by_spelling.get("--" + word[5:])) and pair.off:
+        if word.startswith("--no-") and (pair := self.by_spelling.get("--" + word[5:])) and pair.negations:
             return [word]  # vLLM 0.33.0 utils/argparse_utils.py:120: still taken beside --disable-...
         if self.lists.parser != "argparse" or not word.startswith("--") or len(word) < 3:
             return []
         begun = [spelling for spelling in self.by_spelling if spelling.startswith(word)]
-        meant = {(self.by_spelling[spelling].name, spelling in self.by_spelling[spelling].off) for spelling in begun}
+        meant = {
+            (self.by_spelling[spelling].name, spelling in self.by_spelling[spelling].negations) for spelling in begun
+        }
         return begun[:1] if len(meant) == 1 else begun  # one option, and not both its on and its off
 
-    def _folded(self, word: str) -> str:
+    def _normalize_spelling(self, word: str) -> str:
         return word.replace("_", "-") if self.lists.underscores and word.startswith("--") else word
 
     def __getitem__(self, spelling: str) -> CliOption:
@@ -141,7 +143,7 @@ class CliOptions:
             if not self._is_option(word):
                 positional.append(word)
                 continue
-            found, at = self._read(word, words, at)
+            found, at = self._read_option(word, words, at)
             given.append(found)
         return ParsedCommandLine(tuple(given), tuple(positional))
 
@@ -151,13 +153,13 @@ class CliOptions:
             return False
         return " " not in word.partition("=")[0]
 
-    def _read(self, word: str, words: Sequence[str], at: int) -> tuple[ParsedOption, int]:
+    def _read_option(self, word: str, words: Sequence[str], at: int) -> tuple[ParsedOption, int]:
         """The option `word` with what it takes of the `words` from `at` on; where the next one begins."""
         written, tied, rest = word.partition("=")
         name, dot, key = written.partition(".")
-        found = self.find(name)
+        found = self.find_spellings(name)
         if len(found) != 1 or (dot and "json" not in self[found[0]].kind):
-            option, dot = _find_in_other_versions(self.engine, self._folded(name)), ""
+            option, dot = _find_in_other_versions(self.engine, self._normalize_spelling(name)), ""
             error = f"{name} may be {' or '.join(found[:4])}" if len(found) > 1 else f"unknown option {written}"
         else:
             option, error = self[found[0]], ""
@@ -170,7 +172,7 @@ class CliOptions:
         given = ParsedOption(written, tuple(taken), None if error else option, error=error)
         if error or option is None:
             return given, end
-        off = found[0] not in (option.name, *option.also)
+        off = found[0] not in (option.name, *option.aliases)
         value, error = _parse_dotted_json(key, taken) if dot else _parse_option_value(option, taken, bool(tied), off)
         return ParsedOption(written, tuple(taken), option, value, f"{written}: {error}" if error else ""), end
 

@@ -40,7 +40,7 @@ class ParallelLayout:
         return self.tp * self.pp * self.dp
 
     @property
-    def gpus(self) -> int:
+    def num_gpus(self) -> int:
         """GPUs of all replicas."""
         return self.gpus_per_replica * self.replicas
 
@@ -71,17 +71,17 @@ class SpeculationConfig:
 
 
 @lru_cache(maxsize=4096)
-def choose_machines(replicas: int, each: int, sold_in: tuple[int, ...]) -> tuple[int, ...]:
+def choose_machines(replicas: int, gpus_per_replica: int, sold_in: tuple[int, ...]) -> tuple[int, ...]:
     """GPUs of the machines to rent, the largest first, for so many `replicas` of `each` GPUs.
 
     Machines have one of the sizes `sold_in`, and as few GPUs altogether as can be. A replica lies in one machine or,
     where no machine holds it, evenly on as few as can be, and no other replica on those.
     """
     sizes = sorted(sold_in)
-    if each > sizes[-1]:
-        count = ceil(each / sizes[-1])
-        return (next(size for size in sizes if size * count >= each),) * (replicas * count)
-    rooms = [(size // each, size) for size in sizes if size >= each]
+    if gpus_per_replica > sizes[-1]:
+        count = ceil(gpus_per_replica / sizes[-1])
+        return (next(size for size in sizes if size * count >= gpus_per_replica),) * (replicas * count)
+    rooms = [(size // gpus_per_replica, size) for size in sizes if size >= gpus_per_replica]
     least: list[tuple[int, int, int]] = [(0, 0, 0)]  # for so many replicas: GPUs, machines, and the size of one of them
     for wanted in range(1, replicas + 1):
         before = [(least[max(wanted - room, 0)], size) for room, size in rooms]
@@ -89,7 +89,7 @@ def choose_machines(replicas: int, each: int, sold_in: tuple[int, ...]) -> tuple
     found = []
     while replicas > 0:
         found.append(least[replicas][2])
-        replicas -= found[-1] // each
+        replicas -= found[-1] // gpus_per_replica
     return tuple(sorted(found, reverse=True))
 
 
@@ -105,53 +105,53 @@ class Deployment:
     speculation: SpeculationConfig | None
     gpus_per_node: int
     link_bandwidth: float  # bytes/s per direction per GPU inside a node
-    gpu_total: int  # bytes per GPU as the driver reports
-    gpu_free: int | None = None  # bytes free at start, if less than total for reasons unknown
-    other_tenants: int = 0  # bytes per GPU that others hold
+    gpu_total_bytes: int  # bytes per GPU as the driver reports
+    gpu_free_bytes: int | None = None  # bytes free at start, if less than total for reasons unknown
+    other_tenants_bytes: int = 0  # bytes per GPU that others hold
     memory_calibration: tuple[tuple[str, float], ...] = ()  # bytes to add to terms of the memory plan, from a log
     spare_replicas: int = 0  # beside those of the layout: paid, and idle until one of them is lost
-    sold_in: tuple[int, ...] = ()  # GPUs of the machines that are let; none: any number
+    machine_sizes: tuple[int, ...] = ()  # GPUs of the machines that are let; none: any number
 
     @property
-    def gpus(self) -> int:
+    def num_gpus(self) -> int:
         """GPUs of all replicas, spares among them."""
-        return self.layout.gpus_per_replica * self.replicas
+        return self.layout.gpus_per_replica * self.num_replicas
 
     @property
-    def replicas(self) -> int:
+    def num_replicas(self) -> int:
         """Replicas that run: those that the traffic needs, and spares."""
         return self.layout.replicas + self.spare_replicas
 
     @property
     def machines(self) -> tuple[int, ...]:
         """GPUs of each machine that is rented; none where GPUs are let in any number."""
-        count, each = self.replicas, self.layout.gpus_per_replica
-        return choose_machines(count, each, self.sold_in) if self.sold_in else ()
+        count, each = self.num_replicas, self.layout.gpus_per_replica
+        return choose_machines(count, each, self.machine_sizes) if self.machine_sizes else ()
 
     @property
-    def gpus_rented(self) -> int:
+    def num_gpus_billed(self) -> int:
         """GPUs that are paid: those of whole machines, where only whole machines are let."""
-        return sum(self.machines) or self.gpus
+        return sum(self.machines) or self.num_gpus
 
     @property
-    def engines(self) -> int:
+    def num_engine_instances(self) -> int:
         """Schedulers that share the traffic: data-parallel ranks of all replicas."""
         return self.layout.replicas * self.layout.dp
 
     @property
-    def drafts(self) -> int:
+    def num_draft_tokens(self) -> int:
         """Tokens that a sequence drafts in a step; 0 without speculation."""
         return self.speculation.num_speculative_tokens if self.speculation else 0
 
     @property
-    def towers(self) -> tuple[WeightTensor, ...]:
+    def loaded_vision_towers(self) -> tuple[WeightTensor, ...]:
         """Encoders of images that are loaded: vLLM's from 0.15 on only where a prompt may hold images or videos.
 
         vllm pulls 22299 and 32757; docs/configuration/conserving_memory.md.
         """
         closed = {"image=0", "video=0"} <= {*(self.args.limit_mm_per_prompt or "").split(",")}
-        skipped = closed and self.engine.name == "vllm" and self.engine.release >= (0, 15, 0)
-        return () if skipped else self.model.architecture.towers
+        skipped = closed and self.engine.name == "vllm" and self.engine.release_tuple >= (0, 15, 0)
+        return () if skipped else self.model.architecture.vision_towers
 
     def with_args(self, **args: Any) -> Self:
         """The same with other engine arguments."""
@@ -164,7 +164,7 @@ class Deployment:
         return replace(self, layout=replace(self.layout, replicas=replicas))
 
     def __str__(self) -> str:
-        return f"{self.model.name} on {self.layout.gpus} x {self.gpu.name}, {self.layout}, {self.engine}"
+        return f"{self.model.name} on {self.layout.num_gpus} x {self.gpu.name}, {self.layout}, {self.engine}"
 
 
 def deploy_on(
@@ -184,6 +184,6 @@ def deploy_on(
     link = gpus.resolve_link_bandwidth(card, interconnect) if interconnect else card.link_bandwidth
     return Deployment(
         served, card, layout, started, args, speculation, gpus_per_node or card.gpus_per_node, link,
-        gpu_total or card.memory, gpu_free, other_tenants, tuple(sorted((memory_calibration or {}).items())),
+        gpu_total or card.memory_bytes, gpu_free, other_tenants, tuple(sorted((memory_calibration or {}).items())),
         spare_replicas, sold_in,
     )  # fmt: skip

@@ -116,21 +116,21 @@ class Engine:
         return f"{self.name} {self.version}"
 
     @property
-    def release(self) -> tuple[int, int, int]:
+    def release_tuple(self) -> tuple[int, int, int]:
         """The version as numbers, for comparing; a nightly build counts as the newest known version."""
         return parse_release(self.version if self.version[0].isdigit() else self.facts_version)
 
     @property
-    def v0(self) -> bool:
+    def is_v0(self) -> bool:
         """vLLM's first engine, before 0.8: its pool is what torch's allocator left, its scheduler another."""
-        return self.name == "vllm" and self.release < (0, 8, 0)
+        return self.name == "vllm" and self.release_tuple < (0, 8, 0)
 
     @property
-    def note(self) -> str:
+    def substitution_note(self) -> str:
         """What stands in for facts of this version; empty when they are its own."""
-        own = self.version[0].isdigit() and self.release == parse_release(self.facts_version)
+        own = self.version[0].isdigit() and self.release_tuple == parse_release(self.facts_version)
         others = "" if own else f"with the facts of {self.facts_version}"
-        scheduler = "with engine V1's scheduler" if self.v0 else ""
+        scheduler = "with engine V1's scheduler" if self.is_v0 else ""
         stand_ins = " and ".join(filter(None, (others, scheduler)))
         return stand_ins and f"{self} is planned {stand_ins}"
 
@@ -141,10 +141,10 @@ def find_required_plugin(engine: Engine, method: str) -> str | None:
     return found.get(method)
 
 
-def select_entry_for_release(name: str, engine: Engine, known: Iterable[str]) -> str:
+def select_entry_for_release(name: str, engine: Engine, known_names: Iterable[str]) -> str:
     """Which of the entries NAME and NAME before RELEASE holds for `engine`: of those before a later one the lowest."""
-    bounds = (entry.partition(" before ")[2] for entry in known if entry.startswith(f"{name} before "))
-    later = [bound for bound in bounds if engine.release < parse_release(bound)]
+    bounds = (entry.partition(" before ")[2] for entry in known_names if entry.startswith(f"{name} before "))
+    later = [bound for bound in bounds if engine.release_tuple < parse_release(bound)]
     return f"{name} before {min(later, key=parse_release)}" if later else name
 
 
@@ -232,7 +232,7 @@ def find_dynamo_release(engine: Engine) -> tuple[str, str]:
     """(newest release of Dynamo whose engine is of this minor version, that engine's); `PlannerError` for none."""
     known = load_catalog("clouds.yaml", CloudNames).get(f"dynamo {engine.name}")
     names = known.names if known else {}
-    fitting = [one for one, ships in names.items() if parse_release(ships)[:2] == engine.release[:2]]
+    fitting = [one for one, ships in names.items() if parse_release(ships)[:2] == engine.release_tuple[:2]]
     if not fitting:
         known_versions = ", ".join(names.values()) or "none"
         raise PlannerError(f"files: no known release of Dynamo ships {engine}; known: {known_versions}")
@@ -246,8 +246,8 @@ def explain_unsupported_gpu(gpu: Gpu, engine: Engine) -> str | None:
         there = f"supported there: {', '.join(gpu.supported)}" if gpu.supported else "no engine that is known here does"
         return f"{engine.name} does not support {gpu.name}; {there}"
     first, last = gpu.supported[engine.name]
-    if engine.release < parse_release(first):
+    if engine.release_tuple < parse_release(first):
         return f"{engine.name} supports {gpu.name} from {first} on, not yet in {engine.version}"
-    if last is not None and engine.release[:2] > parse_release(last)[:2]:
+    if last is not None and engine.release_tuple[:2] > parse_release(last)[:2]:
         return f"{engine.name} supports {gpu.name} up to {last}, no longer in {engine.version}"
     return None

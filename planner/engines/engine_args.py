@@ -55,36 +55,38 @@ FIRST_RELEASE_WITH_KV_OFFLOAD, MAX_KV_OFFLOAD_GIB = (0, 12, 0), 65536
 """The first vLLM with --kv-offloading-size (catalogs/flags/vllm.csv), and GiB that are planned at most."""
 
 
-def resolve_engine_args(given: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
+def resolve_engine_args(user_args: Mapping[str, Any], engine: Engine, gpu: Gpu, model: Model) -> EngineArgs:
     """Fill in what is not `given` (or None) as `engine` does at start; `PlannerError` where it would refuse to start.
 
     `block_size` stays as given: backends and hybrid models change its default (see `memory.kv_cache`).
     Order: vLLM 0.20.2 engine/arg_utils.py:2339, 0.33.0 engine/arg_utils.py:3151.
     """
     facts, shape, tier = engine.facts, model.architecture, _select_batch_limits(engine, gpu)
-    check_known_names(given, EngineArgs.__dataclass_fields__, "engine argument")
-    given = {name: value for name, value in given.items() if value is not None}
-    given |= {
-        name: _DTYPE_SPELLINGS.get(given[name], given[name]) for name in ("dtype", "kv_cache_dtype") if name in given
+    check_known_names(user_args, EngineArgs.__dataclass_fields__, "engine argument")
+    user_args = {name: value for name, value in user_args.items() if value is not None}
+    user_args |= {
+        name: _DTYPE_SPELLINGS.get(user_args[name], user_args[name])
+        for name in ("dtype", "kv_cache_dtype")
+        if name in user_args
     }
-    length = given.get("max_model_len") or shape.max_position
-    chunked = given.get("enable_chunked_prefill", facts["chunked_prefill"])
+    length = user_args.get("max_model_len") or shape.max_position
+    chunked = user_args.get("enable_chunked_prefill", facts["chunked_prefill"])
     tokens = tier["max_num_batched_tokens"]
     if engine.name == "vllm":
-        seqs = given.get("max_num_seqs") or tier["max_num_seqs"]
+        seqs = user_args.get("max_num_seqs") or tier["max_num_seqs"]
         tokens = min(tokens if chunked else max(tokens, length), seqs * length)
-    tokens = given.get("max_num_batched_tokens", tokens)
+    tokens = user_args.get("max_num_batched_tokens", tokens)
     defaults = {
         "gpu_memory_utilization": tier["gpu_memory_utilization"] or facts["gpu_memory_utilization"],
         "max_model_len": length,
         "max_num_seqs": min(tier["max_num_seqs"], tokens),
         "max_num_batched_tokens": tokens,
-        "dtype": "float16" if model.dtype == "bfloat16" and "bf16" not in gpu.flops else model.dtype,
+        "dtype": "float16" if model.dtype == "bfloat16" and "bf16" not in gpu.peak_flops else model.dtype,
         "enable_prefix_caching": facts["prefix_caching_hybrid" if shape.is_hybrid else "prefix_caching"],
         "enable_chunked_prefill": chunked,
         "async_scheduling": facts["async_scheduling"],
     }
-    filled = EngineArgs(**{**defaults, **given})
+    filled = EngineArgs(**{**defaults, **user_args})
     if (reason := _explain_refusal(filled, engine, gpu, model)) is not None:
         raise PlannerError(reason)
     return filled
@@ -95,7 +97,7 @@ def _select_batch_limits(engine: Engine, gpu: Gpu) -> Mapping[str, Any]:
 
     def fits(tier: Mapping[str, Any]) -> bool:
         named, not_named = (any(part in gpu.name.lower() for part in tier[key]) for key in ("named", "not_named"))
-        return gpu.memory >= tier["memory_gib"] * GIB and (named or not tier["named"]) and not not_named
+        return gpu.memory_bytes >= tier["memory_gib"] * GIB and (named or not tier["named"]) and not not_named
 
     return next(filter(fits, engine.facts["limits"]))
 
@@ -131,7 +133,7 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
     if (args.kv_cache_dtype or "").startswith("fp8") and capability and capability < least:
         where = f"{gpu.name} (compute capability {capability}) in {engine}"
         return f"kv_cache_dtype {args.kv_cache_dtype} does not run on {where}; it needs {least}: use auto"
-    if args.dtype == "bfloat16" and "bf16" not in gpu.flops:
+    if args.dtype == "bfloat16" and "bf16" not in gpu.peak_flops:
         return f"dtype bfloat16 does not run on {gpu.name}; use float16"
     if args.max_loras and args.max_lora_rank not in LORA_RANKS:
         return f"max_lora_rank {args.max_lora_rank} is none of {', '.join(map(str, LORA_RANKS))}"
@@ -139,7 +141,7 @@ def _explain_refusal(args: EngineArgs, engine: Engine, gpu: Gpu, model: Model) -
         return f"max_cpu_loras {args.max_cpu_loras} is less than max_loras {args.max_loras}"
     if not 0 <= args.kv_offloading_size <= MAX_KV_OFFLOAD_GIB:
         return f"kv_offloading_size is {args.kv_offloading_size:g} GiB; it must be 0 to {MAX_KV_OFFLOAD_GIB:,}"
-    if args.kv_offloading_size and (engine.name != "vllm" or engine.release < FIRST_RELEASE_WITH_KV_OFFLOAD):
+    if args.kv_offloading_size and (engine.name != "vllm" or engine.release_tuple < FIRST_RELEASE_WITH_KV_OFFLOAD):
         return f"{engine} has no kv_offloading_size; vllm has it from 0.12.0 on"
     if args.kv_offloading_size and not args.enable_prefix_caching:
         return "kv_offloading_size keeps prefixes, and enable_prefix_caching is off"

@@ -16,7 +16,7 @@ class EngineMetricNames(StrictEntry):
     buckets: dict[str, tuple[float, ...]] = Field(default_factory=dict)  # upper edges, seconds
     without: str = ""
 
-    def edge(self, role: str, seconds: float) -> float | None:
+    def find_bucket_edge(self, role: str, seconds: float) -> float | None:
         """The lowest edge of a histogram from `seconds` on: what lies above it surely took longer; None beyond all."""
         return next((edge for edge in self.buckets.get(role, ()) if edge >= seconds), None)
 
@@ -37,13 +37,13 @@ def _load_metric_names() -> dict[str, dict[tuple[int, int, int], EngineMetricNam
     return known
 
 
-def match_metric_names(name: str, version: str | None, seen: Container[str]) -> EngineMetricNames:
+def match_metric_names(name: str, version: str | None, present_names: Container[str]) -> EngineMetricNames:
     """Those of engine `name` at `version`, or of the newest version all of whose latencies were `seen` on a page."""
     if version is not None:
         return get_metric_names(get_engine(name, version))
     for known in reversed(_load_metric_names()[name].values()):
         told = [known.names[role] for role in ("ttft", "itl", "tpot") if known.names[role]]
-        if all(f"{metric}_count" in seen for metric in told) and known.names["kv_usage"] in seen:
+        if all(f"{metric}_count" in present_names for metric in told) and known.names["kv_usage"] in present_names:
             return known
     return next(reversed(_load_metric_names()[name].values()))
 
@@ -51,7 +51,7 @@ def match_metric_names(name: str, version: str | None, seen: Container[str]) -> 
 def get_metric_names(of: Engine) -> EngineMetricNames:
     """The metrics of an engine, by the nearest entry before its version."""
     versions = _load_metric_names().get(of.name, {})
-    earlier = [version for version in versions if version <= of.release]
+    earlier = [version for version in versions if version <= of.release_tuple]
     if not earlier:
         return EngineMetricNames(without=f"What {of} says on /metrics is not known.")
     return versions[max(earlier)]

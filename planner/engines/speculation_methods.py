@@ -72,8 +72,8 @@ def explain_unsupported_method(name: str, engine: Engine) -> str | None:
         return f"{engine.name} has no speculative method {known}"
     spans = how.releases.get(engine.name, ((None, None),))
     for first, last in spans:
-        if (first is None or engine.release >= parse_release(first)) and (
-            last is None or engine.release <= parse_release(last)
+        if (first is None or engine.release_tuple >= parse_release(first)) and (
+            last is None or engine.release_tuple <= parse_release(last)
         ):
             return None
     have = " and ".join(f"{first or 'the first'} to {last or 'the newest'}" for first, last in spans)
@@ -106,12 +106,12 @@ def resolve_draft_model(target: Model, speculation: SpeculationConfig) -> Model 
         raise PlannerError("method draft_model needs the draft model's name")
     name = f"{target.name} {speculation.method}"
     if how.draft == "mtp":
-        mtp, place = architecture.mtp, f"mtp.layers.{len(architecture.layers)}."
+        mtp, place = architecture.mtp_layers, f"mtp.layers.{len(architecture.layers)}."
         again = next((i for i in range(1, len(mtp)) if mtp[i] == mtp[0]), len(mtp))
         layers = mtp[:again] or architecture.layers[-1:]  # of equal modules the first, which drafts all tokens
-        narrow = any(target.quantization.scheme(weight, place) for weight in layers[0].weights)
+        narrow = any(target.quantization.get_weight_format(weight, place) for weight in layers[0].weights)
         stored = target.quantization if narrow else UNQUANTIZED  # 4-bit checkpoints keep their MTP layers in 16 bit
-        one = replace(architecture, layers=layers, mtp=(), towers=())
+        one = replace(architecture, layers=layers, mtp_layers=(), vision_towers=())
         return replace(target, name=name, architecture=one, quantization=stored)
     return replace(load_model(_build_draft_layer_config(architecture, how)), name=name, dtype=target.dtype)
 
@@ -120,7 +120,9 @@ def _build_draft_layer_config(architecture: ModelArchitecture, how: DraftMethod)
     """config.json of a dense one-layer draft as wide as the target, with an MLP like those its tokens pass through."""
     mlps = [layer.mlp for layer in architecture.layers]
     dense = [mlp.intermediate for mlp in mlps if isinstance(mlp, DenseMlp)]
-    sparse = [mlp.active * mlp.intermediate + mlp.shared_intermediate for mlp in mlps if isinstance(mlp, MoeBlock)]
+    sparse = [
+        mlp.num_active_experts * mlp.intermediate + mlp.shared_intermediate for mlp in mlps if isinstance(mlp, MoeBlock)
+    ]
     mixer = next((m for m in architecture.mixers if isinstance(m, GroupedQueryAttention)), None)
     heads = mixer.heads if mixer else max(1, architecture.hidden // 128)
     return {

@@ -85,11 +85,13 @@ class Gpu:
     vendor: str
     architecture: str
     compute_capability: float | None
-    memory: int  # bytes
+    memory_bytes: int  # bytes
     memory_basis: str  # "reported" by somebody's driver, or "estimated" from siblings
     marketed_gb: float
-    bandwidth: float  # bytes/s
-    flops: Mapping[str, float] = field(hash=False)  # dense FLOP/s by dtype; one that the matrix units lack is absent
+    memory_bandwidth: float  # bytes/s
+    peak_flops: Mapping[str, float] = field(
+        hash=False
+    )  # dense FLOP/s by dtype; one that the matrix units lack is absent
     link: str
     link_bandwidth: float  # bytes/s per direction per GPU inside the node
     bridge: str | None  # the NVLink bridge that this PCIe card can take
@@ -97,20 +99,20 @@ class Gpu:
     host_bandwidth: float  # bytes/s per direction to the CPU's memory
     internode_bandwidth: float  # bytes/s per direction per GPU
     gpus_per_node: int
-    power: float  # W
+    board_limit_w: float  # W
     multiprocessors: int | None  # None: not known
-    clock: float | None  # Hz, boosted; None: not known
+    boost_clock_hz: float | None  # Hz, boosted; None: not known
     supported: Mapping[str, tuple[str, str | None]] = field(hash=False)  # engine -> first version, last or None
     sold_in: tuple[int, ...]  # GPUs of the machines that are let; none: any number
 
     @property
-    def generation(self) -> str:
+    def kernel_generation(self) -> str:
         """Of GPUs whose kernels are alike: the architecture, data-centre and desktop Blackwell apart."""
         family = self.architecture.removesuffix("-ultra")
         return f"{family}-desktop" if family == "blackwell" and (self.compute_capability or 0) >= 12 else family
 
     def __str__(self) -> str:
-        return f"{self.name} ({self.memory / GIB:.1f} GiB, {self.bandwidth / GB:,.0f} GB/s)"
+        return f"{self.name} ({self.memory_bytes / GIB:.1f} GiB, {self.memory_bandwidth / GB:,.0f} GB/s)"
 
 
 def normalize_gpu_name(name: str) -> str:
@@ -137,12 +139,12 @@ def _build_gpu(name: str, entry: GpuEntry) -> Gpu:
         name=name,
         aliases=entry.aliases,
         **chip.model_dump(exclude={"power_w", "clock_ghz"}),
-        clock=chip.clock_ghz and chip.clock_ghz * 1e9,
-        memory=round(memory.gib * GIB),
+        boost_clock_hz=chip.clock_ghz and chip.clock_ghz * 1e9,
+        memory_bytes=round(memory.gib * GIB),
         memory_basis=memory.basis,
         marketed_gb=memory.marketed_gb,
-        bandwidth=memory.gbs * GB,
-        flops={dtype: tera * 1e12 for dtype, tera in entry.tflops.items()},
+        memory_bandwidth=memory.gbs * GB,
+        peak_flops={dtype: tera * 1e12 for dtype, tera in entry.tflops.items()},
         link=wires.node,
         link_bandwidth=load_links()[wires.node],
         bridge=wires.bridge,
@@ -150,7 +152,7 @@ def _build_gpu(name: str, entry: GpuEntry) -> Gpu:
         host_bandwidth=load_links()[wires.host or wires.pcie],
         internode_bandwidth=wires.internode_gbs * GB,
         gpus_per_node=wires.gpus_per_node,
-        power=chip.power_w,
+        board_limit_w=chip.power_w,
         supported=entry.supported,
         sold_in=tuple(sorted(entry.sold_in)),
     )

@@ -45,22 +45,22 @@ class GpuPrice:
     quotes: tuple[PriceQuote, ...]
 
     @property
-    def usd(self) -> float:
+    def median_usd(self) -> float:
         """The median of the quotes."""
         return median(quote.usd for quote in self.quotes)
 
     @property
-    def low(self) -> float:
+    def min_usd(self) -> float:
         """The cheapest."""
         return min(quote.usd for quote in self.quotes)
 
     @property
-    def high(self) -> float:
+    def max_usd(self) -> float:
         """The dearest."""
         return max(quote.usd for quote in self.quotes)
 
     @property
-    def own(self) -> bool:
+    def is_user_given(self) -> bool:
         """The scenario says so, not the catalog."""
         return self.quotes[0].source == SCENARIO_PRICE_SOURCE
 
@@ -72,12 +72,16 @@ class GpuPrice:
     @property
     def source(self) -> str:
         """Who asks it, or that the scenario says so."""
-        return SCENARIO_PRICE_SOURCE if self.own else ", ".join(dict.fromkeys(quote.seller for quote in self.quotes))
+        return (
+            SCENARIO_PRICE_SOURCE
+            if self.is_user_given
+            else ", ".join(dict.fromkeys(quote.seller for quote in self.quotes))
+        )
 
     def __str__(self) -> str:
-        if self.own:
-            return f"{_format_usd(self.usd)} USD per GPU-hour ({SCENARIO_PRICE_SOURCE})"
-        said = f"{_format_usd(self.usd)} USD per GPU-hour {self.tier.replace('_', ' ')}"
+        if self.is_user_given:
+            return f"{_format_usd(self.median_usd)} USD per GPU-hour ({SCENARIO_PRICE_SOURCE})"
+        said = f"{_format_usd(self.median_usd)} USD per GPU-hour {self.tier.replace('_', ' ')}"
         if len(self.quotes) == 1:
             return f"{said} ({self.source}, {self.date})"
         first, *_, last = sorted(self.quotes, key=lambda quote: quote.usd)
@@ -89,7 +93,7 @@ class GpuPrice:
 class PriceSelection:
     """Which prices count: USD per GPU-hour that are `given`, by GPU name or alias, else the catalog's of one tier."""
 
-    given: Mapping[str, float] = field(default_factory=dict)
+    user_prices: Mapping[str, float] = field(default_factory=dict)
     tier: PriceTier = "on_demand"
 
 
@@ -104,14 +108,14 @@ def _load_price_catalog() -> Mapping[str, PriceEntry]:
     return {get_gpu(name).name: entry for name, entry in load_catalog("prices.yaml", PriceEntry).items()}
 
 
-def look_up_gpu_price(card: Gpu, prices: PriceSelection | None = None) -> GpuPrice | None:
+def look_up_gpu_price(gpu: Gpu, prices: PriceSelection | None = None) -> GpuPrice | None:
     """The price of one `card`-hour among `prices` (None: the catalog's on demand); None if unknown."""
     prices = prices or PriceSelection()
-    for name, usd in prices.given.items():
+    for name, usd in prices.user_prices.items():
         if usd <= 0:
             raise PlannerError(f"price of {name}: expected USD per GPU-hour above 0, got {usd}")
-        if get_gpu(name).name == card.name:
+        if get_gpu(name).name == gpu.name:
             return GpuPrice(prices.tier, (PriceQuote(usd=usd, source=SCENARIO_PRICE_SOURCE, date=""),))
-    known = _load_price_catalog().get(card.name)
+    known = _load_price_catalog().get(gpu.name)
     quotes: tuple[PriceQuote, ...] = getattr(known, prices.tier) if known else ()
     return GpuPrice(prices.tier, quotes) if quotes else None

@@ -39,7 +39,7 @@ class CalibratedCoefficients:
 
     coefficients: StepCoefficients
     basis: CalibrationBasis
-    new: tuple[str, ...]  # of `NEW`
+    novelties: tuple[str, ...]  # of `NEW`
     sigma_tpot: float
     sigma_ttft: float
     sigma_output_tps: float
@@ -53,7 +53,7 @@ class CalibrationCatalog:
     common: CommonCalibration
     effects: Mapping[str, CalibrationEffect]
 
-    def holds(self, effect: CalibrationEffect, engine: Engine, **asked: str | int) -> bool:
+    def matches(self, effect: CalibrationEffect, engine: Engine, **asked: str | int) -> bool:
         """Whether `asked` and the engine's release meet its conditions, and no lower `before` of its kind does."""
         if any(getattr(effect, name) not in (None, value) for name, value in asked.items()):
             return False
@@ -65,7 +65,9 @@ class CalibrationCatalog:
             for other in self.effects.values()
             if other.before and {name: getattr(other, name) for name in asked} == kind
         ]
-        return parse_release(effect.before) == min((bound for bound in bounds if engine.release < bound), default=None)
+        return parse_release(effect.before) == min(
+            (bound for bound in bounds if engine.release_tuple < bound), default=None
+        )
 
 
 @cache
@@ -84,10 +86,12 @@ def load_calibration_catalog(engine: str) -> CalibrationCatalog:
     return CalibrationCatalog(common, found)
 
 
-def check_coefficient_names(coefficients: Iterable[str], where: str) -> None:
+def check_coefficient_names(coefficients: Iterable[str], location: str) -> None:
     """Raise `PlannerError` for what is no coefficient's name."""
     for unknown in set(coefficients) - set(list_coefficient_names()):
-        raise PlannerError(f"{where}: {make_unknown_name_error(unknown, set(list_coefficient_names()), 'coefficient')}")
+        raise PlannerError(
+            f"{location}: {make_unknown_name_error(unknown, set(list_coefficient_names()), 'coefficient')}"
+        )
 
 
 def load_user_calibrations(path: Path) -> dict[str, UserCalibration]:
@@ -112,9 +116,9 @@ def look_up_coefficients(
 ) -> CalibratedCoefficients:
     """Coefficients for `gpu` under `engine` and a model of this `model_type` (config.json), quantization and TP."""
     known = load_calibration_catalog(engine.name)
-    asked: dict[str, str | int] = {"generation": gpu.generation, "gpu": gpu.name, "model": model_type, "tp": tp}
+    asked: dict[str, str | int] = {"generation": gpu.kernel_generation, "gpu": gpu.name, "model": model_type, "tp": tp}
     asked["quantization"] = quantization
-    effects = [effect for effect in known.effects.values() if known.holds(effect, engine, **asked)]
+    effects = [effect for effect in known.effects.values() if known.matches(effect, engine, **asked)]
     values = dict(known.common.coefficients)
     for effect in effects:
         for name, factor in effect.times.items():
@@ -122,7 +126,7 @@ def look_up_coefficients(
     here = [effect for effect in known.effects.values() if effect.gpu == gpu.name and effect.points]
     measured = [e for e in here if (e.model, e.quantization) == (model_type, quantization)]
     versions = {parse_release(version) for e in (measured or here or known.effects.values()) for version in e.versions}
-    apart = bool(versions) and not min(versions) <= engine.release <= max(versions)
+    apart = bool(versions) and not min(versions) <= engine.release_tuple <= max(versions)
     there = next((e for e in effects if e.generation and not (e.before or e.gpu or e.model)), None)
     is_known = {
         "pair": bool(measured),
@@ -179,7 +183,7 @@ def _apply_user_measurements(
     else:  # carried over, nothing is more certain than where it was measured
         tpot, ttft = max(tpot, own.sigma_tpot or 0), max(ttft, own.sigma_ttft or 0)
     basis: CalibrationBasis = "measured" if model_type in own.models else "model-transfer"
-    new = () if basis == "measured" else known.new
+    new = () if basis == "measured" else known.novelties
     tps = tpot if basis == "measured" else max(tpot, known.sigma_output_tps)
     return CalibratedCoefficients(coefficients, basis, new, tpot, ttft, tps, own.kv_cache_dtype, own.points, own.source)
 
@@ -193,5 +197,5 @@ def get_deployment_coefficients(deployment: Deployment, *, layouts: bool = True)
 
 def get_weight_format_name(model: Model) -> str:
     """The number format of most of its weights, as calibrations name it."""
-    main = model.quantization.main
+    main = model.quantization.main_format
     return main.method if main else "none"

@@ -28,10 +28,10 @@ def load_expert_kernels() -> dict[str, ExpertKernelEfficiency]:
 @cache
 def get_expert_kernel(gpu: Gpu, engine: Engine, format: str) -> ExpertKernelEfficiency:
     """The kernel of `engine` on `gpu`; of a generation that nobody measured that of Hopper."""
-    found, name = load_expert_kernels(), f"{gpu.generation} {format}"
+    found, name = load_expert_kernels(), f"{gpu.kernel_generation} {format}"
     name = select_entry_for_release(name, engine, found) if engine.name == "vllm" else name
     near = NEAREST_FORMAT.get(format, format)
-    names = name, f"{gpu.generation} {near}", f"hopper {format}", f"hopper {near}"
+    names = name, f"{gpu.kernel_generation} {near}", f"hopper {format}", f"hopper {near}"
     return next(found[each] for each in names if each in found)
 
 

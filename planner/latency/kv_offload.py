@@ -26,4 +26,4 @@ def estimate_kv_offload(deployment: Deployment, pool: KvCachePool) -> tuple[int,
     ranks = deployment.layout.tp * deployment.layout.pp
     kept = int(deployment.args.kv_offloading_size * GIB / ranks / block)
     token = block / (pool.layout.groups[0].block_size * pool.layout.dcp)
-    return kept, block / (gpu.host_bandwidth * COPY_LINK_FRACTION), token / gpu.bandwidth
+    return kept, block / (gpu.host_bandwidth * COPY_LINK_FRACTION), token / gpu.memory_bandwidth

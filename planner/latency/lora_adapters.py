@@ -42,7 +42,7 @@ def compute_adapter_costs(deployment: Deployment) -> dict[str, Any]:
     costs, size = known.get(deployment.engine.name, known["vllm"]), compute_adapter_bytes(deployment)
     layers = len(deployment.model.architecture.layers) / deployment.layout.pp
     return {
-        "adapter_s": costs.adapter_us * 1e-6 * layers + size / deployment.gpu.bandwidth,
+        "adapter_s": costs.adapter_us * 1e-6 * layers + size / deployment.gpu.memory_bandwidth,
         "adapter_token_s": costs.token_us * 1e-6 * layers,
         "adapter_load_s": size / (costs.load_gb_s * GB),
         "adapter_cold_s": costs.cold_ms * 1e-3,
@@ -68,7 +68,7 @@ def limit_sequences_by_adapters(deployment: Deployment, workload: Workload) -> i
     among = estimate_distinct_adapters(workload.adapters, workload.adapter_zipf, most)
     few = int(np.searchsorted(among, slots, side="right")) - 1
     if workload.rate is None and workload.concurrency:
-        few = max(few, int(workload.concurrency / deployment.engines * slots / workload.adapters))
+        few = max(few, int(workload.concurrency / deployment.num_engine_instances * slots / workload.adapters))
     return min(max(few, 1), most)
 
 

@@ -13,7 +13,7 @@ LATENCY_METRICS = ("ttft", "tpot", "itl", "e2e")
 """What is told of a request's time."""
 QUEUE_SENSITIVE_METRICS = ("ttft", "e2e", "queue")
 """Those that hold the wait in the queue, and the wait itself."""
-UNBOUNDED = Interval.exactly(math.inf)
+UNBOUNDED = Interval.from_value(math.inf)
 LATENCY_STATISTICS = ("mean", "p50", "p95", "p99")
 """Where a latency's distribution is told."""
 LATENCY_QUANTILES = (0.50, 0.95, 0.99)
@@ -27,14 +27,14 @@ FP8_KV_NOTE = (
 )
 
 
-def apply_unbounded_queue(found: Interval, metric: str, arriving: float, capacity: Interval | None) -> Interval:
+def apply_unbounded_queue(value: Interval, metric: str, arriving: float, capacity: Interval | None) -> Interval:
     """A replayed wait, infinite where more arrives than is served, or may be: it grows for as long as that lasts.
 
     The replay's own figure says only how long was looked at.
     """
     if metric not in QUEUE_SENSITIVE_METRICS or capacity is None or arriving <= capacity.lo:
-        return found
-    return UNBOUNDED if arriving > capacity.mid else replace(found, hi=math.inf)
+        return value
+    return UNBOUNDED if arriving > capacity.mid else replace(value, hi=math.inf)
 
 
 @dataclass(frozen=True)
@@ -53,39 +53,43 @@ class Performance:
     queue: float  # seconds that a request waits before it is scheduled, p99
     preemptions: float  # per request
     saturated: bool  # the offered rate is more than it can serve
-    limit: str  # what caps it: "compute", "kv", "max_num_seqs" or "load"
+    bottleneck: str  # what caps it: "compute", "kv", "max_num_seqs" or "load"
     basis: str
     warnings: tuple[str, ...] = ()
     kv_usage_p99: float = 0.0
     capacity: Interval | None = None  # requests/s that it serves at most; of users who wait, what they are served at
-    requests: int = 0  # that were replayed for these figures; 0: the closed form's
-    most_running: int = 0  # of those, in one engine at once
-    arriving: float = 0.0  # requests/s that come for as long as it runs; 0 where the run has an end
+    num_simulated_requests: int = 0  # that were replayed for these figures; 0: the closed form's
+    max_running: int = 0  # of those, in one engine at once
+    arrival_rps: float = 0.0  # requests/s that come for as long as it runs; 0 where the run has an end
 
-    def at(self, metric: str, point: str) -> Interval:
+    def get(self, metric: str, point: str) -> Interval:
         """Seconds of one of `LATENCIES` at one of `POINTS`."""
         found: Interval = getattr(self, metric)[point]
         return found
 
-    def told(self, metric: str, point: str) -> Interval:
+    def get_for_display(self, metric: str, point: str) -> Interval:
         """`at`, for people: see `unending`."""
-        return apply_unbounded_queue(self.at(metric, point), metric, self.arriving, self.capacity)
+        return apply_unbounded_queue(self.get(metric, point), metric, self.arrival_rps, self.capacity)
 
     @property
-    def waits_grow(self) -> str:
+    def queue_growth(self) -> str:
         """Whether TTFT and E2E grow for as long as it runs: "no", "may" (if it is as slow as may be) or "yes"."""
-        told = apply_unbounded_queue(Interval.exactly(0.0), "ttft", self.arriving, self.capacity)
+        told = apply_unbounded_queue(Interval.from_value(0.0), "ttft", self.arrival_rps, self.capacity)
         return "yes" if told.mid else "may" if told.hi else "no"
 
     @property
-    def source(self) -> str:
+    def source_label(self) -> str:
         """Where the figures come from, as a table's cell."""
-        return "replayed" if self.requests else "closed form"
+        return "replayed" if self.num_simulated_requests else "closed form"
 
     @property
-    def how(self) -> str:
+    def source_description(self) -> str:
         """Where the figures come from, in a few words."""
-        return f"replayed, {self.requests:,} requests an engine" if self.requests else "in closed form"
+        return (
+            f"replayed, {self.num_simulated_requests:,} requests an engine"
+            if self.num_simulated_requests
+            else "in closed form"
+        )
 
     def __str__(self) -> str:
         def ms(values: Mapping[str, Interval]) -> str:
@@ -95,7 +99,7 @@ class Performance:
         said = "; ".join(
             f"{name.upper()} {ms(times)}" for name, times in shown.items() if not math.isnan(times["mean"].mid)
         )
-        return f"{said}; {self.output_tps:.0f} output tokens/s ({self.basis}; limit: {self.limit})"
+        return f"{said}; {self.output_tps:.0f} output tokens/s ({self.basis}; limit: {self.bottleneck})"
 
 
 @dataclass(frozen=True)
@@ -122,7 +126,7 @@ class PerformanceBatch:
     fp8_kv: np.ndarray  # counts on an FP8 KV cache that nobody asked for
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
+    def concatenate(cls, parts: Sequence[Self]) -> Self:
         """All cases of `parts`, in order."""
         if len(parts) == 1:
             return parts[0]
@@ -137,11 +141,15 @@ class PerformanceBatch:
     def __getitem__(self, k: int) -> Performance:
         times: dict[str, Any] = {
             name: dict(
-                zip(LATENCY_STATISTICS, map(Interval.factor, getattr(self, name)[k].tolist(), sigma), strict=True)
+                zip(
+                    LATENCY_STATISTICS,
+                    map(Interval.from_lognormal, getattr(self, name)[k].tolist(), sigma),
+                    strict=True,
+                )
             )
             for name, sigma in zip(("ttft", "tpot", "itl", "e2e"), self.sigmas[k].tolist(), strict=True)
         }
-        served = Interval.factor(float(self.request_tps[k]), float(self.request_sigma[k]))
+        served = Interval.from_lognormal(float(self.request_tps[k]), float(self.request_sigma[k]))
         outputs = float(self.output_tokens[k])
         return Performance(
             **times,
@@ -156,8 +164,8 @@ class PerformanceBatch:
             queue=float(self.queue[k]),
             preemptions=0.0,
             saturated=bool(self.saturated[k]),
-            limit=str(self.limit[k]),
+            bottleneck=str(self.limit[k]),
             basis=str(self.basis[k]),
             warnings=(FP8_KV_NOTE,) if self.fp8_kv[k] else (),
-            capacity=Interval.factor(float(self.capacity[k]), float(self.capacity_sigma[k])),
+            capacity=Interval.from_lognormal(float(self.capacity[k]), float(self.capacity_sigma[k])),
         )

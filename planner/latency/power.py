@@ -96,15 +96,15 @@ def estimate_gpu_activity(
     or only `decodes`.
     """
     w, step, layout = count_step_work(deployment), build_step_model(deployment), deployment.layout
-    served = request_tps / deployment.engines
-    computed = (load.prompt.mean - load.cached_tokens) if prefills else 0.0
+    served = request_tps / deployment.num_engine_instances
+    computed = (load.prompt.mean - load.mean_cached_tokens) if prefills else 0.0
     decoded = served * max(load.output.mean - 1, 0) / step.tokens_per_step if decodes else 0.0  # sequences x steps
     prompts, chunks = served * computed, served * math.ceil(computed / step.max_tokens)
     alone = math.exp(-decode_batch) if decoded else 1.0  # of the time no sequence decodes beside prompts
     steps = max(decoded / max(decode_batch, 1.0) + chunks * alone, (prompts + decoded) / step.max_tokens)
     if steps == 0:
         return GpuActivity(0.0, (0.0, 0.0), 0.0, 0.0)
-    rows, mixed = decoded * (1 + step.drafts) / steps, -math.expm1(-chunks / steps)
+    rows, mixed = decoded * (1 + step.num_draft_tokens) / steps, -math.expm1(-chunks / steps)
     kinds = (1 - mixed, rows), (mixed, rows + prompts / steps / max(mixed, 1e-12))  # steps without and with prompts
 
     in_blocks = deployment.model.quantization.method == "fp8_block"
@@ -126,20 +126,20 @@ def estimate_gpu_activity(
     read, dense, experts = (steps * each for each in (read, dense, experts))
     read += decoded * w.state_bytes
     for c in w.contexts:
-        seen = min(load.context, c.window or math.inf)
+        seen = min(load.mean_decode_context, c.window or math.inf)
         read += decoded * seen * c.bytes
-        dense += decoded * (1 + step.drafts) * seen * c.query_flops
-        dense += served * float(count_attention_pairs(computed, load.cached_tokens, c.window)) * c.prefill_flops
+        dense += decoded * (1 + step.num_draft_tokens) * seen * c.query_flops
+        dense += served * float(count_attention_pairs(computed, load.mean_cached_tokens, c.window)) * c.prefill_flops
 
-    seconds = step.fixed_s + float(step.rows(rows)) + mixed * step.prefill_step_s
-    seconds += sum(share * float(step.tokens(tokens)) for share, tokens in kinds)
-    seconds += decoded / steps * float(step.decode_attention(load.context))
-    seconds += served / steps * float(step.prefill_attention(computed, load.cached_tokens))
+    seconds = step.fixed_s + float(step.interpolate_rows_s(rows)) + mixed * step.prefill_step_s
+    seconds += sum(share * float(step.interpolate_tokens_s(tokens)) for share, tokens in kinds)
+    seconds += decoded / steps * float(step.estimate_decode_attention_s(load.mean_decode_context))
+    seconds += served / steps * float(step.estimate_prefill_attention_s(computed, load.mean_cached_tokens))
     return GpuActivity(
         bytes=read / layout.pp,
         flops=(dense / layout.pp, experts / layout.pp),
         busy=min(steps * seconds / layout.pp, 1.0),
-        prompts=prompts / (prompts + decoded * (1 + step.drafts)),
+        prompts=prompts / (prompts + decoded * (1 + step.num_draft_tokens)),
     )
 
 
@@ -167,9 +167,9 @@ def compute_board_watts(done: GpuActivity, limit: float, energy: GpuEnergy) -> f
 def estimate_board_power(gpu: Gpu, done: GpuActivity) -> Interval:
     """Mean W of one `gpu` with its 80% interval, within the board's limit."""
     energy = get_gpu_energy(gpu)
-    mid = compute_board_watts(done, gpu.power, energy)
+    mid = compute_board_watts(done, gpu.board_limit_w, energy)
     lo, hi = (math.hypot(side, PREFILL_ONLY_SIGMA * done.prompts**4) for side in energy.spread)
-    return Interval(mid / (1 + lo), mid, max(min(mid * (1 + hi), gpu.power), mid))
+    return Interval(mid / (1 + lo), mid, max(min(mid * (1 + hi), gpu.board_limit_w), mid))
 
 
 def compute_joules_per_token(power: Interval, gpus: int, output_tps: Interval) -> Interval | None:

@@ -37,7 +37,7 @@ def count_concurrent_readers(deployment: Deployment) -> float:
 def subtract_shared_reads(step: StepModel, deployment: Deployment, workload: Workload) -> StepModel:
     """`step` less what its sequences need not each read, if each of them is any of the trace's with equal chance."""
     together = count_concurrent_readers(deployment)
-    if not (together and deployment.args.enable_prefix_caching and workload.trace and workload.reuse_as_traced):
+    if not (together and deployment.args.enable_prefix_caching and workload.trace and workload.uses_trace_prefixes):
         return step
     counts = np.arange(deployment.args.max_num_seqs + 1)
     some = np.unique(np.geomspace(1, counts[-1], 24).astype(int))
@@ -45,7 +45,7 @@ def subtract_shared_reads(step: StepModel, deployment: Deployment, workload: Wor
     most = some * context * (1 - 1 / L2_BANDWIDTH_FACTOR)
     found = np.minimum([_estimate_shared_tokens(workload.trace, together, n) for n in some.tolist()], most)
     saved = step.decode_context_s * np.interp(counts, np.append(0, some), np.append(0.0, found))
-    return replace(step, sequences_s=step.sequences(counts) - saved)
+    return replace(step, sequences_s=step.interpolate_sequences_s(counts) - saved)
 
 
 @lru_cache(maxsize=4096)
@@ -56,7 +56,7 @@ def _estimate_shared_tokens(trace: Trace, together: float, sequences: int) -> fl
     `simulator.step_kernels`.
     """
     n, most = sequences, min(MAX_BLOCK_SHARERS - 1, sequences)
-    times, blocks = np.unique(np.bincount(trace.blocks[0]), return_counts=True)
+    times, blocks = np.unique(np.bincount(trace.block_ids[0]), return_counts=True)
     share = np.minimum(times[times > 1] / len(trace.arrival), 1 - 1e-9)[:, None]
     r = np.arange(n + 1)
     factorials = np.append(0.0, np.cumsum(np.log(r[1:])))  # their logarithms

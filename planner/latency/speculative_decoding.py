@@ -74,7 +74,7 @@ class SpeculationSpeedup:
     draft_s: float  # k drafts, and what the host takes for them
     host_s: float  # of that, the host's
     draft_bytes: float  # per GPU
-    sequences_lost: int | None  # that the draft's weights and cache push out of the KV pool; None: not asked
+    num_sequences_lost: int | None  # that the draft's weights and cache push out of the KV pool; None: not asked
     sigma_tpot: float  # of the plain step
 
     @property
@@ -82,20 +82,22 @@ class SpeculationSpeedup:
         """TPOT without / TPOT with: the target's own step cost cancels but for what is added to it."""
         whole = self.verify_s + self.draft_s
         host, added = self.host_s / whole * HOST_COST_SIGMA, (1 - self.plain_s / whole) * self.sigma_tpot
-        return Interval.factor(self.tokens_per_step * self.plain_s / whole, math.hypot(SPEEDUP_SIGMA, host, added))
+        return Interval.from_lognormal(
+            self.tokens_per_step * self.plain_s / whole, math.hypot(SPEEDUP_SIGMA, host, added)
+        )
 
     @property
     def verdict(self) -> str:
         """`pays` or `does not pay` when the whole interval says so, else `may pay`."""
         return "pays" if self.speedup.lo > 1 else "does not pay" if self.speedup.hi < 1 else "may pay"
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """One row, the speed-up as an `Interval`."""
         import pandas as pd
 
         times = {f"{name} (ms)": getattr(self, f"{name}_s") * 1e3 for name in ("plain", "verify", "draft")}
         row = {"batch": self.batch, "tokens per step": self.tokens_per_step, **times, "speed-up": self.speedup}
-        memory = {"draft (GiB per GPU)": self.draft_bytes / GIB, "sequences lost": self.sequences_lost}
+        memory = {"draft (GiB per GPU)": self.draft_bytes / GIB, "sequences lost": self.num_sequences_lost}
         return pd.DataFrame([{**row, **memory, "verdict": self.verdict}])
 
     def __str__(self) -> str:
@@ -127,7 +129,7 @@ def _build_step_models(
         target,
         sequences_s=plain.rows_s - target.rows_s[: seats + 1],
         state_s=target.state_s * (1 + (k + 1)) / 2,  # of one that is read and written once
-        drafts=k,
+        num_draft_tokens=k,
     )
     sequences = np.arange(seats + 1.0)
     added = verifying.sequences_s + step_s + sequences * how.host_us * 1e-6
@@ -136,11 +138,17 @@ def _build_step_models(
         return plain, verifying, replace(verifying, sequences_s=added, sigma_tpot=sigma)
     draft = build_target_step_model(replace(wide, model=drafter), replace(known, step_s=0.0, row_s=0.0))
     if how.draft == "heads":
-        return plain, verifying, replace(verifying, sequences_s=added + k * draft.rows(sequences), sigma_tpot=sigma)
+        return (
+            plain,
+            verifying,
+            replace(verifying, sequences_s=added + k * draft.interpolate_rows_s(sequences), sigma_tpot=sigma),
+        )
     passes = k if how.passes == "each" else 1
-    first = draft.fixed_s + draft.rows(sequences * (k / passes))  # it reads all tokens of the step, prompts too
-    later = draft.fixed_s + draft.tokens(sequences) + draft.rows(sequences)
-    waits = np.maximum(pass_s - first - draft.tokens(sequences * (k + 1)), 0.0)
+    first = draft.fixed_s + draft.interpolate_rows_s(
+        sequences * (k / passes)
+    )  # it reads all tokens of the step, prompts too
+    later = draft.fixed_s + draft.interpolate_tokens_s(sequences) + draft.interpolate_rows_s(sequences)
+    waits = np.maximum(pass_s - first - draft.interpolate_tokens_s(sequences * (k + 1)), 0.0)
     added = added + first + waits + (passes - 1) * np.maximum(later, pass_s)
     drafting = replace(
         verifying,
@@ -196,7 +204,7 @@ def estimate_step_s(
     if largest > engine.args.max_num_seqs:  # judged as if so many might run
         engine = engine.with_args(max_num_seqs=1 << math.ceil(math.log2(largest)))
     steps = _build_step_models(engine, host or _estimate_host_s(engine))
-    return tuple(step.decode_step(np.maximum(batch / step.stages, 1.0), context) for step in steps)
+    return tuple(step.estimate_decode_step_s(np.maximum(batch / step.stages, 1.0), context) for step in steps)
 
 
 def evaluate_speculation(
@@ -210,7 +218,9 @@ def evaluate_speculation(
         raise PlannerError("the deployment has no speculation to judge: give method and num_speculative_tokens")
     lost = None
     if memory is not None:
-        lost = memory.pool.sequences(round(context)) - plan_memory(deployment).pool.sequences(round(context))
+        lost = memory.pool.count_sequences(round(context)) - plan_memory(deployment).pool.count_sequences(
+            round(context)
+        )
     plain, verify, whole = map(float, estimate_step_s(deployment, batch, context))
     host = whole - float(estimate_step_s(deployment, batch, context, (0.0, 0.0))[2])
     sigma = build_target_step_model(replace(deployment, speculation=None)).sigma_tpot
@@ -223,7 +233,7 @@ def find_break_even_acceptance(deployment: Deployment, batch: float, context: fl
     """The acceptance rate above which speculation pays at this batch; None when no rate does."""
     found = evaluate_speculation(deployment, batch, context)
     needed = (found.verify_s + found.draft_s) / found.plain_s
-    k = deployment.drafts
+    k = deployment.num_draft_tokens
     return infer_acceptance_rate(max(needed, 1.0), k) if needed <= k + 1 else None
 
 
@@ -266,5 +276,5 @@ def sweep_speedup(
 
 def compute_planned_acceptance(deployment: Deployment) -> float | None:
     """The share of drafted tokens that is accepted, (a + ... + a^k) / k; None where nothing is drafted."""
-    drafting, k = deployment.speculation, deployment.drafts
+    drafting, k = deployment.speculation, deployment.num_draft_tokens
     return (compute_expected_tokens(drafting.acceptance_rate, k) - 1) / k if drafting else None

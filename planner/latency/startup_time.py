@@ -46,31 +46,31 @@ class StartupTime:
     process: Interval
     weights: Interval
     compilation: Interval
-    cached: Interval
+    cached_compilation: Interval
     profiling: Interval
     graphs: Interval
     ready: Interval
-    machine: Interval
+    machine_factor: Interval
 
     @property
     def total(self) -> Interval:
         """All of them, nothing cached."""
-        return self._all(self.compilation)
+        return self._sum_phases(self.compilation)
 
     @property
-    def again(self) -> Interval:
+    def total_with_cache(self) -> Interval:
         """All of them, compiled code found in a cache."""
-        return self._all(self.cached)
+        return self._sum_phases(self.cached_compilation)
 
-    def _all(self, compilation: Interval) -> Interval:
+    def _sum_phases(self, compilation: Interval) -> Interval:
         here = self.process + compilation + self.profiling + self.graphs + self.ready
-        return here + (self.machine - 1.0) * here.mid + self.weights
+        return here + (self.machine_factor - 1.0) * here.mid + self.weights
 
     def __str__(self) -> str:
         parts = {"process": self.process, "weights": self.weights, "compilation": self.compilation,
                  "profiling": self.profiling, "CUDA graphs": self.graphs, "server": self.ready}  # fmt: skip
         listed = ", ".join(f"{name} {phase.mid:.0f}" for name, phase in parts.items() if phase.mid)
-        return f"{self.total:.0f} s ({listed}), {self.again:.0f} s with compiled code cached"
+        return f"{self.total:.0f} s ({listed}), {self.total_with_cache:.0f} s with compiled code cached"
 
 
 def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> StartupTime | None:
@@ -85,12 +85,12 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
 
     def of(items: float, *names: str) -> Interval:
         """The product of `items` and the constants `names`."""
-        found = [get_constant(name, deployment.engine.release, STARTUP_CATALOG) for name in names]
+        found = [get_constant(name, deployment.engine.release_tuple, STARTUP_CATALOG) for name in names]
         values, sigmas = zip(*((one.value, one.sigma) for one in found if one), strict=True)
-        return Interval.factor(items * math.prod(values), math.hypot(*sigmas))
+        return Interval.from_lognormal(items * math.prod(values), math.hypot(*sigmas))
 
     def read(size: float, name: str) -> Interval:
-        return of(1.0, name).map(lambda rate: size / GB / rate)
+        return of(1.0, name).map_monotone(lambda rate: size / GB / rate)
 
     held = compute_stage_bytes(deployment.with_args(max_loras=0))
     whole = sum(held) * layout.tp * (layout.dp if layout.ep > 1 else 1)
@@ -98,14 +98,14 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
     experts = model.architecture.is_moe
     compilation = ["compile-layer", *["compile-experts"] * experts]
     compilation += ["compile-quantized"] * (model.quantization.activation != "bf16")
-    sizes = len(list_cudagraph_sizes(deployment.engine, args, deployment.gpu, deployment.drafts))
+    sizes = len(list_cudagraph_sizes(deployment.engine, args, deployment.gpu, deployment.num_draft_tokens))
     return StartupTime(
         process=of(1.0, "process") + (of(1.0, "workers") if layout.gpus_per_replica > 1 else 0.0),
         weights=max(read(max(held), "loader"), read(whole, f"storage {storage}"), key=lambda phase: phase.mid),
         compilation=of(layers, *compilation),
-        cached=of(layers, *compilation, "compile-cached"),
+        cached_compilation=of(layers, *compilation, "compile-cached"),
         profiling=of(1.0, "profile"),
         graphs=of(layers * sizes / 1e3, "capture-layer", *["capture-experts"] * experts),
         ready=of(1.0, "ready"),
-        machine=of(1.0, "machine"),
+        machine_factor=of(1.0, "machine"),
     )

@@ -30,14 +30,14 @@ ASYNC_HOST_FRACTION = 0.35
 class StepCost:
     """Seconds of one step, by part."""
 
-    parts: Mapping[str, float]
+    seconds_by_part: Mapping[str, float]
 
     @property
     def seconds(self) -> float:
-        return sum(self.parts.values())
+        return sum(self.seconds_by_part.values())
 
     def __str__(self) -> str:
-        inside = ", ".join(f"{name} {value * 1e3:.2f}" for name, value in self.parts.items() if value > 0)
+        inside = ", ".join(f"{name} {value * 1e3:.2f}" for name, value in self.seconds_by_part.items() if value > 0)
         return f"{self.seconds * 1e3:.2f} ms ({inside})"
 
 
@@ -74,7 +74,7 @@ class StepModel:
     sigma_ttft: float
     sigma_output_tps: float  # at least: with drafts it is no less than TPOT's
     sequences_s: np.ndarray = field(default_factory=lambda: np.zeros(1))  # [max_num_seqs + 1] drafting for so many
-    drafts: int = 0  # tokens that each decoding sequence verifies beside its own
+    num_draft_tokens: int = 0  # tokens that each decoding sequence verifies beside its own
     tokens_per_step: float = 1.0  # that a decoding sequence yields
     tokens_variance: float = 0.0  # of their number
 
@@ -88,38 +88,43 @@ class StepModel:
         """[max_num_batched_tokens + 1] seconds of a step that schedules so many tokens."""
         return np.interp(np.arange(self.max_tokens + 1), self.grid, self.grid_s)
 
-    def tokens(self, count: np.ndarray | float) -> np.ndarray:
+    def interpolate_tokens_s(self, count: np.ndarray | float) -> np.ndarray:
         """`tokens_s` at real-valued counts."""
         return np.interp(count, self.grid, self.grid_s)
 
-    def rows(self, count: np.ndarray | float) -> np.ndarray:
+    def interpolate_rows_s(self, count: np.ndarray | float) -> np.ndarray:
         """`rows_s` at real-valued counts."""
         return np.interp(count, np.arange(len(self.rows_s)), self.rows_s)
 
-    def sequences(self, count: np.ndarray | float) -> np.ndarray:
+    def interpolate_sequences_s(self, count: np.ndarray | float) -> np.ndarray:
         """`sequences_s` at real-valued counts."""
         return np.interp(count, np.arange(len(self.sequences_s)), self.sequences_s)
 
-    def decode_attention(self, context: np.ndarray | float) -> np.ndarray:
+    def estimate_decode_attention_s(self, context: np.ndarray | float) -> np.ndarray:
         """Seconds that one decoding sequence of this context adds to a step."""
         windows = sum(s * np.minimum(context, window) for window, s in self.decode_windows)
         return self.decode_context_s * np.asarray(context, float) + windows + self.state_s
 
-    def decode_step(self, sequences: np.ndarray | float, context: np.ndarray | float) -> np.ndarray:
+    def estimate_decode_step_s(self, sequences: np.ndarray | float, context: np.ndarray | float) -> np.ndarray:
         """Seconds in which each of `sequences` has a decode step: of several steps if one can't hold all tokens."""
         sequences = np.asarray(sequences, float)
-        turns = np.maximum(sequences * (1 + self.drafts) / self.max_tokens, 1.0)
+        turns = np.maximum(sequences * (1 + self.num_draft_tokens) / self.max_tokens, 1.0)
         one = sequences / turns
-        tokens = one * (1 + self.drafts)
-        shared = self.fixed_s + self.tokens(tokens) + self.rows(tokens) + self.sequences(one)
-        return turns * (shared + one * self.decode_attention(context))
+        tokens = one * (1 + self.num_draft_tokens)
+        shared = (
+            self.fixed_s
+            + self.interpolate_tokens_s(tokens)
+            + self.interpolate_rows_s(tokens)
+            + self.interpolate_sequences_s(one)
+        )
+        return turns * (shared + one * self.estimate_decode_attention_s(context))
 
-    def prefill_attention(self, tokens: np.ndarray | float, context: np.ndarray | float = 0.0) -> np.ndarray:
+    def estimate_prefill_attention_s(self, tokens: np.ndarray | float, context: np.ndarray | float = 0.0) -> np.ndarray:
         """Seconds of attention for a prompt chunk of `tokens` after `context` cached ones."""
         total = self.prefill_pair_s * count_attention_pairs(tokens, context) + self.state_s + self.prompt_s
         return total + sum(s * count_attention_pairs(tokens, context, window) for window, s in self.prefill_windows)
 
-    def scaled(self, factor: float) -> Self:
+    def scale(self, factor: float) -> Self:
         """The same step at `factor` times the cost."""
         times = (
             "rows_s", "sequences_s", "decode_context_s", "prefill_pair_s", "state_s", "fixed_s", "prefill_step_s",
@@ -130,15 +135,15 @@ class StepModel:
             scaled[name] = tuple((window, seconds * factor) for window, seconds in getattr(self, name))
         return replace(self, parts={name: seconds * factor for name, seconds in self.parts.items()}, **scaled)
 
-    def step_seconds(self, chunks: Sequence[tuple[int, int]], contexts: Sequence[int]) -> StepCost:
+    def estimate_step(self, chunks: Sequence[tuple[int, int]], contexts: Sequence[int]) -> StepCost:
         """Cost of a step of prompt `chunks` (tokens, context before) and decoding sequences with these `contexts`."""
-        decoding = len(contexts) * (1 + self.drafts)
+        decoding = len(contexts) * (1 + self.num_draft_tokens)
         count = sum(tokens for tokens, _ in chunks) + decoding
         cost = {name: float(np.interp(count, self.grid, part)) for name, part in self.parts.items()}
-        cost["prefill attention"] = float(sum(self.prefill_attention(*chunk) for chunk in chunks))
-        cost["decode attention"] = float(self.decode_attention(np.asarray(contexts, float)).sum())
-        cost["head and sampling"] = float(self.rows(len(chunks) + decoding))
-        cost["per sequence"] = float(self.sequences(len(chunks) + len(contexts)))
+        cost["prefill attention"] = float(sum(self.estimate_prefill_attention_s(*chunk) for chunk in chunks))
+        cost["decode attention"] = float(self.estimate_decode_attention_s(np.asarray(contexts, float)).sum())
+        cost["head and sampling"] = float(self.interpolate_rows_s(len(chunks) + decoding))
+        cost["per sequence"] = float(self.interpolate_sequences_s(len(chunks) + len(contexts)))
         cost["host"] = self.fixed_s + (self.prefill_step_s if chunks else 0.0)
         return StepCost(cost)
 
@@ -182,7 +187,7 @@ FP8 on Blackwell. Others have not been measured.
 
 
 def _get_attention_efficiency(kind: str, deployment: Deployment) -> tuple[float, float]:
-    generation = deployment.gpu.generation
+    generation = deployment.gpu.kernel_generation
     reached, prefill = ATTENTION_EFFICIENCY.get(generation, ATTENTION_EFFICIENCY[""])[kind]
     in_fp8 = (
         kind == "latent"
@@ -205,8 +210,8 @@ def _estimate_matmul_s(m: MatmulWork, tokens: np.ndarray, deployment: Deployment
     reached = {"fp8": c.gemm_fp8, "int8": c.gemm_fp8, "fp4": c.gemm_fp4}.get(m.dtype, c.gemm_bf16)
     if m.bits <= 8 and m.dtype in ("bf16", "fp16"):
         reached *= c.gemm_widened
-    rate = gpu.flops[m.dtype] * min(reached, c.pace)  # the pace is of the whole step: never beyond the peak
-    bandwidth = gpu.bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
+    rate = gpu.peak_flops[m.dtype] * min(reached, c.pace)  # the pace is of the whole step: never beyond the peak
+    bandwidth = gpu.memory_bandwidth * (c.memory_fp4 if m.bits < 6 else c.memory)
     read = np.full_like(tokens, m.bytes / bandwidth)
     return _combine_bounds(read, tokens * m.flops / rate) + m.kernels * c.kernel_s * GEMM_LATENCY_FRACTION * (
         tokens > 0
@@ -227,9 +232,9 @@ def _estimate_expert_s(
     everyone = tokens * deployment.layout.dp  # a rank's experts see the tokens of all data-parallel ranks
     touched = e.held * (1 - (1 - e.active / e.total) ** (queries * (everyone / queries) ** EXPERT_ROUTING_EXPONENT))
     rows = everyone * e.active / e.ranks * (1 + EXPERT_LOAD_RELATIVE_SIGMA * math.sqrt(2 * math.log(e.ranks) / e.held))
-    read = touched * e.bytes / (gpu.bandwidth * kernel.memory)
-    compute = (rows + touched * kernel.padding) * e.flops / (gpu.flops[e.dtype] * kernel.gemm * c.expert_gemm)
-    moved = rows * e.row_bytes * kernel.passes / gpu.bandwidth
+    read = touched * e.bytes / (gpu.memory_bandwidth * kernel.memory)
+    compute = (rows + touched * kernel.padding) * e.flops / (gpu.peak_flops[e.dtype] * kernel.gemm * c.expert_gemm)
+    moved = rows * e.row_bytes * kernel.passes / gpu.memory_bandwidth
     return e.layers * (kernel.latency_s * c.expert_latency * (tokens > 0) + _combine_bounds(read, compute) + moved)
 
 
@@ -255,8 +260,8 @@ def build_target_step_model(
     gpu, args, w = deployment.gpu, deployment.args, count_step_work(deployment)
     known = get_deployment_coefficients(deployment)
     c = coefficients or known.coefficients
-    c = replace(c, kernel_s=c.kernel_s * HOPPER_CLOCK_HZ / (gpu.clock or HOPPER_CLOCK_HZ))
-    captured = max(list_cudagraph_sizes(deployment.engine, args, gpu, deployment.drafts), default=0)
+    c = replace(c, kernel_s=c.kernel_s * HOPPER_CLOCK_HZ / (gpu.boost_clock_hz or HOPPER_CLOCK_HZ))
+    captured = max(list_cudagraph_sizes(deployment.engine, args, gpu, deployment.num_draft_tokens), default=0)
     tokens = _build_token_grid(args.max_num_batched_tokens, captured)
     parts: dict[str, np.ndarray] = {
         "dense linears": sum((_estimate_matmul_s(m, tokens, deployment, c) for m in w.matmuls), np.zeros(len(tokens))),
@@ -266,7 +271,7 @@ def build_target_step_model(
         "collectives": sum(
             (part.seconds for part in estimate_collectives(deployment, tokens, c)), np.zeros(len(tokens))
         ),
-        "activations": tokens * w.token_bytes * c.token_passes / gpu.bandwidth,
+        "activations": tokens * w.token_bytes * c.token_passes / gpu.memory_bandwidth,
         "kernel latency": np.full(len(tokens), w.kernels * c.kernel_s),
     }
     kernels = (
@@ -282,9 +287,9 @@ def build_target_step_model(
     issued = EAGER_LAYER_S * len(deployment.model.architecture.layers) / c.pace if args.enforce_eager else 0.0
     hidden = args.async_scheduling or args.enforce_eager  # where it takes less than the GPU
     exposed = float(_combine_bounds(np.array(alone), np.array(c.step_s + issued))) - alone if hidden else c.step_s
-    sampling = rows * w.vocab * 4 * SAMPLING_PASSES_PER_ROW / gpu.bandwidth
-    rate = gpu.bandwidth * c.kv
-    peak = gpu.flops["bf16" if "bf16" in gpu.flops else "fp16"]
+    sampling = rows * w.vocab * 4 * SAMPLING_PASSES_PER_ROW / gpu.memory_bandwidth
+    rate = gpu.memory_bandwidth * c.kv
+    peak = gpu.peak_flops["bf16" if "bf16" in gpu.peak_flops else "fp16"]
     decode: dict[int | None, float] = {}
     prefill: dict[int | None, float] = {}
     for k in w.contexts:
@@ -316,7 +321,7 @@ def build_target_step_model(
         sigma_ttft=known.sigma_ttft,
         sigma_output_tps=known.sigma_output_tps,
     )
-    return step if c.pace == 1 else step.scaled(c.pace)
+    return step if c.pace == 1 else step.scale(c.pace)
 
 
 EAGER_LAYER_S = 0.75e-3

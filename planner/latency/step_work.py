@@ -92,7 +92,7 @@ def _count_matmul(
     model: Model, weight: WeightTensor, deployment: Deployment, prefix: str = ""
 ) -> tuple[str, float, float, float]:
     """(format of the matrix units, bytes, FLOP per token, bits) on one GPU; a format it lacks is computed in 16 bit."""
-    peaks, scheme = deployment.gpu.flops, model.quantization.scheme(weight, prefix)
+    peaks, scheme = deployment.gpu.peak_flops, model.quantization.get_weight_format(weight, prefix)
     wide = "bf16" if "bf16" in peaks else "fp16"
     rows, cols, copies = compute_shard_shape(weight, deployment.layout)
     wanted = "" if scheme is None else scheme.activation
@@ -131,7 +131,7 @@ def _count_experts(deployment: Deployment) -> tuple[ExpertWork, ...]:
         if not weights or not isinstance(layer.mlp, MoeBlock):
             continue
         dtype, _, _, bits = _count_matmul(model, weights[0], deployment, prefix)
-        scheme = model.quantization.scheme(weights[0], prefix)
+        scheme = model.quantization.get_weight_format(weights[0], prefix)
         shapes = [compute_shard_shape(weight, layout) for weight in weights]
         held = shapes[0][2]
         inner = sum(rows for (rows, _, _), weight in zip(shapes, weights, strict=True) if weight.shard == "column")
@@ -140,8 +140,8 @@ def _count_experts(deployment: Deployment) -> tuple[ExpertWork, ...]:
             format=_get_expert_format(dtype, bits, scheme.method if scheme else ""),
             layers=1,
             held=held,
-            total=layer.mlp.total,
-            active=layer.mlp.active,
+            total=layer.mlp.num_experts,
+            active=layer.mlp.num_active_experts,
             ranks=layout.ep,
             bytes=sum(compute_weight_bytes(model, weight, layout, prefix) for weight in weights) / held,
             flops=2.0 * sum(rows * cols for rows, cols, _ in shapes),
@@ -173,7 +173,7 @@ def resolve_planned_kv_dtype(deployment: Deployment) -> str:
     asked = deployment.args.kv_cache_dtype
     if asked is not None:
         return (deployment.model.quantization.kv_cache_dtype or asked) if asked == "auto" else asked
-    main = deployment.model.quantization.main
+    main = deployment.model.quantization.main_format
     if main is not None and main.method == "nvfp4":
         return "fp8"
     return get_deployment_coefficients(deployment).kv_cache_dtype
@@ -207,7 +207,7 @@ def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
                 queries = 2.0 * (mixer.kv_elements + mixer.kv_lora_rank)
                 decode, padded = queries * mixer.heads / tp, queries * max(mixer.heads / tp, rows / dcp)
                 kind, window = ("sparse", SPARSE_ATTENTION_TOKENS) if mixer.index_heads else ("latent", mixer.window)
-                expanded = 2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rope_dim + mixer.v_dim)
+                expanded = 2.0 * mixer.heads / tp * (mixer.nope_dim + mixer.rotary_dim + mixer.v_dim)
                 prefill = padded if kind == "sparse" else expanded  # chosen latents are not expanded
                 add(kind, window, times, mixer.kv_elements * width / dcp, padded, decode, prefill)
                 if mixer.has_indexer_cache:  # it scores the whole context, in fp8: twice the bf16 rate
@@ -218,7 +218,7 @@ def _count_attention(deployment: Deployment) -> tuple[AttentionWork, ...]:
 
 def _count_kernels(model: Model, layer: DecoderLayer, prefix: str) -> int:
     """Kernels of one layer beside its matrix products and all-reduces, as vLLM's compiled graph leaves them."""
-    schemes = [model.quantization.scheme(weight, prefix) for weight in layer.weights if weight.linear]
+    schemes = [model.quantization.get_weight_format(weight, prefix) for weight in layer.weights if weight.linear]
     used = [scheme for scheme in schemes if scheme is not None]
     count = 0
     for mixer in layer.mixers:  # norm, rotary embedding, cache write, attention, its reduction; MLA's absorbed products
@@ -267,14 +267,14 @@ def _count_step_work_cached(deployment: Deployment) -> StepWork:
     """The same, whatever its batches."""
     model, tp = deployment.model, deployment.layout.tp
     architecture = model.architecture
-    head = next(w for part in ("lm_head", "embedding") for w in architecture.ends if w.part == part)
+    head = next(w for part in ("lm_head", "embedding") for w in architecture.embedding_and_head if w.part == part)
     return StepWork(
         matmuls=_count_matmuls(deployment),
         experts=_count_experts(deployment),
         head=MatmulWork(*_count_matmul(model, head, deployment)),
         vocab=architecture.vocab,
         contexts=_count_attention(deployment),
-        state_bytes=2.0 * sum(m.state_bytes(tp) for m in architecture.mixers if isinstance(m, RecurrentMixer)),
+        state_bytes=2.0 * sum(m.compute_state_bytes(tp) for m in architecture.mixers if isinstance(m, RecurrentMixer)),
         kernels=sum(
             times * _count_kernels(model, layer, prefix) for (layer, prefix), times in model.distinct_layers.items()
         ),

@@ -27,24 +27,24 @@ _QUASI_RANDOM_POINTS = np.outer((0.8191725, 0.6710436, 0.5497005), np.arange(1, 
 """1,024 points that fill the unit cube evenly (Roberts' R3 sequence): a prompt, an answer, and how far it has come."""
 
 
-def estimate_preemption_risk(found: MemoryPlan, workload: Workload, sequences: int) -> float:
+def estimate_preemption_risk(memory: MemoryPlan, workload: Workload, sequences: int) -> float:
     """Probability that `sequences` concurrent requests outgrow the pool at a random moment, so that one is preempted.
 
     Each has a prompt of the workload and is somewhere in its answer; long answers are met more often than short ones.
     The blocks of all of them together are taken as normal. Sharing of cached prefixes is left out.
     """
-    mean, spread = _estimate_blocks_held(found.layout, workload.prompt, workload.output)
-    free = found.pool.num_blocks - 1 - sequences * mean
+    mean, spread = _estimate_blocks_held(memory.layout, workload.prompt, workload.output)
+    free = memory.pool.num_blocks - 1 - sequences * mean
     return 0.5 * math.erfc(free / max(spread * math.sqrt(sequences), 1e-9) / math.sqrt(2))
 
 
-def find_safe_max_num_seqs(found: MemoryPlan, workload: Workload, risk: float = 0.05) -> int:
+def find_safe_max_num_seqs(memory: MemoryPlan, workload: Workload, max_risk: float = 0.05) -> int:
     """The largest max_num_seqs whose preemption risk is at most `risk`; 0 when not even one request fits.
 
     n requests hold n x mean + z x spread x sqrt(n) blocks in all but `risk` of moments: solved for sqrt(n).
     """
-    mean, spread = _estimate_blocks_held(found.layout, workload.prompt, workload.output)
-    free, reach = max(0, found.pool.num_blocks - 1), NormalDist().inv_cdf(1 - risk) * spread
+    mean, spread = _estimate_blocks_held(memory.layout, workload.prompt, workload.output)
+    free, reach = max(0, memory.pool.num_blocks - 1), NormalDist().inv_cdf(1 - max_risk) * spread
     root = (math.sqrt(reach**2 + 4 * mean * free) - reach) / (2 * mean)
     return math.floor(root**2 + 1e-9)
 
@@ -55,7 +55,7 @@ def _estimate_blocks_held(
 ) -> tuple[float, float]:
     """Mean and standard deviation of the blocks that a request holds at a random moment of its decoding."""
     contexts, knots = _sample_contexts(prompt, output, layout.max_model_len)
-    blocks = np.interp(contexts, knots, [layout.blocks_for(int(context)) for context in knots])
+    blocks = np.interp(contexts, knots, [layout.count_request_blocks(int(context)) for context in knots])
     return float(blocks.mean()), float(blocks.std())
 
 
@@ -73,25 +73,29 @@ def _sample_contexts(
     return contexts, np.unique(np.quantile(contexts, np.linspace(0, 1, NUM_CONTEXT_KNOTS)).astype(int))
 
 
-def build_sequence_table(found: MemoryPlan, workload: Workload) -> pd.DataFrame:
+def build_sequence_table(memory: MemoryPlan, workload: Workload) -> pd.DataFrame:
     """One row per length (p50, p95, max_model_len): how many sequences fit, and the preemption risk of so many."""
     import pandas as pd
 
-    most, rows = found.layout.max_model_len, []
-    lengths = {"p50": workload.total_quantile(0.5), "p95": workload.total_quantile(0.95), "max_model_len": most}
+    most, rows = memory.layout.max_model_len, []
+    lengths = {
+        "p50": workload.compute_total_tokens_quantile(0.5),
+        "p95": workload.compute_total_tokens_quantile(0.95),
+        "max_model_len": most,
+    }
     for name, tokens in lengths.items():
-        fit = found.pool.sequences(min(round(tokens), most))
-        rows.append((name, round(tokens), fit, estimate_preemption_risk(found, workload, fit) if fit else 1.0))
+        fit = memory.pool.count_sequences(min(round(tokens), most))
+        rows.append((name, round(tokens), fit, estimate_preemption_risk(memory, workload, fit) if fit else 1.0))
     return pd.DataFrame(rows, columns=["length", "tokens", "sequences", "preemption risk"])
 
 
-def estimate_memory_gains(found: MemoryPlan, tokens: int) -> pd.DataFrame:
+def estimate_memory_gains(memory: MemoryPlan, tokens: int) -> pd.DataFrame:
     """What one more GiB, an FP8 KV cache, and FP8 or 4-bit weights each buy, in sequences of `tokens` of context."""
     import pandas as pd
 
-    deployment = found.deployment
+    deployment = memory.deployment
     gib = math.ceil(GIB / deployment.args.gpu_memory_utilization)
-    changes = {"one more GiB": replace(deployment, gpu_total=deployment.gpu_total + gib)}
+    changes = {"one more GiB": replace(deployment, gpu_total_bytes=deployment.gpu_total_bytes + gib)}
     if get_kv_element_bytes(resolve_kv_cache_dtype(deployment)) > 1:
         changes["FP8 KV cache"] = deployment.with_args(kv_cache_dtype="fp8")
     for name, scheme in (
@@ -103,6 +107,6 @@ def estimate_memory_gains(found: MemoryPlan, tokens: int) -> pd.DataFrame:
     rows = []
     for name, changed in changes.items():
         p = plan_memory(changed)
-        held = p.pool.sequences(tokens)
-        rows.append((name, max(0.0, p.kv_available.mid / GIB), held, held - found.pool.sequences(tokens)))
+        held = p.pool.count_sequences(tokens)
+        rows.append((name, max(0.0, p.kv_available.mid / GIB), held, held - memory.pool.count_sequences(tokens)))
     return pd.DataFrame(rows, columns=["change", "KV cache (GiB)", "sequences", "more than now"])

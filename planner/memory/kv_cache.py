@@ -41,7 +41,7 @@ class KvCacheGroup:
     window: int = 0
     states: int = 0
 
-    def blocks(self, tokens: int, in_flight: int = 1) -> int:
+    def count_blocks(self, tokens: int, in_flight: int = 1) -> int:
         """Blocks that a request with `tokens` of context holds while `in_flight` of them are being computed."""
         if self.kind == "state":
             return self.states
@@ -67,22 +67,22 @@ class KvCacheLayout:
     dcp: int = 1
     counts_blocks: bool = False  # the version logs blocks x block size as "GPU KV cache size"
 
-    def blocks_for(self, tokens: int, in_flight: int = 1) -> int:
+    def count_request_blocks(self, tokens: int, in_flight: int = 1) -> int:
         """Blocks that one request with `tokens` of context holds, over all groups; decoding by default."""
         local = math.ceil(tokens / self.dcp)
-        return sum(group.blocks(local, in_flight) for group in self.groups)
+        return sum(group.count_blocks(local, in_flight) for group in self.groups)
 
     @cached_property
-    def blocks_per_request(self) -> int:
+    def max_blocks_per_request(self) -> int:
         """Blocks that the engine wants for one request of `max_model_len` tokens."""
-        return self.blocks_for(self.max_model_len, self.in_flight)
+        return self.count_request_blocks(self.max_model_len, self.in_flight)
 
-    def longest(self, num_blocks: int) -> int:
+    def compute_max_model_len(self, num_blocks: int) -> int:
         """The largest max_model_len for which `num_blocks` hold one request; 0 when none does."""
         lengths = range(1, 2**26 + 1)
-        return bisect_right(lengths, num_blocks, key=lambda tokens: self.blocks_for(tokens, self.in_flight))
+        return bisect_right(lengths, num_blocks, key=lambda tokens: self.count_request_blocks(tokens, self.in_flight))
 
-    def pool(self, available: Sequence[float]) -> KvCachePool:
+    def build_pool(self, available: Sequence[float]) -> KvCachePool:
         """The pool that the `available` bytes of every stage give: the poorest stage decides for all."""
         pages = self.stage_bytes_per_block
         counts = [int(max(0, size) // page) for size, page in zip(available, pages, strict=True)]
@@ -100,18 +100,18 @@ class KvCachePool:
     @property
     def max_concurrency_x(self) -> float:
         """Requests of `max_model_len` tokens that fit, as the engine logs it."""
-        return self.num_blocks / self.layout.blocks_per_request
+        return self.num_blocks / self.layout.max_blocks_per_request
 
     @property
-    def kv_tokens(self) -> int:
+    def reported_tokens(self) -> int:
         """What this version logs as GPU KV cache size: blocks x block size up to 0.20.0, concurrency x length since."""
         if self.layout.counts_blocks:
             return self.num_blocks // len(self.layout.groups) * self.layout.block_size * self.layout.dcp
         return int(self.max_concurrency_x * self.layout.max_model_len)
 
-    def sequences(self, tokens: int) -> int:
+    def count_sequences(self, tokens: int) -> int:
         """Decoding sequences with `tokens` of context that fit at once."""
-        return max(0, self.num_blocks - 1) // max(1, self.layout.blocks_for(tokens))
+        return max(0, self.num_blocks - 1) // max(1, self.layout.count_request_blocks(tokens))
 
 
 StageCaches = Sequence[Mapping[LayerCache, int]]
@@ -160,9 +160,9 @@ def _group_compressed_caches(stages: StageCaches, total: Mapping[LayerCache, int
 
     Raises `PlannerError` for a cache that is not compressed: a draft's that is another model.
     """
-    if not all(cache.page for cache in total):
+    if not all(cache.page_bytes for cache in total):
         raise PlannerError("a draft with a KV cache of its own has no place among compressed caches; draft with mtp")
-    pages = sorted({cache.page for cache in total if cache.kind == "full"})
+    pages = sorted({cache.page_bytes for cache in total if cache.kind == "full"})
     largest: dict[tuple[int, int], int] = {}
     for cache, n in total.items():
         key = (cache.block, cache.window)
@@ -176,7 +176,7 @@ def _group_compressed_caches(stages: StageCaches, total: Mapping[LayerCache, int
         for (block, window), n in largest.items()
         for _ in range(math.ceil(n / size))
     ]
-    used = sum(cache.page * n for cache, n in total.items()) / (sum(pages) * size * len(groups))
+    used = sum(cache.page_bytes * n for cache, n in total.items()) / (sum(pages) * size * len(groups))
     shares = [sum(stage.values()) / sum(total.values()) for stage in stages]
     return tuple(groups), [sum(pages) * math.ceil(size * share) for share in shares], used
 
@@ -223,7 +223,7 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
     """How the engine lays out the KV cache of `deployment`."""
     model, args, engine, layout = deployment.model, deployment.args, deployment.engine, deployment.layout
     architecture, facts = model.architecture, engine.facts
-    dtype, k = resolve_kv_cache_dtype(deployment), deployment.drafts
+    dtype, k = resolve_kv_cache_dtype(deployment), deployment.num_draft_tokens
     stages = [count_caches(layers, layout.tp, dtype, k) for layers in assign_stage_layers(deployment)]
     block_size = args.block_size or facts["block_size"]
     if engine.name == "vllm" and args.block_size is None:
@@ -232,13 +232,13 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
     if any(cache.kind == "state" for stage in stages for cache in stage):
         cached = args.enable_prefix_caching
         gdn = any(isinstance(mixer, RecurrentMixer) and mixer.kind == "gdn" for mixer in architecture.mixers)
-        checkpoints = cached and gdn and engine.release >= FIRST_RELEASE_WITH_GDN_CHECKPOINTS
+        checkpoints = cached and gdn and engine.release_tuple >= FIRST_RELEASE_WITH_GDN_CHECKPOINTS
         block_size = compute_state_block_size(
             sum(stages, Counter()), max(block_size, 64 if checkpoints else KERNEL_BLOCK_TOKENS)
         )
         states += cached + checkpoints
     groups, pages, used = group_caches(
-        stages, block_size, states, hybrid=engine.release >= FIRST_RELEASE_WITH_HYBRID_POOL
+        stages, block_size, states, hybrid=engine.release_tuple >= FIRST_RELEASE_WITH_HYBRID_POOL
     )
     batches = layout.pp + args.async_scheduling if facts["window_batches"] == "concurrent" else 1
     return KvCacheLayout(
@@ -256,4 +256,4 @@ def build_kv_layout(deployment: Deployment) -> KvCacheLayout:
 
 
 def _is_compressed(stages: StageCaches) -> bool:
-    return any(cache.page for stage in stages for cache in stage)
+    return any(cache.page_bytes for stage in stages for cache in stage)

@@ -32,7 +32,7 @@ class LayerCache:
     window: int = 0
     state_bytes: int = 0
     block: int = 0  # tokens per block, where the format insists on it (DeepSeek-V4)
-    page: int = 0  # bytes of such a block, padding included
+    page_bytes: int = 0  # bytes of such a block, padding included
 
 
 def list_mixer_caches(mixer: SequenceMixer, tp: int, kv_cache_dtype: str, k: int = 0) -> list[LayerCache]:
@@ -42,7 +42,7 @@ def list_mixer_caches(mixer: SequenceMixer, tp: int, kv_cache_dtype: str, k: int
     """
     width = get_kv_element_bytes(kv_cache_dtype)
     if isinstance(mixer, RecurrentMixer):  # DeepSeek-V4 keeps its compressors' states with the latents
-        return [] if mixer.kind == "compressor" else [LayerCache("state", state_bytes=mixer.state_bytes(tp, k))]
+        return [] if mixer.kind == "compressor" else [LayerCache("state", state_bytes=mixer.compute_state_bytes(tp, k))]
     if not mixer.stores_kv:
         return []
     if isinstance(mixer, LatentAttention):
@@ -92,12 +92,15 @@ def _list_compressed_caches(mixer: LatentAttention, window: int, keys: int) -> l
 
     def states(elements: int) -> LayerCache:
         row = 2 * overlap * elements * 4
-        return LayerCache("window", 0, overlap * ratio, overlap * ratio * row, block=rows, page=page(rows * row))
+        return LayerCache("window", 0, overlap * ratio, overlap * ratio * row, block=rows, page_bytes=page(rows * row))
 
     ratio = mixer.compress
     overlap, rows = (2, 4) if keys else (1, 8)
-    caches = [LayerCache("window", V4_LATENT_BYTES, window, block=64, page=page(64 * V4_LATENT_BYTES))]
+    caches = [LayerCache("window", V4_LATENT_BYTES, window, block=64, page_bytes=page(64 * V4_LATENT_BYTES))]
     for stored, kept in ((V4_LATENT_BYTES, mixer.kv_elements), (keys, mixer.index_dim)):
         if ratio and stored:
-            caches += [LayerCache("full", stored / ratio, block=256, page=page(256 // ratio * stored)), states(kept)]
+            caches += [
+                LayerCache("full", stored / ratio, block=256, page_bytes=page(256 // ratio * stored)),
+                states(kept),
+            ]
     return caches

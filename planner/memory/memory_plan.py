@@ -43,13 +43,13 @@ class MemoryPlan:
     """Bytes per GPU on the rank that decides the pool. Parts of the budget sum to `requested` to the byte."""
 
     deployment: Deployment
-    total: int
-    requested: int
+    total_bytes: int
+    budget_bytes: int
     weights: Interval
     activation: Interval
     non_torch: Interval
     cudagraph: Interval
-    in_budget: tuple[str, ...]  # terms that `requested` must hold beside the KV cache; the others live outside
+    budgeted_terms: tuple[str, ...]  # terms that `requested` must hold beside the KV cache; the others live outside
     context: Interval
     kv_available: Interval
     layout: KvCacheLayout
@@ -60,25 +60,25 @@ class MemoryPlan:
     warnings: tuple[str, ...]
 
     @property
-    def headroom(self) -> int:
+    def bytes_outside_budget(self) -> int:
         """Bytes outside the budget: driver context, other tenants, and terms that the engine doesn't budget."""
-        return self.total - self.requested
+        return self.total_bytes - self.budget_bytes
 
     @property
-    def parts(self) -> dict[str, int]:
+    def bytes_by_part(self) -> dict[str, int]:
         """Bytes by name, summing to `total`; a negative KV cache is what the budget lacks."""
-        inside = {MEMORY_TERM_LABELS[term]: round(getattr(self, term).mid) for term in self.in_budget}
+        inside = {MEMORY_TERM_LABELS[term]: round(getattr(self, term).mid) for term in self.budgeted_terms}
         others = {
             MEMORY_TERM_LABELS[term]: round(getattr(self, term).mid)
             for term in MEMORY_TERMS
-            if term not in self.in_budget
+            if term not in self.budgeted_terms
         }
-        beside = {"driver context": round(self.context.mid), "other tenants": self.deployment.other_tenants}
-        rest, outside = self.headroom, {}
+        beside = {"driver context": round(self.context.mid), "other tenants": self.deployment.other_tenants_bytes}
+        rest, outside = self.bytes_outside_budget, {}
         for name, size in (beside | others).items():
             outside[name] = min(rest, size)
             rest -= outside[name]
-        return {**inside, "KV cache": self.requested - sum(inside.values()), **outside, "headroom": rest}
+        return {**inside, "KV cache": self.budget_bytes - sum(inside.values()), **outside, "headroom": rest}
 
     @cached_property
     def remedy(self) -> str:
@@ -86,14 +86,16 @@ class MemoryPlan:
         return "" if self.status == "ok" else _find_remedy(self)
 
     @property
-    def starts(self) -> bool:
+    def can_start(self) -> bool:
         """The engine would start: everything fits, and the pool holds one request of max_model_len."""
         return self.status != "does_not_fit" and self.pool.max_concurrency_x >= 1
 
     def __str__(self) -> str:
         lines = [f"{self.deployment}: {self.status}"]
-        lines += [f"  {name:<15}{size / GIB:8.2f} GiB" for name, size in self.parts.items()]
-        lines.append(f"  {self.pool.num_blocks} blocks, {self.pool.kv_tokens} tokens, {self.max_concurrency:.2f}x")
+        lines += [f"  {name:<15}{size / GIB:8.2f} GiB" for name, size in self.bytes_by_part.items()]
+        lines.append(
+            f"  {self.pool.num_blocks} blocks, {self.pool.reported_tokens} tokens, {self.max_concurrency:.2f}x"
+        )
         return "\n".join(lines + [text for text in (self.reason, self.remedy) if text])
 
 
@@ -101,7 +103,7 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
     """The start-up accounting of `deployment` on its fullest pipeline stage, its `memory_calibration` added."""
     engine, args = deployment.engine, deployment.args
     share = args.gpu_memory_utilization
-    requested = math.ceil(deployment.gpu_total * share)
+    requested = math.ceil(deployment.gpu_total_bytes * share)
     shifts = dict(deployment.memory_calibration)
     if unknown := set(shifts) - set(MEMORY_TERMS):
         raise PlannerError(
@@ -115,23 +117,23 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
     weights = compute_stage_bytes(deployment)
     for stage, size in enumerate(weights):
         terms = {
-            "weights": Interval.factor(size, WEIGHTS_RELATIVE_SIGMA),
+            "weights": Interval.from_lognormal(size, WEIGHTS_RELATIVE_SIGMA),
             "activation": runtime_overhead.estimate_activation(deployment, last_stage=stage == len(weights) - 1),
             "non_torch": runtime_overhead.estimate_non_torch(deployment),
             "cudagraph": graphs,
         }
         terms = {name: _apply_calibration_shift(term, shifts.get(name)) for name, term in terms.items()}
-        used = sum((terms[name] for name in in_budget), Interval.exactly(0))
+        used = sum((terms[name] for name in in_budget), Interval.from_value(0))
         if engine.facts["memory_budget"] == "free":  # a share of what is free once everything else is there
-            free = -used - context + (deployment.gpu_total - deployment.other_tenants)
-            stages.append((terms, free.map(lambda size: round(share * size)), round(used.mid)))
+            free = -used - context + (deployment.gpu_total_bytes - deployment.other_tenants_bytes)
+            stages.append((terms, free.map_monotone(lambda size: round(share * size)), round(used.mid)))
         else:
             stages.append((terms, -used + requested, round(used.mid)))
-    pools = [layout.pool([getattr(kv, end) for _, kv, _ in stages]) for end in ("lo", "mid", "hi")]
+    pools = [layout.build_pool([getattr(kv, end) for _, kv, _ in stages]) for end in ("lo", "mid", "hi")]
     tight = min(range(len(stages)), key=lambda i: stages[i][1].mid / layout.stage_bytes_per_block[i])
     terms, available, budgeted = stages[tight]
     found = MemoryPlan(
-        deployment, deployment.gpu_total, budgeted + round(available.mid), **terms, in_budget=in_budget,
+        deployment, deployment.gpu_total_bytes, budgeted + round(available.mid), **terms, budgeted_terms=in_budget,
         context=context, kv_available=available, layout=layout, pool=pools[1], status="ok", reason="", warnings=(),
         max_concurrency=Interval(*(pool.max_concurrency_x for pool in pools)),
     )  # fmt: skip
@@ -169,30 +171,32 @@ def _apply_calibration_shift(term: Interval, shift: float | None) -> Interval:
     return Interval(moved - min(mid - term.lo, most), moved, moved + min(term.hi - mid, most))
 
 
-def _determine_status(found: MemoryPlan, pools: list[KvCachePool]) -> tuple[MemoryStatus, str]:
+def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[MemoryStatus, str]:
     """Status and reason, in the engine's words: the start check, the pool's size, then what comes after the pool."""
-    deployment, layout, gib = found.deployment, found.layout, GIB
-    free = _estimate_free_at_start(found)
-    if free.hi < found.requested:
+    deployment, layout, gib = memory.deployment, memory.layout, GIB
+    free = _estimate_free_at_start(memory)
+    if free.hi < memory.budget_bytes:
         return "does_not_fit", (
-            f"Free memory on device ({free.mid / gib:.2f}/{found.total / gib:.2f} GiB) on startup is less than desired "
-            f"GPU memory utilization ({deployment.args.gpu_memory_utilization}, {found.requested / gib:.2f} GiB)"
+            f"Free memory on device ({free.mid / gib:.2f}/{memory.total_bytes / gib:.2f} GiB) on startup is less than desired "
+            f"GPU memory utilization ({deployment.args.gpu_memory_utilization}, {memory.budget_bytes / gib:.2f} GiB)"
         )
     reserve = 1 if deployment.engine.facts["null_block_reserved"] else 0
-    need = layout.blocks_per_request + reserve
+    need = layout.max_blocks_per_request + reserve
     if pools[0].num_blocks < need:
         status: MemoryStatus = "at_risk" if pools[2].num_blocks >= need else "does_not_fit"
-        have, want = found.kv_available.mid, need * found.pool.bytes_per_block
+        have, want = memory.kv_available.mid, need * memory.pool.bytes_per_block
         if have <= 0:
             return status, f"No available memory for the cache blocks: the budget lacks {-have / gib:.2f} GiB"
         return status, (
             f"One request of max_model_len {layout.max_model_len} needs {want / gib:.2f} GiB KV cache, "
-            f"{found.kv_available / gib:.2f} GiB is available, {max(0.0, want - have) / gib:.2f} GiB is missing; "
-            f"estimated maximum model length {layout.longest(found.pool.num_blocks - reserve)}"
+            f"{memory.kv_available / gib:.2f} GiB is available, {max(0.0, want - have) / gib:.2f} GiB is missing; "
+            f"estimated maximum model length {layout.compute_max_model_len(memory.pool.num_blocks - reserve)}"
         )
-    if free.lo < found.requested:
-        return "at_risk", (f"{free / gib:.2f} GiB may be free at start, {found.requested / gib:.2f} GiB is requested")
-    rest, wanted = _estimate_after_pool(found)
+    if free.lo < memory.budget_bytes:
+        return "at_risk", (
+            f"{free / gib:.2f} GiB may be free at start, {memory.budget_bytes / gib:.2f} GiB is requested"
+        )
+    rest, wanted = _estimate_after_pool(memory)
     if rest < wanted.hi:
         return "at_risk", (
             f"CUDA graphs and the sampler's warm-up on {deployment.args.max_num_seqs} rows want {wanted / gib:.2f} GiB "
@@ -201,22 +205,28 @@ def _determine_status(found: MemoryPlan, pools: list[KvCachePool]) -> tuple[Memo
     return "ok", ""
 
 
-def _estimate_free_at_start(found: MemoryPlan) -> Interval:
-    if found.deployment.gpu_free is not None:
-        return Interval.exactly(found.deployment.gpu_free)
-    return (-found.context + (found.total - found.deployment.other_tenants)).map(lambda size: max(0.0, size))
+def _estimate_free_at_start(memory: MemoryPlan) -> Interval:
+    if memory.deployment.gpu_free_bytes is not None:
+        return Interval.from_value(memory.deployment.gpu_free_bytes)
+    return (-memory.context + (memory.total_bytes - memory.deployment.other_tenants_bytes)).map_monotone(
+        lambda size: max(0.0, size)
+    )
 
 
-def _estimate_after_pool(found: MemoryPlan) -> tuple[float, Interval]:
+def _estimate_after_pool(memory: MemoryPlan) -> tuple[float, Interval]:
     """Bytes left once the pool is allocated, and what vLLM then still takes: graphs outside the budget, warm-up."""
-    deployment = found.deployment
-    free = deployment.gpu_free
+    deployment = memory.deployment
+    free = deployment.gpu_free_bytes
     if free is None:
-        free = found.total - deployment.other_tenants - round(runtime_overhead.get_base_driver_context(deployment))
-    rest = free - found.requested + found.activation.mid
+        free = (
+            memory.total_bytes
+            - deployment.other_tenants_bytes
+            - round(runtime_overhead.get_base_driver_context(deployment))
+        )
+    rest = free - memory.budget_bytes + memory.activation.mid
     if deployment.engine.name != "vllm":
-        return rest, Interval.exactly(0)
-    graphs = Interval.exactly(0) if "cudagraph" in found.in_budget else found.cudagraph
+        return rest, Interval.from_value(0)
+    graphs = Interval.from_value(0) if "cudagraph" in memory.budgeted_terms else memory.cudagraph
     return rest, runtime_overhead.estimate_after_pool(deployment, graphs)
 
 
@@ -224,8 +234,8 @@ def find_safe_memory_utilization(deployment: Deployment) -> float:
     """The largest gpu_memory_utilization, in hundredths, that passes the start check and leaves room after the pool."""
     found = get_memory_plan(deployment)
     rest, wanted = _estimate_after_pool(found)
-    most = min(_estimate_free_at_start(found).lo, found.requested + rest - wanted.hi, found.total)
-    return max(0.0, math.floor(100 * most / found.total) / 100)
+    most = min(_estimate_free_at_start(found).lo, found.budget_bytes + rest - wanted.hi, found.total_bytes)
+    return max(0.0, math.floor(100 * most / found.total_bytes) / 100)
 
 
 def explain_memory_utilization(deployment: Deployment) -> str:
@@ -237,20 +247,22 @@ def explain_memory_utilization(deployment: Deployment) -> str:
     return f"the default is {usual:g}; up to {most:g} starts and leaves what the engine takes later"
 
 
-def _find_remedy(found: MemoryPlan) -> str:
+def _find_remedy(memory: MemoryPlan) -> str:
     """The first change, from the smallest on, after which `plan` says ok."""
-    for text, changed in _propose_memory_changes(found):
+    for text, changed in _propose_memory_changes(memory):
         if plan_memory(changed).status == "ok":
             return text
-    sizes = range(math.ceil(found.total / GIB), 1024)
-    alone = replace(found.deployment, gpu_free=None)
-    index = bisect_left(sizes, True, key=lambda gib: plan_memory(replace(alone, gpu_total=gib * GIB)).status == "ok")
+    sizes = range(math.ceil(memory.total_bytes / GIB), 1024)
+    alone = replace(memory.deployment, gpu_free_bytes=None)
+    index = bisect_left(
+        sizes, True, key=lambda gib: plan_memory(replace(alone, gpu_total_bytes=gib * GIB)).status == "ok"
+    )
     return f"use GPUs with {sizes[index]} GiB or more" if index < len(sizes) else "use a smaller model"
 
 
-def _propose_memory_changes(found: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
+def _propose_memory_changes(memory: MemoryPlan) -> Iterator[tuple[str, Deployment]]:
     """Changes that may help: engine arguments, then the KV cache's format, more GPUs, the weights' format."""
-    deployment, args, layout = found.deployment, found.deployment.args, found.deployment.layout
+    deployment, args, layout = memory.deployment, memory.deployment.args, memory.deployment.layout
     current, safe, changed = args.gpu_memory_utilization, find_safe_memory_utilization(deployment), deployment.with_args
     shares = [percent / 100 for percent in range(math.floor(100 * current) + 1, round(100 * safe) + 1)] or [safe]
     least = bisect_left(
@@ -258,8 +270,8 @@ def _propose_memory_changes(found: MemoryPlan) -> Iterator[tuple[str, Deployment
     )
     if (share := shares[min(least, len(shares) - 1)]) > 0:
         yield f"set gpu_memory_utilization to {share}", changed(gpu_memory_utilization=share)
-    if deployment.gpu_free is not None or deployment.other_tenants:
-        yield "stop what else runs on the GPU", replace(deployment, gpu_free=None, other_tenants=0)
+    if deployment.gpu_free_bytes is not None or deployment.other_tenants_bytes:
+        yield "stop what else runs on the GPU", replace(deployment, gpu_free_bytes=None, other_tenants_bytes=0)
     if args.max_num_seqs > 256:
         yield "set max_num_seqs to 256", changed(max_num_seqs=256)
     for share, text in ((current, ""), (safe, f"gpu_memory_utilization to {safe} and ")):
@@ -279,13 +291,15 @@ def _propose_memory_changes(found: MemoryPlan) -> Iterator[tuple[str, Deployment
             yield f"store the weights in {what}", replace(deployment, model=smaller)
 
 
-def find_max_model_len(found: MemoryPlan) -> tuple[int, int]:
+def find_max_model_len(memory: MemoryPlan) -> tuple[int, int]:
     """The largest max_model_len that surely starts (lower end of the KV interval), and that the middle says starts.
 
     Never above what the model was trained for.
     """
-    limit = found.deployment.model.architecture.max_position
-    reserve = bool(found.deployment.engine.facts["null_block_reserved"])
-    blocks = (max(0.0, size) // found.pool.bytes_per_block for size in (found.kv_available.lo, found.kv_available.mid))
-    safe, likely = (min(limit, found.layout.longest(max(0, int(n) - reserve))) for n in blocks)
+    limit = memory.deployment.model.architecture.max_position
+    reserve = bool(memory.deployment.engine.facts["null_block_reserved"])
+    blocks = (
+        max(0.0, size) // memory.pool.bytes_per_block for size in (memory.kv_available.lo, memory.kv_available.mid)
+    )
+    safe, likely = (min(limit, memory.layout.compute_max_model_len(max(0, int(n) - reserve))) for n in blocks)
     return safe, likely

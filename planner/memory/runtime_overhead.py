@@ -33,18 +33,18 @@ class FittedConstant(SourcedEntry):
     sigma: float
 
     @cached_property
-    def spread(self) -> Interval:
+    def as_interval(self) -> Interval:
         """In bytes, for a constant in GiB whose `sigma` is in GiB too."""
-        return Interval.spread(self.value, self.sigma) * GIB
+        return Interval.from_normal(self.value, self.sigma) * GIB
 
     @cached_property
-    def amount(self) -> Interval:
+    def as_non_negative_interval(self) -> Interval:
         """`spread`, but never below zero."""
-        return Interval(max(0.0, self.spread.lo), self.spread.mid, self.spread.hi)
+        return Interval(max(0.0, self.as_interval.lo), self.as_interval.mid, self.as_interval.hi)
 
-    def times(self, items: float) -> Interval:
+    def multiply(self, items: float) -> Interval:
         """`items` times the constant, whose `sigma` is relative."""
-        return Interval.spread(self.value * items, self.value * items * self.sigma)
+        return Interval.from_normal(self.value * items, self.value * items * self.sigma)
 
 
 @cache
@@ -64,7 +64,7 @@ def get_constant(name: str, version: tuple[int, int, int], file: str = "memory.y
 
 def _get_constants_release(deployment: Deployment) -> tuple[int, int, int]:
     """The vLLM release whose constants hold; other engines are planned with the newest."""
-    return deployment.engine.release if deployment.engine.name == "vllm" else (99, 0, 0)
+    return deployment.engine.release_tuple if deployment.engine.name == "vllm" else (99, 0, 0)
 
 
 def _get_deployment_constant(deployment: Deployment, name: str) -> FittedConstant:
@@ -102,7 +102,7 @@ def _count_inner_elements(architecture: ModelArchitecture, deployment: Deploymen
             dense = max(dense, layer.mlp.matrices * layer.mlp.intermediate / layout.tp)
         elif isinstance(layer.mlp, MoeBlock):
             inner = layer.mlp.intermediate / (1 if layout.ep > 1 else layout.tp * layout.dp)
-            wide = layer.mlp.active * (max((layer.mlp.matrices - 1) * inner, architecture.hidden) + inner)
+            wide = layer.mlp.num_active_experts * (max((layer.mlp.matrices - 1) * inner, architecture.hidden) + inner)
             experts = max(experts, wide)
             dense = max(dense, layer.mlp.matrices * layer.mlp.shared_intermediate / layout.tp)
     return dense, experts
@@ -111,7 +111,7 @@ def _count_inner_elements(architecture: ModelArchitecture, deployment: Deploymen
 def _estimate_vision_bytes(deployment: Deployment) -> tuple[float, float, float]:
     """Bytes that an encoder's profiling batch leaves behind; elements of its inner layers, and of its patch states."""
     architecture, tokens = deployment.model.architecture, deployment.args.max_num_batched_tokens
-    blocks = [weight for weight in deployment.towers if weight.copies > 1 and weight.cols > 1]
+    blocks = [weight for weight in deployment.loaded_vision_towers if weight.copies > 1 and weight.cols > 1]
     if not blocks:
         return 0.0, 0.0, 0.0
     widest = max(blocks, key=lambda weight: weight.rows)
@@ -140,21 +140,23 @@ def estimate_activation(deployment: Deployment, last_stage: bool = True) -> Inte
     left, inner, patches = _estimate_vision_bytes(deployment)
     kept = get_constant("expert-workspace", _get_constants_release(deployment))
     marlin = deployment.model.quantization.method == "mxfp4"  # its kernels hold no buffers between layers
-    workspace = kept.times(2.0 * tokens * experts) if kept and not marlin else Interval.exactly(0)
+    workspace = kept.multiply(2.0 * tokens * experts) if kept and not marlin else Interval.from_value(0)
     phases = [
-        _get_deployment_constant(deployment, "forward-copies").times(hidden)
+        _get_deployment_constant(deployment, "forward-copies").multiply(hidden)
         + 2.0 * tokens * max(dense, experts)
         + left,
-        _get_deployment_constant(deployment, "encoder-copies").times(2.0 * patches) + 2.0 * inner,
+        _get_deployment_constant(deployment, "encoder-copies").multiply(2.0 * patches) + 2.0 * inner,
     ]
     if last_stage:
         sampler = "sampler-bytes-v2" if uses_model_runner_v2(deployment) else "sampler-bytes"
-        sampling = _get_deployment_constant(deployment, sampler).times(float(rows * architecture.vocab))
+        sampling = _get_deployment_constant(deployment, sampler).multiply(float(rows * architecture.vocab))
         added = args.max_loras * deployment.engine.facts["lora_extra_vocabulary"]
-        sampling += _get_deployment_constant(deployment, "lora-logits").times(float(rows * added))
-        phases.append(sampling + _get_deployment_constant(deployment, "hidden-copies").times(hidden) + workspace + left)
+        sampling += _get_deployment_constant(deployment, "lora-logits").multiply(float(rows * added))
+        phases.append(
+            sampling + _get_deployment_constant(deployment, "hidden-copies").multiply(hidden) + workspace + left
+        )
     peak = max(phases, key=lambda phase: phase.mid)
-    return peak + _get_deployment_constant(deployment, "activation-base").amount
+    return peak + _get_deployment_constant(deployment, "activation-base").as_non_negative_interval
 
 
 def _get_fabric_suffix(deployment: Deployment) -> str:
@@ -167,21 +169,26 @@ def _get_fabric_suffix(deployment: Deployment) -> str:
 def estimate_non_torch(deployment: Deployment) -> Interval:
     """Bytes outside the torch allocator that loading and profiling add: libraries, NCCL, all-reduce buffers."""
     if deployment.gpu.vendor == "amd":
-        return _get_deployment_constant(deployment, "non-torch-rocm").amount
+        return _get_deployment_constant(deployment, "non-torch-rocm").as_non_negative_interval
     measured = deployment.gpu.architecture == "hopper" or _get_constants_release(deployment) < (0, 17, 0)
-    elsewhere = Interval.exactly(0) if measured else _get_deployment_constant(deployment, "non-torch-elsewhere").spread
-    found = _get_deployment_constant(deployment, "non-torch" + _get_fabric_suffix(deployment)).amount + elsewhere
+    elsewhere = (
+        Interval.from_value(0) if measured else _get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
+    )
+    found = (
+        _get_deployment_constant(deployment, "non-torch" + _get_fabric_suffix(deployment)).as_non_negative_interval
+        + elsewhere
+    )
     return Interval(max(0.0, found.lo), found.mid, found.hi)
 
 
 def estimate_driver_context(deployment: Deployment) -> Interval:
     """Bytes that the driver context and NCCL's set-up hold before the engine measures; outside its budget."""
-    return _get_deployment_constant(deployment, "context" + _get_fabric_suffix(deployment)).amount
+    return _get_deployment_constant(deployment, "context" + _get_fabric_suffix(deployment)).as_non_negative_interval
 
 
 def get_base_driver_context(deployment: Deployment) -> float:
     """The driver context alone: what NCCL's set-up holds is counted in `non_torch` again once weights are loaded."""
-    return _get_deployment_constant(deployment, "context").amount.mid
+    return _get_deployment_constant(deployment, "context").as_non_negative_interval.mid
 
 
 def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
@@ -190,26 +197,26 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
     Piecewise graphs at every size, full ones up to max_num_seqs sequences; the first full graph on Hopper holds
     FlashAttention-3's split results. vLLM 0.20.2 v1/worker/gpu_model_runner.py:5949.
     """
-    sizes = list_cudagraph_sizes(deployment.engine, deployment.args, deployment.gpu, deployment.drafts)
+    sizes = list_cudagraph_sizes(deployment.engine, deployment.args, deployment.gpu, deployment.num_draft_tokens)
     if not sizes:
-        return Interval.exactly(0)
+        return Interval.from_value(0)
     architecture = deployment.model.architecture
     if architecture.model_type == "gpt_oss" and sizes[-1] == 512:  # vLLM captures up to 1024 for it (0.19.0 logs)
         most = min(1024, deployment.args.max_num_batched_tokens, 2 * deployment.args.max_num_seqs)
         sizes = (*sizes, *range(528, most + 1, 16))
-    decode = sum(size <= deployment.args.max_num_seqs * (1 + deployment.drafts) for size in sizes)
-    first = _get_deployment_constant(deployment, "graph-first-mib").times(MIB)
+    decode = sum(size <= deployment.args.max_num_seqs * (1 + deployment.num_draft_tokens) for size in sizes)
+    first = _get_deployment_constant(deployment, "graph-first-mib").multiply(MIB)
     if deployment.gpu.compute_capability == 9.0 and _get_constants_release(deployment) >= (0, 11, 0):
         widths = (m.heads * (m.kv_lora_rank if isinstance(m, LatentAttention) else m.v_head_dim)
                   for m in architecture.attentions)  # fmt: skip
         splits = FLASH_ATTENTION3_SPLITS * max(widths, default=0) // deployment.layout.tp * sizes[-1] * 4
-        first = max(first, Interval.exactly(splits), key=lambda interval: interval.mid)
+        first = max(first, Interval.from_value(splits), key=lambda interval: interval.mid)
     layers = math.ceil(len(architecture.layers) / deployment.layout.pp)
     per_layer = _get_deployment_constant(
         deployment, "graph-mib-per-moe-layer" if architecture.is_moe else "graph-mib-per-layer"
     )
     full = max(0, decode - 1) if _get_constants_release(deployment) >= (0, 11, 0) else 0
-    return first + per_layer.times(
+    return first + per_layer.multiply(
         MIB * layers * (PIECEWISE_GRAPH_FRACTION * (len(sizes) - 1) + (1 - PIECEWISE_GRAPH_FRACTION) * full)
     )
 
@@ -217,7 +224,7 @@ def estimate_cudagraph_budget(deployment: Deployment) -> Interval:
 def estimate_after_pool(deployment: Deployment, graphs: Interval) -> Interval:
     """Bytes wanted once the pool is allocated: graph capture, then the sampler's warm-up on max_num_seqs rows."""
     rows = min(deployment.args.max_num_seqs, deployment.args.max_num_batched_tokens)
-    return graphs + _get_deployment_constant(deployment, "warmup-bytes").times(
+    return graphs + _get_deployment_constant(deployment, "warmup-bytes").multiply(
         float(rows * deployment.model.architecture.vocab)
     )
 
@@ -225,4 +232,4 @@ def estimate_after_pool(deployment: Deployment, graphs: Interval) -> Interval:
 def estimate_cudagraph_actual(deployment: Deployment, estimate: Interval) -> Interval:
     """What capturing the graphs really takes, from the engine's estimate."""
     actual = _get_deployment_constant(deployment, "graph-actual")
-    return Interval.factor(estimate.mid * actual.value, actual.sigma)
+    return Interval.from_lognormal(estimate.mid * actual.value, actual.sigma)

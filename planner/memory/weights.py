@@ -29,13 +29,13 @@ LARGE_ALLOCATION_BYTES, ALLOCATION_STEP_BYTES = 10 * MIB, 2 * MIB
 def compute_weight_bytes(model: Model, weight: WeightTensor, layout: ParallelLayout, prefix: str = "") -> float:
     """Bytes of `weight` on the fullest rank, in the module `prefix`."""
     rows, cols, copies = compute_shard_shape(weight, layout)
-    scheme = model.quantization.scheme(weight, prefix)
+    scheme = model.quantization.get_weight_format(weight, prefix)
     if scheme is None:
-        return rows * cols * copies * (weight.bits // 8 if weight.bits else DTYPE_BYTES[model.dtype])
+        return rows * cols * copies * (weight.stored_bits // 8 if weight.stored_bits else DTYPE_BYTES[model.dtype])
     if scheme.method == "mxfp4" and weight.part == "routed_experts":
         tiles = MXFP4_TILE_SIZES if weight.shard == "column" else reversed(MXFP4_TILE_SIZES)
         rows, cols = (ceil(size / tile) * tile for size, tile in zip((rows, cols), tiles, strict=True))
-    return copies * scheme.bytes(rows, cols)
+    return copies * scheme.compute_matrix_bytes(rows, cols)
 
 
 def compute_lora_bytes(
@@ -79,13 +79,13 @@ def compute_lora_embedding_bytes(deployment: Deployment) -> tuple[int, int]:
 def compute_stage_bytes(deployment: Deployment) -> tuple[int, ...]:
     """Weight bytes per GPU of every pipeline stage, with draft and adapters; the fullest stage decides what fits."""
     model, layout, args = deployment.model, deployment.layout, deployment.args
-    if model.architecture.towers and not deployment.towers:
-        model = replace(model, architecture=replace(model.architecture, towers=()))
-    stages = list(_sum_stage_bytes(model, layout, deployment.engine.release >= FIRST_RELEASE_WITH_SHARED_ROTARY))
+    if model.architecture.vision_towers and not deployment.loaded_vision_towers:
+        model = replace(model, architecture=replace(model.architecture, vision_towers=()))
+    stages = list(_sum_stage_bytes(model, layout, deployment.engine.release_tuple >= FIRST_RELEASE_WITH_SHARED_ROTARY))
     if deployment.speculation is not None:
         stages[-1] += compute_draft_bytes(model, deployment.speculation, layout)
     if args.max_loras:
-        layers, v0 = model.architecture.layers, deployment.engine.v0
+        layers, v0 = model.architecture.layers, deployment.engine.is_v0
         for stage, (start, end) in enumerate(pairwise(split_layers_into_stages(len(layers), layout.pp))):
             weights = [weight for layer in layers[start:end] for weight in layer.weights]
             stages[stage] += compute_lora_bytes(weights, layout, args.max_loras, args.max_lora_rank, reserved=v0)
@@ -103,15 +103,16 @@ def _sum_stage_bytes(model: Model, layout: ParallelLayout, lean: bool) -> tuple[
     for stage, (start, end) in enumerate(pairwise(split_layers_into_stages(len(architecture.layers), layout.pp))):
         first, last = stage == 0, stage == layout.pp - 1
         total = sum(
-            _compute_layer_bytes(model, architecture.layers[i], layout, model.prefixes[i]) for i in range(start, end)
+            _compute_layer_bytes(model, architecture.layers[i], layout, model.layer_prefixes[i])
+            for i in range(start, end)
         )
-        for weight in architecture.ends:
+        for weight in architecture.embedding_and_head:
             embedding, everywhere = weight.part == "embedding", weight.part == "engine"
             if everywhere or (first and embedding) or (last and (not embedding or architecture.tied)):
                 spare = weight.copies if lean and weight.name == "mrope_once" else 1
                 total += compute_weight_bytes(model, weight, layout) / spare
         if first or not lean:
-            total += sum(compute_weight_bytes(model, weight, layout) for weight in architecture.towers)
+            total += sum(compute_weight_bytes(model, weight, layout) for weight in architecture.vision_towers)
         stages.append(round(total))
     return tuple(stages)
 
@@ -132,10 +133,12 @@ def compute_draft_bytes(model: Model, speculation: SpeculationConfig, layout: Pa
         return 0
     how, alone = get_draft_method(speculation.method), ParallelLayout(tp=layout.tp)
     if how.draft == "mtp":
-        layers = enumerate(model.architecture.mtp or draft.architecture.layers, len(model.architecture.layers))
+        layers = enumerate(model.architecture.mtp_layers or draft.architecture.layers, len(model.architecture.layers))
         return round(sum(_compute_layer_bytes(model, layer, layout, f"mtp.layers.{index}.") for index, layer in layers))
     shared = () if how.draft == "model" else ("embedding",) if how.head_vocab else ("embedding", "lm_head")
     ends = sum(
-        compute_weight_bytes(draft, weight, alone) for weight in draft.architecture.ends if weight.part in shared
+        compute_weight_bytes(draft, weight, alone)
+        for weight in draft.architecture.embedding_and_head
+        if weight.part in shared
     )
     return _sum_stage_bytes(draft, alone, True)[0] - round(ends)

@@ -24,12 +24,12 @@ class WeightTensor:
     shard: ShardingKind = "replicated"
     part: str = "attention"
     copies: int = 1
-    units: int = 1  # heads or groups that "kv" keeps whole
+    num_shard_units: int = 1  # heads or groups that "kv" keeps whole
     linear: bool = True  # a matrix product, which a quantizer may touch
-    bits: int | None = None  # kept at this width whatever the model's dtype is
+    stored_bits: int | None = None  # kept at this width whatever the model's dtype is
 
     @property
-    def count(self) -> int:
+    def num_elements(self) -> int:
         """Elements in all copies."""
         return self.rows * self.cols * self.copies
 
@@ -47,7 +47,7 @@ class GroupedQueryAttention:
     stores_kv: bool = True  # False: reads an earlier layer's cache
 
     @property
-    def rope_dim(self) -> int:
+    def rotary_dim(self) -> int:
         """Dimensions that a rotary embedding may turn."""
         return self.head_dim
 
@@ -59,7 +59,7 @@ class LatentAttention:
     heads: int
     kv_lora_rank: int
     nope_dim: int
-    rope_dim: int
+    rotary_dim: int
     v_dim: int
     index_heads: int = 0  # a sparse-attention indexer (DeepSeek-V3.2) chooses the tokens to attend to
     index_dim: int = 0
@@ -71,7 +71,7 @@ class LatentAttention:
     @property
     def kv_elements(self) -> int:
         """Latent elements per stored latent."""
-        return self.kv_lora_rank + self.rope_dim
+        return self.kv_lora_rank + self.rotary_dim
 
     @property
     def index_bytes(self) -> float:
@@ -94,7 +94,7 @@ class RecurrentMixer:
     state_elements: int = 0
     state_width: int = 4  # bytes an element of the recurrent state; the convolution's is in the model's dtype
 
-    def state_bytes(self, tp: int = 1, k: int = 0) -> int:
+    def compute_state_bytes(self, tp: int = 1, k: int = 0) -> int:
         """State bytes per sequence on one of `tp` ranks: of the recurrence, and inputs of every channel in 16 bit.
 
         A convolution keeps kernel - 1 of them, and one more for each of `k` speculative tokens.
@@ -118,8 +118,8 @@ class DenseMlp:
 class MoeBlock:
     """A mixture of experts: `active` of `total` per token, beside shared ones that every token passes through."""
 
-    total: int
-    active: int
+    num_experts: int
+    num_active_experts: int
     intermediate: int
     shared_intermediate: int = 0
     matrices: int = 3
@@ -138,9 +138,9 @@ class DecoderLayer:
     extra_mixer: RecurrentMixer | None = None  # beside the attention: Falcon-H1's state space, V4's compressor
 
     @cached_property
-    def params(self) -> int:
+    def num_parameters(self) -> int:
         """Elements of all its weights."""
-        return sum(weight.count for weight in self.weights)
+        return sum(weight.num_elements for weight in self.weights)
 
     @property
     def mixers(self) -> tuple[SequenceMixer, ...]:
@@ -157,9 +157,9 @@ class ModelArchitecture:
     vocab: int
     max_position: int
     layers: tuple[DecoderLayer, ...]
-    ends: tuple[WeightTensor, ...]  # embedding, final norm, head (absent when tied)
-    towers: tuple[WeightTensor, ...] = ()  # vision and audio encoders with their projectors
-    mtp: tuple[DecoderLayer, ...] = ()
+    embedding_and_head: tuple[WeightTensor, ...]  # embedding, final norm, head (absent when tied)
+    vision_towers: tuple[WeightTensor, ...] = ()  # vision and audio encoders with their projectors
+    mtp_layers: tuple[DecoderLayer, ...] = ()
     tied: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -168,20 +168,20 @@ class ModelArchitecture:
         """Each different layer and how often it occurs, in order of first appearance."""
         return Counter(self.layers)
 
-    def weights(self) -> Iterator[tuple[WeightTensor, int]]:
+    def iterate_weights(self) -> Iterator[tuple[WeightTensor, int]]:
         """Every weight of the served model (MTP not among them) with the number of layers that hold it."""
         for layer, times in self.distinct_layers.items():
             for weight in layer.weights:
                 yield weight, times
-        for weight in (*self.ends, *self.towers):
+        for weight in (*self.embedding_and_head, *self.vision_towers):
             yield weight, 1
 
     @cached_property
     def params_by_part(self) -> Counter[str]:
         """Elements by part: embedding, attention, routed_experts, ...; `engine` is what only an engine holds."""
         parts: Counter[str] = Counter()
-        for weight, times in self.weights():
-            parts[weight.part] += weight.count * times
+        for weight, times in self.iterate_weights():
+            parts[weight.part] += weight.num_elements * times
         return parts
 
     @cached_property
@@ -198,7 +198,7 @@ class ModelArchitecture:
     def params_active(self) -> float:
         """Parameters that one text token passes through: without towers and the experts it isn't routed to."""
         idle = sum(
-            times * weight.count * (1 - layer.mlp.active / layer.mlp.total)
+            times * weight.num_elements * (1 - layer.mlp.num_active_experts / layer.mlp.num_experts)
             for layer, times in self.distinct_layers.items()
             if isinstance(layer.mlp, MoeBlock)
             for weight in layer.weights
@@ -217,12 +217,12 @@ class ModelArchitecture:
         return tuple(mixer for mixer in self.mixers if not isinstance(mixer, RecurrentMixer))
 
     @cached_property
-    def heads(self) -> int:
+    def num_query_heads(self) -> int:
         """Query heads of the first attention layer; 0 without attention."""
         return self.attentions[0].heads if self.attentions else 0
 
     @cached_property
-    def kv_heads(self) -> int:
+    def num_kv_heads(self) -> int:
         """KV heads of the first attention layer: 1 for latent attention, 0 without attention."""
         first = self.attentions[0] if self.attentions else None
         return first.kv_heads if isinstance(first, GroupedQueryAttention) else len(self.attentions[:1])

@@ -20,29 +20,29 @@ _FIELD_SYNONYMS: Mapping[str, list[str]] = CONFIG_FIELD_CATALOG["sizes"]
 class ConfigReader:
     """One (sub)configuration, and what its class adds where the file is silent: traits, and defaults to warn of."""
 
-    def __init__(self, config: Mapping[str, Any], traits: Mapping[str, Any], where: str = "config.json") -> None:
-        self.config, self.traits, self.where = config, traits, where
+    def __init__(self, config: Mapping[str, Any], traits: Mapping[str, Any], location: str = "config.json") -> None:
+        self.config, self.traits, self.where = config, traits, location
         self.defaults: Mapping[str, Any] = traits.get("defaults", {})
         self.warnings: list[str] = []
 
-    def changed(self, changes: Mapping[str, Any]) -> ConfigReader:
+    def override(self, changes: Mapping[str, Any]) -> ConfigReader:
         """These fields with some replaced, as one layer may differ from the rest; warnings are shared."""
         fields = ConfigReader({**self.config, **changes}, self.traits, self.where)
         fields.warnings = self.warnings
         return fields
 
-    def has(self, name: str) -> bool:
+    def has_field(self, name: str) -> bool:
         """The file states the field, be it null."""
         return any(key in self.config for key in (name, *_FIELD_SYNONYMS.get(name, ())))
 
-    def stated(self, name: str) -> Any:
+    def get_explicit(self, name: str) -> Any:
         """The file's value under the field's name or a synonym; None when absent or null."""
         values = (self.config.get(key) for key in (name, *_FIELD_SYNONYMS.get(name, ())))
         return next((value for value in values if value is not None), None)
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get_or_default(self, name: str, default: Any = None) -> Any:
         """The file's value, else the class's, else `default`; a class default is warned of."""
-        if (value := self.stated(name)) is not None:
+        if (value := self.get_explicit(name)) is not None:
             return value
         if name in self.defaults:
             value = self.defaults[name]
@@ -50,13 +50,13 @@ class ConfigReader:
             return value
         return self.traits.get(name, default)
 
-    def refuse(self, name: str, accepted: str, value: Any) -> PlannerError:
+    def make_field_error(self, name: str, accepted: str, value: Any) -> PlannerError:
         """The error for a field whose value cannot be used."""
         return PlannerError(f"{self.where}, field {name}: expected {accepted}, got {value!r:.60}")
 
-    def whole(self, name: str, default: Any = _MISSING, least: int = 1, most: int = 2**20) -> Any:
+    def read_int(self, name: str, default: Any = _MISSING, least: int = 1, most: int = 2**20) -> Any:
         """A whole number in [least, most]; without a `default` the field must be there or have a class default."""
-        value = self.get(name, default)
+        value = self.get_or_default(name, default)
         if value is _MISSING:
             known = ", ".join((name, *_FIELD_SYNONYMS.get(name, ())))
             raise PlannerError(f"{self.where}: field {name} is missing; looked for {known}")
@@ -64,47 +64,47 @@ class ConfigReader:
             return value
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not (number and least <= value <= most and value == int(value)):
-            raise self.refuse(name, f"a whole number from {least} to {most}", value)
+            raise self.make_field_error(name, f"a whole number from {least} to {most}", value)
         return int(value)
 
-    def fraction(self, name: str, default: float, most: float = 1) -> float:
+    def read_fraction(self, name: str, default: float, most: float = 1) -> float:
         """A number above 0 and up to `most`."""
-        value = self.get(name, default)
+        value = self.get_or_default(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= most:
-            raise self.refuse(name, f"a number above 0 and up to {most:g}", value)
+            raise self.make_field_error(name, f"a number above 0 and up to {most:g}", value)
         return float(value)
 
-    def flag(self, name: str, default: bool = False) -> bool:
-        return self._of(bool, name, default, "true or false")
+    def read_bool(self, name: str, default: bool = False) -> bool:
+        return self._read_typed(bool, name, default, "true or false")
 
-    def text(self, name: str, default: str = "") -> str:
-        return self._of(str, name, default, "a string")
+    def read_text_field(self, name: str, default: str = "") -> str:
+        return self._read_typed(str, name, default, "a string")
 
-    def items(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> list[Any]:
+    def read_list(self, name: str, kind: type | tuple[type, ...], count: int | None = None) -> list[Any]:
         """A list of `kind`, empty when the field is absent; at least `count` long when `count` is given."""
-        value = self.get(name)
+        value = self.get_or_default(name)
         if value is None:
             return []
         if isinstance(value, str) and kind is str:
             value = list(value)
         if not isinstance(value, list | tuple) or not all(isinstance(item, kind) for item in value):
-            raise self.refuse(name, f"a list of {getattr(kind, '__name__', 'number')}", value)
+            raise self.make_field_error(name, f"a list of {getattr(kind, '__name__', 'number')}", value)
         if len(value) > MAX_LAYERS:
-            raise self.refuse(name, f"at most {MAX_LAYERS:,} entries", value)
+            raise self.make_field_error(name, f"at most {MAX_LAYERS:,} entries", value)
         if count is not None and value and len(value) < count:
-            raise self.refuse(name, f"one entry for each of the {count} layers", value)
+            raise self.make_field_error(name, f"one entry for each of the {count} layers", value)
         return list(value) if count is None else list(value[:count])
 
-    def sub(self, name: str) -> Mapping[str, Any] | None:
+    def get_nested(self, name: str) -> Mapping[str, Any] | None:
         """A nested configuration, or None when absent."""
-        return self._of((Mapping, type(None)), name, None, "a mapping")
+        return self._read_typed((Mapping, type(None)), name, None, "a mapping")
 
-    def part(self, name: str) -> ConfigReader:
+    def read_nested(self, name: str) -> ConfigReader:
         """The fields of a nested configuration, with nothing of a class; none where it is absent."""
-        return ConfigReader(self.sub(name) or {}, {}, f"{self.where}, {name}")
+        return ConfigReader(self.get_nested(name) or {}, {}, f"{self.where}, {name}")
 
-    def _of(self, kind: Any, name: str, default: Any, accepted: str) -> Any:
-        value = self.get(name, default)
+    def _read_typed(self, kind: Any, name: str, default: Any, accepted: str) -> Any:
+        value = self.get_or_default(name, default)
         if not isinstance(value, kind):
-            raise self.refuse(name, accepted, value)
+            raise self.make_field_error(name, accepted, value)
         return value

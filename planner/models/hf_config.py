@@ -52,64 +52,69 @@ def load_model_families() -> dict[str, dict[str, Any]]:
     }
 
 
-def parse_hf_config(config: Mapping[str, Any], where: str = "config.json") -> ModelArchitecture:
+def parse_hf_config(config: Mapping[str, Any], location: str = "config.json") -> ModelArchitecture:
     """The architecture that a `config.json` describes.
 
     Raises `PlannerError` with the field's name when one is missing or impossible; what had to be assumed is in the
     result's `warnings`.
     """
     if not isinstance(config, Mapping):
-        raise PlannerError(f"{where}: expected a mapping of fields, got {type(config).__name__}")
-    top = _open_config(config, where)
-    if top.get("unplanned") or top.flag("is_encoder_decoder"):
-        reason = top.text("unplanned", "encoder-decoder models are not planned for; a decoder-only model would be")
-        raise PlannerError(f"{where}, field model_type: {reason}")
-    nested = next((key for key in ("text_config", "llm_config", "language_config") if top.sub(key)), None)
+        raise PlannerError(f"{location}: expected a mapping of fields, got {type(config).__name__}")
+    top = _open_config(config, location)
+    if top.get_or_default("unplanned") or top.read_bool("is_encoder_decoder"):
+        reason = top.read_text_field(
+            "unplanned", "encoder-decoder models are not planned for; a decoder-only model would be"
+        )
+        raise PlannerError(f"{location}, field model_type: {reason}")
+    nested = next((key for key in ("text_config", "llm_config", "language_config") if top.get_nested(key)), None)
     c = top
     if nested:
-        inner, own = top.sub(nested) or {}, f"{top.get('model_type')}_text"
-        c = _open_config({"model_type": own, **inner} if own in load_model_families() else inner, f"{where}, {nested}")
-    hidden, vocab = c.whole("hidden_size"), c.whole("vocab_size", most=2**24)
-    tied = (top if "tie_word_embeddings" in top.config else c).flag("tie_word_embeddings")
+        inner, own = top.get_nested(nested) or {}, f"{top.get_or_default('model_type')}_text"
+        c = _open_config(
+            {"model_type": own, **inner} if own in load_model_families() else inner, f"{location}, {nested}"
+        )
+    hidden, vocab = c.read_int("hidden_size"), c.read_int("vocab_size", most=2**24)
+    tied = (top if "tie_word_embeddings" in top.config else c).read_bool("tie_word_embeddings")
     kinds = _classify_layers(c)
     made: dict[Any, DecoderLayer] = {}
     for kind in kinds:
         if kind not in made:
             made[kind] = _build_layer(c, hidden, *kind)
     return ModelArchitecture(
-        model_type=top.text("model_type", "unknown"),
+        model_type=top.read_text_field("model_type", "unknown"),
         hidden=hidden,
         vocab=vocab,
-        max_position=c.whole("max_position_embeddings", most=2**31),
+        max_position=c.read_int("max_position_embeddings", most=2**31),
         layers=tuple(made[kind] for kind in kinds),
-        ends=_build_embedding_and_head(c, hidden, vocab, len(kinds), tied) + _build_rotary_tables(c, made.values()),
-        towers=_build_vision_towers(top, hidden),
-        mtp=_build_mtp_layers(c, hidden, kinds),
+        embedding_and_head=_build_embedding_and_head(c, hidden, vocab, len(kinds), tied)
+        + _build_rotary_tables(c, made.values()),
+        vision_towers=_build_vision_towers(top, hidden),
+        mtp_layers=_build_mtp_layers(c, hidden, kinds),
         tied=tied,
         warnings=tuple(dict.fromkeys(top.warnings + c.warnings)),  # last: building the rest adds to them
     )
 
 
-def _open_config(config: Mapping[str, Any], where: str) -> ConfigReader:
+def _open_config(config: Mapping[str, Any], location: str) -> ConfigReader:
     """The fields of a configuration with its family's facts."""
     model_type = config.get("model_type")
     known = load_model_families().get(model_type) if isinstance(model_type, str) else None
-    fields = ConfigReader(config, known or {}, where)
+    fields = ConfigReader(config, known or {}, location)
     for part in fields.traits.get("nested", ()):
-        fields.config = {**fields.config, **(fields.sub(part) or {})}
+        fields.config = {**fields.config, **(fields.get_nested(part) or {})}
     if known is None:
-        note = f"{where}: model_type {model_type!r} is not a known family; planned from its generic fields"
+        note = f"{location}: model_type {model_type!r} is not a known family; planned from its generic fields"
         fields.warnings.append(note)
     for alternatives in fields.traits.get("needs", ()):
-        if all(fields.stated(name) is None for name in alternatives.split("|")):
+        if all(fields.get_explicit(name) is None for name in alternatives.split("|")):
             missing = alternatives.replace("|", " or ")
-            raise PlannerError(f"{where}: field {missing} is missing, and a {model_type} model has it")
+            raise PlannerError(f"{location}: field {missing} is missing, and a {model_type} model has it")
     if (
         fields.traits.get("vision")
-        and fields.stated("vision_config") is None
-        and not fields.has(_ENCODER_PARAMETERS_FIELD)
+        and fields.get_explicit("vision_config") is None
+        and not fields.has_field(_ENCODER_PARAMETERS_FIELD)
     ):
-        fields.warnings.append(f"{where} has no vision_config: planned without its vision tower")
+        fields.warnings.append(f"{location} has no vision_config: planned without its vision tower")
     return fields
 
 
@@ -128,8 +133,8 @@ def _classify_layers(c: ConfigReader) -> list[LayerKind]:
 
     Mixers are full, sliding, chunked, recurrent, both, compressed and none; feed-forward blocks dense, moe and none.
     """
-    pattern = c.items("hybrid_override_pattern", str) or c.items("layers_block_type", str)
-    count = c.whole("num_hidden_layers", most=MAX_LAYERS) if not pattern else len(pattern)
+    pattern = c.read_list("hybrid_override_pattern", str) or c.read_list("layers_block_type", str)
+    count = c.read_int("num_hidden_layers", most=MAX_LAYERS) if not pattern else len(pattern)
     mixers, ffns = _classify_mixers(c, count, pattern), _classify_feed_forwards(c, count)
     kinds = []
     for index, mixer in enumerate(mixers):
@@ -144,76 +149,87 @@ def _classify_layers(c: ConfigReader) -> list[LayerKind]:
 
 
 def _classify_mixers(c: ConfigReader, count: int, pattern: list[str]) -> list[str]:
-    for field, stated in (("layer_types", c.items("layer_types", str, count)), ("layers_block_type", pattern)):
+    for field, stated in (("layer_types", c.read_list("layer_types", str, count)), ("layers_block_type", pattern)):
         if stated:
             for name in stated:
                 if name not in _LAYER_TYPE_NAMES:
-                    raise c.refuse(field, f"entries among {', '.join(_LAYER_TYPE_NAMES)}", name)
-            single = c.flag("single_blocks")
+                    raise c.make_field_error(field, f"entries among {', '.join(_LAYER_TYPE_NAMES)}", name)
+            single = c.read_bool("single_blocks")
             return [
                 _LAYER_TYPE_NAMES[name] + (" none" if single and " " not in _LAYER_TYPE_NAMES[name] else "")
                 for name in stated
             ]
-    if c.sub("linear_attn_config"):
-        recurrent = set(c.part("linear_attn_config").items("kda_layers", int))
+    if c.get_nested("linear_attn_config"):
+        recurrent = set(c.read_nested("linear_attn_config").read_list("kda_layers", int))
         return ["recurrent" if index + 1 in recurrent else "full" for index in range(count)]
-    if kinds := c.items("hybrid_layer_pattern", int, count):
+    if kinds := c.read_list("hybrid_layer_pattern", int, count):
         return ["sliding" if kind else "full" for kind in kinds]
-    if kinds := c.items("attn_type_list", int, count):
+    if kinds := c.read_list("attn_type_list", int, count):
         return ["full" if kind else "recurrent" for kind in kinds]
-    if ratios := c.items("compress_ratios", int, count):
+    if ratios := c.read_list("compress_ratios", int, count):
         return [f"compressed {int(ratio)}" for ratio in ratios]
-    if (period := c.whole("attn_layer_period", 0, least=0)) > 0:
-        offset = c.whole("attn_layer_offset", 0, least=0)
+    if (period := c.read_int("attn_layer_period", 0, least=0)) > 0:
+        offset = c.read_int("attn_layer_offset", 0, least=0)
         return ["full" if index % period == offset else "recurrent" for index in range(count)]
-    if (chosen := c.items("attn_layer_indices", int) or c.items("full_attn_idxs", int)) or c.has("attn_layer_indices"):
+    if (chosen := c.read_list("attn_layer_indices", int) or c.read_list("full_attn_idxs", int)) or c.has_field(
+        "attn_layer_indices"
+    ):
         return ["full" if index in chosen else "recurrent" for index in range(count)]
-    if mixer := c.text("mixer"):
+    if mixer := c.read_text_field("mixer"):
         return [mixer] * count
-    if cycle := c.whole("full_attention_interval", 0, least=0):
+    if cycle := c.read_int("full_attention_interval", 0, least=0):
         return ["full" if (index + 1) % cycle == 0 else "recurrent" for index in range(count)]
     return _classify_windows(c, count)
 
 
 def _classify_windows(c: ConfigReader, count: int) -> list[str]:
     """Which attention layers see a window only."""
-    if c.get("attention_chunk_size") is not None and (cycle := c.whole("layer_cycle", 0, least=0)):
-        rotary = c.items("no_rope_layers", int) or [(index + 1) % cycle for index in range(count)]
+    if c.get_or_default("attention_chunk_size") is not None and (cycle := c.read_int("layer_cycle", 0, least=0)):
+        rotary = c.read_list("no_rope_layers", int) or [(index + 1) % cycle for index in range(count)]
         return ["chunked" if turned else "full" for turned in rotary[:count]]
-    if c.get("sliding_window") is None or (c.flag("sliding_off") and not c.flag("use_sliding_window")):
+    if c.get_or_default("sliding_window") is None or (
+        c.read_bool("sliding_off") and not c.read_bool("use_sliding_window")
+    ):
         return ["full"] * count
-    if c.flag("sliding_off"):
-        first = c.whole("max_window_layers", 0, least=0)
+    if c.read_bool("sliding_off"):
+        first = c.read_int("max_window_layers", 0, least=0)
         return ["sliding" if index >= first else "full" for index in range(count)]
-    stated = c.get("sliding_window_pattern")
+    stated = c.get_or_default("sliding_window_pattern")
     if isinstance(stated, str) and stated:
         if set(stated) - {"L", "G"}:
-            raise c.refuse("sliding_window_pattern", "a number, or L for local and G for global layers", stated)
+            raise c.make_field_error(
+                "sliding_window_pattern", "a number, or L for local and G for global layers", stated
+            )
         return ["full" if stated[index % len(stated)] == "G" else "sliding" for index in range(count)]
-    cycle = c.whole("sliding_window_pattern", c.whole("layer_cycle", 0, least=0), least=0)
+    cycle = c.read_int("sliding_window_pattern", c.read_int("layer_cycle", 0, least=0), least=0)
     return ["full" if cycle and (index + 1) % cycle == 0 else "sliding" for index in range(count)]
 
 
 def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
     """dense or moe for every layer."""
-    if ffn := c.text("ffn"):
+    if ffn := c.read_text_field("ffn"):
         return [ffn] * count
-    if not c.whole("num_experts", None, least=int("num_experts" in c.traits.get("needs", ())), most=2**16):
+    if not c.read_int("num_experts", None, least=int("num_experts" in c.traits.get("needs", ())), most=2**16):
         return ["dense"] * count
-    if stated := c.items("mlp_layer_types", str, count):
+    if stated := c.read_list("mlp_layer_types", str, count):
         return ["dense" if kind == "dense" else "moe" for kind in stated]
-    frequency = c.get("moe_layer_freq", 1)
+    frequency = c.get_or_default("moe_layer_freq", 1)
     if isinstance(frequency, list):
-        return ["moe" if kind else "dense" for kind in c.items("moe_layer_freq", int, count)]
-    if (chosen := c.items("moe_layers", int)) or c.has("moe_layers"):
+        return ["moe" if kind else "dense" for kind in c.read_list("moe_layer_freq", int, count)]
+    if (chosen := c.read_list("moe_layers", int)) or c.has_field("moe_layers"):
         return ["moe" if index in chosen else "dense" for index in range(count)]
-    first = max(c.whole(name, 0, least=0) for name in ("first_k_dense_replace", "num_dense_layers",
+    first = max(c.read_int(name, 0, least=0) for name in ("first_k_dense_replace", "num_dense_layers",
                                                        "moe_layer_start_index"))  # fmt: skip
-    last = c.whole("moe_layer_end_index", count - 1, least=-1)
+    last = c.read_int("moe_layer_end_index", count - 1, least=-1)
     last = count - 1 if last == -1 else last
-    step = c.whole("decoder_sparse_step", c.whole("moe_layer_interval", c.whole("interleave_moe_layer_step", 1)))
-    period, offset = c.whole("expert_layer_period", c.whole("moe_layer_freq", 1)), c.whole("expert_layer_offset", 0, 0)
-    dense = c.items("mlp_only_layers", int)
+    step = c.read_int(
+        "decoder_sparse_step", c.read_int("moe_layer_interval", c.read_int("interleave_moe_layer_step", 1))
+    )
+    period, offset = (
+        c.read_int("expert_layer_period", c.read_int("moe_layer_freq", 1)),
+        c.read_int("expert_layer_offset", 0, 0),
+    )
+    dense = c.read_list("mlp_only_layers", int)
     routed = [
         first <= index <= last and (index + 1) % step == 0 and (index - offset) % period == 0 and index not in dense
         for index in range(count)
@@ -223,61 +239,67 @@ def _classify_feed_forwards(c: ConfigReader, count: int) -> list[str]:
 
 def _collect_layer_overrides(c: ConfigReader, index: int, count: int, mixer: str) -> dict[str, Any]:
     """The fields in which layer `index` differs from what the configuration says of all."""
-    lists = {name: c.items(name, int, count) for name in _PER_LAYER_FIELDS if isinstance(c.stated(name), list)}
+    lists = {
+        name: c.read_list(name, int, count) for name in _PER_LAYER_FIELDS if isinstance(c.get_explicit(name), list)
+    }
     changes: dict[str, Any] = {name: values[index] for name, values in lists.items() if values}
     if mixer == "sliding":
-        changes |= {name: c.whole(f"swa_{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim",
-                   "v_head_dim") if c.has(f"swa_{name}")}  # fmt: skip
-        changes |= {"sinks": True} if c.flag("add_swa_attention_sink_bias") else {}
-        changes |= {key: value for key, value in (c.sub("attention_other_setting") or {}).items() if "num" in key}
-    if mixer == "full" and c.get("global_head_dim") is not None:
-        changes["head_dim"] = c.whole("global_head_dim")
-        if c.flag("attention_k_eq_v"):
+        changes |= {name: c.read_int(f"swa_{name}") for name in ("num_attention_heads", "num_key_value_heads", "head_dim",
+                   "v_head_dim") if c.has_field(f"swa_{name}")}  # fmt: skip
+        changes |= {"sinks": True} if c.read_bool("add_swa_attention_sink_bias") else {}
+        changes |= {
+            key: value for key, value in (c.get_nested("attention_other_setting") or {}).items() if "num" in key
+        }
+    if mixer == "full" and c.get_or_default("global_head_dim") is not None:
+        changes["head_dim"] = c.read_int("global_head_dim")
+        if c.read_bool("attention_k_eq_v"):
             changes["key_is_value"] = True
-            changes["num_key_value_heads"] = c.whole("num_global_key_value_heads", c.whole("num_key_value_heads"))
-    if index >= count - c.whole("num_kv_shared_layers", 0, least=0):
+            changes["num_key_value_heads"] = c.read_int("num_global_key_value_heads", c.read_int("num_key_value_heads"))
+    if index >= count - c.read_int("num_kv_shared_layers", 0, least=0):
         changes["stores_kv"] = False
-        if c.flag("use_double_wide_mlp"):
-            changes["intermediate_size"] = 2 * c.whole("intermediate_size")
-    if c.get("index_n_heads") is not None and mixer == "full":
-        kinds = c.items("indexer_types", str, count)
+        if c.read_bool("use_double_wide_mlp"):
+            changes["intermediate_size"] = 2 * c.read_int("intermediate_size")
+    if c.get_or_default("index_n_heads") is not None and mixer == "full":
+        kinds = c.read_list("indexer_types", str, count)
         changes["indexer"] = kinds[index] if kinds else "full"
-    sparse = c.part("sparse_attention_config")
-    if mixer == "full" and (chosen := sparse.items("sparse_attention_freq", int, count)) and chosen[index]:
-        changes |= {name: sparse.whole(f"sparse_{name}") for name in ("num_index_heads", "index_dim")}
-    changes |= c.part("per_layer_config").sub(str(index)) or {}
+    sparse = c.read_nested("sparse_attention_config")
+    if mixer == "full" and (chosen := sparse.read_list("sparse_attention_freq", int, count)) and chosen[index]:
+        changes |= {name: sparse.read_int(f"sparse_{name}") for name in ("num_index_heads", "index_dim")}
+    changes |= c.read_nested("per_layer_config").get_nested(str(index)) or {}
     if mixer.startswith("compressed"):
         changes["compress_ratio"] = int(mixer.split()[1])
-    if blocks_ := c.items("block_configs", Mapping, count):
+    if blocks_ := c.read_list("block_configs", Mapping, count):
         changes |= _collect_nas_overrides(c, blocks_[index], f"block_configs[{index}]")
     return changes
 
 
-def _collect_nas_overrides(c: ConfigReader, block: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _collect_nas_overrides(c: ConfigReader, block: Mapping[str, Any], location: str) -> dict[str, Any]:
     """Changes of one layer that a neural architecture search has chosen (Nemotron-NAS, DeciLM)."""
-    fields = ConfigReader(block, {}, f"{c.where}, {where}")
-    attention, ffn = fields.part("attention"), fields.part("ffn")
-    if attention.flag("replace_with_linear") or ffn.flag("replace_with_linear"):
-        raise PlannerError(f"{c.where}, {where}: replace_with_linear is not planned for; attention or no_op would be")
-    changes: dict[str, Any] = {"norms": 2 - attention.flag("no_op") - ffn.flag("no_op")}
-    if attention.flag("no_op"):
+    fields = ConfigReader(block, {}, f"{c.where}, {location}")
+    attention, ffn = fields.read_nested("attention"), fields.read_nested("ffn")
+    if attention.read_bool("replace_with_linear") or ffn.read_bool("replace_with_linear"):
+        raise PlannerError(
+            f"{c.where}, {location}: replace_with_linear is not planned for; attention or no_op would be"
+        )
+    changes: dict[str, Any] = {"norms": 2 - attention.read_bool("no_op") - ffn.read_bool("no_op")}
+    if attention.read_bool("no_op"):
         changes["mixer"] = "none"
     else:
-        changes["num_key_value_heads"] = c.whole("num_attention_heads") // attention.whole("n_heads_in_group")
-    if ffn.flag("no_op"):
+        changes["num_key_value_heads"] = c.read_int("num_attention_heads") // attention.read_int("n_heads_in_group")
+    if ffn.read_bool("no_op"):
         changes["ffn"] = "none"
     else:
-        multiple = ffn.get("ffn_mult")
+        multiple = ffn.get_or_default("ffn_mult")
         if not isinstance(multiple, int | float) or not 0 < multiple < 100:
-            raise ffn.refuse("ffn_mult", "a number between 0 and 100", multiple)
-        changes["intermediate_size"] = -(-int(2 * multiple * c.whole("hidden_size") / 3) // 256) * 256
+            raise ffn.make_field_error("ffn_mult", "a number between 0 and 100", multiple)
+        changes["intermediate_size"] = -(-int(2 * multiple * c.read_int("hidden_size") / 3) // 256) * 256
     return changes
 
 
 def _build_layer(
     c: ConfigReader, hidden: int, mixer_kind: str, ffn_kind: str, changes: tuple[tuple[str, Any], ...]
 ) -> DecoderLayer:
-    c = c.changed(dict(changes)) if changes else c
+    c = c.override(dict(changes)) if changes else c
     mixer: SequenceMixer | None = None
     extra: RecurrentMixer | None = None
     ffn: DenseMlp | MoeBlock | None = None
@@ -285,12 +307,14 @@ def _build_layer(
     if mixer_kind == "compressed":
         mixer, extra, weights = build_compressed_attention(c, hidden)
     elif mixer_kind in ("recurrent", "both"):
-        kind = c.text("recurrent")
+        kind = c.read_text_field("recurrent")
         if kind not in RECURRENT_MIXER_BUILDERS:
-            raise c.refuse("model_type", "a family whose recurrent layers are known", c.get("model_type"))
+            raise c.make_field_error(
+                "model_type", "a family whose recurrent layers are known", c.get_or_default("model_type")
+            )
         state, weights = RECURRENT_MIXER_BUILDERS[kind](c, hidden)
         mixer = state
-    if mixer_kind == "full" and c.get("kv_lora_rank") is not None:
+    if mixer_kind == "full" and c.get_or_default("kv_lora_rank") is not None:
         mixer, weights = blocks.build_latent_attention(c, hidden)
     elif mixer_kind in ("full", "sliding", "chunked", "both"):
         extra = mixer if isinstance(mixer, RecurrentMixer) else None
@@ -299,16 +323,18 @@ def _build_layer(
     if ffn_kind != "none":
         ffn, more = (blocks.build_moe_block if ffn_kind == "moe" else blocks.build_dense_mlp)(c, hidden)
         weights += more
-    alone = "none" in (mixer_kind, ffn_kind) or (c.flag("parallel_attn") and not c.flag("new_decoder_architecture"))
-    count = c.whole("norms", 1 if alone else 2, least=0)
-    weights += blocks.build_norms(c, hidden, count + (c.whole("moe_norms", 0) if ffn_kind == "moe" else 0))
-    if narrow := c.whole("hidden_size_per_layer_input", 0, least=0):
+    alone = "none" in (mixer_kind, ffn_kind) or (
+        c.read_bool("parallel_attn") and not c.read_bool("new_decoder_architecture")
+    )
+    count = c.read_int("norms", 1 if alone else 2, least=0)
+    weights += blocks.build_norms(c, hidden, count + (c.read_int("moe_norms", 0) if ffn_kind == "moe" else 0))
+    if narrow := c.read_int("hidden_size_per_layer_input", 0, least=0):
         weights += blocks.build_linear("per_layer_input_gate", narrow, hidden, "replicated", "norm")
         weights += blocks.build_linear("per_layer_projection", hidden, narrow, "replicated", "norm")
         weights += blocks.build_vector("post_per_layer_input_norm", hidden)
-    if streams := c.whole("hc_mult", 0, least=0):  # hyper-connections before attention and feed-forward
+    if streams := c.read_int("hc_mult", 0, least=0):  # hyper-connections before attention and feed-forward
         mixing = (2 + streams) * streams
-        weights += 2 * (WeightTensor("hc", mixing, streams * hidden, part="norm", linear=False, bits=32),)
+        weights += 2 * (WeightTensor("hc", mixing, streams * hidden, part="norm", linear=False, stored_bits=32),)
         weights += blocks.build_vector("hc.base", 2 * (mixing + 3), bits=32)
     return DecoderLayer(mixer, ffn, weights, extra)
 
@@ -318,51 +344,51 @@ def _build_embedding_and_head(
 ) -> tuple[WeightTensor, ...]:
     """Embeddings, final norm and head."""
     ends: tuple[WeightTensor, ...] = (WeightTensor("embed_tokens", vocab, hidden, "vocab", "embedding", linear=False),)
-    ends += blocks.build_norms(c, hidden, c.whole("final_norms", 1, least=0))
+    ends += blocks.build_norms(c, hidden, c.read_int("final_norms", 1, least=0))
     if not tied:
         ends += blocks.build_linear(
-            "lm_head", vocab, hidden, "vocab", "lm_head", c.flag("lm_head_bias", c.flag("head_bias"))
+            "lm_head", vocab, hidden, "vocab", "lm_head", c.read_bool("lm_head_bias", c.read_bool("head_bias"))
         )
     if "position_offset" in c.traits:
-        rows = c.whole("max_position_embeddings") + c.whole("position_offset", 0, least=0)
+        rows = c.read_int("max_position_embeddings") + c.read_int("position_offset", 0, least=0)
         ends += (WeightTensor("embed_positions", rows, hidden, part="embedding", linear=False),)
-    if narrow := c.whole("hidden_size_per_layer_input", 0, least=0):
-        rows = c.whole("vocab_size_per_layer_input", vocab, most=2**24)
+    if narrow := c.read_int("hidden_size_per_layer_input", 0, least=0):
+        rows = c.read_int("vocab_size_per_layer_input", vocab, most=2**24)
         ends += (WeightTensor("embed_tokens_per_layer", rows, layers * narrow, "vocab", "embedding", linear=False),)
         ends += blocks.build_linear("per_layer_model_projection", layers * narrow, hidden, "column", "embedding")
         ends += blocks.build_vector("per_layer_projection_norm", narrow)
-    if streams := c.whole("hc_mult", 0, least=0):
-        ends += (WeightTensor("hc_head", streams, streams * hidden, part="norm", linear=False, bits=32),)
+    if streams := c.read_int("hc_mult", 0, least=0):
+        ends += (WeightTensor("hc_head", streams, streams * hidden, part="norm", linear=False, stored_bits=32),)
         ends += blocks.build_vector("hc_head.base", streams + 1, bits=32)
     return ends
 
 
 def _build_rotary_tables(c: ConfigReader, layers: Iterable[DecoderLayer]) -> tuple[WeightTensor, ...]:
     """The cosine and sine tables that engines keep on every GPU: positions by rotary dimension, per kind of layer."""
-    if c.flag("no_rope"):
+    if c.read_bool("no_rope"):
         return ()
-    stated = c.sub("rope_parameters") or c.sub("rope_scaling") or {}
+    stated = c.get_nested("rope_parameters") or c.get_nested("rope_scaling") or {}
     tables = set()
     for mixer in (layer.mixer for layer in layers):
         if mixer is None or isinstance(mixer, RecurrentMixer):
             continue
-        local = c.flag("local_rope") and mixer.window is not None and getattr(mixer, "compress", 0) == 0
+        local = c.read_bool("local_rope") and mixer.window is not None and getattr(mixer, "compress", 0) == 0
         rope = stated.get("sliding_attention" if local else "full_attention", stated)
         r = ConfigReader(rope if isinstance(rope, Mapping) else {}, {}, f"{c.where}, rope_parameters")
-        kind, dim = r.text("rope_type", r.text("type")), mixer.rope_dim
+        kind, dim = r.read_text_field("rope_type", r.read_text_field("type")), mixer.rotary_dim
         if isinstance(mixer, GroupedQueryAttention) and kind != "proportional":
-            partial = c.fraction("partial_rotary_factor", r.fraction("partial_rotary_factor", 1))
-            dim = c.whole("rotary_dim", int(dim * partial))
-        positions = c.whole("max_position_embeddings", 0, least=0, most=2**31)
-        if kind == "yarn" and r.get("original_max_position_embeddings"):
-            original = r.whole("original_max_position_embeddings", most=2**31)
-            positions = round(original * r.fraction("factor", 0, 2**16))
-        copies = 4 if r.get("mrope_section") else 1
+            partial = c.read_fraction("partial_rotary_factor", r.read_fraction("partial_rotary_factor", 1))
+            dim = c.read_int("rotary_dim", int(dim * partial))
+        positions = c.read_int("max_position_embeddings", 0, least=0, most=2**31)
+        if kind == "yarn" and r.get_or_default("original_max_position_embeddings"):
+            original = r.read_int("original_max_position_embeddings", most=2**31)
+            positions = round(original * r.read_fraction("factor", 0, 2**16))
+        copies = 4 if r.get_or_default("mrope_section") else 1
         tables.add((positions, dim, copies, local))
-    bits, name = c.whole("rope_bits", None), "mrope_once" if c.flag("mrope_once") else "mrope"
+    bits, name = c.read_int("rope_bits", None), "mrope_once" if c.read_bool("mrope_once") else "mrope"
     return tuple(
         WeightTensor(
-            name if copies > 1 else "rope", positions, dim, part="engine", copies=copies, linear=False, bits=bits
+            name if copies > 1 else "rope", positions, dim, part="engine", copies=copies, linear=False, stored_bits=bits
         )
         for positions, dim, copies, _ in sorted(tables)
         if dim
@@ -372,28 +398,30 @@ def _build_rotary_tables(c: ConfigReader, layers: Iterable[DecoderLayer]) -> tup
 def _build_vision_towers(top: ConfigReader, hidden: int) -> tuple[WeightTensor, ...]:
     """The vision tower; warns of one of an unknown kind, and of an audio tower."""
     towers: tuple[WeightTensor, ...] = ()
-    if count := top.whole(_ENCODER_PARAMETERS_FIELD, 0, least=0, most=2**40):
+    if count := top.read_int(_ENCODER_PARAMETERS_FIELD, 0, least=0, most=2**40):
         return build_generic_encoder(count)
-    if top.sub("vision_config"):
-        kind = top.text("vision")
+    if top.get_nested("vision_config"):
+        kind = top.read_text_field("vision")
         if kind in VISION_TOWER_BUILDERS:
-            towers = VISION_TOWER_BUILDERS[kind](top.part("vision_config"), top, hidden)
+            towers = VISION_TOWER_BUILDERS[kind](top.read_nested("vision_config"), top, hidden)
         else:
             top.warnings.append(f"{top.where}: the vision tower is of an unknown kind; its weights are not counted")
-    if top.sub("audio_config"):
+    if top.get_nested("audio_config"):
         top.warnings.append(f"{top.where}: the audio tower's weights are not counted")
     return towers
 
 
 def _build_mtp_layers(c: ConfigReader, hidden: int, kinds: list[LayerKind]) -> tuple[DecoderLayer, ...]:
     """Multi-token-prediction layers: a decoder layer each, with a projection of 2 x hidden and three norms."""
-    depth = c.whole("num_nextn_predict_layers", 0, least=0, most=64)
+    depth = c.read_int("num_nextn_predict_layers", 0, least=0, most=64)
     if not depth:
         return ()
-    pattern = c.items("mtp_hybrid_override_pattern", str) or c.items("mtp_layers_block_type", str)
+    pattern = c.read_list("mtp_hybrid_override_pattern", str) or c.read_list("mtp_layers_block_type", str)
     if pattern:
         if unknown := [name for name in pattern if name not in _LAYER_TYPE_NAMES]:
-            raise c.refuse("mtp_hybrid_override_pattern", f"entries among {', '.join(_LAYER_TYPE_NAMES)}", unknown[0])
+            raise c.make_field_error(
+                "mtp_hybrid_override_pattern", f"entries among {', '.join(_LAYER_TYPE_NAMES)}", unknown[0]
+            )
         blocks_ = [f"{_LAYER_TYPE_NAMES[name]} none".split() for name in pattern]
         chosen: list[LayerKind] = [(block[0], block[1], ()) for block in blocks_]
     else:

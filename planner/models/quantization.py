@@ -26,7 +26,7 @@ class WeightFormat:
     zero_bits: float = 0
     column_bytes: float = 0  # per input: GPTQ's g_idx
 
-    def bytes(self, rows: int, cols: int) -> float:
+    def compute_matrix_bytes(self, rows: int, cols: int) -> float:
         """Bytes of a `rows` x `cols` matrix with its scales."""
         groups = ceil(rows / (self.group[0] or rows)) * ceil(cols / (self.group[1] or cols))
         return rows * cols * self.bits / 8 + groups * (self.scale_bytes + self.zero_bits / 8) + cols * self.column_bytes
@@ -52,22 +52,22 @@ class CheckpointQuantization:
     steps: float = 0.0  # that a search of all its expressions in one module's path may take
 
     @property
-    def main(self) -> WeightFormat | None:
+    def main_format(self) -> WeightFormat | None:
         """The format of most weights; None when nothing is quantized."""
         return min((scheme for _, scheme in self.schemes), key=lambda scheme: scheme.bits, default=None)
 
     @property
     def weight_bits(self) -> float:
         """Bits per element of the quantized matrices; 16 when there are none."""
-        return self.main.bits if self.main else 16
+        return self.main_format.bits if self.main_format else 16
 
     @property
     def activation(self) -> str:
         """What quantized matrix products run in: bf16, fp8, int8 or fp4."""
-        return self.main.activation if self.main else "bf16"
+        return self.main_format.activation if self.main_format else "bf16"
 
     @cached_property
-    def _compiled(self) -> tuple[frozenset[str], re.Pattern[str], list[tuple[re.Pattern[str], WeightFormat]]]:
+    def _compiled_patterns(self) -> tuple[frozenset[str], re.Pattern[str], list[tuple[re.Pattern[str], WeightFormat]]]:
         """Plain names to ignore, the expression of the others, and the formats by compiled pattern."""
         names = {_strip_wrapper_prefix(pattern) for pattern in self.ignore if _is_plain_name(pattern)}
         others = [_convert_to_regex(pattern) for pattern in self.ignore if not _is_plain_name(pattern)]
@@ -75,22 +75,22 @@ class CheckpointQuantization:
         return frozenset(names), re.compile("|".join(others) or r"(?!)"), formats
 
     @cached_property
-    def _found(self) -> dict[str, WeightFormat | None]:
+    def _format_cache(self) -> dict[str, WeightFormat | None]:
         return {}
 
-    def scheme(self, weight: WeightTensor, prefix: str = "") -> WeightFormat | None:
+    def get_weight_format(self, weight: WeightTensor, prefix: str = "") -> WeightFormat | None:
         """The format of `weight` in the module `prefix` ("layers.3."); None: the model's dtype."""
         if not weight.linear or not self.schemes:
             return None
         path = (prefix + weight.name).removesuffix("_groups")  # Mamba-2's in_proj, whose groups are split apart
-        if path not in self._found:
-            names, others, formats = self._compiled
+        if path not in self._format_cache:
+            names, others, formats = self._compiled_patterns
             parts = path.split(".")
             spans = (".".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, len(parts) + 1))
             ignored = any(span in names for span in spans) or others.search(path)
             chosen = (scheme for pattern, scheme in formats if pattern.search(path))
-            self._found[path] = None if ignored else next(chosen, None)
-        return self._found[path]
+            self._format_cache[path] = None if ignored else next(chosen, None)
+        return self._format_cache[path]
 
 
 _IGNORE_FIELD_NAMES = ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules", "llm_int8_skip_modules")
@@ -152,7 +152,7 @@ def matches_stored_format(name: str, stored: CheckpointQuantization) -> bool:
     return WEIGHT_FORMATS[key].method.removesuffix("_block") in {method.removesuffix("_block") for method in held}
 
 
-def parse_quantization_config(config: Mapping[str, Any], where: str = "config.json") -> CheckpointQuantization:
+def parse_quantization_config(config: Mapping[str, Any], location: str = "config.json") -> CheckpointQuantization:
     """The quantization that a `quantization_config` (or ModelOpt's `hf_quant_config.json`) describes."""
     text = config.get("text_config")
     found = config.get("quantization_config") or config.get("compression_config")
@@ -161,7 +161,7 @@ def parse_quantization_config(config: Mapping[str, Any], where: str = "config.js
     if not found:
         return UNQUANTIZED
     if not isinstance(found, Mapping):
-        raise PlannerError(f"{where}, field quantization_config: expected a mapping, got {found!r:.60}")
+        raise PlannerError(f"{location}, field quantization_config: expected a mapping, got {found!r:.60}")
     nested = found.get("quantization")
     q: Mapping[str, Any] = nested if isinstance(nested, Mapping) else found
     ignored: list[str] = []
@@ -169,22 +169,22 @@ def parse_quantization_config(config: Mapping[str, Any], where: str = "config.js
         if (listed := q.get(key)) is None:
             continue
         if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-            raise PlannerError(f"{where}, quantization_config.{key}: expected a list of names, got {listed!r:.50}")
+            raise PlannerError(f"{location}, quantization_config.{key}: expected a list of names, got {listed!r:.50}")
         ignored += listed
     groups, layers = q.get("config_groups"), q.get("quantized_layers")
     searched = [pattern for pattern in ignored if not _is_plain_name(pattern)]
     if isinstance(layers, Mapping) and str(q.get("quant_algo")).upper() == "MIXED_PRECISION" and not groups:
-        formats = _parse_per_layer_formats(layers, f"{where}, quantization_config.quantized_layers")
+        formats = _parse_per_layer_formats(layers, f"{location}, quantization_config.quantized_layers")
         method, head = formats[0][1].method, any("lm_head" in pattern for pattern, _ in formats)
         searched += {_strip_wrapper_prefix(name) for name in layers}
     elif isinstance(groups, Mapping) and groups:
-        places = {f"{where}, quantization_config.config_groups.{name}": group for name, group in groups.items()}
+        places = {f"{location}, quantization_config.config_groups.{name}": group for name, group in groups.items()}
         formats = tuple(_parse_format_group(group, place) for place, group in places.items())
         searched += [target for group in groups.values() for target in group.get("targets") or ()]
         method = min(formats, key=lambda part: part[1].bits)[1].method
         head = any("lm_head" in pattern for pattern, _ in formats)
     else:
-        scheme = _parse_uniform_format(q, where)
+        scheme = _parse_uniform_format(q, location)
         method, head = scheme.method, bool(q.get("lm_head"))
         formats = ((ROUTED_EXPERTS_PATTERN if method == "mxfp4" else "", scheme),)
         if config.get("expert_dtype") == "fp4":  # DeepSeek-V4: the experts are MXFP4 whatever quant_method says
@@ -207,28 +207,30 @@ _MODELOPT_FORMATS = {
 """ModelOpt's names of a layer's format."""
 
 
-def _parse_per_layer_formats(layers: Mapping[str, Any], where: str) -> tuple[tuple[str, WeightFormat], ...]:
+def _parse_per_layer_formats(layers: Mapping[str, Any], location: str) -> tuple[tuple[str, WeightFormat], ...]:
     """The formats of a checkpoint that states one for every layer, the narrowest first."""
     modules: dict[str, dict[str, None]] = {}
     for name, layer in layers.items():
         algorithm = str(layer.get("quant_algo") if isinstance(layer, Mapping) else layer).lower()
         if algorithm not in _MODELOPT_FORMATS:
-            raise PlannerError(f"{where}.{name}: {make_unknown_name_error(algorithm, _MODELOPT_FORMATS, 'quant_algo')}")
+            raise PlannerError(
+                f"{location}.{name}: {make_unknown_name_error(algorithm, _MODELOPT_FORMATS, 'quant_algo')}"
+            )
         modules.setdefault(algorithm, {})[_strip_wrapper_prefix(name)] = None
     if not modules:
-        raise PlannerError(f"{where}: expected the layers and their formats, got none")
+        raise PlannerError(f"{location}: expected the layers and their formats, got none")
     found = ((_join_patterns(list(names)), _MODELOPT_FORMATS[algorithm]) for algorithm, names in modules.items())
     return tuple(sorted(found, key=lambda part: part[1].bits))
 
 
-def _parse_uniform_format(q: Mapping[str, Any], where: str) -> WeightFormat:
+def _parse_uniform_format(q: Mapping[str, Any], location: str) -> WeightFormat:
     """The one format of a checkpoint without groups of formats."""
     method = str(q.get("quant_method") or q.get("quant_algo") or "").lower()
     algo = str(q.get("quant_algo") or "").lower()
     block = q.get("weight_block_size")
     sizes = isinstance(block, list) and len(block) == 2 and all(isinstance(size, int) and size > 0 for size in block)
     if block is not None and not sizes:
-        raise PlannerError(f"{where}, quantization_config.weight_block_size: expected two sizes, got {block!r:.40}")
+        raise PlannerError(f"{location}, quantization_config.weight_block_size: expected two sizes, got {block!r:.40}")
     if method in ("fp8", "modelopt", "fbgemm_fp8", "deepseek_v4_fp8") and algo in ("", "fp8"):
         if block is not None:
             return WeightFormat("fp8_block", 8, "fp8", (block[0], block[1]))
@@ -238,7 +240,7 @@ def _parse_uniform_format(q: Mapping[str, Any], where: str) -> WeightFormat:
     if method in ("awq", "gptq", "auto-round", "auto_gptq"):
         bits, group = q.get("bits", q.get("w_bit", 4)), q.get("group_size", q.get("q_group_size", 128))
         if bits not in (2, 3, 4, 8) or not isinstance(group, int):
-            raise PlannerError(f"{where}, field quantization_config.bits: expected 2, 3, 4 or 8, got {bits!r:.40}")
+            raise PlannerError(f"{location}, field quantization_config.bits: expected 2, 3, 4 or 8, got {bits!r:.40}")
         awq = method == "awq"
         return WeightFormat("awq" if awq else "gptq", bits, "bf16", (1, max(group, 0)), 2, bits, 0 if awq else 4)
     if method == "bitsandbytes":
@@ -246,20 +248,20 @@ def _parse_uniform_format(q: Mapping[str, Any], where: str) -> WeightFormat:
     if method in WEIGHT_FORMATS:
         return WEIGHT_FORMATS[method]
     raise PlannerError(
-        f"{where}, field quantization_config.quant_method: {make_unknown_name_error(method, WEIGHT_FORMATS, 'method')}"
+        f"{location}, field quantization_config.quant_method: {make_unknown_name_error(method, WEIGHT_FORMATS, 'method')}"
     )
 
 
-def _parse_format_group(group: Any, where: str) -> tuple[str, WeightFormat]:
+def _parse_format_group(group: Any, location: str) -> tuple[str, WeightFormat]:
     """One group of a compressed-tensors or ModelOpt configuration: the modules it targets and their format."""
     weights = group.get("weights") if isinstance(group, Mapping) else None
     if not isinstance(weights, Mapping):
-        raise PlannerError(f"{where}: expected a mapping with the field weights, got {group!r:.60}")
+        raise PlannerError(f"{location}: expected a mapping with the field weights, got {group!r:.60}")
     bits, floating = weights.get("num_bits", 8), weights.get("type", "int") == "float"
     size, inputs = weights.get("group_size"), group.get("input_activations")
     strategy = str(weights.get("strategy") or ("group" if size else "tensor"))
     if bits not in (4, 8) or not (size is None or isinstance(size, int)):
-        raise PlannerError(f"{where}, field weights.num_bits: expected 4 or 8, got {bits!r:.40}")
+        raise PlannerError(f"{location}, field weights.num_bits: expected 4 or 8, got {bits!r:.40}")
     if floating and bits == 4:
         scheme = WEIGHT_FORMATS["nvfp4" if size == 16 else "mxfp4"]
         if not inputs:
@@ -275,7 +277,7 @@ def _parse_format_group(group: Any, where: str) -> tuple[str, WeightFormat]:
     if targets is None:  # all of them, as in ModelOpt's own groups
         return "", scheme
     if not isinstance(targets, list) or not all(isinstance(item, str) for item in targets):
-        raise PlannerError(f"{where}, field targets: expected a list of names, got {targets!r:.60}")
+        raise PlannerError(f"{location}, field targets: expected a list of names, got {targets!r:.60}")
     return ("" if "Linear" in targets else _join_patterns(targets)), scheme
 
 

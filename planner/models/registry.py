@@ -37,7 +37,7 @@ class ModelEntry(SourcedEntry):
     variants: dict[str, dict[str, Any]] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
 
-    def names(self, key: str) -> tuple[str, ...]:
+    def list_names(self, key: str) -> tuple[str, ...]:
         """Every name of the entry called `key`."""
         return (key, *self.aliases, *self.variants)
 
@@ -51,23 +51,23 @@ class Model:
     quantization: q.CheckpointQuantization = q.UNQUANTIZED
     dtype: str = "bfloat16"
     warnings: tuple[str, ...] = ()
-    inferred: bool = False  # the name alone says what it is and how it is stored
+    is_inferred: bool = False  # the name alone says what it is and how it is stored
 
     @cached_property
-    def prefixes(self) -> tuple[str, ...]:
+    def layer_prefixes(self) -> tuple[str, ...]:
         """A module path for every layer, "layers.3."; layers whose weights are stored alike share the first one's."""
         alike: dict[Any, str] = {}
         found = []
         for index, layer in enumerate(self.architecture.layers):
             prefix = f"layers.{index}."
-            formats = tuple(self.quantization.scheme(weight, prefix) for weight in layer.weights)
+            formats = tuple(self.quantization.get_weight_format(weight, prefix) for weight in layer.weights)
             found.append(alike.setdefault((layer, formats), prefix))
         return tuple(found)
 
     @cached_property
     def distinct_layers(self) -> Mapping[tuple[DecoderLayer, str], int]:
         """Layers that differ, or are stored differently, with their place in the checkpoint -> how many there are."""
-        return Counter(zip(self.architecture.layers, self.prefixes, strict=True))
+        return Counter(zip(self.architecture.layers, self.layer_prefixes, strict=True))
 
     def __str__(self) -> str:
         stored = "" if self.quantization.method == "none" else f", {self.quantization.method}"
@@ -80,7 +80,7 @@ def list_models() -> tuple[str, ...]:
 
 def list_model_names() -> tuple[str, ...]:
     """Every name that the catalog knows: its models, their aliases and their variants."""
-    return tuple(name for key, entry in _load_model_catalog()[0].items() for name in entry.names(key))
+    return tuple(name for key, entry in _load_model_catalog()[0].items() for name in entry.list_names(key))
 
 
 def load_model(
@@ -122,63 +122,67 @@ def load_model(
 
 
 @lru_cache(maxsize=256)
-def _apply_format(wanted: str, found: Model) -> Model:
+def _apply_format(wanted: str, base_model: Model) -> Model:
     """`found` in the format called `wanted`: as it is, converted, or another checkpoint of it; else refused.
 
     The same for the same, so that what has been worked out of a deployment is known of its like.
     """
-    stored = found.quantization
+    stored = base_model.quantization
     if q.matches_stored_format(wanted, stored):
-        return found
-    converted = _convert_quantization(wanted, found)
-    if not stored.schemes or (found.inferred and converted.method == stored.method):  # more than the name said
-        return replace(found, quantization=converted)
+        return base_model
+    converted = _convert_quantization(wanted, base_model)
+    if not stored.schemes or (base_model.is_inferred and converted.method == stored.method):  # more than the name said
+        return replace(base_model, quantization=converted)
     if (
-        found.inferred and q.is_container_name(wanted) and stored.method in ("gptq", "awq")
+        base_model.is_inferred and q.is_container_name(wanted) and stored.method in ("gptq", "awq")
     ):  # who packed it, the name didn't say
-        return replace(found, quantization=q.parse_quantization("int4"))
+        return replace(base_model, quantization=q.parse_quantization("int4"))
     if stored.method in ("fp8", "fp8_block") and stored.weight_bits == 8 and converted.method == "nvfp4":
-        note = f"{found.name} is stored in {stored.method}; planned with all its linear layers converted to {wanted}"
-        if published := _find_published_checkpoint(wanted, found):
+        note = (
+            f"{base_model.name} is stored in {stored.method}; planned with all its linear layers converted to {wanted}"
+        )
+        if published := _find_published_checkpoint(wanted, base_model):
             note += f" ({published} keeps some as they were)"
-        return replace(found, quantization=converted, warnings=(*found.warnings, note))
-    if published := _find_published_checkpoint(wanted, found):
-        note = f"{found.name} is stored in {stored.method}; planned as {published}, which is what {wanted} asks for"
-        return replace(_build_catalog_model(published), warnings=(*found.warnings, note))
+        return replace(base_model, quantization=converted, warnings=(*base_model.warnings, note))
+    if published := _find_published_checkpoint(wanted, base_model):
+        note = (
+            f"{base_model.name} is stored in {stored.method}; planned as {published}, which is what {wanted} asks for"
+        )
+        return replace(_build_catalog_model(published), warnings=(*base_model.warnings, note))
     raise PlannerError(
-        f"{found.name} is stored in {stored.method}, so quantization {wanted} would be another checkpoint: "
+        f"{base_model.name} is stored in {stored.method}, so quantization {wanted} would be another checkpoint: "
         f"name that one, or leave quantization out"
     )
 
 
-def _convert_quantization(wanted: str, found: Model) -> q.CheckpointQuantization:
+def _convert_quantization(wanted: str, base_model: Model) -> q.CheckpointQuantization:
     """The format called `wanted` on what of `found` it is used for: MXFP4 on the experts, where there are some."""
     quantization = q.parse_quantization(wanted)
-    dense = quantization.method == "mxfp4" and not found.architecture.is_moe
+    dense = quantization.method == "mxfp4" and not base_model.architecture.is_moe
     return q.parse_quantization(wanted, (("", "mxfp4"),)) if dense else quantization
 
 
-def _find_published_checkpoint(wanted: str, found: Model) -> str | None:
+def _find_published_checkpoint(wanted: str, base_model: Model) -> str | None:
     """The catalog's checkpoint of the same model in the format called `wanted`."""
-    bare = _split_format_from_name(found.name)[0]
+    bare = _split_format_from_name(base_model.name)[0]
     same = (name for name in list_model_names() if _split_format_from_name(name)[0] == bare)
     return next(
         (name for name in same if q.matches_stored_format(wanted, _build_catalog_model(name).quantization)), None
     )
 
 
-def _build_model(config: Mapping[str, Any], name: str, where: str = "config.json") -> Model:
-    architecture = parse_hf_config(config, where)
+def _build_model(config: Mapping[str, Any], name: str, location: str = "config.json") -> Model:
+    architecture = parse_hf_config(config, location)
     text = config.get("text_config")
     inner = text if isinstance(text, Mapping) else {}
     dtype = config.get("dtype") or config.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype")
     dtype = str(dtype or "bfloat16").removeprefix("torch.")
     if dtype not in DTYPE_BYTES or dtype == "float32":  # vLLM's dtype "auto" casts FP32 checkpoints to 16 bit
         dtype = "bfloat16"
-    stored = q.parse_quantization_config(config, where)
+    stored = q.parse_quantization_config(config, location)
     if stored.steps * len(architecture.layers) > MAX_PATTERN_STEPS:
         raise PlannerError(
-            f"{where}, field quantization_config: its expressions of module names may take hours; "
+            f"{location}, field quantization_config: its expressions of module names may take hours; "
             "accepted are names, and a few of `.*`, `+` and `?`"
         )
     return Model(name, architecture, stored, dtype, architecture.warnings)
@@ -199,7 +203,7 @@ def _read_config_file(path: Path) -> dict[str, Any]:
 def _load_model_catalog() -> tuple[dict[str, ModelEntry], dict[str, str]]:
     """Entries by name, and every known name by its folded form, with and without its maker."""
     found = load_catalog("models.yaml", ModelEntry)
-    known = [name for key, entry in found.items() for name in entry.names(key)]
+    known = [name for key, entry in found.items() for name in entry.list_names(key)]
     folded = {_remove_dashes(_normalize_name(name)): name for name in known}
     for name in known:
         folded.setdefault(_remove_dashes(_normalize_name(name.split("/")[-1])), name)
@@ -221,7 +225,7 @@ def _build_catalog_model(name: str) -> Model:
     """The catalog's model `name`: its bases' configurations, then its entry's, then its own, one over the other."""
     catalog, _ = _load_model_catalog()
     if name not in catalog:
-        key = next(key for key, entry in catalog.items() if name in entry.names(key))
+        key = next(key for key, entry in catalog.items() if name in entry.list_names(key))
         if name not in catalog[key].variants:
             return replace(_build_catalog_model(key), name=name)
         overlay = catalog[key].variants[name]
@@ -351,7 +355,7 @@ def _find_variant(name: str) -> Model | None:
         stored = "16-bit" if wanted == "none" else wanted
         note += f" with {stored} {'experts' if base.architecture.is_moe and targets else 'weights'}"
     warnings = (*base.warnings, note)
-    return replace(base, name=name, quantization=quantization, warnings=warnings, inferred=True)
+    return replace(base, name=name, quantization=quantization, warnings=warnings, is_inferred=True)
 
 
 def _read_hub_cache(name: str) -> dict[str, Any] | None:

@@ -11,14 +11,18 @@ RECURRENT_PART = "linear_ssm"
 
 def _get_state_element_bytes(c: ConfigReader, default: str = "auto") -> int:
     """Bytes of a recurrent state element: vLLM keeps it in the model's dtype unless the configuration says FP32."""
-    return 4 if c.text("mamba_ssm_dtype", c.text("mamba_ssm_cache_dtype", default)) == "float32" else 2
+    return (
+        4
+        if c.read_text_field("mamba_ssm_dtype", c.read_text_field("mamba_ssm_cache_dtype", default)) == "float32"
+        else 2
+    )
 
 
 def build_gated_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
     """Gated delta rule of Qwen3-Next and Qwen3.5 (arXiv 2412.06464)."""
-    key_heads, value_heads = c.whole("linear_num_key_heads"), c.whole("linear_num_value_heads")
-    key_dim, value_dim = c.whole("linear_key_head_dim"), c.whole("linear_value_head_dim")
-    kernel, values = c.whole("linear_conv_kernel_dim", 4), value_heads * value_dim
+    key_heads, value_heads = c.read_int("linear_num_key_heads"), c.read_int("linear_num_value_heads")
+    key_dim, value_dim = c.read_int("linear_key_head_dim"), c.read_int("linear_value_head_dim")
+    kernel, values = c.read_int("linear_conv_kernel_dim", 4), value_heads * value_dim
     channels, state = 2 * key_heads * key_dim + values, values * key_dim
     width = _get_state_element_bytes(c)
     mixer = RecurrentMixer("gdn", value_heads, channels, conv_kernel=kernel, state_elements=state, state_width=width)
@@ -37,12 +41,12 @@ def build_gated_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, Wei
 
 def build_kimi_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
     """Kimi Delta Attention (arXiv 2510.26692)."""
-    if c.sub("linear_attn_config"):  # the first release's form
-        linear = c.part("linear_attn_config")
-        heads, dim, kernel = (linear.whole(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size"))
+    if c.get_nested("linear_attn_config"):  # the first release's form
+        linear = c.read_nested("linear_attn_config")
+        heads, dim, kernel = (linear.read_int(name) for name in ("num_heads", "head_dim", "short_conv_kernel_size"))
     else:
-        heads, dim = c.whole("linear_num_heads"), c.whole("linear_head_dim")
-        kernel = c.whole("linear_conv_kernel_dim", 4)
+        heads, dim = c.read_int("linear_num_heads"), c.read_int("linear_head_dim")
+        kernel = c.read_int("linear_conv_kernel_dim", 4)
     width = heads * dim
     mixer = RecurrentMixer("kda", heads, 3 * width, conv_kernel=kernel, state_elements=width * dim)
     return mixer, join_weights([
@@ -62,52 +66,52 @@ def build_kimi_delta(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, Weig
 
 def build_mamba2(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
     """Mamba-2 (arXiv 2405.21060)."""
-    heads, state = c.whole("mamba_num_heads"), c.whole("ssm_state_size")
-    inner = c.whole("mamba_d_ssm", None) or heads * c.whole("mamba_head_dim")
-    groups, kernel = c.whole("n_groups", 1), c.whole("conv_kernel", 4)
+    heads, state = c.read_int("mamba_num_heads"), c.read_int("ssm_state_size")
+    inner = c.read_int("mamba_d_ssm", None) or heads * c.read_int("mamba_head_dim")
+    groups, kernel = c.read_int("n_groups", 1), c.read_int("conv_kernel", 4)
     if inner % heads:
-        raise c.refuse("mamba_d_ssm", f"a multiple of the {heads} heads", inner)
-    width = _get_state_element_bytes(c, c.text("state", "auto"))
+        raise c.make_field_error("mamba_d_ssm", f"a multiple of the {heads} heads", inner)
+    width = _get_state_element_bytes(c, c.read_text_field("state", "auto"))
     mixer = RecurrentMixer("mamba2", heads, inner, 2 * state, groups, kernel, inner * state, width)
     grouped = groups * state
-    bias = c.flag("mamba_proj_bias", c.flag("use_bias"))
+    bias = c.read_bool("mamba_proj_bias", c.read_bool("use_bias"))
     return mixer, join_weights([
         build_linear("mixer.in_proj", 2 * inner + heads, hidden, "column", RECURRENT_PART, bias),
         build_linear("mixer.in_proj_groups", 2 * grouped, hidden, "kv", RECURRENT_PART, bias, 1, groups),
         build_vector("mixer.conv1d", inner * kernel, RECURRENT_PART, "column"),
-        (WeightTensor("mixer.conv1d_groups", 2 * grouped * kernel, 1, "kv", RECURRENT_PART, units=groups, linear=False),),
-        *([build_vector("mixer.conv1d.bias", inner + 2 * grouped, RECURRENT_PART, "column")] if c.flag("use_conv_bias", True) else []),
+        (WeightTensor("mixer.conv1d_groups", 2 * grouped * kernel, 1, "kv", RECURRENT_PART, num_shard_units=groups, linear=False),),
+        *([build_vector("mixer.conv1d.bias", inner + 2 * grouped, RECURRENT_PART, "column")] if c.read_bool("use_conv_bias", True) else []),
         *(build_vector(f"mixer.{name}", heads, RECURRENT_PART, "column", bits=32) for name in ("A_log", "D", "dt_bias")),
-        *([build_vector("mixer.norm", inner, RECURRENT_PART, "column")] if c.flag("mamba_rms_norm", True) else []),
+        *([build_vector("mixer.norm", inner, RECURRENT_PART, "column")] if c.read_bool("mamba_rms_norm", True) else []),
         build_linear("mixer.out_proj", hidden, inner, "row", RECURRENT_PART, bias),
     ])  # fmt: skip
 
 
 def build_mamba1(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
     """Mamba (arXiv 2312.00752), with Jamba's norms where the family has them."""
-    inner = c.whole("mamba_expand", 2) * hidden
-    state, kernel = c.whole("ssm_state_size", 16), c.whole("conv_kernel", 4)
-    rank = -(-hidden // 16) if c.get("time_step_rank", "auto") == "auto" else c.whole("time_step_rank")
+    inner = c.read_int("mamba_expand", 2) * hidden
+    state, kernel = c.read_int("ssm_state_size", 16), c.read_int("conv_kernel", 4)
+    rank = -(-hidden // 16) if c.get_or_default("time_step_rank", "auto") == "auto" else c.read_int("time_step_rank")
     width = _get_state_element_bytes(c)
     mixer = RecurrentMixer("mamba1", 1, inner, conv_kernel=kernel, state_elements=inner * state, state_width=width)
-    normed = (("dt", rank), ("b", state), ("c", state)) if c.flag("mamba_inner_norms") else ()
+    normed = (("dt", rank), ("b", state), ("c", state)) if c.read_bool("mamba_inner_norms") else ()
     return mixer, join_weights([
-        build_linear("mamba.in_proj", 2 * inner, hidden, "column", RECURRENT_PART, c.flag("use_bias")),
+        build_linear("mamba.in_proj", 2 * inner, hidden, "column", RECURRENT_PART, c.read_bool("use_bias")),
         build_vector("mamba.conv1d", inner * kernel, RECURRENT_PART, "column"),
         build_vector("mamba.conv1d.bias", inner, RECURRENT_PART, "column"),
         build_linear("mamba.x_proj", rank + 2 * state, inner, "row", RECURRENT_PART),
         build_linear("mamba.dt_proj", inner, rank, "column", RECURRENT_PART, bias=True),
-        (WeightTensor("mamba.A", inner, state, "column", RECURRENT_PART, linear=False, bits=32),),
+        (WeightTensor("mamba.A", inner, state, "column", RECURRENT_PART, linear=False, stored_bits=32),),
         build_vector("mamba.D", inner, RECURRENT_PART, "column"),
         *(build_vector(f"mamba.{name}_layernorm", count, RECURRENT_PART) for name, count in normed),
-        build_linear("mamba.out_proj", hidden, inner, "row", RECURRENT_PART, c.flag("use_bias")),
+        build_linear("mamba.out_proj", hidden, inner, "row", RECURRENT_PART, c.read_bool("use_bias")),
     ])  # fmt: skip
 
 
 def build_lightning_attention(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
     """Lightning attention of MiniMax-01 and M1 (arXiv 2501.08313)."""
-    heads = c.whole("num_attention_heads", most=2**14)
-    dim = c.whole("head_dim", hidden // heads)
+    heads = c.read_int("num_attention_heads", most=2**14)
+    dim = c.read_int("head_dim", hidden // heads)
     mixer = RecurrentMixer("lightning", heads, state_elements=heads * dim * dim, state_width=2)  # in the model's dtype
     return mixer, join_weights([
         build_linear("self_attn.qkv_proj", 3 * heads * dim, hidden, "column", RECURRENT_PART),
@@ -119,7 +123,7 @@ def build_lightning_attention(c: ConfigReader, hidden: int) -> tuple[RecurrentMi
 
 def build_short_conv(c: ConfigReader, hidden: int) -> tuple[RecurrentMixer, WeightTensors]:
     """Gated short convolution of LFM2."""
-    kernel, bias = c.whole("conv_L_cache", 3), c.flag("conv_bias")
+    kernel, bias = c.read_int("conv_L_cache", 3), c.read_bool("conv_bias")
     return RecurrentMixer("short_conv", 1, hidden, conv_kernel=kernel), join_weights([
         build_linear("conv.in_proj", 3 * hidden, hidden, "column", RECURRENT_PART, bias),
         build_vector("conv.conv", hidden * kernel, RECURRENT_PART, "column"),
@@ -142,13 +146,13 @@ def build_compressed_attention(
     The compressor's running sums are a recurrent state in FP32: `ratio` rows of keys and of scores, twice the rows
     and the width where windows of 4 overlap.
     """
-    heads, dim, rope = c.whole("num_attention_heads"), c.whole("head_dim"), c.whole("qk_rope_head_dim")
-    q_rank, ratio = c.whole("q_lora_rank"), c.whole("compress_ratio", least=0)
-    groups, o_rank = c.whole("o_groups"), c.whole("o_lora_rank")
+    heads, dim, rope = c.read_int("num_attention_heads"), c.read_int("head_dim"), c.read_int("qk_rope_head_dim")
+    q_rank, ratio = c.read_int("q_lora_rank"), c.read_int("compress_ratio", least=0)
+    groups, o_rank = c.read_int("o_groups"), c.read_int("o_lora_rank")
     if ratio not in (0, 4, 128):
-        raise c.refuse("compress_ratios", "entries among 0, 4 and 128", ratio)
-    index_heads, index_dim = (c.whole("index_n_heads"), c.whole("index_head_dim")) if ratio == 4 else (0, 0)
-    window = c.whole("sliding_window", most=2**31)
+        raise c.make_field_error("compress_ratios", "entries among 0, 4 and 128", ratio)
+    index_heads, index_dim = (c.read_int("index_n_heads"), c.read_int("index_head_dim")) if ratio == 4 else (0, 0)
+    window = c.read_int("sliding_window", most=2**31)
     mixer = LatentAttention(
         heads, dim - rope, dim - rope, rope, dim, index_heads, index_dim, ratio == 4, window, compress=ratio
     )
@@ -171,7 +175,7 @@ def build_compressed_attention(
         weights += (
             WeightTensor(f"self_attn.{name}.kv_proj", rows, hidden, part="indexer", linear=False),
             WeightTensor(f"self_attn.{name}.gate_proj", rows, hidden, part="indexer", linear=False),
-            WeightTensor(f"self_attn.{name}.position_bias", ratio, rows, part="indexer", linear=False, bits=32),
+            WeightTensor(f"self_attn.{name}.position_bias", ratio, rows, part="indexer", linear=False, stored_bits=32),
             *build_vector(f"self_attn.{name}.kv_norm", width, "indexer"),
         )
     if ratio == 4:

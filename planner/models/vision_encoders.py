@@ -39,7 +39,7 @@ def _build_unsplit_weights(count: int) -> WeightTensors:
 
 def _count_patch_embedding(v: ConfigReader, hidden: int, frames: int = 1) -> int:
     """Elements of the patch embedding."""
-    return hidden * v.whole("in_channels", v.whole("num_channels", 3)) * frames * v.whole("patch_size") ** 2
+    return hidden * v.read_int("in_channels", v.read_int("num_channels", 3)) * frames * v.read_int("patch_size") ** 2
 
 
 def _build_projector(inputs: int, inner: int, outputs: int, bias: bool = True, split: bool = True) -> WeightTensors:
@@ -51,53 +51,53 @@ def _build_projector(inputs: int, inner: int, outputs: int, bias: bool = True, s
 
 def build_qwen_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """Qwen2-VL, Qwen2.5-VL, Qwen3-VL and Qwen3.5."""
-    third = v.has("num_position_embeddings")
-    gated = not third and v.has("intermediate_size")
-    width = v.whole("embed_dim", None) or v.whole("hidden_size")
-    inner = v.whole("intermediate_size", None) or width * v.whole("mlp_ratio", 4)
-    merged = width * v.whole("spatial_merge_size", 2) ** 2
-    outputs = v.whole("hidden_size" if v.has("embed_dim") else "out_hidden_size", hidden)
-    patch = _count_patch_embedding(v, width, v.whole("temporal_patch_size", 2))
-    towers = _build_encoder(v.whole("depth"), width, inner, norm_bias=not gated, gated=gated)
+    third = v.has_field("num_position_embeddings")
+    gated = not third and v.has_field("intermediate_size")
+    width = v.read_int("embed_dim", None) or v.read_int("hidden_size")
+    inner = v.read_int("intermediate_size", None) or width * v.read_int("mlp_ratio", 4)
+    merged = width * v.read_int("spatial_merge_size", 2) ** 2
+    outputs = v.read_int("hidden_size" if v.has_field("embed_dim") else "out_hidden_size", hidden)
+    patch = _count_patch_embedding(v, width, v.read_int("temporal_patch_size", 2))
+    towers = _build_encoder(v.read_int("depth"), width, inner, norm_bias=not gated, gated=gated)
     towers += _build_projector(merged, merged, outputs)
     if not third:
         return towers + _build_unsplit_weights(patch + width * (1 if gated else 2))
-    deep = len(v.items("deepstack_visual_indexes", int))
+    deep = len(v.read_list("deepstack_visual_indexes", int))
     stacked = join_weights([_build_projector(merged, merged, outputs)] * deep)
     return (
         towers
         + stacked
-        + _build_unsplit_weights(patch + width * (3 + v.whole("num_position_embeddings")) + deep * 2 * merged)
+        + _build_unsplit_weights(patch + width * (3 + v.read_int("num_position_embeddings")) + deep * 2 * merged)
     )
 
 
 def build_clip_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """CLIP and SigLIP encoders with LLaVA's or Gemma 3's projector."""
-    if (kind := v.text("model_type")) not in ("clip_vision_model", "siglip_vision_model"):
-        raise v.refuse("model_type", "clip_vision_model or siglip_vision_model", kind)
-    width, depth, siglip = v.whole("hidden_size"), v.whole("num_hidden_layers"), kind.startswith("siglip")
-    patches = (v.whole("image_size") // v.whole("patch_size")) ** 2
-    towers = _build_encoder(depth, width, v.whole("intermediate_size"))
+    if (kind := v.read_text_field("model_type")) not in ("clip_vision_model", "siglip_vision_model"):
+        raise v.make_field_error("model_type", "clip_vision_model or siglip_vision_model", kind)
+    width, depth, siglip = v.read_int("hidden_size"), v.read_int("num_hidden_layers"), kind.startswith("siglip")
+    patches = (v.read_int("image_size") // v.read_int("patch_size")) ** 2
+    towers = _build_encoder(depth, width, v.read_int("intermediate_size"))
     other = _count_patch_embedding(v, width) + patches * width + (3 if siglip else 6) * width
-    if siglip and v.flag("vision_use_head", True):  # attention pooling
-        inner = v.whole("intermediate_size")
+    if siglip and v.read_bool("vision_use_head", True):  # attention pooling
+        inner = v.read_int("intermediate_size")
         other += 4 * width * width + 2 * width * inner + inner + 8 * width
-    if c.has("mm_tokens_per_image"):
+    if c.has_field("mm_tokens_per_image"):
         return (
             towers
             + _build_unsplit_weights(other + width)
             + _build_unquantized_linear("projector", hidden, width, "replicated")
         )
-    chosen = c.get("vision_feature_layer")
+    chosen = c.get_or_default("vision_feature_layer")
     features = len(chosen) if isinstance(chosen, list) else 1
-    newline = hidden if "next" in c.text("model_type") else 0
+    newline = hidden if "next" in c.read_text_field("model_type") else 0
     return towers + _build_projector(features * width, hidden, hidden) + _build_unsplit_weights(other + newline)
 
 
 def build_pixtral_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """Pixtral's encoder with Mistral 3's patch merger."""
-    width, merged = v.whole("hidden_size"), c.whole("spatial_merge_size", 2) ** 2
-    depth, inner = v.whole("num_hidden_layers"), v.whole("intermediate_size")
+    width, merged = v.read_int("hidden_size"), c.read_int("spatial_merge_size", 2) ** 2
+    depth, inner = v.read_int("num_hidden_layers"), v.read_int("intermediate_size")
     towers = _build_encoder(depth, width, inner, bias=False, norm_bias=False, gated=True)
     towers += _build_unquantized_linear("projector.patch_merger", width, width * merged, "replicated")
     return (
@@ -109,33 +109,33 @@ def build_pixtral_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> Weight
 
 def build_llama4_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """Llama 4's encoder, pixel-shuffle adapter and projector."""
-    width, inner = v.whole("hidden_size"), v.whole("intermediate_size")
-    patches = (v.whole("image_size") // v.whole("patch_size")) ** 2
-    towers = _build_encoder(v.whole("num_hidden_layers"), width, inner)
-    adapter = v.whole("projector_output_dim")
-    towers += _build_projector(inner, v.whole("projector_input_dim"), adapter, bias=False)
-    towers += _build_unquantized_linear("projector.linear", hidden, v.whole("vision_output_dim"), "replicated")
+    width, inner = v.read_int("hidden_size"), v.read_int("intermediate_size")
+    patches = (v.read_int("image_size") // v.read_int("patch_size")) ** 2
+    towers = _build_encoder(v.read_int("num_hidden_layers"), width, inner)
+    adapter = v.read_int("projector_output_dim")
+    towers += _build_projector(inner, v.read_int("projector_input_dim"), adapter, bias=False)
+    towers += _build_unquantized_linear("projector.linear", hidden, v.read_int("vision_output_dim"), "replicated")
     return towers + _build_unsplit_weights(_count_patch_embedding(v, width) + (patches + 6) * width)
 
 
 def build_gemma4_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """Gemma 4's encoder: gated blocks with four norms and per-head query and key norms."""
-    width, head = v.whole("hidden_size"), v.whole("head_dim")
-    depth, inner = v.whole("num_hidden_layers"), v.whole("intermediate_size")
+    width, head = v.read_int("hidden_size"), v.read_int("head_dim")
+    depth, inner = v.read_int("num_hidden_layers"), v.read_int("intermediate_size")
     towers = _build_encoder(depth, width, inner, bias=False, norm_bias=False, gated=True, norms=4, extra=2 * head)
     towers += _build_unquantized_linear("projector", hidden, width, "replicated")
     whole = tuple(replace(weight, shard="replicated") for weight in towers)  # vLLM runs it unsplit
     return whole + _build_unsplit_weights(
-        _count_patch_embedding(v, width) + 2 * v.whole("position_embedding_size") * width
+        _count_patch_embedding(v, width) + 2 * v.read_int("position_embedding_size") * width
     )
 
 
 def build_moonvit_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """Kimi's MoonViT with its patch-merging projector."""
-    width = v.whole("vt_hidden_size", None) or v.whole("hidden_size")
-    depth = v.whole("vt_num_hidden_layers", None) or v.whole("num_hidden_layers")
-    inner = v.whole("vt_intermediate_size", None) or v.whole("intermediate_size")
-    high, wide = (v.whole(f"init_pos_emb_{side}", v.whole(f"pos_emb_{side}", 64)) for side in ("height", "width"))
+    width = v.read_int("vt_hidden_size", None) or v.read_int("hidden_size")
+    depth = v.read_int("vt_num_hidden_layers", None) or v.read_int("num_hidden_layers")
+    inner = v.read_int("vt_intermediate_size", None) or v.read_int("intermediate_size")
+    high, wide = (v.read_int(f"init_pos_emb_{side}", v.read_int(f"pos_emb_{side}", 64)) for side in ("height", "width"))
     merged = 4 * width
     towers = _build_encoder(depth, width, inner) + _build_projector(merged, merged, hidden, split=False)
     return towers + _build_unsplit_weights(_count_patch_embedding(v, width) + width * (1 + high * wide + 4))
@@ -143,8 +143,8 @@ def build_moonvit_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> Weight
 
 def build_minimax_tower(v: ConfigReader, c: ConfigReader, hidden: int) -> WeightTensors:
     """MiniMax-M3's encoder: CLIP's blocks, a projector, and a merger of 2 x 2 patches."""
-    width, merged = v.whole("hidden_size"), 4 * hidden
-    towers = _build_encoder(v.whole("num_hidden_layers"), width, v.whole("intermediate_size"))
+    width, merged = v.read_int("hidden_size"), 4 * hidden
+    towers = _build_encoder(v.read_int("num_hidden_layers"), width, v.read_int("intermediate_size"))
     towers += _build_projector(width, hidden, hidden)
     return (
         towers

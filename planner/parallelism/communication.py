@@ -67,7 +67,7 @@ def estimate_collectives(deployment: Deployment, tokens: np.ndarray, c: StepCoef
         experts = [layer.mlp for layer in architecture.layers if isinstance(layer.mlp, MoeBlock)]
         sent, wait = float(layout.dp), 2 * latency  # gather everybody's tokens, reduce everybody's results
         if layout.ep > 1 and deployment.engine.name != "vllm":  # vLLM's default is that too; the others send a token
-            reached = layout.dp * (1 - (1 - 1 / layout.dp) ** max(mlp.active for mlp in experts))
+            reached = layout.dp * (1 - (1 - 1 / layout.dp) ** max(mlp.num_active_experts for mlp in experts))
             sent, wait = (
                 0.75 * reached,
                 EXPERT_EXCHANGE_LATENCY_FACTOR * latency,

@@ -18,7 +18,7 @@ def explain_illegal_layout(
 ) -> str | None:
     """Why `engine` would not start `model` in this layout, in the sense of vLLM's own message; None if it would."""
     architecture, tp = model.architecture, layout.tp
-    heads, kv_heads = architecture.heads, architecture.kv_heads
+    heads, kv_heads = architecture.num_query_heads, architecture.num_kv_heads
     if engine is not None and engine.name == "tgi" and max(layout.pp, layout.dp, layout.ep, layout.dcp) > 1:
         return "tgi splits a model by tensor parallelism alone"
     if heads % tp:

@@ -21,7 +21,7 @@ def compute_shard_shape(weight: WeightTensor, layout: ParallelLayout) -> tuple[i
     elif weight.shard == "row":
         cols = ceil(cols / tp)
     elif weight.shard == "kv":
-        rows = rows // weight.units * max(1, weight.units // tp)
+        rows = rows // weight.num_shard_units * max(1, weight.num_shard_units // tp)
     elif weight.shard == "vocab":
         rows = ceil(rows / VOCAB_PADDING_ROWS) * VOCAB_PADDING_ROWS // tp
     return rows, cols, copies

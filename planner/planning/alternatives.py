@@ -25,12 +25,12 @@ PREFERENCE_REASONS = (
 class Alternative:
     """Something that the scenario allows and the plan has not, and why not."""
 
-    what: str  # "B200", "the checkpoint's own weights"
+    option: str  # "B200", "the checkpoint's own weights"
     candidate: Candidate | None  # the nearest for no more money, replayed; else the least that starts, if any does
-    why: str
+    reason: str
 
     def __str__(self) -> str:
-        return f"{self.what}: {self.why}"
+        return f"{self.option}: {self.reason}"
 
 
 def explain_alternatives(plan: Plan) -> tuple[Alternative, ...]:
@@ -46,18 +46,18 @@ def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str
     for card in scenario.gpus:
         if card.gpu != chosen.deployment.gpu:
             name = card.gpu.name
-            yield name, name, [c for c in plan.whole.candidates if c.deployment.gpu == card.gpu]
+            yield name, name, [c for c in plan.without_disaggregation.candidates if c.deployment.gpu == card.gpu]
     drafted = scenario.speculation.method if scenario.speculation and scenario.speculation.allowed else ""
     names = (
         [f"{q} weights" if q else "the checkpoint's own weights" for q in scenario.quantizations],
         ["the model's own KV cache" if kv == "auto" else f"{kv} KV cache" for kv in scenario.kv_cache_dtypes],
         ["no drafts", f"drafts of {drafted}"] if drafted else ["no drafts"],
-        [one.engine.name for one in scenario.by_engine],
+        [one.engine.name for one in scenario.split_by_engine],
     )
     for position, options in enumerate(names):
         for k, what in enumerate(options):
-            if k != chosen.preference[position]:
-                yield what, "", [c for c in plan.whole.candidates if c.preference[position] == k]
+            if k != chosen.preference_key[position]:
+                yield what, "", [c for c in plan.without_disaggregation.candidates if c.preference_key[position] == k]
 
 
 def _explain_alternative(plan: Plan, chosen: Candidate, what: str, gpu: str, others: list[Candidate]) -> Alternative:
@@ -66,32 +66,34 @@ def _explain_alternative(plan: Plan, chosen: Candidate, what: str, gpu: str, oth
     if not others:
         refused = [rejection for rejection in plan.rejected if rejection.gpu == gpu]
         last = max(refused, key=attrgetter("gpus"), default=None)
-        return Alternative(what, None, f"{last.what}: {last.reason}" if last else "no deployment with it starts")
-    if near := sorted(fit_to_budget(scenario, chosen.price, others), key=attrgetter("margin")):
+        return Alternative(what, None, f"{last.description}: {last.reason}" if last else "no deployment with it starts")
+    if near := sorted(fit_to_budget(scenario, chosen.price_key, others), key=attrgetter("limit_utilization")):
         found = ensure_simulated(scenario, near[0])
-        if found.meets:
+        if found.is_feasible:
             gains = _compare_to_chosen(scenario, found, chosen)
-            said = f"{found.what} does it too, for {_format_price(found)}{gains}; {_explain_rank(found, chosen)}"
+            said = f"{found.description} does it too, for {_format_price(found)}{gains}; {_explain_rank(found, chosen)}"
             return Alternative(what, found, said)
-        said = f"of all that costs no more, {found.what} comes nearest, but {'; '.join(found.misses)}"
+        said = f"of all that costs no more, {found.description} comes nearest, but {'; '.join(found.violations)}"
         return Alternative(what, found, said)
-    single = evaluate_candidates(scenario, [(one.deployment, 1, one.preference) for one in others])
-    least = min(single, key=attrgetter("cost"))
+    single = evaluate_candidates(scenario, [(one.deployment, 1, one.preference_key) for one in others])
+    least = min(single, key=attrgetter("cost_key"))
     if least.usd_per_hour is None and chosen.usd_per_hour is not None:
         return Alternative(what, least, "no price is known, so it comes after all others")
     return Alternative(
-        what, least, f"{least.what}, the least that starts, costs {_format_price(least)}, not {_format_price(chosen)}"
+        what,
+        least,
+        f"{least.description}, the least that starts, costs {_format_price(least)}, not {_format_price(chosen)}",
     )
 
 
 def _format_price(candidate: Candidate) -> str:
-    unpriced, cost = candidate.price
+    unpriced, cost = candidate.price_key
     return f"{cost:,.0f} GPU{'s' * (cost != 1)}" if unpriced else f"${cost:,.2f} per hour"
 
 
-def _compare_to_chosen(scenario: Scenario, found: Candidate, chosen: Candidate) -> str:
+def _compare_to_chosen(scenario: Scenario, candidate: Candidate, chosen: Candidate) -> str:
     """What `found` serves more or less than `chosen`, and the promise that `chosen` keeps most narrowly in both."""
-    new, old = found.prediction.performance, chosen.prediction.performance
+    new, old = candidate.prediction.performance, chosen.prediction.performance
     if (
         new is None
         or old is None
@@ -100,28 +102,28 @@ def _compare_to_chosen(scenario: Scenario, found: Candidate, chosen: Candidate) 
         return ""
     more = round(100 * (most.mid / least.mid - 1))
     said = f", and serves {abs(more)}% {'more' if more > 0 else 'less'}" if more else ", and serves as much"
-    paced = {t: old.told(t.metric, t.percentile).mid for t in scenario.service_level}
+    paced = {t: old.get_for_display(t.metric, t.percentile).mid for t in scenario.slo_targets}
     paced = {t: value for t, value in paced.items() if not math.isnan(value)}  # answers of one token have no pace
     if not paced:
         return said
     target = max(paced, key=lambda t: paced[t] / t.seconds)
-    after = format_latency(new.told(target.metric, target.percentile).mid)
+    after = format_latency(new.get_for_display(target.metric, target.percentile).mid)
     before = format_latency(paced[target])
     return f"{said}, {target.name} {after}, not {before}" if after != before else said
 
 
-def _explain_rank(found: Candidate, chosen: Candidate) -> str:
+def _explain_rank(candidate: Candidate, chosen: Candidate) -> str:
     """Which part of the rule puts `found` after `chosen`, both of which do at one price."""
-    if found.cost > chosen.cost:
+    if candidate.cost_key > chosen.cost_key:
         return "over the day the plan costs less"
-    if found.at_risk > chosen.at_risk:
-        return f"at risk: {'; '.join(found.risks)}"
-    if found.preference > chosen.preference:
+    if candidate.at_risk > chosen.at_risk:
+        return f"at risk: {'; '.join(candidate.risks)}"
+    if candidate.preference_key > chosen.preference_key:
         differ = (
             why
-            for why, own, its in zip(PREFERENCE_REASONS, chosen.preference, found.preference, strict=True)
+            for why, own, its in zip(PREFERENCE_REASONS, chosen.preference_key, candidate.preference_key, strict=True)
             if own != its
         )
         return next(differ)
-    stages = found.deployment.layout.pp > chosen.deployment.layout.pp
+    stages = candidate.deployment.layout.pp > chosen.deployment.layout.pp
     return "it has more pipeline stages" if stages else "it comes nearer to a limit"

@@ -28,7 +28,7 @@ class Suggestion:
 
     argument: str
     value: Any
-    worth: str
+    benefit: str
 
 
 def build_default_workload(most: int) -> Workload:
@@ -37,22 +37,22 @@ def build_default_workload(most: int) -> Workload:
         min(float(mean), most * share) for mean, share in ((DEFAULT_PROMPT_TOKENS, 0.6), (DEFAULT_OUTPUT_TOKENS, 0.2))
     )
     prompts, outputs = (
-        LengthDistribution.typical(prompt, "prompt", 0.75 * most),
-        LengthDistribution.typical(output, "output", 0.25 * most),
+        LengthDistribution.from_public_traces(prompt, "prompt", 0.75 * most),
+        LengthDistribution.from_public_traces(output, "output", 0.25 * most),
     )
     return Workload(prompts, outputs, concurrency=1)
 
 
 def suggest_changes(
-    found: MemoryPlan, load: Workload, arguments: Sequence[str] | None = None
+    memory: MemoryPlan, load: Workload, arguments: Sequence[str] | None = None
 ) -> tuple[tuple[Suggestion, ...], Prediction | None]:
     """What makes a deployment start, then which of `arguments` (all) serve the traffic better, and it with them."""
-    steps, best = ([], found.deployment) if found.status == "ok" else _find_starting_change(found)
-    if not steps and not found.starts:
+    steps, best = ([], memory.deployment) if memory.status == "ok" else _find_starting_change(memory)
+    if not steps and not memory.can_start:
         return (), None
     most = replace(load, concurrency=_limit_in_flight(plan_memory(best), load))
     now = predict(best, most)
-    called = load_argument_names(best.engine.name).theirs
+    called = load_argument_names(best.engine.name).engine_names
     for name in ARGUMENT_SUGGESTERS if arguments is None else arguments:
         value = ARGUMENT_SUGGESTERS[name](best, most) if name in called else None
         changed = best if value is None else best.with_args(**{name: value})
@@ -63,41 +63,43 @@ def suggest_changes(
     return tuple(steps), now if steps else None
 
 
-def _limit_in_flight(found: MemoryPlan, load: Workload) -> int:
+def _limit_in_flight(memory: MemoryPlan, load: Workload) -> int:
     """Requests in flight over all engines that memory and max_num_seqs carry, at most 256 an engine."""
-    fit, args = found.pool.sequences(round(load.tokens)), found.deployment.args
-    return max(1, min(fit, args.max_num_seqs, 256)) * found.deployment.engines
+    fit, args = memory.pool.count_sequences(round(load.mean_tokens_per_request)), memory.deployment.args
+    return max(1, min(fit, args.max_num_seqs, 256)) * memory.deployment.num_engine_instances
 
 
-def _find_starting_change(found: MemoryPlan) -> tuple[list[Suggestion], Deployment]:
+def _find_starting_change(memory: MemoryPlan) -> tuple[list[Suggestion], Deployment]:
     """The change after which it surely starts, if need be beside a smaller share of memory; none where none helps."""
-    for argument, value, changed in _propose_starting_changes(found):
+    for argument, value, changed in _propose_starting_changes(memory):
         if (then := plan_memory(changed)).status == "ok":
-            return [Suggestion(argument, value, f"it starts: {then.pool.kv_tokens:,} tokens of KV cache")], changed
-    for argument, share, changed in _propose_safe_utilization(found.deployment):
-        if share < found.deployment.args.gpu_memory_utilization:
+            return [
+                Suggestion(argument, value, f"it starts: {then.pool.reported_tokens:,} tokens of KV cache")
+            ], changed
+    for argument, share, changed in _propose_safe_utilization(memory.deployment):
+        if share < memory.deployment.args.gpu_memory_utilization:
             steps, best = _find_starting_change(plan_memory(changed))
             if steps:
                 return [Suggestion(argument, share, "leaves what the engine takes outside of it"), *steps], best
-    return [], found.deployment
+    return [], memory.deployment
 
 
 def _propose_safe_utilization(deployment: Deployment) -> Iterator[tuple[str, float, Deployment]]:
     """The share of memory that is safe, where the command has another."""
     share = min(find_safe_memory_utilization(deployment), MAX_SUGGESTED_MEMORY_UTILIZATION)
     if 0 < share != deployment.args.gpu_memory_utilization:
-        name = load_argument_names(deployment.engine.name).theirs["gpu_memory_utilization"]
+        name = load_argument_names(deployment.engine.name).engine_names["gpu_memory_utilization"]
         yield name, share, deployment.with_args(gpu_memory_utilization=share)
 
 
-def _propose_starting_changes(found: MemoryPlan) -> Iterator[tuple[str, Any, Deployment]]:
+def _propose_starting_changes(memory: MemoryPlan) -> Iterator[tuple[str, Any, Deployment]]:
     """Changes after which it may start, the smallest first."""
-    deployment = found.deployment
-    called = load_argument_names(deployment.engine.name).theirs
+    deployment = memory.deployment
+    called = load_argument_names(deployment.engine.name).engine_names
     yield from _propose_safe_utilization(deployment)
     if deployment.args.max_num_seqs > 256:
         yield called["max_num_seqs"], 256, deployment.with_args(max_num_seqs=256)
-    if (length := find_max_model_len(found)[0] // 16 * 16) >= 1024:
+    if (length := find_max_model_len(memory)[0] // 16 * 16) >= 1024:
         yield called["max_model_len"], length, deployment.with_args(max_model_len=length)
     accepted = deployment.engine.facts["kv_cache_dtypes"]
     if "kv_cache_dtype" in called and (not accepted or "fp8" in accepted):
@@ -108,7 +110,7 @@ def _propose_starting_changes(found: MemoryPlan) -> Iterator[tuple[str, Any, Dep
         node = deployment.gpus_per_node
         if (
             deployment.layout.tp < tp
-            and layout.gpus <= node
+            and layout.num_gpus <= node
             and not explain_illegal_layout(deployment.model, layout, node)
         ):
             yield wide, tp, replace(deployment, layout=layout)
@@ -117,7 +119,7 @@ def _propose_starting_changes(found: MemoryPlan) -> Iterator[tuple[str, Any, Dep
 def _suggest_memory_utilization(deployment: Deployment, load: Workload) -> float | None:
     """More memory for vLLM's pool, where it holds fewer requests than may run: what is safe, and not risky."""
     share = min(find_safe_memory_utilization(deployment), MAX_SUGGESTED_MEMORY_UTILIZATION)
-    fit = plan_memory(deployment).pool.sequences(round(load.tokens))
+    fit = plan_memory(deployment).pool.count_sequences(round(load.mean_tokens_per_request))
     more = deployment.engine.name == "vllm" and share > deployment.args.gpu_memory_utilization + 0.01
     return share if more and fit < deployment.args.max_num_seqs else None
 
@@ -152,9 +154,9 @@ def _describe_benefit(now: Prediction, then: Prediction, load: Workload) -> str:
     before, after = now.performance, then.performance
     assert before and after
     rate = after.output_tps.mid / before.output_tps.mid - 1
-    pace = before.at("tpot", "mean").mid / after.at("tpot", "mean").mid - 1
-    first = before.at("ttft", "p50").mid / after.at("ttft", "p50").mid - 1
-    fits = [found.memory.pool.sequences(round(load.tokens)) for found in (now, then)]
+    pace = before.get("tpot", "mean").mid / after.get("tpot", "mean").mid - 1
+    first = before.get("ttft", "p50").mid / after.get("ttft", "p50").mid - 1
+    fits = [found.memory.pool.count_sequences(round(load.mean_tokens_per_request)) for found in (now, then)]
     calmer = before.preemptions - after.preemptions > 0.01
     if (
         min(rate, pace) < -MIN_SUGGESTED_GAIN
@@ -185,4 +187,4 @@ def _describe_benefit(now: Prediction, then: Prediction, load: Workload) -> str:
 
 
 def _format_ms(performance: Performance, metric: str, point: str) -> str:
-    return f"{performance.at(metric, point).mid * 1e3:,.1f} ms"
+    return f"{performance.get(metric, point).mid * 1e3:,.1f} ms"

@@ -58,70 +58,72 @@ class AutoscalingPlan:
     deployment: Deployment  # the fixed fleet: as many replicas as the busiest hour needs
     rates: tuple[float, ...]  # requests/s that are taken on, hour by hour
     replicas: tuple[int, ...]
-    largest: tuple[float, ...]  # share of the tightest limit that each hour may use on another such day, 1 = all of it
+    hourly_limit_utilization: tuple[
+        float, ...
+    ]  # share of the tightest limit that each hour may use on another such day, 1 = all of it
     requests: int  # of the days that were replayed
-    one: Prediction  # of a single replica with all the traffic that it may take
+    max_load_replica: Prediction  # of a single replica with all the traffic that it may take
     lead_s: float  # before its hour a replica is started: the pessimistic end of a start-up
     drain_s: float  # until the last request of a replica that gets no more has ended (p99)
     usd_per_gpu_hour: float | None
-    clock: bool  # the first hour begins at midnight, a week's on Monday
+    starts_at_midnight: bool  # the first hour begins at midnight, a week's on Monday
 
     @property
-    def threshold(self) -> float:
+    def scale_up_in_flight(self) -> float:
         """Requests in a replica, running or waiting, above which another is needed: those of a replica at its most."""
-        return self.one.in_flight
+        return self.max_load_replica.mean_in_flight
 
     @property
-    def stable_s(self) -> float:
+    def stabilization_s(self) -> float:
         """How long a replica must not have been needed before it is given back: at least as long as a new one takes."""
         return compute_stabilization_s(self.lead_s)
 
     @property
-    def misses(self) -> tuple[int, ...]:
+    def violated_hours(self) -> tuple[int, ...]:
         """The hours, from 0, in which a promise was broken on a replayed day, or may be on another."""
-        return tuple(np.flatnonzero(np.array(self.largest) > 1).tolist())
+        return tuple(np.flatnonzero(np.array(self.hourly_limit_utilization) > 1).tolist())
 
     @property
     def verdict(self) -> str:
         """Whether the promises are kept in every hour, in words."""
-        if not self.misses:
+        if not self.violated_hours:
             return f"every hour holds on {NUM_SIMULATED_DAYS} days replayed at the expected step cost"
-        hours = ", ".join(map(str, self.misses))
+        hours = ", ".join(map(str, self.violated_hours))
         return f"hours that may be missed with the whole fleet too, of {NUM_SIMULATED_DAYS} days replayed: {hours}"
 
     @property
-    def starts(self) -> int:
+    def num_starts(self) -> int:
         """Replicas that are started in a day, as many as are given back."""
         return int(np.maximum(np.diff(self.replicas, prepend=self.replicas[-1]), 0).sum())
 
     @property
     def fixed_gpu_hours(self) -> float:
-        return float(self.deployment.gpus_rented * len(self.rates))
+        return float(self.deployment.num_gpus_billed * len(self.rates))
 
     @cached_property
     def gpu_hours(self) -> float:
         """GPU-hours that are paid; never more than the fixed fleet's."""
-        return min(self.paid_gpu_hours(np.array(self.replicas)), self.fixed_gpu_hours)
+        return min(self.compute_billed_gpu_hours(np.array(self.replicas)), self.fixed_gpu_hours)
 
-    def paid_gpu_hours(self, replicas: np.ndarray) -> float:
+    def compute_billed_gpu_hours(self, replicas: np.ndarray) -> float:
         """GPU-hours of each hour's `replicas`, and of starting, stabilisation and drain at each change."""
-        gpus = {count: self.deployment.with_replicas(count).gpus_rented for count in set(replicas.tolist())}
+        gpus = {count: self.deployment.with_replicas(count).num_gpus_billed for count in set(replicas.tolist())}
         rented = np.array([gpus[count] for count in replicas.tolist()])
         more = np.maximum(np.diff(rented, prepend=rented[-1]), 0).sum()
-        return float(rented.sum() + more * (self.lead_s + self.stable_s + self.drain_s) / 3600)
+        return float(rented.sum() + more * (self.lead_s + self.stabilization_s + self.drain_s) / 3600)
 
     @property
-    def most_rps(self) -> float:
+    def max_replica_rps(self) -> float:
         """Requests/s that a replica may take."""
-        assert self.one.workload is not None and self.one.workload.rate is not None
-        return self.one.workload.rate
+        assert self.max_load_replica.workload is not None and self.max_load_replica.workload.rate is not None
+        return self.max_load_replica.workload.rate
 
-    def needed(self, times: float) -> np.ndarray:
+    def compute_replicas_needed(self, times: float) -> np.ndarray:
         """[hours] replicas for so many times the traffic, each with the most that one may take."""
-        return np.ceil(np.array(self.rates) * times / self.most_rps - 1e-9).astype(int)
+        return np.ceil(np.array(self.rates) * times / self.max_replica_rps - 1e-9).astype(int)
 
     @property
-    def saved(self) -> float:
+    def saved_fraction(self) -> float:
         """Share of the fixed fleet's GPU-hours that is not paid."""
         return 1 - self.gpu_hours / self.fixed_gpu_hours
 
@@ -131,7 +133,7 @@ class AutoscalingPlan:
             return f"each of the {len(self.rates)} hours needs as many replicas, {most}: scaling saves nothing"
         return (
             f"{few} to {most} replicas over {len(self.rates)} hours save {saved:,.0f} of "
-            f"{self.fixed_gpu_hours:,.0f} GPU-hours ({self.saved:.0%})"
+            f"{self.fixed_gpu_hours:,.0f} GPU-hours ({self.saved_fraction:.0%})"
         )
 
 
@@ -143,13 +145,13 @@ def compute_stabilization_s(start_s: float) -> float:
 def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPlan | None:
     """Replicas of `candidate` in each hour of the scenario's day; None without one, and where nothing is predicted."""
     found = candidate.prediction.performance
-    if scenario.day is None or found is None:
+    if scenario.daily_profile is None or found is None:
         return None
     deployment = candidate.deployment
     load = replace(derive_effective_workload(deployment, scenario.workload), trace=None, num_prompts=None)
     one = find_max_replica_load(replace(scenario, workload=load), candidate)
     assert load.rate is not None and one.workload is not None and one.workload.rate is not None
-    rates = tuple(share * load.rate for share in scenario.day.shares)
+    rates = tuple(share * load.rate for share in scenario.daily_profile.hourly_fractions)
     begins, most = estimate_startup(deployment, scenario.storage), deployment.layout.replicas
     lead_s, drain_s = begins.total.hi if begins else DEFAULT_MAX_STARTUP_S, found.e2e["p99"].mid
     needed = [math.ceil(rate / one.workload.rate - 1e-9) for rate in rates]
@@ -164,7 +166,7 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
     while len(days) < NUM_SIMULATED_DAYS:  # one day tells most of what is missing
         counts = fill_short_lulls(counts, (lead_s + drain_s) / 3600)
         days += run_in_parallel(one_day, range(len(days), NUM_SIMULATED_DAYS if days else 1))
-        shares = [compute_hourly_utilization(day, rates, scenario.service_level) for day in days]
+        shares = [compute_hourly_utilization(day, rates, scenario.slo_targets) for day in days]
         largest = bound_next_day(shares, rates, counts)
         short = (largest > 1) & (counts < most)
         if short.any():
@@ -173,7 +175,7 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
     return AutoscalingPlan(
         deployment, rates, tuple(counts.tolist()), tuple(largest.tolist()),
         sum(len(day.output) for day in days), one, lead_s, drain_s,
-        price.usd if price else None, scenario.day.busiest is None,
+        price.median_usd if price else None, scenario.daily_profile.peak_rps is None,
     )  # fmt: skip
 
 
@@ -184,23 +186,28 @@ def rank_by_daily_cost(scenario: Scenario, holding: list[Candidate]) -> tuple[li
     hours is paid in full, and where none costs clearly less the order stays.
     """
     first = holding[0]
-    kinds = {found.kind: found for found in reversed(holding) if found.kind != first.kind}
+    kinds = {found.display_key: found for found in reversed(holding) if found.display_key != first.display_key}
     rivals = sorted(kinds.values(), key=lambda found: _estimate_min_daily_cost(scenario, found))
-    rivals = [found for found in rivals if _estimate_min_daily_cost(scenario, found) < first.cost][:MAX_DAYS_COMPARED]
-    days = {found.identity: plan_autoscaling(scenario, found) for found in [first, *rivals] if rivals}
-    saved = {whose: day.saved for whose, day in days.items() if day and not day.misses}
-    paid = [replace(found, paid=1 - saved.get(found.identity, 0)) for found in holding]
-    best, today = min(paid, key=attrgetter("rank")), paid[0]
-    if best.cost[1] < MAX_BILL_RATIO * today.cost[1] and best.cost[0] == today.cost[0]:
-        holding = sorted(paid, key=attrgetter("rank"))
-    return holding, days.get(holding[0].identity)
+    rivals = [found for found in rivals if _estimate_min_daily_cost(scenario, found) < first.cost_key][
+        :MAX_DAYS_COMPARED
+    ]
+    days = {found.identity_key: plan_autoscaling(scenario, found) for found in [first, *rivals] if rivals}
+    saved = {whose: day.saved_fraction for whose, day in days.items() if day and not day.violated_hours}
+    paid = [replace(found, billed_fraction=1 - saved.get(found.identity_key, 0)) for found in holding]
+    best, today = min(paid, key=attrgetter("rank_key")), paid[0]
+    if best.cost_key[1] < MAX_BILL_RATIO * today.cost_key[1] and best.cost_key[0] == today.cost_key[0]:
+        holding = sorted(paid, key=attrgetter("rank_key"))
+    return holding, days.get(holding[0].identity_key)
 
 
 def _estimate_min_daily_cost(scenario: Scenario, candidate: Candidate) -> tuple[bool, float]:
     """The least that `candidate` may cost over the day, replicas starting and ending at once."""
-    assert scenario.day is not None
-    replicas, (unpriced, price) = candidate.deployment.layout.replicas, candidate.price
-    hours = [math.ceil(replicas * candidate.share * share - 1e-9) for share in scenario.day.shares]
+    assert scenario.daily_profile is not None
+    replicas, (unpriced, price) = candidate.deployment.layout.replicas, candidate.price_key
+    hours = [
+        math.ceil(replicas * candidate.capacity_utilization * share - 1e-9)
+        for share in scenario.daily_profile.hourly_fractions
+    ]
     least = np.maximum(hours, min(scenario.replicas_at_least, replicas)).mean()
     return unpriced, price * float(least) / replicas
 
@@ -216,13 +223,15 @@ def find_max_replica_load(scenario: Scenario, candidate: Candidate, *, safe: boo
     single = replace(candidate, deployment=candidate.deployment.with_replicas(1))
 
     def at(rate: float) -> Candidate:
-        return simulate_candidate(replace(scenario, workload=scenario.workload.at(rate), power_at_most=None), single)
+        return simulate_candidate(
+            replace(scenario, workload=scenario.workload.with_rate(rate), power_at_most=None), single
+        )
 
     low, high = rate / replicas, most.capacity.mid * (1 - scenario.headroom) / replicas
     best = at(low)
     for k in range(MAX_BISECTIONS if high > low * 1.02 else 0):
         tried = high * 0.999 if not k else (low + high) / 2
-        if (found := at(tried)).meets and not (safe and found.at_risk):
+        if (found := at(tried)).is_feasible and not (safe and found.at_risk):
             low, best = tried, found
         else:
             high = tried
@@ -261,7 +270,7 @@ def simulate_day(
     more = counts > np.concatenate((counts[:1], counts[:-1]))
     most = deployment.with_replicas(int(counts.max()))
     router = RouterConfig(
-        most.engines,
+        most.num_engine_instances,
         scale_at=np.arange(len(rates)) * seconds + np.where(more, min(late_s, seconds), 0.0),
         scale_to=counts * most.layout.dp,
     )

@@ -26,16 +26,18 @@ class BillingComparison:
 
     usd: Mapping[str, float]  # a day of 24 hours on average, by way; those of which no price is known are left out
     requests: float  # in such a day
-    up_to: Mapping[tuple[str, str], float]  # requests a day up to which the first is cheaper than the second; inf, 0
+    break_even_requests: Mapping[
+        tuple[str, str], float
+    ]  # requests a day up to which the first is cheaper than the second; inf, 0
     cold: float | None  # share of the requests of the quietest hour that wait for a serverless replica to start
     cold_start: float | None  # s
 
     @property
-    def said(self) -> tuple[str, ...]:
+    def sentences(self) -> tuple[str, ...]:
         """What they cost, and up to where each is cheaper, in sentences."""
         costs = ", ".join(f"{way} ${usd:,.2f}" for way, usd in sorted(self.usd.items(), key=lambda item: item[1]))
         found = [f"a day of {self.requests:,.0f} requests costs: {costs}"]
-        for (first, second), most in self.up_to.items():
+        for (first, second), most in self.break_even_requests.items():
             if not 0 < most < math.inf:
                 ever = "always" if most else "never"
                 found.append(f"{first} is {ever} cheaper than {second}, up to ten times the traffic")
@@ -49,7 +51,7 @@ class BillingComparison:
 
 def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComparison:
     """Every way to pay for the day of `scaling` at the scenario's prices, compared."""
-    instead, days = scenario.instead, len(scaling.rates) / 24
+    instead, days = scenario.billing_alternatives, len(scaling.rates) / 24
     ways: dict[str, Callable[[float], float]] = {}
     usd: dict[str, float] = {}
     if (price := scaling.usd_per_gpu_hour) is not None:
@@ -59,7 +61,7 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
         }
         least = scenario.replicas_at_least
         ways[BILLING_AUTOSCALED] = lambda times: (
-            scaling.paid_gpu_hours(np.maximum(scaling.needed(times), least)) * price / days
+            scaling.compute_billed_gpu_hours(np.maximum(scaling.compute_replicas_needed(times), least)) * price / days
         )
     if (paid := instead.serverless) is not None:
         ways[BILLING_SERVERLESS] = lambda times: price_serverless(paid, scaling, times)[0] / days
@@ -104,10 +106,10 @@ def price_serverless(paid: ServerlessEntry, scaling: AutoscalingPlan, times: flo
     replica that runs.
     """
     rates, start = np.array(scaling.rates) * times, _get_cold_start_s(paid, scaling)
-    assert scaling.one.performance is not None
-    stay = scaling.one.performance.e2e["mean"].mid + paid.idle_seconds
+    assert scaling.max_load_replica.performance is not None
+    stay = scaling.max_load_replica.performance.e2e["mean"].mid + paid.idle_seconds
     cycle = rates * start + np.exp(np.minimum(rates * stay, 700.0))
-    needed = scaling.needed(times)
+    needed = scaling.compute_replicas_needed(times)
     single = needed <= 1
     running = np.maximum(np.where(single, 1 - 1 / cycle, needed), paid.warm_replicas)
     started = np.maximum(np.diff(needed, prepend=needed[-1]), 0)[~single].sum() * start
@@ -116,9 +118,9 @@ def price_serverless(paid: ServerlessEntry, scaling: AutoscalingPlan, times: flo
     return float(seconds * scaling.deployment.layout.gpus_per_replica * paid.usd_per_gpu_second), float(waits.max())
 
 
-def _price_api(asked: ApiEntry, scaling: AutoscalingPlan, times: float) -> float:
+def _price_api(api: ApiEntry, scaling: AutoscalingPlan, times: float) -> float:
     """USD of all tokens in and out."""
-    load = scaling.one.workload
+    load = scaling.max_load_replica.workload
     assert load is not None
-    usd = load.prompt.mean * asked.usd_per_mtok_input + load.output.mean * asked.usd_per_mtok_output
+    usd = load.prompt.mean * api.usd_per_mtok_input + load.output.mean * api.usd_per_mtok_output
     return sum(scaling.rates) * 3600 * times * usd / 1e6

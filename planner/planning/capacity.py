@@ -43,7 +43,7 @@ def compute_rejected_fraction(workload: Workload, max_model_len: int) -> float:
 def _drop_oversized_prompts(prompt: LengthDistribution, limit: int) -> tuple[float, LengthDistribution]:
     """(the share of prompts from `limit` tokens on, the others)."""
     share = float(np.count_nonzero(prompt.values >= limit) / len(prompt.values))
-    return share, LengthDistribution.empirical(prompt.values[prompt.values < limit]) if 0 < share < 1 else prompt
+    return share, LengthDistribution.from_samples(prompt.values[prompt.values < limit]) if 0 < share < 1 else prompt
 
 
 def drop_rejected_requests(workload: Workload, max_model_len: int) -> Workload:
@@ -51,9 +51,9 @@ def drop_rejected_requests(workload: Workload, max_model_len: int) -> Workload:
 
     Raises `PlannerError` where requests do not fit on average, as they never do where it refuses all of them.
     """
-    if workload.tokens > max_model_len:
+    if workload.mean_tokens_per_request > max_model_len:
         raise PlannerError(
-            f"requests of {workload.tokens:,.0f} tokens on average do not fit into max_model_len {max_model_len:,}"
+            f"requests of {workload.mean_tokens_per_request:,.0f} tokens on average do not fit into max_model_len {max_model_len:,}"
         )
     if not (share := compute_rejected_fraction(workload, max_model_len)):
         return workload
@@ -76,15 +76,15 @@ def _estimate_prefix_hit_rate(deployment: Deployment, workload: Workload) -> flo
     """The `prefix_hit_rate` of `workload`: 0 without a prefix cache, and of a trace's blocks what each engine keeps."""
     if not deployment.args.enable_prefix_caching:
         return 0.0
-    if workload.trace is None or not workload.reuse_as_traced:
+    if workload.trace is None or not workload.uses_trace_prefixes:
         return workload.prefix_hit_rate
     pool = get_memory_plan(deployment).pool
-    tokens = pool.kv_tokens
+    tokens = pool.reported_tokens
     if deployment.args.kv_offloading_size:  # host memory has what the pool has, and what it gave up
         tokens = max(
             tokens, estimate_kv_offload(deployment, pool)[0] * pool.layout.groups[0].block_size * pool.layout.dcp
         )
-    return compute_prefix_hit_rate(workload.trace, deployment.engines, tokens)
+    return compute_prefix_hit_rate(workload.trace, deployment.num_engine_instances, tokens)
 
 
 def estimate_capacity(deployment: Deployment, workload: Workload) -> Interval:
@@ -93,7 +93,7 @@ def estimate_capacity(deployment: Deployment, workload: Workload) -> Interval:
     It depends on lengths and shared prefixes, not on when requests come: of a trace that tells which blocks are equal a
     replica has its own requests, in their order.
     """
-    trace, replicas = workload.trace if workload.reuse_as_traced else None, deployment.layout.replicas
+    trace, replicas = workload.trace if workload.uses_trace_prefixes else None, deployment.layout.replicas
     crowd = (
         _select_replica_requests(trace, replicas)
         if trace and len(trace.arrival) >= MIN_TRACE_REQUESTS_PER_REPLICA * replicas
@@ -104,7 +104,7 @@ def estimate_capacity(deployment: Deployment, workload: Workload) -> Interval:
         prefix_hit_rate=crowd.prefix_hit_rate if crowd else _estimate_prefix_hit_rate(deployment, workload),
     )  # fmt: skip
     served = replicas * _simulate_saturated_rps(deployment.with_replicas(1), lengths)
-    return Interval.factor(served, get_rate_sigma(deployment))
+    return Interval.from_lognormal(served, get_rate_sigma(deployment))
 
 
 @lru_cache(maxsize=64)
@@ -116,22 +116,24 @@ def _select_replica_requests(trace: Trace, replicas: int) -> Trace:
 
 
 @lru_cache(maxsize=256)
-def _simulate_saturated_rps(one: Deployment, lengths: Workload) -> float:
+def _simulate_saturated_rps(replica: Deployment, lengths: Workload) -> float:
     """Requests/s of one replica: what is begun once they have mixed, in whole waves, while others wait.
 
     Counted by their tokens, of which a few hundred requests may have more than usual. What ends would mislead: short
     answers come first. Of random candidates it is 1.5% off 24 waves, nine of ten 5%. Where more than `OFTEN` is
     preempted all from the first to the last request counts, which is 6% off at most.
     """
-    pool = get_memory_plan(one).pool
-    slots = min(one.args.max_num_seqs, max(pool.sequences(max(int(lengths.context), 1)), 1))
+    pool = get_memory_plan(replica).pool
+    slots = min(replica.args.max_num_seqs, max(pool.count_sequences(max(int(lengths.mean_decode_context), 1)), 1))
     waves = max(SATURATION_RUN_MINIMA[0], math.ceil(SATURATION_RUN_MINIMA[1] / slots))
     n = slots * max(min(waves, round(MAX_OUTPUT_TOKENS_PER_RUN / lengths.output.mean / slots)), 2)
     if lengths.trace:  # which prompts find what they share differs from wave to wave
         n = min(4 * n, len(lengths.trace.arrival))
-    waiting = replace(lengths, concurrency=min(2 * slots * one.engines, int(WORKLOAD_BOUNDS["concurrency"][1])))
-    found = simulate_workload(one, pool, build_step_model(one), waiting, requests=n, even=True)
-    begun, tokens = found.outcome.first_token * found.second, found.prompt + found.output
+    waiting = replace(
+        lengths, concurrency=min(2 * slots * replica.num_engine_instances, int(WORKLOAD_BOUNDS["concurrency"][1]))
+    )
+    found = simulate_workload(replica, pool, build_step_model(replica), waiting, requests=n, even=True)
+    begun, tokens = found.outcome.first_token * found.clock_scale, found.prompt + found.output
     end = begun.max()
     ends = np.append(np.sort(begun)[slots - 1 :: slots], end)  # of waves
     mixed = ends[np.searchsorted(ends, MIXING_TIME_FRACTION * end)]
@@ -139,7 +141,7 @@ def _simulate_saturated_rps(one: Deployment, lengths: Workload) -> float:
         mixed == end or found.preemptions.mean() > MAX_PREEMPTIONS_PER_REQUEST
     ):  # all in a step or two; or much is begun and given up again
         end, mixed = found.duration, 0.0
-    return one.engines * float(tokens[begun > mixed].sum() / tokens.mean() / (end - mixed))
+    return replica.num_engine_instances * float(tokens[begun > mixed].sum() / tokens.mean() / (end - mixed))
 
 
 def get_rate_sigma(deployment: Deployment) -> float:

@@ -42,36 +42,38 @@ MAX_BENCHMARKS = 6
 class ChoiceConfidence:
     """The share of `DRAWS` draws in which the plan stays the cheapest that holds, and what is chosen in the others."""
 
-    stays: float
-    cheaper: float  # something that costs less would do
-    dearer: float  # only something that costs more would do, or nothing that was looked at
-    broken: float  # the plan itself breaks a promise, or is overloaded
-    rivals: tuple[tuple[Candidate, float], ...]  # that are chosen instead, most often first
-    saves: Candidate | None  # of the cheaper ones that which is chosen most often
-    runs: tuple[tuple[Candidate, float], ...]  # a benchmark of one replica of which changes the choice so often
+    p_unchanged: float
+    p_cheaper: float  # something that costs less would do
+    p_costlier: float  # only something that costs more would do, or nothing that was looked at
+    p_infeasible: float  # the plan itself breaks a promise, or is overloaded
+    alternatives: tuple[tuple[Candidate, float], ...]  # that are chosen instead, most often first
+    likeliest_cheaper: Candidate | None  # of the cheaper ones that which is chosen most often
+    benchmark_values: tuple[
+        tuple[Candidate, float], ...
+    ]  # a benchmark of one replica of which changes the choice so often
 
     @property
-    def first(self) -> tuple[Candidate, float] | None:
+    def best_benchmark(self) -> tuple[Candidate, float] | None:
         """What to measure first, and in which share of draws that changes the choice; None where nothing would."""
-        return next(iter(self.runs), None)
+        return next(iter(self.benchmark_values), None)
 
     @property
-    def alike(self) -> float:
+    def p_equal_cost(self) -> float:
         """The share in which another plan at the same price does better, or holds where this one does not."""
-        return round(1 - self.stays - self.cheaper - self.dearer, 6)
+        return round(1 - self.p_unchanged - self.p_cheaper - self.p_costlier, 6)
 
     def __str__(self) -> str:
         near = ""
-        if self.saves:
-            missed = "; ".join(self.saves.misses)
-            near = f" (most often {self.saves.what}, which misses in the middle of its intervals: {missed})"
+        if self.likeliest_cheaper:
+            missed = "; ".join(self.likeliest_cheaper.violations)
+            near = f" (most often {self.likeliest_cheaper.description}, which misses in the middle of its intervals: {missed})"
         others = {
-            f"something cheaper would do{near}": self.cheaper,
-            "another at the same price does better": self.alike,
-            "only something dearer keeps all that is asked": self.dearer,
+            f"something cheaper would do{near}": self.p_cheaper,
+            "another at the same price does better": self.p_equal_cost,
+            "only something dearer keeps all that is asked": self.p_costlier,
         }
         told = [f"in {count} {what}" for what, share in others.items() if (count := round(share * NUM_DRAWS))]
-        kept = f"in {self.stays * NUM_DRAWS:,.0f} of {NUM_DRAWS:,} draws from the intervals it stays the cheapest that holds"
+        kept = f"in {self.p_unchanged * NUM_DRAWS:,.0f} of {NUM_DRAWS:,} draws from the intervals it stays the cheapest that holds"
         return "; ".join([kept, *([", ".join(told)] if told else [])])
 
 
@@ -84,15 +86,15 @@ class _ChoiceSet:
     # of the promises, then of the load
     order: np.ndarray  # [candidates, 1] of cost, then of today's rank but for the margin
 
-    def over(self, z: np.ndarray) -> np.ndarray:
+    def compute_excess(self, z: np.ndarray) -> np.ndarray:
         """[candidates, draws] by how much each exceeds its tightest limit at its [candidates, draws] `z`."""
         mid, slower, faster = np.moveaxis(self.limits, 2, 0)[..., None]
         late, early = np.maximum(z, 0)[:, None], np.maximum(-z, 0)[:, None]
         return np.asarray((mid + slower * late - faster * early).max(1))
 
-    def chosen(self, z: np.ndarray) -> np.ndarray:
+    def choose(self, z: np.ndarray) -> np.ndarray:
         """[draws] which the rule chooses at `z`; one beyond the last where none holds."""
-        over = self.over(z)
+        over = self.compute_excess(z)
         keys = np.where(over > 0, np.inf, self.order + np.exp(np.minimum(over, 0)) / 2)
         return np.where(np.isfinite(keys.min(0)), keys.argmin(0), len(self.candidates))
 
@@ -107,23 +109,23 @@ def estimate_choice_confidence(plan: Plan) -> ChoiceConfidence | None:
     shares = [_decompose_variance(candidate) for candidate in candidates]
     errors = {name: _draw_standard_normal(name) for name in {name for each in shares for name in each}}
     z = np.array([sum(math.sqrt(share) * errors[name] for name, share in each.items()) for each in shares])
-    winners, own = rivals.chosen(z), candidates.index(chosen)
-    bills = [(unpriced, round(cost, 6)) for unpriced, cost in (candidate.cost for candidate in candidates)]
+    winners, own = rivals.choose(z), candidates.index(chosen)
+    bills = [(unpriced, round(cost, 6)) for unpriced, cost in (candidate.cost_key for candidate in candidates)]
     more = np.array([*((bill > bills[own]) - (bill < bills[own]) for bill in bills), 1])[winners]
     won = Counter(winners.tolist())
     instead = [(k, many / NUM_DRAWS) for k, many in won.most_common() if k not in (own, len(candidates))]
-    saving = (candidates[k] for k, _ in instead if bills[k] < bills[own] and candidates[k].misses)
+    saving = (candidates[k] for k, _ in instead if bills[k] < bills[own] and candidates[k].violations)
     served = rivals.limits[own].copy()
     served[-1, 0] += math.log(1 - plan.scenario.headroom)  # all that it can serve, with nothing to stay free
-    broken = _ChoiceSet([chosen], served[None], np.zeros((1, 1))).over(z[own : own + 1]) > 0
+    broken = _ChoiceSet([chosen], served[None], np.zeros((1, 1))).compute_excess(z[own : own + 1]) > 0
     return ChoiceConfidence(
-        stays=won[own] / NUM_DRAWS,
-        cheaper=float((more < 0).mean()),
-        dearer=float((more > 0).mean()),
-        broken=float(broken.mean()),
-        rivals=tuple((candidates[k], share) for k, share in instead if share >= MIN_REPORTED_PROBABILITY),
-        saves=next(saving, None),
-        runs=_rank_benchmarks(rivals, [own, *(k for k, _ in instead)][:MAX_BENCHMARKS], shares, z),
+        p_unchanged=won[own] / NUM_DRAWS,
+        p_cheaper=float((more < 0).mean()),
+        p_costlier=float((more > 0).mean()),
+        p_infeasible=float(broken.mean()),
+        alternatives=tuple((candidates[k], share) for k, share in instead if share >= MIN_REPORTED_PROBABILITY),
+        likeliest_cheaper=next(saving, None),
+        benchmark_values=_rank_benchmarks(rivals, [own, *(k for k, _ in instead)][:MAX_BENCHMARKS], shares, z),
     )
 
 
@@ -131,48 +133,50 @@ def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
     """All that could be chosen in a draw: of each place the best, nothing dearer than what always holds."""
     kept: dict[object, tuple[Candidate, list[tuple[float, float, float]]]] = {}
     most = (True, math.inf)
-    for candidate in sorted(plan.candidates, key=lambda candidate: (candidate.cost, candidate.rank)):
-        dearer = sum(other.cost > chosen.cost for other, _ in kept.values())
-        if candidate.cost > most:
+    for candidate in sorted(plan.candidates, key=lambda candidate: (candidate.cost_key, candidate.rank_key)):
+        dearer = sum(other.cost_key > chosen.cost_key for other, _ in kept.values())
+        if candidate.cost_key > most:
             break
         if (
             dearer >= MAX_COSTLIER_CANDIDATES
-            or candidate.place in kept
+            or candidate.placement_key in kept
             or (limits := _compute_limit_rows(plan.scenario, candidate)) is None
         ):
             continue
         if all(mid - MAX_DRAW_SIGMA * faster <= 0 for mid, _, faster in limits) or candidate is chosen:
-            kept[candidate.place] = candidate, limits
-        if candidate.cost >= chosen.cost and all(mid + MAX_DRAW_SIGMA * slower <= 0 for mid, slower, _ in limits):
-            most = min(most, candidate.cost)
-    if chosen.place not in kept or kept[chosen.place][0] is not chosen:
-        kept[chosen.place] = chosen, _compute_limit_rows(plan.scenario, chosen) or []
-    first = [(candidate.cost, candidate.rank, candidate is not chosen) for candidate, _ in kept.values()]
+            kept[candidate.placement_key] = candidate, limits
+        if candidate.cost_key >= chosen.cost_key and all(
+            mid + MAX_DRAW_SIGMA * slower <= 0 for mid, slower, _ in limits
+        ):
+            most = min(most, candidate.cost_key)
+    if chosen.placement_key not in kept or kept[chosen.placement_key][0] is not chosen:
+        kept[chosen.placement_key] = chosen, _compute_limit_rows(plan.scenario, chosen) or []
+    first = [(candidate.cost_key, candidate.rank_key, candidate is not chosen) for candidate, _ in kept.values()]
     ordered = sorted(zip(first, kept.values(), strict=True), key=lambda item: item[0])
     found = [candidate for _, (candidate, _) in ordered]
-    keys = [((c.cost[0], round(c.cost[1], 6)), c.rank[:-1]) for c in found]
+    keys = [((c.cost_key[0], round(c.cost_key[1], 6)), c.rank_key[:-1]) for c in found]
     order = np.array([[sorted(set(keys)).index(key)] for key in keys])
-    return _ChoiceSet(found, np.array([kept[candidate.place][1] for candidate in found]), order)
+    return _ChoiceSet(found, np.array([kept[candidate.placement_key][1] for candidate in found]), order)
 
 
 def _compute_limit_rows(scenario: Scenario, candidate: Candidate) -> list[tuple[float, float, float]] | None:
     """A row of `_Rivals.limits` for each promise, and for the load; None where it misses what no step cost changes."""
     performance, planned = candidate.prediction.performance, 1 - scenario.headroom
-    drawn = {*(target.name for target in scenario.service_level), "capacity", "rate"}
-    if performance is None or not drawn.issuperset(candidate.constraints):
+    drawn = {*(target.name for target in scenario.slo_targets), "capacity", "rate"}
+    if performance is None or not drawn.issuperset(candidate.violated_constraints):
         return None
-    times = [(performance.at(t.metric, t.percentile), t.seconds) for t in scenario.service_level]
+    times = [(performance.get(t.metric, t.percentile), t.seconds) for t in scenario.slo_targets]
     rows = [_compute_log_sensitivity(value, limit) for value, limit in times]
     most, asked = get_capacity_rps(scenario, performance), compute_offered_rps(scenario, candidate.prediction)
     if scenario.workload.rate is None or most is None:  # users wait for their answers: no queue grows
-        return [*rows, _compute_log_sensitivity(Interval.exactly(0), planned)]
-    return [*rows, _compute_log_sensitivity(most.map(lambda rate: asked / max(rate, 1e-9)), planned)]
+        return [*rows, _compute_log_sensitivity(Interval.from_value(0), planned)]
+    return [*rows, _compute_log_sensitivity(most.map_monotone(lambda rate: asked / max(rate, 1e-9)), planned)]
 
 
 def _compute_log_sensitivity(value: Interval, limit: float) -> tuple[float, float, float]:
     """Logarithms: of its middle as a share of `limit`, and of what a standard deviation adds and takes away."""
     if math.isnan(value.mid):  # answers of one token have no pace
-        value = Interval.exactly(0)
+        value = Interval.from_value(0)
     lo, mid, hi = (max(end / limit, 1e-9) for end in (value.lo, value.mid, value.hi))
     return math.log(mid), math.log(hi / mid) / Z_SCORE_80PCT, math.log(mid / lo) / Z_SCORE_80PCT
 
@@ -184,9 +188,11 @@ def _decompose_variance(candidate: Candidate) -> dict[str, float]:
     widths = load_calibration_catalog(engine.name).common.sigma_tpot
     name, layout = str(engine), deployment.with_replicas(1).layout
     pair = f"{name}, {card}, {get_weight_format_name(deployment.model)}"
-    own = f"{pair}, {layout}, {deployment.args.kv_cache_dtype or 'auto'} KV, {deployment.drafts} drafts"
+    own = f"{pair}, {layout}, {deployment.args.kv_cache_dtype or 'auto'} KV, {deployment.num_draft_tokens} drafts"
     kinds = {"model": f"{name}, the model", "gpu": f"{name}, {card}", "version": name}
-    found = {kinds[new]: max(getattr(widths, new) ** 2 - widths.curve**2, 0.0) for new in known.new if new in kinds}
+    found = {
+        kinds[new]: max(getattr(widths, new) ** 2 - widths.curve**2, 0.0) for new in known.novelties if new in kinds
+    }
     found[pair] = max(widths.curve**2 - widths.many**2, 0.0) * (known.sigma_tpot > widths.many)
     found[own] = widths.many**2
     return {name: square / sum(found.values()) for name, square in found.items()}
@@ -205,10 +211,10 @@ def _rank_benchmarks(
     A result tells the error of its own layout, and of others as far as they share it; the rest stays at the middle.
     The plan's own, the first of `asked`, comes first where no other changes it clearly more often.
     """
-    today, found = rivals.chosen(np.zeros((len(z), 1)))[0], []
+    today, found = rivals.choose(np.zeros((len(z), 1)))[0], []
     for k in dict.fromkeys({list(shares[k])[-1]: k for k in reversed(asked)}[list(shares[k])[-1]] for k in asked):
         known = [sum(math.sqrt(share * shares[k].get(name, 0)) for name, share in each.items()) for each in shares]
-        changed = float((rivals.chosen(np.outer(known, z[k])) != today).mean())
+        changed = float((rivals.choose(np.outer(known, z[k])) != today).mean())
         found.append((changed + MIN_BENCHMARK_ADVANTAGE * (k == asked[0]), changed, k))
     return tuple(
         (rivals.candidates[k], changed)

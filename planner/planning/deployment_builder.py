@@ -24,12 +24,12 @@ MAX_NUM_SEQS = 1024
 @lru_cache(maxsize=64)
 def choose_max_model_len(workload: Workload, buffer: float, limit: int) -> int:
     """The max_model_len to serve `workload` with: p99 of prompt + output plus `buffer`, rounded up, at most `limit`."""
-    wanted = workload.total_quantile(0.99) * (1 + buffer)
+    wanted = workload.compute_total_tokens_quantile(0.99) * (1 + buffer)
     return min(math.ceil(wanted / MODEL_LEN_STEP_TOKENS) * MODEL_LEN_STEP_TOKENS, limit)
 
 
 def build_deployment(
-    scenario: Scenario, card: CandidateGpu, served: Model, layout: ParallelLayout, kv_cache_dtype: str = "auto",
+    scenario: Scenario, candidate_gpu: CandidateGpu, served: Model, layout: ParallelLayout, kv_cache_dtype: str = "auto",
     speculation: SpeculationConfig | None = None,
 ) -> Deployment:  # fmt: skip
     """`served` on one kind of GPU as the scenario sets it up, with the limits that its traffic and memory allow."""
@@ -39,9 +39,9 @@ def build_deployment(
         args["max_loras"] = min(adapters, DEFAULT_LORA_SLOTS, int(scenario.engine_args["max_cpu_loras"]))
     args |= scenario.engine_args
     deployment = deploy_on(
-        served, card.gpu, **vars(layout), engine=scenario.engine, speculation=speculation,
-        interconnect=card.interconnect, gpus_per_node=card.node, other_tenants=scenario.other_tenants,
-        spare_replicas=scenario.spare_replicas, sold_in=card.units,
+        served, candidate_gpu.gpu, **vars(layout), engine=scenario.engine, speculation=speculation,
+        interconnect=candidate_gpu.interconnect, gpus_per_node=candidate_gpu.max_machine_gpus, other_tenants=scenario.other_tenants,
+        spare_replicas=scenario.spare_replicas, sold_in=candidate_gpu.machine_sizes,
         memory_calibration=scenario.memory_calibration, **args,
     )  # fmt: skip
     return set_max_num_seqs(scenario, deployment)
@@ -56,7 +56,7 @@ def _limit_to_free_memory(scenario: Scenario, deployment: Deployment) -> Deploym
     if not 0 < safe < share:
         return deployment
     less = deployment.with_args(gpu_memory_utilization=safe)
-    standings = [(memory.starts, memory.status == "ok") for memory in (get_memory_plan(less), usual)]
+    standings = [(memory.can_start, memory.status == "ok") for memory in (get_memory_plan(less), usual)]
     return less if standings[0] > standings[1] else deployment
 
 
@@ -66,10 +66,10 @@ def set_max_num_seqs(scenario: Scenario, deployment: Deployment) -> Deployment:
     if "max_num_seqs" in scenario.engine_args:
         return tried
     usual = seqs = deployment.args.max_num_seqs
-    while not get_memory_plan(tried).starts and seqs > NUM_SEQS_STEP:
+    while not get_memory_plan(tried).can_start and seqs > NUM_SEQS_STEP:
         seqs = min(256, seqs // 2)
         tried = _limit_to_free_memory(scenario, deployment.with_args(max_num_seqs=seqs))
-    if not get_memory_plan(tried).starts:
+    if not get_memory_plan(tried).can_start:
         return deployment
     most = min(MAX_NUM_SEQS if scenario.offline and seqs == usual else seqs, tried.args.max_num_batched_tokens)
 

@@ -66,15 +66,15 @@ def evaluate_disaggregated(
     usd = [estimate_hourly_cost(pool, prices) for pool in (prefill, decode)]
     paid = usd[0] + usd[1] if usd[0] and usd[1] else None
     for pool, memory in memories.items():
-        if not memory.starts:
+        if not memory.can_start:
             return Prediction(pool, workload, memory, None, paid)
     found = Prediction(decode, workload, memories[decode], None, paid, prefill=prefill)
     load = derive_effective_workload(prefill, workload)  # which looks for shared prefixes where prompts are computed
-    pools = DisaggregatedPools.of(prefill, decode, memories[decode], load)
-    performance, others = pools.run(load), []
+    pools = DisaggregatedPools.from_deployments(prefill, decode, memories[decode], load)
+    performance, others = pools.simulate(load), []
     if load.rate is not None and not quick:  # in a closed loop every time is longer by the same factor
         pace = math.exp(Z_SCORE_80PCT * pools.sigma_tpot)
-        others = [pools.scaled(factor).run(load) for factor in (1 / pace, pace)]
+        others = [pools.scale(factor).simulate(load) for factor in (1 / pace, pace)]
     return replace(found, performance=_widen_intervals(performance, others))
 
 
@@ -91,18 +91,18 @@ def estimate_kv_transfer(prefill: Deployment, decode: Deployment) -> tuple[float
 class DisaggregatedPools:
     """Both pools as numbers: what their steps cost, and what a prompt needs on its way from one to the other."""
 
-    first: PrefillWorkerPool
-    rest: DecodeWorkerPool
+    prefill_pool: PrefillWorkerPool
+    decode_pool: DecodeWorkerPool
     prefill: StepModel
     decode: StepModel
     ranks: int  # data-parallel ones of a decode worker
-    held: float  # sequences that the KV pool of a decode worker holds
+    resident_sequences: float  # sequences that the KV pool of a decode worker holds
     transfer_s: float  # per prompt token
     sigma_tpot: float  # standard deviations of ln(measured / predicted)
     sigma_ttft: float
 
     @classmethod
-    def of(
+    def from_deployments(
         cls, prefill: Deployment, decode: Deployment, memory: MemoryPlan, workload: Workload,
         costs: WorkerPoolCosts | None = None,
     ) -> Self:  # fmt: skip
@@ -115,52 +115,61 @@ class DisaggregatedPools:
         before = PrefillWorkerPool(
             workers=prefill.layout.replicas,
             ranks=prefill.layout.dp,
-            own_s=np.interp(tokens, first.grid, first.grid_s - joint) / first.stages,
-            joint_s=np.interp(tokens, first.grid, joint) / first.stages,
-            step_s=(first.fixed_s + first.prefill_step_s + float(first.rows(1))) / first.stages,
+            rank_step_s=np.interp(tokens, first.grid, first.grid_s - joint) / first.stages,
+            collective_step_s=np.interp(tokens, first.grid, joint) / first.stages,
+            step_s=(first.fixed_s + first.prefill_step_s + float(first.interpolate_rows_s(1))) / first.stages,
         )
-        context, ranks = workload.context, decode.layout.dp
-        held = (memory.pool.num_blocks - 1) / memory.layout.blocks_for(max(int(context), 1)) * rest.kv_stretch * ranks
+        context, ranks = workload.mean_decode_context, decode.layout.dp
+        held = (
+            (memory.pool.num_blocks - 1)
+            / memory.layout.count_request_blocks(max(int(context), 1))
+            * rest.kv_stretch
+            * ranks
+        )
         seats = int(min(decode.args.max_num_seqs * ranks, held, workload.concurrency or MAX_SIMULATED_REQUESTS))
         if seats < 1:
-            pool = f"the KV pool of {memory.pool.kv_tokens:,} tokens"
+            pool = f"the KV pool of {memory.pool.reported_tokens:,} tokens"
             raise PlannerError(f"{pool} holds no sequence of {context:,.0f} tokens")
-        step_s = rest.decode_step(np.maximum(np.arange(seats + 1) / ranks / rest.stages, 1.0), context)
+        step_s = rest.estimate_decode_step_s(np.maximum(np.arange(seats + 1) / ranks / rest.stages, 1.0), context)
         after = DecodeWorkerPool(
             decode.layout.replicas, np.maximum.accumulate(np.asarray(step_s, float)), costs.handover
         )
         sigmas = get_pool_sigmas(decode, rest.sigma_tpot, first.sigma_ttft)
         return cls(before, after, first, rest, ranks, held, estimate_kv_transfer(prefill, decode)[1], *sigmas)
 
-    def scaled(self, factor: float) -> Self:
+    def scale(self, factor: float) -> Self:
         """The same with steps of both pools that take `factor` times as long."""
-        first, rest = self.first, self.rest
-        slower = first._replace(**{name: getattr(first, name) * factor for name in ("own_s", "joint_s", "step_s")})
-        return replace(self, first=slower, rest=rest._replace(step_s=rest.step_s * factor))
+        first, rest = self.prefill_pool, self.decode_pool
+        slower = first._replace(
+            **{name: getattr(first, name) * factor for name in ("rank_step_s", "collective_step_s", "step_s")}
+        )
+        return replace(self, prefill_pool=slower, decode_pool=rest._replace(step_s=rest.step_s * factor))
 
-    def run(self, workload: Workload) -> Performance:
+    def simulate(self, workload: Workload) -> Performance:
         """Let the workload's requests through, a whole run from the first burst on, and sum up what they saw."""
         many = workload.concurrency or 0
-        n = min(workload.requests, max(MAX_SIMULATED_REQUESTS, 2 * many))
+        n = min(workload.num_requests, max(MAX_SIMULATED_REQUESTS, 2 * many))
         rng = np.random.default_rng(ARRIVAL_SEED)
         prompt, output, sent = _sample_requests(workload, n, rng)
         n = len(sent)
-        computed = np.maximum(prompt - workload.cached_tokens, 1.0)
-        attention = self.prefill.prefill_attention(computed, workload.cached_tokens) / self.prefill.stages
+        computed = np.maximum(prompt - workload.mean_cached_tokens, 1.0)
+        attention = (
+            self.prefill.estimate_prefill_attention_s(computed, workload.mean_cached_tokens) / self.prefill.stages
+        )
         front = self.prefill.request_s + computed * self.prefill.prompt_token_s
         travel = prompt * self.transfer_s + front
         steps = np.maximum(output - 1.0, 0.0) / self.decode.tokens_per_step
         run = PoolTimeline(
-            *simulate_tandem_pools(self.first, self.rest, sent, many, computed, attention, travel, steps)
+            *simulate_tandem_pools(self.prefill_pool, self.decode_pool, sent, many, computed, attention, travel, steps)
         )
-        ttft, decoding, steps = run.joined - run.sent, run.ended - run.joined, self.rest.step_s
+        ttft, decoding, steps = run.joined - run.sent, run.ended - run.joined, self.decode_pool.step_s
         tpot = decoding[output > 1] / (output[output > 1] - 1) if (output > 1).any() else steps[1:2]
         seats, last = len(steps) - 1, float(run.sent[-1])
         # while the last is not yet sent the loop is full, or the rate as asked
         rate = float((run.ended <= last).sum()) / last if last > 0 else len(ttft) / float(run.ended.max())
-        prefills = self.first.workers * len(ttft) / max(float(run.busy[0]), 1e-9)
+        prefills = self.prefill_pool.workers * len(ttft) / max(float(run.busy[0]), 1e-9)
         answer_s = steps[seats] * (output.mean() - 1) / self.decode.tokens_per_step
-        decodes, full = self.rest.workers * seats / max(answer_s, 1e-9), seats >= int(self.held)
+        decodes, full = self.decode_pool.workers * seats / max(answer_s, 1e-9), seats >= int(self.resident_sequences)
         peak, limit = min((float(prefills), "compute"), (float(decodes), "kv" if full else "max_num_seqs"))
         saturated = workload.rate is not None and workload.rate >= peak
         shares = run.tokens / max(run.tokens.sum(), 1e-9)
@@ -168,7 +177,7 @@ class DisaggregatedPools:
         gaps = [steps[min(int(np.searchsorted(reached, q)), seats)] for q in LATENCY_QUANTILES]
         spread, first = self.sigma_tpot, self.sigma_ttft
         mixed = math.hypot(first * ttft.mean(), spread * decoding.mean()) / (ttft.mean() + decoding.mean())
-        served = Interval.factor(rate, spread)
+        served = Interval.from_lognormal(rate, spread)
         return Performance(
             ttft=_summarize(ttft, first),
             tpot=_summarize(tpot, spread),
@@ -178,16 +187,16 @@ class DisaggregatedPools:
             total_tps=served * (float(output.mean()) + workload.prompt.mean),
             request_tps=served,
             decode_batch=batch / self.ranks,
-            kv_usage=min(batch / self.held, 1.0),
-            kv_usage_p99=min(int(np.searchsorted(reached, 0.99)) / self.held, 1.0),
-            capacity=Interval.factor(peak, spread),
+            kv_usage=min(batch / self.resident_sequences, 1.0),
+            kv_usage_p99=min(int(np.searchsorted(reached, 0.99)) / self.resident_sequences, 1.0),
+            capacity=Interval.from_lognormal(peak, spread),
             queue=float(np.quantile(ttft - travel, 0.99)),
             preemptions=0.0,
             saturated=saturated,
-            limit=limit if saturated or (workload.rate is None and rate > 0.9 * peak) else "load",
+            bottleneck=limit if saturated or (workload.rate is None and rate > 0.9 * peak) else "load",
             basis=self.decode.basis,
             warnings=(FP8_KV_NOTE,) if self.decode.kv_stretch > 1 else (),
-            requests=max(round(n / self.rest.workers / self.ranks), 1),
+            num_simulated_requests=max(round(n / self.decode_pool.workers / self.ranks), 1),
         )
 
 
@@ -210,7 +219,7 @@ def _widen_intervals(mid: Performance, others: list[Performance]) -> Performance
         return mid
 
     def wider(metric: str, point: str) -> Interval:
-        known, ends = mid.at(metric, point), [one.at(metric, point).mid for one in others]
+        known, ends = mid.get(metric, point), [one.get(metric, point).mid for one in others]
         return Interval(min(known.lo, *ends), known.mid, max(known.hi, *ends))
 
     times: dict[str, Any] = {
@@ -226,4 +235,4 @@ def _summarize(values: np.ndarray, sigma: float) -> dict[str, Interval]:
 def _build_statistics(values: Iterable[float], sigma: float) -> dict[str, Interval]:
     """Mean, p50, p95 and p99, each with the calibration's spread; tails are less certain."""
     sized = zip(LATENCY_STATISTICS, values, sigma * STATISTIC_SIGMA_FACTORS, strict=True)
-    return {name: Interval.factor(float(value), float(spread)) for name, value, spread in sized}
+    return {name: Interval.from_lognormal(float(value), float(spread)) for name, value, spread in sized}

@@ -42,44 +42,44 @@ UNFIXABLE_CONSTRAINTS = {"power", "start-up", "max_model_len"}
 
 def explain_skipped_pools(scenario: Scenario) -> str:
     """Why no pools are looked at; "" where they are."""
-    without = [one.engine for one in scenario.by_engine if one.engine.facts["kv_handover"] == "none"]
-    if len(without) == len(scenario.by_engine):
+    without = [one.engine for one in scenario.split_by_engine if one.engine.facts["kv_handover"] == "none"]
+    if len(without) == len(scenario.split_by_engine):
         return f"no worker of {without[0]} is known to hand its KV cache to another"
     reasons = {
         "work with a deadline has no latency to keep": scenario.offline,
         "what adapters cost in pools was not measured": bool(scenario.workload.adapters),
-        "how pools follow a day is not planned": scenario.day is not None,
+        "how pools follow a day is not planned": scenario.daily_profile is not None,
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def search_pools(scenario: Scenario, dearest: float = math.inf) -> list[Candidate]:
+def search_pools(scenario: Scenario, max_price: float = math.inf) -> list[Candidate]:
     """Pools from best to worst, each with the workers that it takes; none for more than `dearest` USD (or GPUs)."""
     if explain_skipped_pools(scenario):
         return []
-    many = replace(scenario.workload, num_prompts=min(scenario.workload.requests, SCREENING_REQUESTS))
+    many = replace(scenario.workload, num_prompts=min(scenario.workload.num_requests, SCREENING_REQUESTS))
     looks: list[tuple[Candidate, CandidateGpu]] = []
     for asked, first, rest, preference in _generate_worker_shapes(scenario):
         if not _is_hopeless(scenario, first, rest) and (
-            look := _add_workers_until_feasible(scenario, asked, first, rest, preference, many, dearest, quick=True)
+            look := _add_workers_until_feasible(scenario, asked, first, rest, preference, many, max_price, quick=True)
         ):
             looks.append((look, asked))
-    looks.sort(key=lambda look: look[0].rank)
+    looks.sort(key=lambda look: look[0].rank_key)
     found: list[Candidate] = []
     while looks and len(found) < MAX_SIMULATED_POOLS and not _ranks_before(found, looks[0][0]):
         best, asked = looks.pop(0)
         first, rest = best.prediction.pools
         found.append(
-            _add_workers_until_feasible(scenario, asked, first, rest, best.preference, scenario.workload, dearest)
+            _add_workers_until_feasible(scenario, asked, first, rest, best.preference_key, scenario.workload, max_price)
             or best
         )
-        found.sort(key=attrgetter("rank"))
+        found.sort(key=attrgetter("rank_key"))
     return [*found, *(look for look, _ in looks if _ranks_before(found, look))]
 
 
-def _ranks_before(found: list[Candidate], look: Candidate) -> bool:
+def _ranks_before(candidates: list[Candidate], look: Candidate) -> bool:
     """Whether the best that is stated comes before what is only looked at."""
-    return bool(found) and found[0].rank < look.rank
+    return bool(candidates) and candidates[0].rank_key < look.rank_key
 
 
 def _generate_worker_shapes(
@@ -91,87 +91,89 @@ def _generate_worker_shapes(
     those over by other rules, and not in every version.
     """
     for (e, under), asked, (q, quantization), (k, kv) in product(
-        enumerate(scenario.by_engine), scenario.gpus, enumerate(scenario.quantizations),
+        enumerate(scenario.split_by_engine), scenario.gpus, enumerate(scenario.quantizations),
         enumerate(scenario.kv_cache_dtypes),
     ):  # fmt: skip
         if under.engine.facts["kv_handover"] == "none" or explain_unsupported_gpu(asked.gpu, under.engine):
             continue
         served, workers = load_model(scenario.model, quantization=quantization), list[Deployment]()
         for layout in list_legal_layouts(
-            served, asked.gpu, min(asked.node, asked.at_most - 1), asked.node, under.engine
+            served, asked.gpu, min(asked.max_machine_gpus, asked.max_gpus - 1), asked.max_machine_gpus, under.engine
         ):
             if layout.pp > 1 or any(getattr(layout, name) != size for name, size in scenario.layout.items()):
                 continue
             with suppress(PlannerError):
                 one = build_deployment(under, asked, served, layout, kv)
                 memory = get_memory_plan(one)
-                workers += [one] if memory.starts and len(memory.layout.groups) == 1 else []
+                workers += [one] if memory.can_start and len(memory.layout.groups) == 1 else []
         pairs = (pair for pair in product(workers, workers) if _can_transfer_kv(*pair))
         yield from ((asked, first, rest, (q, k, 0, e, 0)) for first, rest in pairs)
 
 
-def _can_transfer_kv(first: Deployment, rest: Deployment) -> bool:
+def _can_transfer_kv(prefill: Deployment, decode: Deployment) -> bool:
     """Whether a prefill worker like `first` can hand its KV cache to a decode worker like `rest`."""
-    how, before, after = rest.engine.facts["kv_handover"], first.layout.tp, rest.layout.tp
+    how, before, after = decode.engine.facts["kv_handover"], prefill.layout.tp, decode.layout.tp
     return how == "any" or before == after or (how == "wider" and before < after)
 
 
-def _is_hopeless(scenario: Scenario, first: Deployment, rest: Deployment) -> bool:
+def _is_hopeless(scenario: Scenario, prefill: Deployment, decode: Deployment) -> bool:
     """Whether even a request that is alone in both pools misses a promise."""
     load = replace(scenario.workload, rate=None, trace=None, concurrency=1, num_prompts=NUM_ISOLATED_REQUESTS)
     with suppress(PlannerError):
-        found = evaluate_disaggregated(first, rest, load).performance
-        promises = scenario.service_level if found else ()
-        return any(found.at(t.metric, t.percentile).mid > ISOLATED_LATENCY_SLACK * t.seconds for t in promises if found)
+        found = evaluate_disaggregated(prefill, decode, load).performance
+        promises = scenario.slo_targets if found else ()
+        return any(
+            found.get(t.metric, t.percentile).mid > ISOLATED_LATENCY_SLACK * t.seconds for t in promises if found
+        )
     return True
 
 
 def _add_workers_until_feasible(
-    scenario: Scenario, asked: CandidateGpu, first: Deployment, rest: Deployment, preference: tuple[int, ...],
+    scenario: Scenario, candidate_gpu: CandidateGpu, prefill: Deployment, decode: Deployment, preference: tuple[int, ...],
     load: Workload, dearest: float, *, quick: bool = False,
 ) -> Candidate | None:  # fmt: skip
     """More workers of the pool that is short, until nothing is missed, or too many are needed; the best on the way."""
     best: Candidate | None = None
     for _ in range(MAX_GROWTH_STEPS):
-        found = evaluate_pools(scenario, first, rest, load, preference, quick=quick)
-        if found is None or found.prediction.gpus_rented > asked.at_most or found.cost[1] > dearest:
+        found = evaluate_pools(scenario, prefill, decode, load, preference, quick=quick)
+        if found is None or found.prediction.num_gpus_billed > candidate_gpu.max_gpus or found.cost_key[1] > dearest:
             break
-        best = found if best is None or found.rank < best.rank else best
-        if (found.meets and not found.at_risk) or UNFIXABLE_CONSTRAINTS & {*found.constraints}:
+        best = found if best is None or found.rank_key < best.rank_key else best
+        if (found.is_feasible and not found.at_risk) or UNFIXABLE_CONSTRAINTS & {*found.violated_constraints}:
             break
-        more = max(found.share - 1, 0.0)
+        more = max(found.capacity_utilization - 1, 0.0)
         wider, longer = (pool.with_replicas(math.ceil(pool.layout.replicas * (1 + more)) + (more == 0))
-                         for pool in (first, rest))  # fmt: skip
+                         for pool in (prefill, decode))  # fmt: skip
         if _needs_decode_workers(scenario, found, wider, longer, load):
-            rest = longer
+            decode = longer
         else:
-            first = wider
+            prefill = wider
     return best
 
 
 def _needs_decode_workers(
-    scenario: Scenario, found: Candidate, wider: Deployment, longer: Deployment, load: Workload
+    scenario: Scenario, candidate: Candidate, wider: Deployment, longer: Deployment, load: Workload
 ) -> bool:
     """Whether it takes the `longer` decode pool, not the `wider` prefill pool, to mend what `found` misses or risks."""
-    said = {word.lower() for each in found.constraints or found.risks for word in each.split()}
-    if found.share <= 1 and said & {*DECODE_CONSTRAINTS, "ttft"}:
+    said = {word.lower() for each in candidate.violated_constraints or candidate.risks for word in each.split()}
+    if candidate.capacity_utilization <= 1 and said & {*DECODE_CONSTRAINTS, "ttft"}:
         return bool(said & DECODE_CONSTRAINTS)
-    first, rest = found.prediction.pools
+    first, rest = candidate.prediction.pools
     tried = [
-        evaluate_pools(scenario, *pools, load, found.preference, quick=True)
+        evaluate_pools(scenario, *pools, load, candidate.preference_key, quick=True)
         for pools in ((wider, rest), (first, longer))
     ]
-    with_first, with_rest = (one.share if one else math.inf for one in tried)
+    with_first, with_rest = (one.capacity_utilization if one else math.inf for one in tried)
     return with_rest < with_first
 
 
 def evaluate_pools(
-    scenario: Scenario, first: Deployment, rest: Deployment, load: Workload, preference: tuple[int, ...] = (), *,
+    scenario: Scenario, prefill: Deployment, decode: Deployment, load: Workload, preference: tuple[int, ...] = (), *,
     quick: bool = False,
 ) -> Candidate | None:  # fmt: skip
     """Both pools under `load`, requests let through one by one; None where they cannot serve it."""
     try:
-        prediction = evaluate_disaggregated(first, rest, load, scenario.prices, quick=quick)
+        prediction = evaluate_disaggregated(prefill, decode, load, scenario.prices, quick=quick)
     except PlannerError:
         return None
     if prediction.performance is None or math.isnan(prediction.performance.request_tps.mid):

@@ -26,19 +26,23 @@ MIN_UTILIZATION_GAIN = 0.01
 
 
 def generate_variants(
-    scenario: Scenario, usual: Deployment, tokens: tuple[int, ...] = BATCHED_TOKENS_VALUES, *, light: bool = False
+    scenario: Scenario,
+    usual: Deployment,
+    tokens: tuple[int, ...] = BATCHED_TOKENS_VALUES,
+    *,
+    is_underused: bool = False,
 ) -> Iterator[Deployment]:
     """`usual` with every other combination of its engine's arguments; with smaller batches, and with fewer drafts.
 
     `light`: its memory and its slots are mostly empty, so that neither is tried in another size.
     """
-    light = light and scenario.workload.trace is None  # of whose blocks a larger pool keeps more
+    is_underused = is_underused and scenario.workload.trace is None  # of whose blocks a larger pool keeps more
     args, given = usual.args, scenario.engine_args
     sizes, shares, seqs = [args.max_num_batched_tokens], [args.gpu_memory_utilization], args.max_num_seqs
     if "max_num_batched_tokens" not in given:
         sizes += [size for size in tokens if size != sizes[0]]
     if (
-        not light
+        not is_underused
         and "gpu_memory_utilization" not in given
         and (most := find_safe_memory_utilization(usual)) >= shares[0] + MIN_UTILIZATION_GAIN
     ):
@@ -51,14 +55,14 @@ def generate_variants(
         changes += [{"max_loras": many} for many in sorted(slots)]
     for knobs in changes[1:]:
         with suppress(PlannerError):  # the engine has rules of its own for how its arguments go together
-            if get_memory_plan(changed := apply_engine_args(scenario, usual, **knobs)).starts:
+            if get_memory_plan(changed := apply_engine_args(scenario, usual, **knobs)).can_start:
                 yield changed
-    if not get_memory_plan(usual).starts:
+    if not get_memory_plan(usual).can_start:
         return
-    if not light and "max_num_seqs" not in given and scenario.service_level:
+    if not is_underused and "max_num_seqs" not in given and scenario.slo_targets:
         yield from (usual.with_args(max_num_seqs=fewer) for share in NUM_SEQS_FRACTIONS if (fewer := int(seqs * share)))
     if drafted := usual.speculation:
-        fewer_drafts = (replace(drafted, num_speculative_tokens=k) for k in range(1, usual.drafts))
+        fewer_drafts = (replace(drafted, num_speculative_tokens=k) for k in range(1, usual.num_draft_tokens))
         yield from (replace(usual, speculation=fewer) for fewer in fewer_drafts)
 
 

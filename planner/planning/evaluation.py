@@ -46,7 +46,7 @@ def simulate_candidate(scenario: Scenario, candidate: Candidate, *, quick: bool 
         found = evaluate_disaggregated(first, candidate.deployment, load, scenario.prices)
     else:
         found = predict(candidate.deployment, load, scenario.prices, quick=quick)
-    return check_against_slos(scenario, found, candidate.preference)
+    return check_against_slos(scenario, found, candidate.preference_key)
 
 
 def screen_candidate(scenario: Scenario, candidate: Candidate) -> Candidate:
@@ -55,11 +55,11 @@ def screen_candidate(scenario: Scenario, candidate: Candidate) -> Candidate:
     if is_finite_run(load):
         return simulate_candidate(scenario, candidate, quick=True)
     found = predict(candidate.deployment, load, scenario.prices, quick=True, rough=True)
-    look = check_against_slos(scenario, found, candidate.preference)
-    else_decides = max(1.0, look.margin if look.margin > look.share else 0.0)
+    look = check_against_slos(scenario, found, candidate.preference_key)
+    else_decides = max(1.0, look.limit_utilization if look.limit_utilization > look.capacity_utilization else 0.0)
     return (
         look
-        if look.share * MAX_CAPACITY_ERROR_FACTOR < else_decides
+        if look.capacity_utilization * MAX_CAPACITY_ERROR_FACTOR < else_decides
         else simulate_candidate(scenario, candidate, quick=True)
     )
 
@@ -72,7 +72,7 @@ def get_candidate_workload(scenario: Scenario, deployment: Deployment) -> Worklo
 
 def saturate_workload(deployment: Deployment, workload: Workload) -> Workload:
     """`workload` as a closed loop that keeps every one of `deployment`'s max_num_seqs slots taken."""
-    slots = deployment.args.max_num_seqs * deployment.engines
+    slots = deployment.args.max_num_seqs * deployment.num_engine_instances
     return replace(workload, rate=None, trace=None, concurrency=min(slots, workload.num_prompts or slots))
 
 
@@ -84,8 +84,10 @@ def check_against_slos(scenario: Scenario, prediction: Prediction, preference: t
         return Candidate(deployment, prediction, (reason,), (), ("memory",), math.inf, math.inf, preference)
     missed, risks, share = _check_capacity(scenario, prediction, performance)
     margin = share
-    for target in scenario.service_level:
-        found, told = (read(target.metric, target.percentile) for read in (performance.at, performance.told))
+    for target in scenario.slo_targets:
+        found, told = (
+            read(target.metric, target.percentile) for read in (performance.get, performance.get_for_display)
+        )
         if math.isnan(found.mid):  # answers of one token have no pace
             continue
         margin = max(margin, found.mid / target.seconds)
@@ -93,19 +95,19 @@ def check_against_slos(scenario: Scenario, prediction: Prediction, preference: t
             missed.append((target.name, f"{target.name} {_format_violation('is', 'grows', told.mid, target.seconds)}"))
         elif told.hi > target.seconds:
             risks.append(f"{target.name} may {_format_violation('reach', 'grow', told.hi, target.seconds)}")
-    if prediction.refused > scenario.refused_at_most:
-        said = f"{prediction.refused:.1%} of the requests are refused, above {scenario.refused_at_most:.1%}"
+    if prediction.rejected_fraction > scenario.refused_at_most:
+        said = f"{prediction.rejected_fraction:.1%} of the requests are refused, above {scenario.refused_at_most:.1%}"
         missed.append(("max_model_len", said))
-        margin = max(margin, prediction.refused / max(scenario.refused_at_most, 1e-6))
+        margin = max(margin, prediction.rejected_fraction / max(scenario.refused_at_most, 1e-6))
     for name, said, value, most in list_resource_limits(scenario, prediction):
         if value is None:
             risks.append(f"{said} is not known, and {most} is the limit")
             continue
         margin = max(margin, value.mid / most.value)
         if value.mid > most.value:
-            missed.append((name, f"{said} is {most.of(value.mid)}, above {most}"))
+            missed.append((name, f"{said} is {most.format_amount(value.mid)}, above {most}"))
         elif value.hi > most.value:
-            risks.append(f"{said} may reach {most.of(value.hi)}, above {most}")
+            risks.append(f"{said} may reach {most.format_amount(value.hi)}, above {most}")
     if prediction.memory.status == "at_risk":
         risks.append(prediction.memory.reason)
     constraints, misses = zip(*missed, strict=True) if missed else ((), ())
@@ -128,7 +130,12 @@ def list_resource_limits(
         slowest = max(totals, key=lambda total: total.mid) if len(totals) == len(begins) else None
         yield "start-up", "the start-up of a replica", slowest, ResourceLimit(scenario.start_up_at_most, "s")
     if scenario.power_at_most is not None:
-        yield "power", "the mean power of all GPUs", prediction.watts, ResourceLimit(scenario.power_at_most, "W")
+        yield (
+            "power",
+            "the mean power of all GPUs",
+            prediction.total_power_w,
+            ResourceLimit(scenario.power_at_most, "W"),
+        )
 
 
 def _check_capacity(
@@ -165,7 +172,7 @@ def compute_offered_rps(scenario: Scenario, prediction: Prediction) -> float:
     rate, found = scenario.workload.rate, prediction.performance
     if rate is None:
         return found.request_tps.mid if found else math.nan
-    return rate if scenario.offline else rate * (1 - prediction.refused)
+    return rate if scenario.offline else rate * (1 - prediction.rejected_fraction)
 
 
 def compute_free_capacity(scenario: Scenario, prediction: Prediction) -> float | None:
@@ -184,14 +191,16 @@ def get_capacity_rps(scenario: Scenario, performance: Performance) -> Interval |
 def estimate_run_hours(scenario: Scenario, candidate: Candidate) -> Interval | None:
     """Hours that work with a deadline takes; None where traffic goes on, or nothing is predicted."""
     found, many = candidate.prediction.performance, scenario.workload.num_prompts
-    return found.request_tps.map(lambda rate: many / rate / 3600) if scenario.offline and found and many else None
+    return (
+        found.request_tps.map_monotone(lambda rate: many / rate / 3600) if scenario.offline and found and many else None
+    )
 
 
 def estimate_energy(scenario: Scenario, candidate: Candidate) -> list[tuple[str, Interval]]:
     """(unit, figure) of the boards' mean power and energy under the planned load; none where nothing runs."""
     found, hours = candidate.prediction, estimate_run_hours(scenario, candidate)
-    if found.power is None:
+    if found.gpu_power_w is None:
         return []
-    kwh = (found.watts or found.power) * ((hours.mid if hours else HOURS_PER_MONTH) / 1e3)
-    shown = [("W each, mean", found.power), ("kWh for all of it" if hours else "kWh a month", kwh)]
-    return [*shown, ("J per output token", found.joules)] if found.joules else shown
+    kwh = (found.total_power_w or found.gpu_power_w) * ((hours.mid if hours else HOURS_PER_MONTH) / 1e3)
+    shown = [("W each, mean", found.gpu_power_w), ("kWh for all of it" if hours else "kWh a month", kwh)]
+    return [*shown, ("J per output token", found.joules_per_output_token)] if found.joules_per_output_token else shown

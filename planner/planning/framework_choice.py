@@ -42,7 +42,7 @@ class FrameworkRule(SourcedEntry):
 
     @field_validator("when")
     @classmethod
-    def _known(cls, words: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_words(cls, words: tuple[str, ...]) -> tuple[str, ...]:
         known = (*WorkloadTraits.__dataclass_fields__, *GPU_TRAITS)
         for word in words:
             if word not in known:
@@ -89,7 +89,7 @@ class FrameworkChoice:
         """The facts that decided, the weightiest first."""
         return tuple(rule.fact for rule in sorted(self.chosen.reasons, key=lambda rule: -rule.points))
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """One row per deciding fact: framework, total, points, fact, source, date."""
         import pandas as pd
 

@@ -33,7 +33,9 @@ class Prediction:
     workload: Workload | None  # None: only memory was asked for
     memory: MemoryPlan
     performance: Performance | None
-    usd: Interval | None  # per hour, of all GPUs, from the cheapest quote to the dearest; None where none is known
+    usd_per_hour_interval: (
+        Interval | None
+    )  # per hour, of all GPUs, from the cheapest quote to the dearest; None where none is known
     prefill: Deployment | None = None
 
     @property
@@ -42,41 +44,41 @@ class Prediction:
         return (self.prefill, self.deployment) if self.prefill else (self.deployment,)
 
     @property
-    def gpus(self) -> int:
+    def num_gpus(self) -> int:
         """GPUs of all replicas and pools that serve the load."""
-        return sum(pool.layout.gpus for pool in self.pools)
+        return sum(pool.layout.num_gpus for pool in self.pools)
 
     @property
-    def gpus_rented(self) -> int:
+    def num_gpus_billed(self) -> int:
         """GPUs of all pools that are paid, spare ones and those of whole machines among them."""
-        return sum(pool.gpus_rented for pool in self.pools)
+        return sum(pool.num_gpus_billed for pool in self.pools)
 
     @property
     def usd_per_hour(self) -> float | None:
         """Price of all GPUs; None where none is known."""
-        return self.usd.mid if self.usd else None
+        return self.usd_per_hour_interval.mid if self.usd_per_hour_interval else None
 
     @property
     def usd_per_month(self) -> Interval | None:
         """Price of all GPUs, rented without a break; None where none is known."""
-        return self.usd * HOURS_PER_MONTH if self.usd else None
+        return self.usd_per_hour_interval * HOURS_PER_MONTH if self.usd_per_hour_interval else None
 
     @property
-    def load(self) -> Workload:
+    def effective_workload(self) -> Workload:
         """The traffic as the engine takes it on: without what it refuses, and without a prefix cache that is off."""
         assert self.workload is not None
         return derive_effective_workload(self.deployment, self.workload)
 
     @property
-    def refused(self) -> float:
+    def rejected_fraction(self) -> float:
         """The share of requests that is refused, because their prompts leave no room for an output."""
         return compute_rejected_fraction(self.workload, self.deployment.args.max_model_len) if self.workload else 0.0
 
     @property
-    def in_flight(self) -> float:
+    def mean_in_flight(self) -> float:
         """Requests in a replica, running or waiting, on average: arrivals times their time in it (Little's law)."""
         assert self.performance is not None and self.workload is not None
-        inside = self.workload.concurrency or (self.workload.rate or 0.0) * self.performance.at("e2e", "mean").mid
+        inside = self.workload.concurrency or (self.workload.rate or 0.0) * self.performance.get("e2e", "mean").mid
         return max(inside / self.deployment.layout.replicas, 1.0)
 
     @property
@@ -85,20 +87,20 @@ class Prediction:
         if self.deployment.speculation is None or self.performance is None or not self.workload:
             return None
         batch = max(self.performance.decode_batch, 1.0)
-        return evaluate_speculation(self.deployment, batch, self.workload.context).speedup
+        return evaluate_speculation(self.deployment, batch, self.workload.mean_decode_context).speedup
 
     @property
-    def power(self) -> Interval | None:
+    def gpu_power_w(self) -> Interval | None:
         """Mean board power of one GPU under this load, W; None where nothing runs."""
         if self.performance is None or self.workload is None:
             return None
-        rest = self._power_of(self.deployment, prefills=self.prefill is None)
+        rest = self._estimate_pool_power(self.deployment, prefills=self.prefill is None)
         if self.prefill is None:
             return rest
-        first = self._power_of(self.prefill, decodes=False)
-        return (first * self.prefill.layout.gpus + rest * self.deployment.layout.gpus) / self.gpus
+        first = self._estimate_pool_power(self.prefill, decodes=False)
+        return (first * self.prefill.layout.num_gpus + rest * self.deployment.layout.num_gpus) / self.num_gpus
 
-    def _power_of(self, pool: Deployment, **phases: bool) -> Interval:
+    def _estimate_pool_power(self, pool: Deployment, **phases: bool) -> Interval:
         assert self.performance and self.workload
         served, batch = self.performance.request_tps.mid, self.performance.decode_batch
         return estimate_board_power(
@@ -107,23 +109,23 @@ class Prediction:
         )
 
     @property
-    def watts(self) -> Interval | None:
+    def total_power_w(self) -> Interval | None:
         """Mean power of all GPUs that are rented, W: of those under load, and of the others, which idle."""
-        if self.power is None:
+        if self.gpu_power_w is None:
             return None
-        return self.power * self.gpus + estimate_board_power(self.deployment.gpu, IDLE_ACTIVITY) * (
-            self.gpus_rented - self.gpus
+        return self.gpu_power_w * self.num_gpus + estimate_board_power(self.deployment.gpu, IDLE_ACTIVITY) * (
+            self.num_gpus_billed - self.num_gpus
         )
 
     @property
-    def joules(self) -> Interval | None:
+    def joules_per_output_token(self) -> Interval | None:
         """Energy of all boards per output token, J; None where there are none."""
-        if self.power is None or self.performance is None:
+        if self.gpu_power_w is None or self.performance is None:
             return None
-        return compute_joules_per_token(self.power, self.gpus, self.performance.output_tps)
+        return compute_joules_per_token(self.gpu_power_w, self.num_gpus, self.performance.output_tps)
 
     @property
-    def fits(self) -> bool:
+    def can_start(self) -> bool:
         """The engine would start."""
         return self.performance is not None
 
@@ -133,18 +135,20 @@ class Prediction:
         if self.performance is None or self.usd_per_hour is None:
             return None
         usd = self.usd_per_hour / 3600
-        return self.performance.output_tps.map(lambda rate: usd / rate if rate > 0 else math.inf) * 1e6
+        return self.performance.output_tps.map_monotone(lambda rate: usd / rate if rate > 0 else math.inf) * 1e6
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What a reader should know before trusting the figures."""
-        notes = (*self.deployment.model.warnings, self.deployment.engine.note, *self.memory.warnings)
+        notes = (*self.deployment.model.warnings, self.deployment.engine.substitution_note, *self.memory.warnings)
         notes += self.performance.warnings if self.performance else ()
         stored, engine = self.deployment.model.quantization.method, self.deployment.engine
         if package := find_required_plugin(engine, stored):
             notes += (f"{engine} serves {stored} only with the package {package} beside it",)
-        if self.refused:
-            notes += (f"{self.refused:.2%} of the requests are refused: their prompts do not fit into max_model_len",)
+        if self.rejected_fraction:
+            notes += (
+                f"{self.rejected_fraction:.2%} of the requests are refused: their prompts do not fit into max_model_len",
+            )
         if self.performance and self.performance.saturated:
             notes += (f"overloaded: it serves {self.performance.request_tps.mid:.3g} requests/s of the rate asked",)
         return tuple(dict.fromkeys(note for note in notes if note))
@@ -185,7 +189,11 @@ def evaluate_batch(
         Prediction(deployment, workload, get_memory_plan(deployment), None, estimate_hourly_cost(deployment, prices))
         for deployment, workload in cases
     ]
-    loads = {k: LoadCase(one.deployment, one.memory, one.load) for k, one in enumerate(found) if one.memory.starts}
+    loads = {
+        k: LoadCase(one.deployment, one.memory, one.effective_workload)
+        for k, one in enumerate(found)
+        if one.memory.can_start
+    }
     for k, steady in zip(loads, solve_load_cases(list(loads.values())), strict=True):
         found[k] = replace(found[k], performance=steady)
     return found
@@ -194,7 +202,7 @@ def evaluate_batch(
 def estimate_hourly_cost(deployment: Deployment, prices: PriceSelection | None = None) -> Interval | None:
     """USD per hour of all GPUs that are rented for it, from the cheapest to the dearest quote; None if unknown."""
     price = look_up_gpu_price(deployment.gpu, prices)
-    return Interval(price.low, price.usd, price.high) * deployment.gpus_rented if price else None
+    return Interval(price.min_usd, price.median_usd, price.max_usd) * deployment.num_gpus_billed if price else None
 
 
 def solve_load_cases(cases: Sequence[LoadCase]) -> list[Performance]:

@@ -47,22 +47,22 @@ class CandidateGpu:
     """A GPU that may be used, how many of it at most, and how they are wired (None: as the catalog says)."""
 
     gpu: Gpu
-    at_most: int
+    max_gpus: int
     gpus_per_node: int | None = None
     interconnect: str | None = None
     sold_in: tuple[int, ...] = ()  # GPUs of the machines that are let
 
     @property
-    def units(self) -> tuple[int, ...]:
+    def machine_sizes(self) -> tuple[int, ...]:
         """GPUs of the machines to choose from, at most a node's; none: any number is let."""
         if self.sold_in or self.gpus_per_node is None or not self.gpu.sold_in:
             return self.sold_in or self.gpu.sold_in
         return tuple(sorted({*(size for size in self.gpu.sold_in if size < self.gpus_per_node), self.gpus_per_node}))
 
     @property
-    def node(self) -> int:
+    def max_machine_gpus(self) -> int:
         """GPUs of the largest machine."""
-        return min([self.gpus_per_node or self.gpu.gpus_per_node, *self.units[-1:]])
+        return min([self.gpus_per_node or self.gpu.gpus_per_node, *self.machine_sizes[-1:]])
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Scenario:
     gpus: tuple[CandidateGpu, ...]
     engine: Engine  # the first of those that may be used
     workload: Workload
-    service_level: tuple[SloTarget, ...]
+    slo_targets: tuple[SloTarget, ...]
     offline: bool
     engine_args: Mapping[str, SettingValue]
     layout: Mapping[str, int]  # parallel sizes that are settled
@@ -97,14 +97,14 @@ class Scenario:
     other_tenants: int  # bytes on each GPU
     memory_calibration: Mapping[str, float]  # bytes to add to terms of every plan
     speculation: SpeculationEntry | None
-    pools: bool  # whether separate prefill and decode pools are looked at, too
+    allow_disaggregation: bool  # whether separate prefill and decode pools are looked at, too
     traits: WorkloadTraits
     files: tuple[Path, ...]  # that it was read from
     other_engines: tuple[Engine, ...]  # that may be used as well
-    wanted: tuple[ArtifactKind, ...]  # to be written
-    day: DailyProfile | None = None  # how the traffic rises and falls; `workload` is its busiest hour
+    output_kinds: tuple[ArtifactKind, ...]  # to be written
+    daily_profile: DailyProfile | None = None  # how the traffic rises and falls; `workload` is its busiest hour
     replicas_at_least: int = 1  # in its quietest hour
-    instead: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
+    billing_alternatives: BillingAlternativesEntry = field(default_factory=BillingAlternativesEntry)
 
     @property
     def assumptions(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class Scenario:
         return (*(f"{note.rstrip('.')}." for note in load_model(self.model).warnings), *self.workload.assumptions)
 
     @property
-    def by_engine(self) -> tuple["Scenario", ...]:
+    def split_by_engine(self) -> tuple["Scenario", ...]:
         """The same question of each engine that may be used."""
         engines = (self.engine, *self.other_engines)
         return tuple(replace(self, engine=one, other_engines=()) for one in engines)
@@ -147,7 +147,7 @@ def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) 
     return replace(found, files=(path, *found.files))
 
 
-def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any], where: str) -> dict[str, Any]:
+def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any], location: str) -> dict[str, Any]:
     """A copy of the fields `data` of the file `where`, with those set that `overrides` names."""
     found = copy.deepcopy(dict(data))
     for key, value in overrides.items():
@@ -156,25 +156,25 @@ def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any], where
         for parent in parents:
             if isinstance(place, dict):
                 place[parent] = {} if place.get(parent) is None else place[parent]
-            place = place[_resolve_path_part(place, parent, key, where)]
-        place[_resolve_path_part(place, last, key, where)] = value
+            place = place[_resolve_path_part(place, parent, key, location)]
+        place[_resolve_path_part(place, last, key, location)] = value
     return found
 
 
-def _resolve_path_part(place: Any, name: str, key: str, where: str) -> Any:
+def _resolve_path_part(place: Any, name: str, key: str, location: str) -> Any:
     """What `place` calls its part `name`: a field, or the number of an item."""
     if isinstance(place, dict):
         return name
     if isinstance(place, list):
         if name.isdecimal() and int(name[:9]) < len(place):
             return int(name)
-        raise PlannerError(f"cannot set {key}: {where} has {len(place)} items there, numbered from 0, not {name}")
-    raise PlannerError(f"cannot set {key}: {where} has {place!r:.40} there, which has no field {name}")
+        raise PlannerError(f"cannot set {key}: {location} has {len(place)} items there, numbered from 0, not {name}")
+    raise PlannerError(f"cannot set {key}: {location} has {place!r:.40} there, which has no field {name}")
 
 
 FIELDS_COPIED_FROM_FILE = (
     "question", "model", "refused_at_most", "context_buffer", "spare_replicas", "start_up_at_most", "power_at_most",
-    "speculation", "pools", "replicas_at_least", "instead",
+    "speculation", "replicas_at_least",
 )  # fmt: skip
 """Fields that a question has from its file as they are."""
 
@@ -195,10 +195,12 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         engine_args, served_by = coerce_engine_args(given), _parse_engines(entry, folder)
         longest = float(engine_args.get("max_model_len") or load_model(entry.model).architecture.max_position)
         day = parse_daily_profile(entry.workload, folder)
-        own_day = str(entry.workload.day) if day and day.busiest else None
+        own_day = str(entry.workload.day) if day and day.peak_rps else None
         found = Scenario(
             name=name,
             **{field: getattr(entry, field) for field in FIELDS_COPIED_FROM_FILE},
+            allow_disaggregation=entry.pools,
+            billing_alternatives=entry.instead,
             quantizations=tuple(None if q == "checkpoint" else q for q in entry.quantization),
             kv_cache_dtypes=entry.kv_cache_dtype,
             gpus=tuple(
@@ -208,7 +210,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             engine=served_by[0],
             other_engines=tuple(served_by[1:]),
             workload=parse_workload(entry.workload, longest, folder, day, entry.adapters),
-            service_level=tuple(
+            slo_targets=tuple(
                 SloTarget(metric, percentile, limit / 1e3)
                 for metric, limits in entry.service_level.items()
                 for percentile, limit in limits.items()
@@ -221,19 +223,19 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
             prices=PriceSelection({get_gpu(key).name: usd for key, usd in entry.prices.items()}, entry.price_tier),
             other_tenants=convert_gib_to_bytes(
                 entry.other_tenants_gib,
-                max((get_gpu(g.gpu).memory for g in entry.gpus), default=0),
+                max((get_gpu(g.gpu).memory_bytes for g in entry.gpus), default=0),
                 "other_tenants_gib",
             ),
             memory_calibration={term: gib * GIB for term, gib in entry.memory_calibration.items()},
             traits=WorkloadTraits(**check_known_names(entry.traits, WorkloadTraits.__dataclass_fields__, "trait")),
-            wanted=entry.files,
-            day=day,
+            output_kinds=entry.files,
+            daily_profile=day,
             files=tuple(
                 resolve_path(folder, file) for file in (entry.calibration, entry.workload.trace, own_day) if file
             ),
         )
         _check_consistency(found)
-        if (mean := found.workload.tokens) > longest:
+        if (mean := found.workload.mean_tokens_per_request) > longest:
             of = "engine_args, field max_model_len" if "max_model_len" in engine_args else "the model's context length"
             raise PlannerError(
                 f"workload: prompt_tokens and output_tokens, {mean:,.0f} together on average, do not fit into {of} "
@@ -276,11 +278,11 @@ def _check_consistency(scenario: Scenario) -> None:
     for card in scenario.gpus:
         if card.sold_in and card.sold_in[-1] > (node := card.gpus_per_node or card.gpu.gpus_per_node):
             raise PlannerError(f"gpus, {card.gpu.name}, field sold_in: machines of at most {node} GPUs")
-    if not scenario.service_level and not scenario.offline:
+    if not scenario.slo_targets and not scenario.offline:
         raise PlannerError("service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)")
     served = [load_model(scenario.model, quantization=quantization) for quantization in scenario.quantizations]
     if scenario.speculation:
-        drafting = scenario.speculation.load()
+        drafting = scenario.speculation.to_config()
         for served_by in (scenario.engine, *scenario.other_engines):
             if reason := explain_unsupported_method(drafting.method, served_by):
                 raise PlannerError(f"speculation, field method: {reason}")
@@ -296,7 +298,7 @@ def _check_consistency(scenario: Scenario) -> None:
         if len(refusals) == len(scenario.gpus):
             raise refusals[0]
     for served_by in (scenario.engine, *scenario.other_engines):
-        for kind in scenario.wanted:
+        for kind in scenario.output_kinds:
             check_artifact_supported(kind, served_by)
     for candidate in scenario.gpus:
         if candidate.interconnect:

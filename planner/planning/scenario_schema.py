@@ -184,7 +184,7 @@ class SpeculationEntry(StrictEntry):
     head: str | None = None
     allowed: bool = True
 
-    def load(self) -> SpeculationConfig:
+    def to_config(self) -> SpeculationConfig:
         """As a deployment wants it."""
         draft = load_model(self.draft_model) if self.draft_model else None
         return SpeculationConfig(self.method, self.num_speculative_tokens, self.acceptance_rate, draft, self.head)

@@ -43,7 +43,7 @@ def parse_workload(
 
     Lengths of which only the mean is known are spread so that prompt and output fit into `longest` tokens.
     """
-    rate = entry.rate or (day.busiest if day else None)
+    rate = entry.rate or (day.peak_rps if day else None)
     if (entry.requests is None) != (entry.within_hours is None):
         raise PlannerError("workload: requests and within_hours go together")
     if entry.concurrency is not None:
@@ -56,7 +56,9 @@ def parse_workload(
             raise PlannerError("workload: give a rate, or requests within_hours, not both")
         rate = entry.requests / (entry.within_hours * 3600)
     trace = (
-        None if entry.trace is None else read_trace(resolve_existing_path(folder, entry.trace, "trace")).busiest_hour()
+        None
+        if entry.trace is None
+        else read_trace(resolve_existing_path(folder, entry.trace, "trace")).select_busiest_hour()
     )
     base = Workload.from_trace(trace, rate) if trace else None
     if base is None and rate is None and entry.concurrency is None:
@@ -69,7 +71,7 @@ def parse_workload(
         (given and (given.exactly or given.mean)) or (own.mean if own else 0.0)  # mean tokens, as far as they are known
         for given, own in zip((entry.prompt_tokens, entry.output_tokens), measured, strict=True)
     )
-    bursts = day.burstiness if day and day.busiest else base.burstiness if base else 1.0
+    bursts = day.burstiness if day and day.peak_rps else base.burstiness if base else 1.0
     prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)
     return Workload(
         prompt=_parse_lengths(entry.prompt_tokens, "prompt", longest - output, measured[0]),
@@ -100,11 +102,11 @@ def _parse_lengths(
         if others := ", ".join({*given} - {"exactly"}) if entry.exactly else "":
             raise PlannerError(f"exactly says that all lengths are alike: leave out {others}")
         if entry.exactly is not None:
-            return LengthDistribution.fixed(entry.exactly)
+            return LengthDistribution.from_constant(entry.exactly)
         if entry.mean is None:
             raise PlannerError("needs the mean (best with p50 and p95), or exactly for lengths that are all alike")
         if entry.p50 is not None or entry.p95 is not None:
-            return LengthDistribution.lognormal(entry.mean, entry.p95, entry.p50, entry.max)
+            return LengthDistribution.from_lognormal(entry.mean, entry.p95, entry.p50, entry.max)
         if entry.max is not None and entry.max < entry.mean:
             raise PlannerError(f"max must not be below the mean, got {entry.max:g} and {entry.mean:g}")
-        return LengthDistribution.typical(entry.mean, side, min(entry.max or longest, longest))
+        return LengthDistribution.from_public_traces(entry.mean, side, min(entry.max or longest, longest))

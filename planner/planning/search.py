@@ -61,25 +61,25 @@ class Plan:
     chosen: Candidate | None
     runner_up: Candidate | None  # the best with another GPU or layout
     safer: Candidate | None  # the cheapest that holds at the pessimistic end, where the chosen one is at risk
-    binding: BindingConstraint
+    binding_constraint: BindingConstraint
     candidates: tuple[Candidate, ...]  # from best to worst
     rejected: tuple[RejectedOption, ...]
     notes: tuple[str, ...]
     without_pools: "Plan | None" = None  # where pools are allowed
 
     @property
-    def whole(self) -> "Plan":
+    def without_disaggregation(self) -> "Plan":
         """The plan in which every replica does both, prefill and decode."""
         return self.without_pools or self
 
     @property
-    def in_pools(self) -> bool:
-        return self.chosen is not None and self.chosen.pooled
+    def is_disaggregated(self) -> bool:
+        return self.chosen is not None and self.chosen.is_disaggregated
 
     @property
-    def pooled(self) -> Candidate | None:
+    def best_disaggregated(self) -> Candidate | None:
         """The best pools that were looked at."""
-        return next((candidate for candidate in self.candidates if candidate.pooled), None)
+        return next((candidate for candidate in self.candidates if candidate.is_disaggregated), None)
 
     @property
     def best(self) -> Candidate | None:
@@ -101,29 +101,29 @@ class Plan:
         """Why it is at risk, or what the nearest plan misses."""
         if self.chosen:
             return self.chosen.risks
-        return self.best.misses if self.best else (self.binding.sentence,)
+        return self.best.violations if self.best else (self.binding_constraint.sentence,)
 
     @cached_property
-    def scaling(self) -> AutoscalingPlan | None:
+    def autoscaling(self) -> AutoscalingPlan | None:
         """What is chosen, hour by hour, where the scenario has a day; worked out when it is asked for first."""
         return plan_autoscaling(self.scenario, self.chosen) if self.chosen else None
 
     @cached_property
-    def renting(self) -> BillingComparison | None:
+    def billing(self) -> BillingComparison | None:
         """The ways to pay for that day."""
-        return compare_billing(self.scenario, self.scaling) if self.scaling else None
+        return compare_billing(self.scenario, self.autoscaling) if self.autoscaling else None
 
     def __str__(self) -> str:
         if self.chosen is None:
-            return f"{self.scenario.name}: nothing meets the service level. {self.binding}"
+            return f"{self.scenario.name}: nothing meets the service level. {self.binding_constraint}"
         after = f" Next best: {self.runner_up}." if self.runner_up else ""
-        return f"{self.scenario.name}: {self.chosen}. {self.binding}{after}"
+        return f"{self.scenario.name}: {self.chosen}. {self.binding_constraint}{after}"
 
 
 def search_deployments(scenario: Scenario) -> Plan:
     """Evaluate every legal candidate of `scenario` and choose by the rule above."""
     plan = _search_unified(scenario)
-    return _add_pool_candidates(plan) if scenario.pools else plan
+    return _add_pool_candidates(plan) if scenario.allow_disaggregation else plan
 
 
 def _add_pool_candidates(whole: Plan) -> Plan:
@@ -131,19 +131,21 @@ def _add_pool_candidates(whole: Plan) -> Plan:
     scenario, today = whole.scenario, whole.chosen
     if reason := explain_skipped_pools(scenario):
         return replace(whole, notes=(*whole.notes, f"pools are not looked at: {reason}"), without_pools=whole)
-    pools = search_pools(scenario, MAX_POOL_COST_FACTOR * today.cost[1] if today and not today.cost[0] else math.inf)
-    best = next((pool for pool in pools if pool.meets), None)
+    pools = search_pools(
+        scenario, MAX_POOL_COST_FACTOR * today.cost_key[1] if today and not today.cost_key[0] else math.inf
+    )
+    best = next((pool for pool in pools if pool.is_feasible), None)
     together = (*whole.candidates, *pools)
     if today or best:
-        together = tuple(sorted(together, key=lambda one: (not (one.meets and one.stated), one.rank)))
+        together = tuple(sorted(together, key=lambda one: (not (one.is_feasible and one.is_simulated), one.rank_key)))
     plan = replace(whole, candidates=together, without_pools=whole)
     if best is None:
         return plan
-    if today is None or best.rank < today.rank:
+    if today is None or best.rank_key < today.rank_key:
         binding = _find_binding_constraint(scenario, best, list(whole.candidates), list(whole.rejected))
         notes = tuple(dict.fromkeys((*whole.notes, *best.prediction.warnings)))
-        return replace(plan, chosen=best, runner_up=today, safer=None, binding=binding, notes=notes)
-    safer = whole.safer is None or best.rank < whole.safer.rank
+        return replace(plan, chosen=best, runner_up=today, safer=None, binding_constraint=binding, notes=notes)
+    safer = whole.safer is None or best.rank_key < whole.safer.rank_key
     return replace(plan, safer=best) if today.at_risk and not best.at_risk and safer else plan
 
 
@@ -152,14 +154,16 @@ def _search_unified(scenario: Scenario) -> Plan:
 
     Replicas over several nodes are looked at where nothing smaller holds, or one of them would cost no more.
     """
-    candidates, rejected = evaluate_search_space(scenario, lambda card, layout: layout.gpus <= card.node)
+    candidates, rejected = evaluate_search_space(
+        scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
+    )
     found = verify_candidates(scenario, candidates)
 
     def wide(card: CandidateGpu, layout: ParallelLayout) -> bool:
         price = look_up_gpu_price(card.gpu, scenario.prices)
-        best = found.holding[0].usd_per_hour if found.holding else None
-        dearer = price is not None and best is not None and price.usd * layout.gpus > best
-        return layout.gpus > card.node and not dearer
+        best = found.feasible[0].usd_per_hour if found.feasible else None
+        dearer = price is not None and best is not None and price.median_usd * layout.num_gpus > best
+        return layout.num_gpus > card.max_machine_gpus and not dearer
 
     more, refused = evaluate_search_space(scenario, wide)
     rejected += refused
@@ -167,66 +171,71 @@ def _search_unified(scenario: Scenario) -> Plan:
         candidates += more
         found = verify_candidates(scenario, candidates)
     while held := _retry_cheaper_candidates(scenario, found, candidates):
-        found.holding = sorted([*held, *found.holding], key=attrgetter("rank"))
-    looked_at = {c.place for c in (*found.holding, *found.failing)}
-    rest = [c for c in candidates if c.place not in looked_at]
-    ordered = [] if found.holding else rank_closest_candidates(scenario, [*found.failing, *rest])
-    found.holding += sorted((c for c in ordered if c.meets and c.stated), key=attrgetter("rank"))
+        found.feasible = sorted([*held, *found.feasible], key=attrgetter("rank_key"))
+    looked_at = {c.placement_key for c in (*found.feasible, *found.infeasible)}
+    rest = [c for c in candidates if c.placement_key not in looked_at]
+    ordered = [] if found.feasible else rank_closest_candidates(scenario, [*found.infeasible, *rest])
+    found.feasible += sorted((c for c in ordered if c.is_feasible and c.is_simulated), key=attrgetter("rank_key"))
     day = None
-    if found.holding:
-        if scenario.day:
-            found.holding, day = rank_by_daily_cost(scenario, found.holding)
-        ordered = [*found.holding, *sorted((*found.failing, *rest), key=attrgetter("rank"))]
+    if found.feasible:
+        if scenario.daily_profile:
+            found.feasible, day = rank_by_daily_cost(scenario, found.feasible)
+        ordered = [*found.feasible, *sorted((*found.infeasible, *rest), key=attrgetter("rank_key"))]
     unpriced = sorted({c.deployment.gpu.name for c in ordered if c.usd_per_hour is None})
     notes = [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"] if unpriced else []
     plan = _build_plan(scenario, found, ordered, rejected, notes)
     if day:
-        vars(plan)["scaling"] = day
+        vars(plan)["autoscaling"] = day
     return plan
 
 
 def _retry_cheaper_candidates(
-    scenario: Scenario, found: VerificationResult, candidates: Sequence[Candidate]
+    scenario: Scenario, result: VerificationResult, candidates: Sequence[Candidate]
 ) -> list[Candidate]:
     """What holds and costs less than all that was `found`, of what the closed form puts too far from it to be tried."""
-    if not found.holding:
+    if not result.feasible:
         return []
-    unpriced, cost = found.holding[0].price
-    known = {candidate.place for candidate in found.failing}
-    cheaper = fit_to_budget(scenario, (unpriced, cost * (1 - 1e-6)), [*found.holding, *candidates])
+    unpriced, cost = result.feasible[0].price_key
+    known = {candidate.placement_key for candidate in result.infeasible}
+    cheaper = fit_to_budget(scenario, (unpriced, cost * (1 - 1e-6)), [*result.feasible, *candidates])
     places: dict[object, Candidate] = {}
-    for candidate in sorted(cheaper, key=attrgetter("margin")):
-        places.setdefault(candidate.place, candidate)
+    for candidate in sorted(cheaper, key=attrgetter("limit_utilization")):
+        places.setdefault(candidate.placement_key, candidate)
     tried = [places[place] for place in [place for place in places if place not in known][:MAX_CHEAPER_RETRIES]]
-    return [one for candidate in tried if (one := tune_and_simulate(scenario, candidate)).meets]
+    return [one for candidate in tried if (one := tune_and_simulate(scenario, candidate)).is_feasible]
 
 
 def _build_plan(
-    scenario: Scenario, found: VerificationResult, ordered: list[Candidate], rejected: list[RejectedOption],
+    scenario: Scenario, result: VerificationResult, ordered: list[Candidate], rejected: list[RejectedOption],
     notes: Sequence[str] = (), settle: Callable[[Scenario, Candidate], Candidate] = ensure_simulated,
 ) -> Plan:  # fmt: skip
     """The plan of what was `found` to hold, and of all candidates, `ordered` from best to worst."""
     places: dict[object, Candidate] = {}
     for candidate in ordered:  # of one deployment with several arguments the best
-        places.setdefault(candidate.place, candidate)
+        places.setdefault(candidate.placement_key, candidate)
     shown = tuple(places.values()), tuple(rejected)
-    if not found.holding:
+    if not result.feasible:
         return Plan(scenario, None, None, None, _explain_infeasibility(ordered, rejected), *shown, ())
-    chosen, binding = found.holding[0], _find_binding_constraint(scenario, found.holding[0], ordered, rejected, settle)
-    safer, said = found.safe if chosen.at_risk else None, (*notes, *chosen.prediction.warnings)
-    return Plan(scenario, chosen, found.other(chosen), safer, binding, *shown, said)
+    chosen, binding = (
+        result.feasible[0],
+        _find_binding_constraint(scenario, result.feasible[0], ordered, rejected, settle),
+    )
+    safer, said = result.safest if chosen.at_risk else None, (*notes, *chosen.prediction.warnings)
+    return Plan(scenario, chosen, result.find_runner_up(chosen), safer, binding, *shown, said)
 
 
 def search_analytically(scenario: Scenario) -> Plan:
     """`search` in closed form, in about a tenth of a second: while a control moves, before the replay has spoken."""
-    candidates, rejected = evaluate_search_space(scenario, lambda card, layout: layout.gpus <= card.node)
-    if not any(candidate.meets for candidate in candidates):
-        wide, refused = evaluate_search_space(scenario, lambda card, layout: layout.gpus > card.node)
+    candidates, rejected = evaluate_search_space(
+        scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
+    )
+    if not any(candidate.is_feasible for candidate in candidates):
+        wide, refused = evaluate_search_space(scenario, lambda card, layout: layout.num_gpus > card.max_machine_gpus)
         candidates, rejected = candidates + wide, rejected + refused
-    ordered = sorted(candidates, key=attrgetter("rank"))
-    found = VerificationResult([candidate for candidate in ordered if candidate.meets])
-    if not found.holding:
-        ordered.sort(key=attrgetter("margin"))
+    ordered = sorted(candidates, key=attrgetter("rank_key"))
+    found = VerificationResult([candidate for candidate in ordered if candidate.is_feasible])
+    if not found.feasible:
+        ordered.sort(key=attrgetter("limit_utilization"))
     return _build_plan(scenario, found, ordered, rejected, settle=lambda _, candidate: candidate)
 
 
@@ -235,31 +244,37 @@ def _find_binding_constraint(
     settle: Callable[[Scenario, Candidate], Candidate] = ensure_simulated,
 ) -> BindingConstraint:  # fmt: skip
     """What the nearest cheaper deployment misses: any candidate with as many replicas as cost less than `chosen`."""
-    margin, (unpriced, cost) = attrgetter("margin"), chosen.price
-    cheaper = [c for c in fit_to_budget(scenario, (unpriced, cost * (1 - 1e-6)), candidates) if not c.meets]
+    margin, (unpriced, cost) = attrgetter("limit_utilization"), chosen.price_key
+    cheaper = [c for c in fit_to_budget(scenario, (unpriced, cost * (1 - 1e-6)), candidates) if not c.is_feasible]
     if cheaper:
         looked_at = [settle(scenario, candidate) for candidate in sorted(cheaper, key=margin)[:2]]
-        cheaper = sorted((candidate for candidate in looked_at if not candidate.meets), key=margin)
+        cheaper = sorted((candidate for candidate in looked_at if not candidate.is_feasible), key=margin)
     if cheaper:
         near = cheaper[0]
-        said = f"Of all that costs less, {near.what} comes nearest, but {'; '.join(near.misses)}."
-        return BindingConstraint(near.constraints[0], said)
-    small = [r for r in rejected if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.gpus]
+        said = f"Of all that costs less, {near.description} comes nearest, but {'; '.join(near.violations)}."
+        return BindingConstraint(near.violated_constraints[0], said)
+    small = [r for r in rejected if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.num_gpus]
     if small:
         largest = max(small, key=lambda rejection: rejection.gpus)
-        return BindingConstraint("memory", f"Less does not hold the model, such as {largest.what}: {largest.reason}.")
-    return BindingConstraint("one GPU", f"Nothing smaller exists; it uses {chosen.margin:.0%} of the tightest limit.")
+        return BindingConstraint(
+            "memory", f"Less does not hold the model, such as {largest.description}: {largest.reason}."
+        )
+    return BindingConstraint(
+        "one GPU", f"Nothing smaller exists; it uses {chosen.limit_utilization:.0%} of the tightest limit."
+    )
 
 
 def _explain_infeasibility(candidates: list[Candidate], rejected: list[RejectedOption]) -> BindingConstraint:
     """Why no candidate does, nearest first."""
     if candidates:
         near = candidates[0]
-        return BindingConstraint(near.constraints[0], f"The nearest, {near.what}: {'; '.join(near.misses)}.")
+        return BindingConstraint(
+            near.violated_constraints[0], f"The nearest, {near.description}: {'; '.join(near.violations)}."
+        )
     if not rejected:
         return BindingConstraint("engine", "The engine accepts no layout of this model on these GPUs.")
     last = max(rejected, key=lambda rejection: rejection.gpus)
-    return BindingConstraint(last.bottleneck, f"It fits nowhere: {last.what} on {last.gpu}: {last.reason}")
+    return BindingConstraint(last.bottleneck, f"It fits nowhere: {last.description} on {last.gpu}: {last.reason}")
 
 
 def get_reference_deployment(plan: Plan) -> Deployment:
@@ -268,5 +283,7 @@ def get_reference_deployment(plan: Plan) -> Deployment:
         return plan.best.deployment
     scenario, card = plan.scenario, plan.scenario.gpus[0]
     served = load_model(scenario.model, quantization=scenario.quantizations[-1])
-    layouts = list_legal_layouts(served, card.gpu, card.at_most, card.node, scenario.engine) or [ParallelLayout()]
-    return build_deployment(scenario, card, served, max(layouts, key=lambda layout: (layout.gpus, layout.tp)))
+    layouts = list_legal_layouts(served, card.gpu, card.max_gpus, card.max_machine_gpus, scenario.engine) or [
+        ParallelLayout()
+    ]
+    return build_deployment(scenario, card, served, max(layouts, key=lambda layout: (layout.num_gpus, layout.tp)))

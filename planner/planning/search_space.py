@@ -29,7 +29,7 @@ MAX_TUNING_GAIN = 1.3
 class RejectedOption:
     """A layout that was not evaluated, and why; `bottleneck` is "memory", "engine" or "stock"."""
 
-    what: str
+    description: str
     gpu: str
     gpus: int  # of one replica
     reason: str
@@ -41,15 +41,17 @@ SearchOption = tuple[Deployment, int, tuple[int, ...]]
 """One replica of a legal deployment, how many there may be, and its `preference`."""
 
 
-def evaluate_search_space(scenario: Scenario, wanted: LayoutFilter) -> tuple[list[Candidate], list[RejectedOption]]:
+def evaluate_search_space(
+    scenario: Scenario, layout_filter: LayoutFilter
+) -> tuple[list[Candidate], list[RejectedOption]]:
     """Every legal candidate with a layout that is `wanted`, in closed form, and what is none."""
     cases, rejected = [], []
-    for option in generate_search_options(scenario, wanted):
+    for option in generate_search_options(scenario, layout_filter):
         if isinstance(option, RejectedOption):
             rejected.append(option)
             continue
         one, most, preference = option
-        if (memory := get_memory_plan(one)).starts:
+        if (memory := get_memory_plan(one)).can_start:
             cases.append(option)
         elif (larger := next(generate_variants(scenario, one), None)) is not None:
             cases.append((larger, most, mark_as_tuned(preference)))
@@ -63,16 +65,16 @@ def evaluate_search_space(scenario: Scenario, wanted: LayoutFilter) -> tuple[lis
 def generate_search_options(scenario: Scenario, wanted: LayoutFilter) -> Iterator[SearchOption | RejectedOption]:
     """Every combination of GPU, formats, speculation and layout that the scenario allows and the engine accepts."""
     given = scenario.speculation
-    speculations = [None, given.load()] if given and given.allowed else [None]
+    speculations = [None, given.to_config()] if given and given.allowed else [None]
     for (e, under), asked, (q, quantization) in product(
-        enumerate(scenario.by_engine), scenario.gpus, enumerate(scenario.quantizations)
+        enumerate(scenario.split_by_engine), scenario.gpus, enumerate(scenario.quantizations)
     ):
         card, served, engine = asked.gpu, load_model(scenario.model, quantization=quantization), under.engine
         if reason := explain_unsupported_gpu(card, engine):
             if q == 0 and wanted(asked, ParallelLayout()):
                 yield RejectedOption(str(engine), card.name, 1, reason, "engine")
             continue
-        layouts = list_legal_layouts(served, card, asked.at_most, asked.node, engine)
+        layouts = list_legal_layouts(served, card, asked.max_gpus, asked.max_machine_gpus, engine)
         settled = scenario.layout.items()
         kinds = product(
             [shape for shape in layouts if wanted(asked, shape) and all(getattr(shape, k) == v for k, v in settled)],
@@ -84,20 +86,20 @@ def generate_search_options(scenario: Scenario, wanted: LayoutFilter) -> Iterato
             try:
                 deployment = build_deployment(under, asked, served, layout, kv_cache_dtype, speculation)
             except PlannerError as error:
-                yield RejectedOption(what, card.name, layout.gpus, str(error), "engine")
+                yield RejectedOption(what, card.name, layout.num_gpus, str(error), "engine")
                 continue
             rented = partial(_count_gpus_billed, deployment)
-            if most := bisect_right(range(1, asked.at_most // layout.gpus + 1), asked.at_most, key=rented):
+            if most := bisect_right(range(1, asked.max_gpus // layout.num_gpus + 1), asked.max_gpus, key=rented):
                 yield deployment, most, (q, k, s, e, 0)
                 continue
             beside = f" and {deployment.spare_replicas} to spare" if deployment.spare_replicas else ""
-            reason = f"one replica{beside} takes {rented(1)} GPUs to rent, of at most {asked.at_most}"
-            reason += "; a machine of your own: sold_in: [1]" if asked.at_most < rented(1) > layout.gpus else ""
-            yield RejectedOption(describe_deployment(deployment), card.name, layout.gpus, reason, "stock")
+            reason = f"one replica{beside} takes {rented(1)} GPUs to rent, of at most {asked.max_gpus}"
+            reason += "; a machine of your own: sold_in: [1]" if asked.max_gpus < rented(1) > layout.num_gpus else ""
+            yield RejectedOption(describe_deployment(deployment), card.name, layout.num_gpus, reason, "stock")
 
 
 def _count_gpus_billed(deployment: Deployment, replicas: int) -> int:
-    return deployment.with_replicas(replicas).gpus_rented
+    return deployment.with_replicas(replicas).num_gpus_billed
 
 
 def _find_min_replicas(scenario: Scenario, cases: list[SearchOption]) -> list[Candidate]:
@@ -115,7 +117,7 @@ def _find_min_replicas(scenario: Scenario, cases: list[SearchOption]) -> list[Ca
     low = {k: _count_insufficient_replicas(scenario, found) for k, found in best.items()}
 
     def enough(found: Candidate) -> bool:  # of more replicas, which do not mend a power limit, but break it
-        return {*found.constraints} <= {"power"}
+        return {*found.violated_constraints} <= {"power"}
 
     looked_at = {k: low[k] + 1 for k in best if enough(best[k]) and high[k] - low[k] > 1}  # mostly enough
     while middle := looked_at:
@@ -128,54 +130,56 @@ def _find_min_replicas(scenario: Scenario, cases: list[SearchOption]) -> list[Ca
     return list(best.values())
 
 
-def _count_insufficient_replicas(scenario: Scenario, found: Candidate) -> int:
+def _count_insufficient_replicas(scenario: Scenario, candidate: Candidate) -> int:
     """Replicas of `found` that the load is too much for, whatever is promised: capacity grows with their number."""
     load = scenario.workload
-    if load.rate is None or load.trace or scenario.offline or not math.isfinite(found.share):
+    if load.rate is None or load.trace or scenario.offline or not math.isfinite(candidate.capacity_utilization):
         return 0
-    replicas = found.deployment.layout.replicas
-    return min(math.ceil(found.share * replicas * (1 - 1e-9)), replicas) - 1
+    replicas = candidate.deployment.layout.replicas
+    return min(math.ceil(candidate.capacity_utilization * replicas * (1 - 1e-9)), replicas) - 1
 
 
 def _evaluate_tuned_options(scenario: Scenario, cases: list[SearchOption], usual: list[Candidate]) -> list[Candidate]:
     """The same with other engine arguments, where those may do for less or at less risk: of each size the best."""
-    least = min((found.cost for found in usual if found.meets), default=(True, math.inf))
+    least = min((found.cost_key for found in usual if found.is_feasible), default=(True, math.inf))
     tried = [
         (changed, most, mark_as_tuned(preference))
         for (one, most, preference), found in zip(cases, usual, strict=True)
         if _compute_min_cost(scenario, found) <= least
-        for changed in generate_variants(scenario, one, SCREENING_TOKENS_VALUES, light=found.light)
+        for changed in generate_variants(scenario, one, SCREENING_TOKENS_VALUES, is_underused=found.is_underused)
     ]
 
     def hope(found: Candidate) -> tuple[object, ...]:  # what only comes near may hold in the replay
-        return not may_be_feasible(scenario, found), *found.rank[:3]
+        return not may_be_feasible(scenario, found), *found.rank_key[:3]
 
-    known, better = {found.place: hope(found) for found in usual}, dict[object, Candidate]()
-    for found in sorted(_find_min_replicas(scenario, tried), key=attrgetter("rank")):
-        if found.place not in known or hope(found) < known[found.place]:
-            better.setdefault(found.place, found)
+    known, better = {found.placement_key: hope(found) for found in usual}, dict[object, Candidate]()
+    for found in sorted(_find_min_replicas(scenario, tried), key=attrgetter("rank_key")):
+        if found.placement_key not in known or hope(found) < known[found.placement_key]:
+            better.setdefault(found.placement_key, found)
     return list(better.values())
 
 
-def _compute_min_cost(scenario: Scenario, found: Candidate) -> tuple[bool, float]:
+def _compute_min_cost(scenario: Scenario, candidate: Candidate) -> tuple[bool, float]:
     """What as many of its replicas cost as the load asks for by itself, whatever the engine's arguments."""
-    unpriced, cost = found.cost
-    replicas, performance, needed = found.deployment.layout.replicas, found.prediction.performance, 1
+    unpriced, cost = candidate.cost_key
+    replicas, performance, needed = candidate.deployment.layout.replicas, candidate.prediction.performance, 1
     if scenario.workload.rate is not None and performance and (most := get_capacity_rps(scenario, performance)):
-        asked = compute_offered_rps(scenario, found.prediction) / (1 - scenario.headroom) / MAX_TUNING_GAIN
+        asked = compute_offered_rps(scenario, candidate.prediction) / (1 - scenario.headroom) / MAX_TUNING_GAIN
         needed = min(max(math.ceil(asked * replicas / most.mid), 1), replicas)
-    return unpriced, cost / found.deployment.gpus_rented * _count_gpus_billed(found.deployment, needed)
+    return unpriced, cost / candidate.deployment.num_gpus_billed * _count_gpus_billed(candidate.deployment, needed)
 
 
-def fit_to_budget(scenario: Scenario, most: tuple[bool, float], candidates: Iterable[Candidate]) -> list[Candidate]:
+def fit_to_budget(
+    scenario: Scenario, max_price: tuple[bool, float], candidates: Iterable[Candidate]
+) -> list[Candidate]:
     """Each of `candidates` in as many replicas as cost up to `most` (as `Candidate.price` has it), but dearer ones."""
     same, fewer = [], []
     for candidate in candidates:
-        replicas, (unpriced, cost) = candidate.deployment.layout.replicas, candidate.price
-        gpus = math.floor(most[1] / cost * candidate.deployment.gpus_rented + 1e-9)
+        replicas, (unpriced, cost) = candidate.deployment.layout.replicas, candidate.price_key
+        gpus = math.floor(max_price[1] / cost * candidate.deployment.num_gpus_billed + 1e-9)
         affordable = bisect_right(range(1, replicas + 1), gpus, key=partial(_count_gpus_billed, candidate.deployment))
-        if unpriced == most[0] and affordable == replicas and not candidate.meets:
+        if unpriced == max_price[0] and affordable == replicas and not candidate.is_feasible:
             same.append(candidate)
-        elif unpriced == most[0] and affordable:
-            fewer.append((candidate.deployment, affordable, candidate.preference))
+        elif unpriced == max_price[0] and affordable:
+            fewer.append((candidate.deployment, affordable, candidate.preference_key))
     return [*same, *evaluate_candidates(scenario, fewer)]

@@ -78,10 +78,12 @@ class SimulationRun:
     deployment: Deployment
     workload: Workload
     seeds: tuple[SimulationResult, ...]  # at the middle
-    ends: tuple[SimulationResult, ...]  # faster and slower steps, of the first seeds; none where nothing arrives on its
+    interval_ends: tuple[
+        SimulationResult, ...
+    ]  # faster and slower steps, of the first seeds; none where nothing arrives on its
     # own, so that every time is longer by the same factor
     sigmas: tuple[float, float]  # of the logarithms of TTFT and TPOT, as far as measurements tell
-    like: int = 1  # seeds of both ends
+    num_end_seeds: int = 1  # seeds of both ends
 
     def __repr__(self) -> str:
         return f"{self.deployment}, an engine of it:\n{self.mid}"
@@ -89,55 +91,55 @@ class SimulationRun:
     @cached_property
     def mid(self) -> SimulationResult:
         """All requests at the middle of the step cost."""
-        return SimulationResult.pooled(self.seeds)
+        return SimulationResult.concatenate(self.seeds)
 
     @cached_property
-    def _same(self) -> SimulationResult:
+    def _matching_mid(self) -> SimulationResult:
         """Those requests at the middle that `ends` replay."""
-        return SimulationResult.pooled(self.seeds[: self.like])
+        return SimulationResult.concatenate(self.seeds[: self.num_end_seeds])
 
     @property
-    def requests(self) -> int:
+    def num_requests(self) -> int:
         """Requests that were replayed at the middle of the step cost."""
         return len(self.mid.output)
 
-    def at(self, metric: str, point: str) -> Interval:
+    def get(self, metric: str, point: str) -> Interval:
         """Seconds of "ttft", "tpot", "itl", "e2e" or "queue" at one of `POINTS`; NaN where there are none.
 
         The interval holds what slower and faster steps make of it, at least the spread of measured TTFT and TPOT (more
         in the tails, `WIDER`), and what other random arrivals would move.
         """
-        return self._interval(
+        return self._build_interval(
             metric,
             lambda run: get_statistic(run, metric, point),
             float(STATISTIC_SIGMA_FACTORS[LATENCY_STATISTICS.index(point)]),
         )
 
-    def quantile(self, metric: str, q: float) -> Interval:
+    def compute_quantile(self, metric: str, q: float) -> Interval:
         """Seconds that a share `q` of the values of `metric` does not exceed."""
         wider = float(np.interp(q, LATENCY_QUANTILES, STATISTIC_SIGMA_FACTORS[1:]))
-        return self._interval(metric, lambda run: run.quantile(metric, q), wider)
+        return self._build_interval(metric, lambda run: run.compute_quantile(metric, q), wider)
 
-    def _interval(self, metric: str, read: Callable[[SimulationResult], float], wider: float) -> Interval:
+    def _build_interval(self, metric: str, read: Callable[[SimulationResult], float], wider: float) -> Interval:
         mid = read(self.mid)
         if not math.isfinite(mid):
             return Interval(math.nan, math.nan, math.nan)
-        reach = math.exp(Z_SCORE_80PCT * wider * self._sigma(metric))
+        reach = math.exp(Z_SCORE_80PCT * wider * self._get_sigma(metric))
         lo, hi = mid / reach, mid * reach
-        if self.ends and (same := read(self._same)):
-            ends = [read(run) * share for run in self.ends for share in (1, mid / same)]
+        if self.interval_ends and (same := read(self._matching_mid)):
+            ends = [read(run) * share for run in self.interval_ends for share in (1, mid / same)]
             lo, hi = min(lo, *ends), max(hi, *ends)
-        luck = self.moves(read) * mid
+        luck = self.estimate_seed_noise(read) * mid
         return Interval(max(mid - math.hypot(mid - lo, luck), 0.0), mid, mid + math.hypot(hi - mid, luck))
 
-    def moves(self, read: Callable[[SimulationResult], float]) -> float:
+    def estimate_seed_noise(self, read: Callable[[SimulationResult], float]) -> float:
         """By which share another set of as many seeds would move a figure, in four cases of five at most."""
         values = np.array([value for run in self.seeds if math.isfinite(value := read(run))])
         if len(values) < 2:
             return 0.0
         return float(Z_SCORE_80PCT * values.std(ddof=1) / math.sqrt(len(values)) / max(abs(values.mean()), 1e-12))
 
-    def _sigma(self, metric: str) -> float:
+    def _get_sigma(self, metric: str) -> float:
         first, decoding = self.sigmas
         if metric in ("ttft", "queue"):
             return first
@@ -147,21 +149,21 @@ class SimulationRun:
         return decoding
 
     @cached_property
-    def keeps_up(self) -> Interval:
+    def served_fraction(self) -> Interval:
         """The share of the arrivals that is served in the meantime, 0 to 1: below 1 the queue grows."""
         mid = float(np.mean([compute_served_fraction(run) for run in self.seeds]))
-        ends = [mid, *map(compute_served_fraction, self.ends)]
+        ends = [mid, *map(compute_served_fraction, self.interval_ends)]
         return Interval(min(ends), mid, max(ends))
 
     @property
-    def arriving(self) -> float:
+    def arrival_rps(self) -> float:
         """Requests/s that come for as long as it runs; 0 where the run has an end."""
         return 0.0 if is_finite_run(self.workload) else compute_admitted_rps(self.deployment, self.workload)
 
-    def told(self, metric: str, point: str) -> Interval:
+    def get_for_display(self, metric: str, point: str) -> Interval:
         """`at`, for people: see `unending`."""
         return apply_unbounded_queue(
-            self.at(metric, point), metric, self.arriving, estimate_capacity(self.deployment, self.workload)
+            self.get(metric, point), metric, self.arrival_rps, estimate_capacity(self.deployment, self.workload)
         )
 
     @property
@@ -172,13 +174,13 @@ class SimulationRun:
 
 def get_statistic(run: SimulationResult, metric: str, point: str) -> float:
     """Seconds of one replay's `metric` at one of `POINTS`."""
-    return run.stats(metric)[point]
+    return run.summarize(metric)[point]
 
 
 def compute_served_fraction(run: SimulationResult) -> float:
     """Requests that ended per request that arrived, at most 1, in the last three quarters of the arrivals' time."""
     start, end = run.sent[-1] / 4, run.sent[-1]
-    ended = run.outcome.last_token * run.second
+    ended = run.outcome.last_token * run.clock_scale
     arrived = np.count_nonzero(run.sent > start)
     return min(np.count_nonzero((ended > start) & (ended <= end)) / arrived, 1.0) if arrived else 1.0
 
@@ -194,7 +196,7 @@ def run_simulation(deployment: Deployment, workload: Workload, *, quick: bool = 
 
     def one(case: tuple[int, float]) -> SimulationResult:
         seed, factor = case
-        return simulate_once(deployment, workload, many, pace=factor, seed=seed).without(*cut)
+        return simulate_once(deployment, workload, many, step_cost_factor=factor, seed=seed).trim(*cut)
 
     inside = 0.0 if is_finite_run(workload) else _estimate_in_flight(deployment, workload)
     cut = tuple(
@@ -208,7 +210,7 @@ def run_simulation(deployment: Deployment, workload: Workload, *, quick: bool = 
     )  # answers of 100,000 tokens take a second for ten
     most = max(min(SEED_COUNT_BOUNDS[1], MAX_REQUESTS_ALL_SEEDS // many, math.ceil(long)), fewest)
     if workload.trace:  # which is what it is: other seeds are other engines
-        engines = min(deployment.engines, len(workload.trace.arrival))
+        engines = min(deployment.num_engine_instances, len(workload.trace.arrival))
         fewest, most = min(fewest, engines), min(most, engines)
     first = min(
         max(fewest, math.ceil(MIN_REQUESTS_FOR_PERCENTILES * (0.5 if is_finite_run(workload) else 1) / many)), most
@@ -217,7 +219,7 @@ def run_simulation(deployment: Deployment, workload: Workload, *, quick: bool = 
     sides = _get_interval_step_factors(step.sigma_tpot) if workload.rate is not None else ()
     cases = [(seed, 1.0) for seed in range(first)] + [(seed, factor) for factor in sides for seed in range(like)]
     found = run_in_parallel(one, cases)
-    pooled = (SimulationResult.pooled(found[start : start + like]) for start in range(first, len(found), like))
+    pooled = (SimulationResult.concatenate(found[start : start + like]) for start in range(first, len(found), like))
     result = SimulationRun(deployment, workload, tuple(found[:first]), tuple(pooled), sigmas, like)
     goes_on = not is_finite_run(workload) or workload.trace is not None  # else the run's own luck is part of it
     while goes_on and len(result.seeds) < most and _needs_more_seeds(result):
@@ -227,20 +229,27 @@ def run_simulation(deployment: Deployment, workload: Workload, *, quick: bool = 
 
 
 def run_short_simulation(
-    deployment: Deployment, workload: Workload, requests: int, *, pool: KvCachePool | None = None, ends: bool = True
+    deployment: Deployment,
+    workload: Workload,
+    requests: int,
+    *,
+    pool: KvCachePool | None = None,
+    with_interval: bool = True,
 ) -> SimulationRun:
     """A shorter `run` for drawing: `requests` of one engine with one seed; a closed loop has several waves at least.
 
     Without `ends` only at the middle of the step cost. `pool` replaces the KV pool of the memory plan.
     """
     step = build_step_model(deployment)
-    many = max(requests, MIN_CLOSED_LOOP_WAVES * math.ceil((workload.concurrency or 0) / deployment.engines))
-    sides = _get_interval_step_factors(step.sigma_tpot) if ends and workload.rate is not None else ()
+    many = max(
+        requests, MIN_CLOSED_LOOP_WAVES * math.ceil((workload.concurrency or 0) / deployment.num_engine_instances)
+    )
+    sides = _get_interval_step_factors(step.sigma_tpot) if with_interval and workload.rate is not None else ()
     mid, *others = run_in_parallel(
-        lambda pace: simulate_once(deployment, workload, many, pool=pool, pace=pace), (1.0, *sides)
+        lambda pace: simulate_once(deployment, workload, many, pool=pool, step_cost_factor=pace), (1.0, *sides)
     )
     return SimulationRun(
-        deployment, workload, (mid,), tuple(others), (step.sigma_ttft, step.sigma_tpot) if ends else (0.0, 0.0)
+        deployment, workload, (mid,), tuple(others), (step.sigma_ttft, step.sigma_tpot) if with_interval else (0.0, 0.0)
     )
 
 
@@ -251,25 +260,28 @@ def _get_interval_step_factors(sigma: float) -> tuple[float, float]:
 
 
 def simulate_once(
-    deployment: Deployment, workload: Workload, requests: int, *, pool: KvCachePool | None = None, pace: float = 1.0,
+    deployment: Deployment, workload: Workload, requests: int, *, pool: KvCachePool | None = None, step_cost_factor: float = 1.0,
     seed: int = 0, gauge_s: float = 0.0,
 ) -> SimulationResult:  # fmt: skip
     """One replay of `requests` of one engine, every step at `pace` times its cost."""
     if pool is None:
         memory = get_memory_plan(deployment)
-        if not memory.starts:
+        if not memory.can_start:
             raise PlannerError(memory.reason)
         pool = memory.pool
-    step = build_step_model(deployment) if pace == 1 else build_step_model(deployment).scaled(pace)
+    step = (
+        build_step_model(deployment) if step_cost_factor == 1 else build_step_model(deployment).scale(step_cost_factor)
+    )
     even = not is_finite_run(workload)  # of traffic that goes on, what is looked at stands for what is not
     return simulate_workload(deployment, pool, step, workload, seed, gauge_s, requests, even)
 
 
-def _needs_more_seeds(found: SimulationRun) -> bool:
+def _needs_more_seeds(run: SimulationRun) -> bool:
     """Whether other seeds would move a stated percentile by more than `MOVES`."""
     points = [(metric, point) for metric in ("ttft", "tpot", "e2e") for point in ("p95", "p99")]
     return any(
-        found.moves(partial(get_statistic, metric=metric, point=point)) > MAX_SEED_NOISE for metric, point in points
+        run.estimate_seed_noise(partial(get_statistic, metric=metric, point=point)) > MAX_SEED_NOISE
+        for metric, point in points
     )
 
 
@@ -286,11 +298,11 @@ def _get_thread_pool(_process: int) -> ThreadPoolExecutor:
 
 def count_requests_to_simulate(deployment: Deployment, workload: Workload, *, quick: bool = False) -> int:
     """How many requests of `workload` one engine is sent in one replay; `quick`: for a first look."""
-    share = math.ceil(workload.requests / deployment.engines)
+    share = math.ceil(workload.num_requests / deployment.num_engine_instances)
     if workload.trace is not None:
         return min(share, SCREENING_REQUEST_BOUNDS[0] if quick else MAX_TRACE_REQUESTS_PER_ENGINE)
     if is_finite_run(workload):
-        waves = MIN_CLOSED_LOOP_WAVES * math.ceil((workload.concurrency or 0) / deployment.engines)
+        waves = MIN_CLOSED_LOOP_WAVES * math.ceil((workload.concurrency or 0) / deployment.num_engine_instances)
         return min(
             share,
             max(
@@ -322,7 +334,7 @@ def _estimate_in_flight(deployment: Deployment, workload: Workload) -> float:
     """Requests that are in one engine at once, by Little's law and the closed form."""
     load = derive_effective_workload(deployment, workload)
     found = solve_open_loop(LoadCase(deployment, get_memory_plan(deployment), load))
-    stay = found.request_tps.mid * found.e2e["mean"].mid / deployment.engines
+    stay = found.request_tps.mid * found.e2e["mean"].mid / deployment.num_engine_instances
     return min(stay, float(deployment.args.max_num_seqs))
 
 
@@ -334,59 +346,62 @@ def simulate_performance(
     `rough`: its capacity is the closed form's too. Raises `PlannerError` for requests that can never be scheduled.
     """
     return replace(
-        like, **_compute_performance_fields(deployment, workload, quick=quick, most=like.capacity if rough else None)
+        like,
+        **_compute_performance_fields(deployment, workload, quick=quick, capacity=like.capacity if rough else None),
     )
 
 
 @lru_cache(maxsize=4096)
 def _compute_performance_fields(
-    deployment: Deployment, workload: Workload, *, quick: bool, most: Interval | None
+    deployment: Deployment, workload: Workload, *, quick: bool, capacity: Interval | None
 ) -> dict[str, Any]:
     """The fields of a `Performance` that a replay fills in, kept for a whole search: it asks for most of them twice.
 
-    `most` is the capacity, where it need not be replayed.
+    `capacity` is the capacity, where it need not be replayed.
     """
-    waiting = _get_thread_pool(os.getpid()).submit(lambda: most or estimate_capacity(deployment, workload))
+    waiting = _get_thread_pool(os.getpid()).submit(lambda: capacity or estimate_capacity(deployment, workload))
     found = run_simulation(deployment, workload, quick=quick)
-    most = waiting.result()
-    mid, rate = found.mid, _estimate_served_rps(found, most)
+    capacity = waiting.result()
+    mid, rate = found.mid, _estimate_served_rps(found, capacity)
     outputs, prompts = workload.output.mean, workload.prompt.mean
     if is_finite_run(workload):  # the run itself may serve a little more than a crowd that waits
         outputs, prompts = float(mid.output.mean()), float(mid.prompt.mean())
-        most = Interval(max(most.lo, rate.lo), max(most.mid, rate.mid), max(most.hi, rate.hi))
+        capacity = Interval(max(capacity.lo, rate.lo), max(capacity.mid, rate.mid), max(capacity.hi, rate.hi))
     return {
-        **{name: {point: found.at(name, point) for point in LATENCY_STATISTICS} for name in LATENCY_METRICS},
+        **{name: {point: found.get(name, point) for point in LATENCY_STATISTICS} for name in LATENCY_METRICS},
         "request_tps": rate,
         "output_tps": rate * outputs,
         "total_tps": rate * (outputs + prompts),
         "decode_batch": mid.decode_batch,
         "kv_usage": mid.kv_usage_mean,
-        "kv_usage_p99": mid.kv_usage(0.99),
+        "kv_usage_p99": mid.compute_kv_usage_quantile(0.99),
         "queue": get_statistic(mid, "queue", "p99"),
         "preemptions": found.preemptions,
-        "most_running": mid.most_running,
-        "saturated": workload.rate is not None and compute_admitted_rps(deployment, workload) > most.mid,
-        "arriving": found.arriving,
-        "capacity": most,
-        "requests": found.requests,
+        "max_running": mid.max_running,
+        "saturated": workload.rate is not None and compute_admitted_rps(deployment, workload) > capacity.mid,
+        "arrival_rps": found.arrival_rps,
+        "capacity": capacity,
+        "num_simulated_requests": found.num_requests,
     }
 
 
-def _estimate_served_rps(found: SimulationRun, most: Interval) -> Interval:
+def _estimate_served_rps(run: SimulationRun, capacity: Interval) -> Interval:
     """Requests/s that all engines serve over the run; of traffic that goes on, what comes in as far as it can go out.
 
     Ten minutes of such traffic differ by chance, as a Poisson count does.
     """
-    deployment, workload, mid = found.deployment, found.workload, found.mid
+    deployment, workload, mid = run.deployment, run.workload, run.mid
     if not is_finite_run(workload):
         coming = compute_admitted_rps(deployment, workload)
-        reach = math.exp(Z_SCORE_80PCT / math.sqrt(max(workload.burstiness * workload.requests, 1.0)))
-        served = most.map(lambda rate: min(rate, coming))
+        reach = math.exp(Z_SCORE_80PCT / math.sqrt(max(workload.burstiness * workload.num_requests, 1.0)))
+        served = capacity.map_monotone(lambda rate: min(rate, coming))
         return Interval(served.lo / reach, served.mid, served.hi * reach)
-    served_once = len(mid.output) / len(found.seeds) * deployment.engines  # of those sent, all that were not refused
+    served_once = (
+        len(mid.output) / len(run.seeds) * deployment.num_engine_instances
+    )  # of those sent, all that were not refused
     share = 1 - compute_rejected_fraction(workload, deployment.args.max_model_len)
-    more = max(workload.requests * share - served_once, 0.0)
-    duration = mid.duration / len(found.seeds) + more / most.mid
-    arriving = workload.requests / workload.rate if workload.rate else 0.0
+    more = max(workload.num_requests * share - served_once, 0.0)
+    duration = mid.duration / len(run.seeds) + more / capacity.mid
+    arriving = workload.num_requests / workload.rate if workload.rate else 0.0
     paced = min(arriving / duration, 1.0)  # of the run, for which its speed is the client's
-    return Interval.factor((served_once + more) / duration, get_rate_sigma(deployment) * (1 - paced))
+    return Interval.from_lognormal((served_once + more) / duration, get_rate_sigma(deployment) * (1 - paced))

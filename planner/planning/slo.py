@@ -34,7 +34,7 @@ class ResourceLimit:
     value: float
     unit: str
 
-    def of(self, amount: float) -> str:
+    def format_amount(self, amount: float) -> str:
         """Another amount in the same unit, exact enough to tell it from the limit."""
         return f"{amount:,.{0 if abs(amount - self.value) >= 1 else 2}f} {self.unit}"
 

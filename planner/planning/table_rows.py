@@ -143,7 +143,7 @@ def parse_deployment(
         if meant != named["engine_version"]:
             notes.append(f"engine_version {named['engine_version']} is read as Dynamo's, which ships {meant}")
             named["engine_version"] = meant
-    most, memory = get_gpu(cells["gpu"]).memory, dict[str, Any]()
+    most, memory = get_gpu(cells["gpu"]).memory_bytes, dict[str, Any]()
     for size in ("gpu_total", "gpu_free", "other_tenants"):
         if (column := f"{size}_gib") in cells:
             memory[size] = convert_gib_to_bytes(cells[column], most, column)
@@ -190,7 +190,7 @@ def _raise_memory_utilization(deployment: Deployment, pool: str, notes: list[str
     usual = deployment.args.gpu_memory_utilization
     if (
         usual >= POOL_MEMORY_UTILIZATION
-        or get_memory_plan(deployment).kv_available.mid > MIN_POOL_CACHE_FRACTION * deployment.gpu_total
+        or get_memory_plan(deployment).kv_available.mid > MIN_POOL_CACHE_FRACTION * deployment.gpu_total_bytes
     ):
         return deployment
     notes.append(
@@ -215,7 +215,7 @@ def _correct_layout_sizes(
         notes.append(f"tp {tp} with ep {ep} is read as tp {side} with ep {side} on {side} GPUs")
         return {**sizes, "tp": side, "ep": side}
     wide = served.architecture.is_mla and not squared and ep == tp > max(node, 8)  # all would hold the whole KV cache
-    if served.architecture.is_moe and tp > node and (served.architecture.heads % tp or wide):
+    if served.architecture.is_moe and tp > node and (served.architecture.num_query_heads % tp or wide):
         notes.append(f"attention cut over {tp} GPUs is read as data-parallel attention on {tp} GPUs")
         return {**sizes, "tp": 1, "dp": tp, "ep": tp}
     ranks = sizes.get("dp", 1) * tp
@@ -241,7 +241,7 @@ def parse_row_workload(cells: Mapping[str, Any], folder: Path, notes: list[str])
     load |= {"prefix_hit_rate": cells.get("prefix_hit_rate", 1.0 if "prefix_tokens" in cells else 0.0)}
     load |= {name: cells[name] for name in ("adapters", "adapter_zipf") if name in cells}
     if "trace" in cells:
-        base = Workload.from_trace(read_trace(folder / cells["trace"]).busiest_hour(), rate)
+        base = Workload.from_trace(read_trace(folder / cells["trace"]).select_busiest_hour(), rate)
         given = {name: value for name, value in (load | {"num_prompts": prompts}).items() if name in cells}
         given |= {
             of: _parse_row_lengths(cells, name) for of, name in (("prompt", "isl"), ("output", "osl")) if name in cells
@@ -261,8 +261,8 @@ def _parse_row_lengths(cells: Mapping[str, Any], name: str) -> LengthDistributio
         raise PlannerError(f"{name} is missing")
     with add_error_context(name):
         if "length_range_ratio" in cells:
-            return LengthDistribution.uniform(cells[name], cells["length_range_ratio"])
-        return LengthDistribution.lognormal(
+            return LengthDistribution.from_uniform(cells[name], cells["length_range_ratio"])
+        return LengthDistribution.from_lognormal(
             cells[name], *(cells.get(f"{name}_{what}") for what in ("p95", "p50", "max"))
         )
 
@@ -274,13 +274,13 @@ OUTPUT_COLUMNS = (*_MEMORY_COLUMNS, *_LATENCY_COLUMNS, *_LOAD_COLUMNS, *(f"{name
 """Every output column, in order; `table_columns.yaml` explains them."""
 
 
-def build_output_row(found: Prediction, notes: Iterable[str] = ()) -> dict[str, object]:
+def build_output_row(prediction: Prediction, notes: Iterable[str] = ()) -> dict[str, object]:
     """The output columns of one prediction: middles, and of the scored figures the ends of their intervals."""
-    columns = _compute_output_columns(found)
+    columns = _compute_output_columns(prediction)
     scored = {name: value for name in _INTERVAL_COLUMNS if isinstance(value := columns.get(name), Interval)}
     ends = {f"{name}_{end}": getattr(value, end) for name, value in scored.items() for end in ("lo", "hi")}
     middles = {name: value.mid if isinstance(value, Interval) else value for name, value in columns.items()}
-    return middles | ends | {"warnings": ";".join((*notes, *found.warnings))}
+    return middles | ends | {"warnings": ";".join((*notes, *prediction.warnings))}
 
 
 def parse_measured_run(cells: Mapping[str, Any], folder: Path, notes: list[str]) -> tuple[Deployment, Workload]:
@@ -296,35 +296,35 @@ def fit_max_model_len(deployment: Deployment, workload: Workload, notes: list[st
     """`deployment`, with the largest max_model_len that fits where the model's own does not, but the workload does."""
     memory = get_memory_plan(deployment)
     longest = find_max_model_len(memory)[1]
-    if memory.pool.max_concurrency_x >= 1 or longest < workload.total_quantile(1.0):
+    if memory.pool.max_concurrency_x >= 1 or longest < workload.compute_total_tokens_quantile(1.0):
         return deployment
     notes.append(f"max_model_len {deployment.args.max_model_len:,} does not fit: planned with {longest:,}")
     return deployment.with_args(max_model_len=longest)
 
 
-def _compute_output_columns(found: Prediction) -> dict[str, object]:
+def _compute_output_columns(prediction: Prediction) -> dict[str, object]:
     """The output columns of one prediction, intervals as they are."""
-    memory, pool, architecture = found.memory, found.memory.pool, found.deployment.model.architecture
-    performance, begins = found.performance, estimate_startup(found.deployment)
+    memory, pool, architecture = prediction.memory, prediction.memory.pool, prediction.deployment.model.architecture
+    performance, begins = prediction.performance, estimate_startup(prediction.deployment)
     columns: dict[str, object] = {
         "status": "ok", "params_total": architecture.params_total, "params_active": architecture.params_active,
         **{f"{part}_gib": getattr(memory, part) / GIB for part in ("weights", "activation", "cudagraph", "non_torch")},
         "kv_available_gib": memory.kv_available / GIB, "kv_bytes_per_token": pool.layout.kv_bytes_per_token,
         "state_bytes_per_seq": pool.layout.state_bytes_per_seq, "num_gpu_blocks": pool.num_blocks,
-        "block_size": pool.layout.block_size, "bytes_per_block": pool.bytes_per_block, "kv_tokens": pool.kv_tokens,
-        "max_concurrency_x": memory.max_concurrency, "usd_per_hour": found.usd_per_hour,
+        "block_size": pool.layout.block_size, "bytes_per_block": pool.bytes_per_block, "kv_tokens": pool.reported_tokens,
+        "max_concurrency_x": memory.max_concurrency, "usd_per_hour": prediction.usd_per_hour,
         "start_up_s": begins and begins.total,
     }  # fmt: skip
     if performance is None:
-        if found.workload is not None or not memory.starts:
+        if prediction.workload is not None or not memory.can_start:
             columns |= {"status": "does_not_fit", "error": ". ".join(filter(None, (memory.reason, memory.remedy)))}
         return columns
-    columns |= {f"{m}_ms_{q}": performance.at(m, q) * 1e3 for m in LATENCY_METRICS for q in LATENCY_STATISTICS}
+    columns |= {f"{m}_ms_{q}": performance.get(m, q) * 1e3 for m in LATENCY_METRICS for q in LATENCY_STATISTICS}
     return columns | {
         **{name: getattr(performance, name) for name in RATE_METRICS},
-        "output_tps_per_gpu": performance.output_tps / found.gpus, "preemptions_per_request": performance.preemptions,
+        "output_tps_per_gpu": performance.output_tps / prediction.num_gpus, "preemptions_per_request": performance.preemptions,
         "kv_usage_p99": performance.kv_usage_p99 or performance.kv_usage, "queue_ms_p99": performance.queue * 1e3,
-        "decode_batch_mean": performance.decode_batch, "spec_speedup": found.speedup, "calibration": performance.basis,
-        "usd_per_mtok_output": found.usd_per_mtok_output, "capacity_rps": performance.capacity,
-        "power_w_per_gpu": found.power, "joules_per_output_token": found.joules,
+        "decode_batch_mean": performance.decode_batch, "spec_speedup": prediction.speedup, "calibration": performance.basis,
+        "usd_per_mtok_output": prediction.usd_per_mtok_output, "capacity_rps": performance.capacity,
+        "power_w_per_gpu": prediction.gpu_power_w, "joules_per_output_token": prediction.joules_per_output_token,
     }  # fmt: skip

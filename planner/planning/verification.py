@@ -50,22 +50,22 @@ PACE_METRICS = ("tpot", "itl")
 class VerificationResult:
     """What the replay says of the candidates that it was asked about."""
 
-    holding: list[Candidate] = field(default_factory=list)  # from best to worst
-    failing: list[Candidate] = field(default_factory=list)  # with what they miss
+    feasible: list[Candidate] = field(default_factory=list)  # from best to worst
+    infeasible: list[Candidate] = field(default_factory=list)  # with what they miss
 
-    def other(self, chosen: Candidate) -> Candidate | None:
+    def find_runner_up(self, chosen: Candidate) -> Candidate | None:
         """The best that holds with another GPU or layout than `chosen`."""
-        return next((c for c in self.holding if c.kind != chosen.kind), None)
+        return next((c for c in self.feasible if c.display_key != chosen.display_key), None)
 
     @property
-    def safe(self) -> Candidate | None:
+    def safest(self) -> Candidate | None:
         """The best that holds at the pessimistic end too."""
-        return next((c for c in self.holding if not c.at_risk), None)
+        return next((c for c in self.feasible if not c.at_risk), None)
 
     @property
-    def enough(self) -> bool:
+    def is_complete(self) -> bool:
         """A choice, a runner-up, and a safer one where the choice is at risk."""
-        return bool(self.holding and self.other(self.holding[0]) and self.safe)
+        return bool(self.feasible and self.find_runner_up(self.feasible[0]) and self.safest)
 
 
 def verify_candidates(scenario: Scenario, candidates: Iterable[Candidate]) -> VerificationResult:
@@ -76,53 +76,55 @@ def verify_candidates(scenario: Scenario, candidates: Iterable[Candidate]) -> Ve
     smaller: set[object] = set()
 
     def add(candidate: Candidate) -> None:
-        if candidate.identity not in seen and may_be_feasible(scenario, candidate):
-            seen.add(candidate.identity)
+        if candidate.identity_key not in seen and may_be_feasible(scenario, candidate):
+            seen.add(candidate.identity_key)
             insort(pending, candidate, key=_get_cost_order)
 
     def with_more(some: Iterable[Candidate], more: int) -> list[Candidate]:
         """`some` with so many replicas more, in closed form; without those of which none would be left."""
         sizes = [(c, c.deployment.layout.replicas + more) for c in some]
-        return evaluate_candidates(scenario, [(c.deployment, size, c.preference) for c, size in sizes if size])
+        return evaluate_candidates(scenario, [(c.deployment, size, c.preference_key) for c, size in sizes if size])
 
     some = [candidate for candidate in candidates if may_be_feasible(scenario, candidate)]
     for candidate in (*some, *with_more(some, -1)):
         add(candidate)
     found = VerificationResult()
-    at_most = {wanted.gpu: wanted.at_most for wanted in scenario.gpus}
+    at_most = {wanted.gpu: wanted.max_gpus for wanted in scenario.gpus}
     tries, after = MAX_SIMULATED_CANDIDATES, MAX_SIMULATED_AFTER_FEASIBLE
     while pending and tries:
-        worse = bool(found.holding) and not _may_beat(pending[0], found.holding[0])
-        if worse and (found.enough or not after):
+        worse = bool(found.feasible) and not _may_beat(pending[0], found.feasible[0])
+        if worse and (found.is_complete or not after):
             break
         asked = pending.pop(0)
         if (worse and not _is_promising(asked, found)) or _get_size_independent_key(asked) in looked_at:
             continue
         tries, after = tries - 1, after - worse
         tried, layout = tune_and_simulate(scenario, asked, retune=not worse), asked.deployment.layout
-        if tried.margin <= ANALYTICAL_ERROR_FACTOR:
+        if tried.limit_utilization <= ANALYTICAL_ERROR_FACTOR:
             looked_at |= {_get_size_independent_key(asked), _get_size_independent_key(tried)}
-        if tried.meets:
-            insort(found.holding, tried, key=attrgetter("rank"))
-            alike = [other for other in some if other.cost == asked.cost and other.identity != asked.identity]
+        if tried.is_feasible:
+            insort(found.feasible, tried, key=attrgetter("rank_key"))
+            alike = [
+                other for other in some if other.cost_key == asked.cost_key and other.identity_key != asked.identity_key
+            ]
             for fewer in with_more([asked, *alike], -1):  # which may take other steps than as many as are enough
-                if fewer.identity in smaller:
+                if fewer.identity_key in smaller:
                     continue
-                smaller.add(fewer.identity)
+                smaller.add(fewer.identity_key)
                 for one in [fewer] if may_be_feasible(scenario, fewer) else list_retuned_candidates(scenario, fewer):
                     add(one)
         else:
-            found.failing.append(tried)
+            found.infeasible.append(tried)
             more = asked.deployment.with_replicas(layout.replicas + 1)
-            helps = not {"power", "start-up"} & {*tried.constraints}
-            if helps and more.gpus_rented <= at_most.get(tried.deployment.gpu, math.inf):
+            helps = not {"power", "start-up"} & {*tried.violated_constraints}
+            if helps and more.num_gpus_billed <= at_most.get(tried.deployment.gpu, math.inf):
                 add(*with_more([asked], 1))
-    if found.holding and (best := found.holding[0]).at_risk:  # at the same price other arguments may be safer
+    if found.feasible and (best := found.feasible[0]).at_risk:  # at the same price other arguments may be safer
         others = [
             *(tune_and_simulate(scenario, other) for other in list_retuned_candidates(scenario, best)),
             *_generate_wider_batches(scenario, best),
         ]
-        found.holding = sorted([*found.holding, *(c for c in others if c.meets)], key=attrgetter("rank"))
+        found.feasible = sorted([*found.feasible, *(c for c in others if c.is_feasible)], key=attrgetter("rank_key"))
     return found
 
 
@@ -139,15 +141,15 @@ def _generate_wider_batches(scenario: Scenario, candidate: Candidate) -> Iterato
             )
         except PlannerError:
             return
-        if found.meets and len(found.risks) < len(candidate.risks):
+        if found.is_feasible and len(found.risks) < len(candidate.risks):
             yield found
         if not found.at_risk:
             return
 
 
-def _is_promising(candidate: Candidate, found: VerificationResult) -> bool:
+def _is_promising(candidate: Candidate, result: VerificationResult) -> bool:
     """Whether the closed form says that it may be the runner-up, or once there is one, the safer plan."""
-    return candidate.meets and not (candidate.at_risk and found.other(found.holding[0]))
+    return candidate.is_feasible and not (candidate.at_risk and result.find_runner_up(result.feasible[0]))
 
 
 def _get_size_independent_key(candidate: Candidate) -> object:
@@ -157,11 +159,15 @@ def _get_size_independent_key(candidate: Candidate) -> object:
 
 def _may_beat(candidate: Candidate, best: Candidate) -> bool:
     """Whether the rule may put `candidate` before `best`, if it holds."""
-    return candidate.cost <= best.cost if best.at_risk else _get_cost_order(candidate)[:3] <= _get_cost_order(best)[:3]
+    return (
+        candidate.cost_key <= best.cost_key
+        if best.at_risk
+        else _get_cost_order(candidate)[:3] <= _get_cost_order(best)[:3]
+    )
 
 
 def _get_cost_order(candidate: Candidate) -> tuple[object, ...]:
-    return candidate.cost, candidate.preference, candidate.deployment.layout.pp, candidate.margin
+    return candidate.cost_key, candidate.preference_key, candidate.deployment.layout.pp, candidate.limit_utilization
 
 
 def may_be_feasible(scenario: Scenario, candidate: Candidate) -> bool:
@@ -169,10 +175,12 @@ def may_be_feasible(scenario: Scenario, candidate: Candidate) -> bool:
 
     While queues grow its waits mean nothing, and its pace is that of a full batch: only the load counts, and the pace.
     """
-    if candidate.margin <= ANALYTICAL_ERROR_FACTOR or (scenario.offline and candidate.share <= ANALYTICAL_ERROR_FACTOR):
+    if candidate.limit_utilization <= ANALYTICAL_ERROR_FACTOR or (
+        scenario.offline and candidate.capacity_utilization <= ANALYTICAL_ERROR_FACTOR
+    ):
         return True
     found = candidate.prediction.performance
-    if found is None or not found.saturated or candidate.share > ANALYTICAL_ERROR_FACTOR:
+    if found is None or not found.saturated or candidate.capacity_utilization > ANALYTICAL_ERROR_FACTOR:
         return False
     return all(
         getattr(found, t.metric)[t.percentile].mid <= FULL_BATCH_SLOWDOWN * t.seconds
@@ -185,27 +193,31 @@ def tune_and_simulate(scenario: Scenario, candidate: Candidate, *, retune: bool 
 
     `retune`: where none holds, other arguments are looked at too, as for all that may become the plan.
     """
-    if candidate.margin > HOPELESS_UTILIZATION and not may_be_feasible(scenario, candidate):
+    if candidate.limit_utilization > HOPELESS_UTILIZATION and not may_be_feasible(scenario, candidate):
         return simulate_candidate(scenario, candidate, quick=True)
     looks = _screen_batch_sizes(scenario, candidate)
-    best = min(looks, key=attrgetter("margin"))
-    for other in list_retuned_candidates(scenario, best) if retune and 1 < best.margin <= FULL_BATCH_SLOWDOWN else ():
-        if min(looks, key=attrgetter("margin")).margin > 1:
+    best = min(looks, key=attrgetter("limit_utilization"))
+    for other in (
+        list_retuned_candidates(scenario, best) if retune and 1 < best.limit_utilization <= FULL_BATCH_SLOWDOWN else ()
+    ):
+        if min(looks, key=attrgetter("limit_utilization")).limit_utilization > 1:
             looks += _screen_batch_sizes(scenario, other, best)
     if retune:
         looks += _climb_step_sizes(scenario, looks)
-    looks.sort(key=attrgetter("margin"))
+    looks.sort(key=attrgetter("limit_utilization"))
     best = looks[0]
     for look in looks[:MAX_FULL_SIMULATIONS]:
-        if look.margin > SCREENING_REJECT_UTILIZATION or look.share > (
+        if look.limit_utilization > SCREENING_REJECT_UTILIZATION or look.capacity_utilization > (
             SCREENING_REJECT_LOAD if is_finite_run(scenario.workload) else 1
         ):
             break  # of traffic that goes on a longer look has the same capacity
         found = simulate_candidate(scenario, look)
-        best = found if found.meets or best is look or found.margin < best.margin else best
-        if found.meets or found.margin > SCREENING_REJECT_LOAD:  # another size will not make up for so much
+        best = found if found.is_feasible or best is look or found.limit_utilization < best.limit_utilization else best
+        if (
+            found.is_feasible or found.limit_utilization > SCREENING_REJECT_LOAD
+        ):  # another size will not make up for so much
             break
-    return simulate_candidate(scenario, best, quick=True) if best is looks[0] and best.stated else best
+    return simulate_candidate(scenario, best, quick=True) if best is looks[0] and best.is_simulated else best
 
 
 def _climb_step_sizes(scenario: Scenario, looks: list[Candidate]) -> list[Candidate]:
@@ -214,30 +226,30 @@ def _climb_step_sizes(scenario: Scenario, looks: list[Candidate]) -> list[Candid
     The closed form errs about one length more than about another, and hides a better one so. Where the pace is far off
     the shortest steps are looked at first: a prompt holds up the others for a step, and its length is theirs.
     """
-    best = min(looks, key=attrgetter("margin"))
+    best = min(looks, key=attrgetter("limit_utilization"))
     known = {look.deployment.args.max_num_batched_tokens for look in looks}
-    args, preference, found = best.deployment.args, mark_as_tuned(best.preference), []
+    args, preference, found = best.deployment.args, mark_as_tuned(best.preference_key), []
     if "max_num_batched_tokens" in scenario.engine_args:
         return []
-    far = best.margin > FULL_BATCH_SLOWDOWN and _misses_only_pace(best)
+    far = best.limit_utilization > FULL_BATCH_SLOWDOWN and _misses_only_pace(best)
     longer = [size for size in BATCHED_TOKENS_VALUES if size > args.max_num_batched_tokens]
     shorter = [size for size in BATCHED_TOKENS_VALUES[::-1] if size < args.max_num_batched_tokens]
     for sizes in (BATCHED_TOKENS_VALUES[:1], BATCHED_TOKENS_VALUES[1:]) if far else (longer, shorter):
         for size in sizes:
             if (
                 size in known
-                or best.margin <= 1
-                or (best.margin > FULL_BATCH_SLOWDOWN and sizes != BATCHED_TOKENS_VALUES[:1])
+                or best.limit_utilization <= 1
+                or (best.limit_utilization > FULL_BATCH_SLOWDOWN and sizes != BATCHED_TOKENS_VALUES[:1])
             ):
                 break
             knobs = {"max_num_batched_tokens": size, "gpu_memory_utilization": args.gpu_memory_utilization}
             try:
                 changed = apply_engine_args(scenario, best.deployment, **knobs)
                 changed = changed.with_args(max_num_seqs=min(args.max_num_seqs, changed.args.max_num_seqs))
-                look = screen_candidate(scenario, replace(best, deployment=changed, preference=preference))
+                look = screen_candidate(scenario, replace(best, deployment=changed, preference_key=preference))
             except PlannerError:  # the engine has rules of its own, and longer steps take memory
                 break
-            if look.margin >= best.margin:
+            if look.limit_utilization >= best.limit_utilization:
                 break
             best = look
             found.append(look)
@@ -246,7 +258,7 @@ def _climb_step_sizes(scenario: Scenario, looks: list[Candidate]) -> list[Candid
 
 def _misses_only_pace(look: Candidate) -> bool:
     """Whether it keeps all but its pace."""
-    return {name.split()[-1].lower() for name in look.constraints} <= {*PACE_METRICS, "memory"}
+    return {name.split()[-1].lower() for name in look.violated_constraints} <= {*PACE_METRICS, "memory"}
 
 
 def _screen_batch_sizes(scenario: Scenario, candidate: Candidate, than: Candidate | None = None) -> list[Candidate]:
@@ -262,17 +274,23 @@ def _screen_batch_sizes(scenario: Scenario, candidate: Candidate, than: Candidat
         try:
             looks[size] = screen_candidate(scenario, tried)
         except PlannerError as error:
-            looks[size] = replace(tried, misses=(str(error),), constraints=("memory",), margin=math.inf)
+            looks[size] = replace(
+                tried, violations=(str(error),), violated_constraints=("memory",), limit_utilization=math.inf
+            )
         return looks[size]
 
-    if "max_num_seqs" in scenario.engine_args or most < 2 * NUM_SEQS_STEP or not scenario.service_level:
+    if "max_num_seqs" in scenario.engine_args or most < 2 * NUM_SEQS_STEP or not scenario.slo_targets:
         look(most)
     elif scenario.offline or not _list_pace_targets(scenario):  # fewer in flight, or fewer that share a step
         sizes = [max(int(most * share), 1) for share in OFFLINE_SEQS_FRACTIONS]
         found = look(most)
-        if than and found.margin > SCREENING_REJECT_UTILIZATION * than.margin:
+        if than and found.limit_utilization > SCREENING_REJECT_UTILIZATION * than.limit_utilization:
             sizes = []
-        while sizes and found.margin > 1 and (found.margin <= ANALYTICAL_ERROR_FACTOR or scenario.offline):
+        while (
+            sizes
+            and found.limit_utilization > 1
+            and (found.limit_utilization <= ANALYTICAL_ERROR_FACTOR or scenario.offline)
+        ):
             if (size := sizes.pop(0)) < _get_max_running(found):  # else it is the same
                 found = look(size)
     else:
@@ -280,22 +298,22 @@ def _screen_batch_sizes(scenario: Scenario, candidate: Candidate, than: Candidat
         size = _find_max_paced_seqs(scenario, candidate)
         best = look(size)
         queues = not _misses_only_pace(best)
-        promising = than is None or best.margin < than.margin
-        while promising and not best.meets and len(looks) < MAX_SCREENINGS:
+        promising = than is None or best.limit_utilization < than.limit_utilization
+        while promising and not best.is_feasible and len(looks) < MAX_SCREENINGS:
             taken = min(_get_max_running(best), size)
-            if queues and taken < size and "capacity" not in best.constraints:
+            if queues and taken < size and "capacity" not in best.violated_constraints:
                 break
             before, wanted = size, size * SEQS_GROWTH_FACTOR if queues else taken * SEQS_SHRINK_FACTOR
             step = NUM_SEQS_STEP if wanted >= NUM_SEQS_STEP else 1
             size = min(max(round(wanted / step), 1) * step, limit)
             if size in looks:
                 break
-            if (found := look(size)).margin > best.margin:  # too far
+            if (found := look(size)).limit_utilization > best.limit_utilization:  # too far
                 look(round(math.sqrt(before * size)))
                 break
             best = found
         else:
-            if promising and not best.meets and not queues and size < NUM_SEQS_STEP:
+            if promising and not best.is_feasible and not queues and size < NUM_SEQS_STEP:
                 look(1)  # even a few that share steps may be too many
     return list(looks.values())
 
@@ -303,22 +321,27 @@ def _screen_batch_sizes(scenario: Scenario, candidate: Candidate, than: Candidat
 def _compute_tightness(scenario: Scenario, candidate: Candidate) -> tuple[float, float]:
     """How near its limits it is; where users wait for their answers its capacity always is, and the latencies tell."""
     found = candidate.prediction.performance
-    shares = [found.at(t.metric, t.percentile).mid / t.seconds for t in scenario.service_level] if found else []
-    return candidate.margin, max(shares, default=0.0)
+    shares = [found.get(t.metric, t.percentile).mid / t.seconds for t in scenario.slo_targets] if found else []
+    return candidate.limit_utilization, max(shares, default=0.0)
 
 
 def _has_free_memory_and_slots(scenario: Scenario, candidate: Candidate) -> bool:
     """Whether the replay says that neither memory nor slots are what it lacks."""
     found = candidate.prediction.performance
-    if found is None or not candidate.stated or scenario.workload.trace or "capacity" in candidate.constraints:
+    if (
+        found is None
+        or not candidate.is_simulated
+        or scenario.workload.trace
+        or "capacity" in candidate.violated_constraints
+    ):
         return False
-    slots = _list_pace_targets(scenario) or found.most_running < candidate.deployment.args.max_num_seqs
+    slots = _list_pace_targets(scenario) or found.max_running < candidate.deployment.args.max_num_seqs
     return bool(slots) and found.kv_usage_p99 < ROOMY_KV_USAGE
 
 
 def _get_max_running(candidate: Candidate) -> float:
     found = candidate.prediction.performance
-    return found.most_running if found and candidate.stated else math.inf
+    return found.max_running if found and candidate.is_simulated else math.inf
 
 
 def list_retuned_candidates(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
@@ -327,8 +350,8 @@ def list_retuned_candidates(scenario: Scenario, candidate: Candidate) -> list[Ca
     Longer, shorter and equal ones: it errs about one kind more than about another.
     """
     one, replicas = candidate.deployment, candidate.deployment.layout.replicas
-    preference, tokens = mark_as_tuned(candidate.preference), one.args.max_num_batched_tokens
-    others = generate_variants(scenario, one, light=candidate.light)
+    preference, tokens = mark_as_tuned(candidate.preference_key), one.args.max_num_batched_tokens
+    others = generate_variants(scenario, one, is_underused=candidate.is_underused)
     usual, *tried = evaluate_candidates(scenario, [(each, replicas, preference) for each in (one, *others)])
     tight = partial(_compute_tightness, scenario)
     better = [found for found in tried if tight(found) < tight(usual) and may_be_feasible(scenario, found)]
@@ -343,7 +366,7 @@ def list_retuned_candidates(scenario: Scenario, candidate: Candidate) -> list[Ca
 
 
 def _list_pace_targets(scenario: Scenario) -> list[SloTarget]:
-    return [target for target in scenario.service_level if target.metric in PACE_METRICS]
+    return [target for target in scenario.slo_targets if target.metric in PACE_METRICS]
 
 
 def _find_max_paced_seqs(scenario: Scenario, candidate: Candidate) -> int:
@@ -363,17 +386,23 @@ def _find_max_paced_seqs(scenario: Scenario, candidate: Candidate) -> int:
 
 def ensure_simulated(scenario: Scenario, candidate: Candidate) -> Candidate:
     """`candidate` replayed, unless it is already."""
-    return tune_and_simulate(scenario, candidate) if candidate.prediction.fits and not candidate.stated else candidate
+    return (
+        tune_and_simulate(scenario, candidate)
+        if candidate.prediction.can_start and not candidate.is_simulated
+        else candidate
+    )
 
 
 def _get_closeness_key(candidate: Candidate) -> tuple[object, ...]:
-    return round(candidate.margin, 3), candidate.cost
+    return round(candidate.limit_utilization, 3), candidate.cost_key
 
 
 def rank_closest_candidates(scenario: Scenario, candidates: Sequence[Candidate], most: int = 6) -> list[Candidate]:
     """The `most` candidates that come nearest to the service level, replayed, nearest first; then all others."""
-    fit = sorted((c for c in candidates if c.prediction.fits), key=_get_closeness_key)
-    rest = [c for c in candidates if not c.prediction.fits]
+    fit = sorted((c for c in candidates if c.prediction.can_start), key=_get_closeness_key)
+    rest = [c for c in candidates if not c.prediction.can_start]
     shown = sorted((ensure_simulated(scenario, candidate) for candidate in fit[:most]), key=_get_closeness_key)
-    shown[:1] = [simulate_candidate(scenario, candidate) for candidate in shown[:1] if math.isfinite(candidate.margin)]
+    shown[:1] = [
+        simulate_candidate(scenario, candidate) for candidate in shown[:1] if math.isfinite(candidate.limit_utilization)
+    ]
     return [*shown, *fit[most:], *rest]

@@ -68,16 +68,16 @@ def _propose_cheaper_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     replicas, first = chosen.deployment.layout.replicas, scenario.quantizations
     cheaper = limit_to_budget(scenario, chosen, 1.0)
     yield "twice the traffic", limit_to_budget(_scale_rate(scenario, 2.0), chosen, 2 + 1 / replicas)
-    if chosen.deployment.layout.gpus > 1:
+    if chosen.deployment.layout.num_gpus > 1:
         if replicas == 1:  # else it takes about half of them
             yield "half the traffic", _scale_rate(cheaper, 0.5)
-        for promise in scenario.service_level:
+        for promise in scenario.slo_targets:
             yield f"{promise.name} a quarter longer", _relax_targets(cheaper, 1.25, promise)
-        if scenario.service_level:
+        if scenario.slo_targets:
             yield "every limit twice as long", _relax_targets(cheaper, 2.0)
     if "fp8" not in scenario.quantizations:
         yield "FP8 weights allowed", replace(cheaper, quantizations=(*first, "fp8"))
-    elif None in first and chosen.preference[0] != first.index(None):
+    elif None in first and chosen.preference_key[0] != first.index(None):
         yield "only the checkpoint's own weights", replace(scenario, quantizations=(None,))
     found = chosen.prediction.performance
     if "fp8" not in scenario.kv_cache_dtypes and found and found.kv_usage_p99 > CROWDED_KV_USAGE:
@@ -92,15 +92,15 @@ def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
     """What might help a scenario that nothing meets."""
     scenario = plan.scenario
     more = tuple(
-        replace(candidate, at_most=max(FALLBACK_MAX_GPUS, 4 * candidate.at_most)) for candidate in scenario.gpus
+        replace(candidate, max_gpus=max(FALLBACK_MAX_GPUS, 4 * candidate.max_gpus)) for candidate in scenario.gpus
     )
-    tried = [(f"up to {more[0].at_most} GPUs", replace(scenario, gpus=more))]
-    tight = {**scenario.engine_args, "max_model_len": int(scenario.workload.total_quantile(0.95))}
+    tried = [(f"up to {more[0].max_gpus} GPUs", replace(scenario, gpus=more))]
+    tight = {**scenario.engine_args, "max_model_len": int(scenario.workload.compute_total_tokens_quantile(0.95))}
     if plan.best is None:
         tried += [("no room above the p95 of prompt + output", replace(scenario, engine_args=tight))]
     else:
         tried += [("half the traffic", _scale_rate(scenario, 0.5))]
-    if scenario.service_level and plan.best:
+    if scenario.slo_targets and plan.best:
         tried += [("every limit twice as long", _relax_targets(scenario, 2.0))]
     for name, said in (("fp8", "FP8 weights allowed"), ("awq", "4-bit weights (AWQ) allowed")):
         if name not in scenario.quantizations:
@@ -115,16 +115,16 @@ def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
 
 
 def _scale_rate(scenario: Scenario, factor: float) -> Scenario:
-    return replace(scenario, workload=scenario.workload.times(factor))
+    return replace(scenario, workload=scenario.workload.scale(factor))
 
 
 def _relax_targets(scenario: Scenario, factor: float, only: SloTarget | None = None) -> Scenario:
     """With `factor` times each limit, or that of one promise."""
     level = tuple(
         replace(target, seconds=target.seconds * factor) if only in (None, target) else target
-        for target in scenario.service_level
+        for target in scenario.slo_targets
     )
-    return replace(scenario, service_level=level)
+    return replace(scenario, slo_targets=level)
 
 
 def _enable_speculation(scenario: Scenario) -> Scenario:
@@ -136,7 +136,7 @@ def _use_other_gpus(scenario: Scenario) -> Scenario:
     """On the GPUs that it does not name."""
     known, most = (
         [candidate.gpu for candidate in scenario.gpus],
-        max(FALLBACK_MAX_GPUS, *(c.at_most for c in scenario.gpus)),
+        max(FALLBACK_MAX_GPUS, *(c.max_gpus for c in scenario.gpus)),
     )
     return replace(
         scenario, gpus=tuple(CandidateGpu(card, most) for card in map(get_gpu, SUGGESTED_GPUS) if card not in known)
@@ -152,9 +152,9 @@ def limit_to_budget(scenario: Scenario, chosen: Candidate, times: float) -> Scen
     cards = []
     for card in scenario.gpus:
         price = look_up_gpu_price(card.gpu, scenario.prices)
-        usd, gpus = chosen.usd_per_hour, chosen.prediction.gpus_rented
-        most = int(times * (usd / price.usd if usd and price else gpus) + 1e-6)
-        cards += [replace(card, at_most=min(card.at_most, most))] if most else []
+        usd, gpus = chosen.usd_per_hour, chosen.prediction.num_gpus_billed
+        most = int(times * (usd / price.median_usd if usd and price else gpus) + 1e-6)
+        cards += [replace(card, max_gpus=min(card.max_gpus, most))] if most else []
     return replace(scenario, gpus=tuple(cards))
 
 
@@ -165,7 +165,7 @@ def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
         hopeful = [
             candidate for candidate in _evaluate_all_layouts(scenario, card) if may_be_feasible(scenario, candidate)
         ]
-        served = [(c.prediction.performance, c.cost) for c in hopeful]
+        served = [(c.prediction.performance, c.cost_key) for c in hopeful]
         rates = [(not cost[0], found.capacity.mid / cost[1]) for found, cost in served if found and found.capacity]
         if rates:
             worth[card] = max(rates)
@@ -173,15 +173,15 @@ def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
     return replace(scenario, gpus=tuple(best)) if best else None
 
 
-def _evaluate_all_layouts(scenario: Scenario, card: CandidateGpu) -> list[Candidate]:
+def _evaluate_all_layouts(scenario: Scenario, candidate_gpu: CandidateGpu) -> list[Candidate]:
     """As many replicas as may be of every layout in up to two nodes, in closed form."""
-    most = 2 * (card.node)
+    most = 2 * (candidate_gpu.max_machine_gpus)
     cases: list[SearchOption | RejectedOption] = []
-    one = replace(scenario, gpus=(card,), kv_cache_dtypes=scenario.kv_cache_dtypes[-1:], speculation=None)
+    one = replace(scenario, gpus=(candidate_gpu,), kv_cache_dtypes=scenario.kv_cache_dtypes[-1:], speculation=None)
     for quantization in scenario.quantizations:
         with suppress(PlannerError):  # a format that this model cannot take
             cases += generate_search_options(
-                replace(one, quantizations=(quantization,)), lambda _, layout: layout.gpus <= most
+                replace(one, quantizations=(quantization,)), lambda _, layout: layout.num_gpus <= most
             )
     legal = [case for case in cases if not isinstance(case, RejectedOption)]
-    return evaluate_candidates(scenario, [case for case in legal if get_memory_plan(case[0]).starts])
+    return evaluate_candidates(scenario, [case for case in legal if get_memory_plan(case[0]).can_start])

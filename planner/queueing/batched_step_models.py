@@ -34,7 +34,7 @@ class PiecewiseLinear:
     first: np.ndarray
 
     @classmethod
-    def of(cls, functions: Sequence[tuple[np.ndarray, np.ndarray]], case: np.ndarray) -> Self:
+    def from_functions(cls, functions: Sequence[tuple[np.ndarray, np.ndarray]], case: np.ndarray) -> Self:
         """Each function's knots and values, and [cases] the number of the function that each case has."""
         grids = {id(knots): knots for knots, _ in functions}
         kind = np.array([list(grids).index(id(knots)) for knots, _ in functions])
@@ -80,13 +80,13 @@ class StepModelBatch(StepModel):
     of_rows: PiecewiseLinear = field(repr=False)
     of_sequences: PiecewiseLinear = field(repr=False)
 
-    def tokens(self, count: np.ndarray | float) -> np.ndarray:
+    def interpolate_tokens_s(self, count: np.ndarray | float) -> np.ndarray:
         return self.of_tokens(count)
 
-    def rows(self, count: np.ndarray | float) -> np.ndarray:
+    def interpolate_rows_s(self, count: np.ndarray | float) -> np.ndarray:
         return self.of_rows(count)
 
-    def sequences(self, count: np.ndarray | float) -> np.ndarray:
+    def interpolate_sequences_s(self, count: np.ndarray | float) -> np.ndarray:
         return self.of_sequences(count)
 
 
@@ -97,9 +97,11 @@ def batch_step_models(steps: Sequence[StepModel]) -> StepModelBatch:
     case, each = np.array([place[id(step)] for step in steps]), list(distinct.values())
     numbers = np.array([attrgetter(*SCALAR_FIELDS)(step) for step in each], float)[case]
     tables: dict[str, Any] = {
-        "of_tokens": PiecewiseLinear.of([(step.grid, step.grid_s) for step in each], case),
-        "of_rows": PiecewiseLinear.of([(_build_integer_knots(len(step.rows_s)), step.rows_s) for step in each], case),
-        "of_sequences": PiecewiseLinear.of(
+        "of_tokens": PiecewiseLinear.from_functions([(step.grid, step.grid_s) for step in each], case),
+        "of_rows": PiecewiseLinear.from_functions(
+            [(_build_integer_knots(len(step.rows_s)), step.rows_s) for step in each], case
+        ),
+        "of_sequences": PiecewiseLinear.from_functions(
             [(_build_integer_knots(len(step.sequences_s)), step.sequences_s) for step in each], case
         ),
         "decode_windows": _pad_windows([step.decode_windows for step in each], case),

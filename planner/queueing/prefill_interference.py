@@ -33,7 +33,7 @@ class TrafficMix:
     jitter: np.ndarray  # variance of the tokens that a step streams, by their mean squared
 
     @property
-    def scatter(self) -> np.ndarray:
+    def output_steps_variance(self) -> np.ndarray:
         """Variance of the steps that an output takes."""
         return compute_slice_variance(self.outputs) + average_slices(self.outputs) * self.jitter
 
@@ -41,7 +41,7 @@ class TrafficMix:
 @lru_cache(maxsize=256)
 def _compute_slice_means(lengths: LengthDistribution) -> np.ndarray:
     """Mean length of each slice."""
-    return lengths.slices(SLICE_EDGES)
+    return lengths.compute_slice_means(SLICE_EDGES)
 
 
 def build_traffic_mix(workloads: Sequence[Workload], step: StepModel) -> TrafficMix:
@@ -72,7 +72,7 @@ def compute_slice_variance(values: np.ndarray) -> np.ndarray:
 
 def estimate_decode_step_s(step: StepModel, batch: np.ndarray, context: np.ndarray) -> np.ndarray:
     """A step of `batch` decoding sequences and nothing else."""
-    return step.decode_step(np.maximum(batch, 1.0), context)
+    return step.estimate_decode_step_s(np.maximum(batch, 1.0), context)
 
 
 def estimate_min_engine_s(step: StepModel, t: TrafficMix, running: np.ndarray) -> np.ndarray:
@@ -81,12 +81,18 @@ def estimate_min_engine_s(step: StepModel, t: TrafficMix, running: np.ndarray) -
     A token is cheapest in a full step, for it shares reading the weights with most others; all stages of a pipeline
     work at once.
     """
-    width, later = 1 + step.drafts, np.maximum(average_slices(t.outputs) - 1, 0.0)
+    width, later = 1 + step.num_draft_tokens, np.maximum(average_slices(t.outputs) - 1, 0.0)
     most = np.minimum(step.max_tokens, running * np.maximum(t.prompts[..., -1:], width))
     rows, seats = np.maximum(running * width, 1.0), np.maximum(running, 1.0)
-    each = (step.tokens(most) + step.fixed_s) / most * (average_slices(t.prompts) + later * width)
-    each = each + (1 + later * width) * step.rows(rows) / rows + later * step.sequences(seats) / seats
-    attention = average_slices(step.prefill_attention(t.prompts, t.cached)) + later * step.decode_attention(t.context)
+    each = (step.interpolate_tokens_s(most) + step.fixed_s) / most * (average_slices(t.prompts) + later * width)
+    each = (
+        each
+        + (1 + later * width) * step.interpolate_rows_s(rows) / rows
+        + later * step.interpolate_sequences_s(seats) / seats
+    )
+    attention = average_slices(
+        step.estimate_prefill_attention_s(t.prompts, t.cached)
+    ) + later * step.estimate_decode_attention_s(t.context)
     return (each + attention) / step.stages
 
 
@@ -97,15 +103,15 @@ def estimate_prefill_s(
 
     `beside` sequences decode in those steps, and in the last one there are `others` more prompts if they fit.
     """
-    beside = beside * (1 + step.drafts)
+    beside = beside * (1 + step.num_draft_tokens)
     budget = np.maximum(step.max_tokens - beside, 1.0)
     chunks = np.ceil(t.prompts / budget)
     full, size = chunks - 1, average_slices(t.prompts)  # chunks that take all of a step's budget
-    base, last = step.tokens(np.maximum(beside, 1.0)), t.prompts - full * budget
+    base, last = step.interpolate_tokens_s(np.maximum(beside, 1.0)), t.prompts - full * budget
     others = np.minimum(others, np.maximum(budget - last, 0.0) / size)
-    attention = step.prefill_attention(t.prompts, t.cached)
-    shared = step.tokens(last + others * size + beside) + (step.prefill_step_s - base)
-    alone = full * (step.tokens(step.max_tokens) - base + step.prefill_step_s + step.prompt_s) + attention
+    attention = step.estimate_prefill_attention_s(t.prompts, t.cached)
+    shared = step.interpolate_tokens_s(last + others * size + beside) + (step.prefill_step_s - base)
+    alone = full * (step.interpolate_tokens_s(step.max_tokens) - base + step.prefill_step_s + step.prompt_s) + attention
     share = alone + shared * average_slices(last) / (average_slices(last) + others * size)
     return chunks, alone + shared + others * average_slices(attention), share
 
@@ -114,7 +120,7 @@ def compute_first_chunk_fraction(step: StepModel, t: TrafficMix, beside: np.ndar
     """Share of every prompt that the first of its chunks holds, where `beside` sequences decode."""
     if np.all(step.stages == 1):  # nobody asks
         return np.ones_like(t.prompts)
-    return np.minimum(np.maximum(step.max_tokens - beside * (1 + step.drafts), 1.0) / t.prompts, 1.0)
+    return np.minimum(np.maximum(step.max_tokens - beside * (1 + step.num_draft_tokens), 1.0) / t.prompts, 1.0)
 
 
 def estimate_burst_ttft_s(step: StepModel, t: TrafficMix, requests: np.ndarray) -> np.ndarray:
@@ -123,17 +129,17 @@ def estimate_burst_ttft_s(step: StepModel, t: TrafficMix, requests: np.ndarray) 
     Each step takes max_num_batched_tokens, of which one goes to each sequence that decodes already: with d of them a
     step finishes (max_num_batched_tokens - d) / L prompts of L tokens, at its end.
     """
-    sizes, size, width = t.prompts, average_slices(t.prompts), 1 + step.drafts
+    sizes, size, width = t.prompts, average_slices(t.prompts), 1 + step.num_draft_tokens
     # those of the first step decode from the next one on
     decoding = np.maximum(requests * SLICE_MIDPOINTS - step.max_tokens / size, 0.0) / step.stages
     # where they leave nothing, prompts take the places of those that end
     left = step.max_tokens * size / (size + np.maximum(average_slices(t.outputs) - 1, 0.0) * width)
     budget = np.maximum(step.max_tokens - decoding * width, np.maximum(left, 1.0))
     fresh = np.minimum(budget / sizes, requests)  # prompts of a step
-    each = step.tokens(np.minimum(requests * size, step.max_tokens)) + step.fixed_s + step.prefill_step_s
-    each = each + step.rows(decoding * width + fresh) + step.sequences(decoding)
-    each = each + decoding * step.decode_attention(size + t.cached)
-    each = each + fresh * step.prefill_attention(sizes, t.cached)
+    each = step.interpolate_tokens_s(np.minimum(requests * size, step.max_tokens)) + step.fixed_s + step.prefill_step_s
+    each = each + step.interpolate_rows_s(decoding * width + fresh) + step.interpolate_sequences_s(decoding)
+    each = each + decoding * step.estimate_decode_attention_s(size + t.cached)
+    each = each + fresh * step.estimate_prefill_attention_s(sizes, t.cached)
     each = each + step.prompt_s * (requests * size > step.max_tokens)  # of the prompt that is cut at its end
     steps = requests * SLICE_FRACTIONS * sizes / budget
     before = steps.cumsum(axis=-1)
@@ -160,7 +166,7 @@ def estimate_microbatches(
     if np.all(step.stages == 1):
         return np.ones_like(running)
     outputs, size = average_slices(t.outputs), average_slices(t.prompts)
-    budget = np.maximum(step.max_tokens - decode * (1 + step.drafts), 1.0)
+    budget = np.maximum(step.max_tokens - decode * (1 + step.num_draft_tokens), 1.0)
     beside = np.maximum(running / outputs, 1e-9)  # prompts of a round
     least = np.floor(budget / size) + 1.0
     # at least so many of a Poisson number: Chernoff's bound, and what it is too much by (Bahadur and Rao 1960)
@@ -184,9 +190,9 @@ def estimate_microbatches(
         fed = even * fed + (1 - even) * enough
     lasts = np.expm1(each) / each
     kept = fed * formed * lasts / (fed + formed * lasts + 1e-30)
-    past = np.minimum(stays / (lasts + 1 / np.maximum(t.scatter, 1e-9)), 1e9)
+    past = np.minimum(stays / (lasts + 1 / np.maximum(t.output_steps_variance, 1e-9)), 1e9)
     others = kept + (np.minimum(first, fed) - kept) * -np.expm1(-past) / past
-    full = np.minimum((decode * (1 + step.drafts) + beside * size) / step.max_tokens, step.stages)
+    full = np.minimum((decode * (1 + step.num_draft_tokens) + beside * size) / step.max_tokens, step.stages)
     return np.minimum(np.maximum(1 + others, full), np.maximum(running, 1.0))
 
 

@@ -104,7 +104,7 @@ def _solve_in_batches(
         steps = [_get_case_step_model(case) for case in part]
         step, workloads = batch_step_models(steps), [case.workload for case in part]
         found.append(derive_performance(loop(part, step, build_traffic_mix(workloads, step)), workloads, steps))
-    return PerformanceBatch.joined(found)
+    return PerformanceBatch.concatenate(found)
 
 
 def _get_case_step_model(case: LoadCase) -> StepModel:
@@ -119,12 +119,14 @@ def _compute_engine_capacity(
     """(sequences that run at once, sequences that the KV pool holds, which of the two binds) in one engine."""
     pools = [case.plan.pool for case in cases]
     contexts = np.maximum((t.context - average_slices(t.cached)).astype(int), 1).ravel().tolist()
-    blocks = stack_scalars([pool.layout.blocks_for(context) for pool, context in zip(pools, contexts, strict=True)])
+    blocks = stack_scalars(
+        [pool.layout.count_request_blocks(context) for pool, context in zip(pools, contexts, strict=True)]
+    )
     held = (stack_scalars([pool.num_blocks for pool in pools]) - 1) / np.maximum(blocks, 1) * step.kv_stretch
     if (held < 1).any():
         k = int(held.argmin())
         raise PlannerError(
-            f"the KV pool of {pools[k].kv_tokens:,} tokens holds no sequence of {t.context[k, 0, 0]:,.0f} tokens"
+            f"the KV pool of {pools[k].reported_tokens:,} tokens holds no sequence of {t.context[k, 0, 0]:,.0f} tokens"
         )
     most = stack_scalars([limit_sequences_by_adapters(case.deployment, case.workload) for case in cases])
     return np.minimum(most, held), held, np.where(most <= held, "max_num_seqs", "kv")
@@ -137,9 +139,9 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     length end together, and so do their successors begin; different ones scatter from wave to wave.
     """
     asked = stack_scalars([case.workload.concurrency for case in cases])
-    prompts = stack_scalars([case.workload.requests for case in cases])
+    prompts = stack_scalars([case.workload.num_requests for case in cases])
     concurrency = np.minimum(asked, prompts)
-    replicas = stack_scalars([case.deployment.engines for case in cases])
+    replicas = stack_scalars([case.deployment.num_engine_instances for case in cases])
     engines = np.minimum(replicas, concurrency)
     present = concurrency / engines
     most, held, limit = _compute_engine_capacity(cases, t, step)
@@ -164,7 +166,7 @@ def _solve_closed(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> 
     burst += start
     # later prompts come as the outputs end: those of one step together, until different lengths (wave k: sqrt(12 k)
     # standard deviations apart) have scattered them
-    apart = np.sqrt(12 * REQUEST_GENERATIONS * t.scatter) * tpot
+    apart = np.sqrt(12 * REQUEST_GENERATIONS * t.output_steps_variance) * tpot
     bunch = estimate_burst_ttft_s(step, t, together)[..., -1:]
     together_still, counted = np.maximum(1 - apart / bunch, 0), waves >= REQUEST_GENERATIONS
     lockstep = together_still.mean(axis=1, keepdims=True, where=counted)
@@ -242,13 +244,15 @@ def _solve_interleaved(
     others, later = np.maximum(running - 1, 0.0), outputs - 1
     least = np.minimum(running, 1.0)
     # that fit into steps beside the prompts that take their places
-    fit = step.max_tokens * step.stages * later / (later * (1 + step.drafts) + size)
+    fit = step.max_tokens * step.stages * later / (later * (1 + step.num_draft_tokens) + size)
     decode, passed = np.maximum(np.minimum(running, fit), 1.0), outputs + ahead  # steps that pass while a request stays
     formed = np.minimum(np.ceil(running * size / step.max_tokens), step.stages) - 1  # microbatches beside the first
     for _ in range(3):
         groups = estimate_microbatches(step, t, running, decode, formed, waves, front)
         per_token = estimate_decode_step_s(step, decode / groups, t.context)
-        taken = np.where(later > 0, decode * (1 + step.drafts), 0.0)  # tokens of steps that prompts can't have
+        taken = np.where(
+            later > 0, decode * (1 + step.num_draft_tokens), 0.0
+        )  # tokens of steps that prompts can't have
         room = np.maximum(step.max_tokens * step.stages - taken, 1.0) / size
         beside = np.maximum(others / passed, 1e-9)  # other prompts in the same step, or round of a pipeline
         taking = estimate_receiving_microbatches(step, beside, groups, per_token, front, room / step.stages)
@@ -294,13 +298,13 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
     before; for a running slot; and in an overload for the backlog.
     """
     offered = stack_scalars([case.workload.rate for case in cases])
-    engines = stack_scalars([case.deployment.engines for case in cases])
+    engines = stack_scalars([case.deployment.num_engine_instances for case in cases])
     rate, outputs = offered / engines, average_slices(t.outputs)
     noise = 1 / stack_scalars([case.workload.burstiness for case in cases])
     most, held, limit = _compute_engine_capacity(cases, t, step)
     ahead, size, later = _count_steps_ahead(cases), average_slices(t.prompts), np.maximum(outputs - 1, 0.0)
     # in flight by Little's law: the number whose throughput is the rate. Every step has `counts / outputs` new prompts.
-    width = 1 + step.drafts
+    width = 1 + step.num_draft_tokens
     cap = np.minimum(most, step.max_tokens * step.stages * outputs / (size + later * width))
     counts = cap * np.maximum(cap, 64.0) ** (LOAD_EXPONENTS - 1)
     alone, each, *_ = _estimate_steps(step, t, counts, most)
@@ -327,7 +331,7 @@ def _solve_open(cases: Sequence[LoadCase], step: StepModel, t: TrafficMix) -> St
     )
     fixed = busy * ahead * plain
     crowded = (inside / most) ** (np.sqrt(2 * (most + 1)) - 1)  # chance that all slots are taken (Sakasegawa)
-    prompts = stack_scalars([case.workload.requests for case in cases])
+    prompts = stack_scalars([case.workload.num_requests for case in cases])
     # a queue near saturation grows like a random walk, and a run ends before it has its mean (2 / 3: over the run)
     walked = 2 / 3 * np.sqrt(2 / np.pi * (noise + 1) * prompts / engines) / peak
     slots = crowded * (noise + 1) / (2 * np.maximum(np.abs(peak - offered / engines), 1e-9))
@@ -364,7 +368,7 @@ def _estimate_steps(step: StepModel, t: TrafficMix, inside: np.ndarray, most: np
     alone = 1 - np.exp(-beside / groups)
     _, _, share = estimate_prefill_s(step, t, decode / groups, beside / groups / alone - 1)
     added = average_slices(share)
-    room = np.maximum(step.max_tokens - decode / groups * (1 + step.drafts), 1.0) / average_slices(t.prompts)
+    room = np.maximum(step.max_tokens - decode / groups * (1 + step.num_draft_tokens), 1.0) / average_slices(t.prompts)
     slowest = estimate_slowest_microbatch(
         step, beside, groups, 1 / average_slices(compute_first_chunk_fraction(step, t, decode / groups)), room
     )

@@ -234,7 +234,7 @@ def free_outside_window(rules: Any, pool: Any, tables: Any, s: int, settled: int
         first, end = tables.passed[s, g], min(max(0, settled - window + 1) // size, tables.held[s, g])
         if window > 0 and end > first:
             if len(tables.blocks):
-                _free_blocks(pool, tables.blocks[s, g], first, end, rules.recent)
+                _free_blocks(pool, tables.blocks[s, g], first, end, rules.uses_v033_scheduler)
             else:
                 pool.free[0] += end - first
             tables.passed[s, g] = end
@@ -317,7 +317,7 @@ def free_sequence(rules: Any, pool: Any, tables: Any, s: int) -> None:
     """Free a seat's blocks, group by group, the last block first."""
     for g in range(len(rules.groups)):
         if len(tables.blocks):
-            _free_blocks(pool, tables.blocks[s, g], tables.passed[s, g], tables.held[s, g], rules.recent)
+            _free_blocks(pool, tables.blocks[s, g], tables.passed[s, g], tables.held[s, g], rules.uses_v033_scheduler)
         else:
             pool.free[0] += tables.held[s, g] - tables.passed[s, g]
         tables.held[s, g] = tables.passed[s, g] = 0

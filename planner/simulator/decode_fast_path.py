@@ -33,7 +33,7 @@ def remove_from_ring(ring: Any, node: int) -> None:
 def _count_steps_until_window_slides(rules: Any, table: Any, e: Any, s: int, g: int) -> int:
     """Steps until a block of group `g` leaves its window, from where the seat's tables stand."""
     window, size = rules.groups[g]
-    behind = overlaps_steps(rules, table) and rules.recent
+    behind = overlaps_steps(rules, table) and rules.uses_v033_scheduler
     return (e.tables.passed[s, g] + 1) * size + window - 1 - e.computed[s] + behind
 
 

@@ -24,8 +24,8 @@ class PrefillWorkerPool(NamedTuple):
 
     workers: int
     ranks: int
-    own_s: np.ndarray  # [max_num_batched_tokens + 1]
-    joint_s: np.ndarray  # [max_num_batched_tokens + 1]
+    rank_step_s: np.ndarray  # [max_num_batched_tokens + 1]
+    collective_step_s: np.ndarray  # [max_num_batched_tokens + 1]
     step_s: float
 
 
@@ -34,7 +34,7 @@ class DecodeWorkerPool(NamedTuple):
 
     workers: int
     step_s: np.ndarray  # [seats + 1], rising
-    handover: float  # steps that pass between the arrival of a request's KV cache and its first token
+    kv_transfer_steps: float  # steps that pass between the arrival of a request's KV cache and its first token
 
 
 class PoolTimeline(NamedTuple):
@@ -56,7 +56,7 @@ def _run_prefill_step(
 
     Returns the request that it begins its next step with, and seconds.
     """
-    room, i = len(prefill.own_s) - 1, first
+    room, i = len(prefill.rank_step_s) - 1, first
     batch.clear()
     loads[:] = 0.0
     attention[:] = 0.0
@@ -69,8 +69,8 @@ def _run_prefill_step(
         batch.append(i)
         i += prefill.workers
     chunks = max(np.ceil(loads.max() / room), 1.0)
-    own = prefill.own_s[int(np.ceil(loads.max() / chunks))] + prefill.step_s
-    joint = prefill.joint_s[int(np.ceil(loads.sum() / prefill.ranks / chunks))]
+    own = prefill.rank_step_s[int(np.ceil(loads.max() / chunks))] + prefill.step_s
+    joint = prefill.collective_step_s[int(np.ceil(loads.sum() / prefill.ranks / chunks))]
     return i, chunks * (own + joint) + attention.max()
 
 
@@ -131,7 +131,7 @@ def simulate_tandem_pools(
         elif kind == EVENT_PREFILLED:
             for i in batches[what]:
                 done[i], batch = now, min(len(running[i % decode.workers]) + 1, seats)
-                arrives = now + travel_s[i] + decode.handover * decode.step_s[batch]
+                arrives = now + travel_s[i] + decode.kv_transfer_steps * decode.step_s[batch]
                 heapq.heappush(events, (arrives, EVENT_JOIN, i, 0))
             idle[what] = True
         elif kind == EVENT_JOIN:

@@ -90,7 +90,7 @@ class RequestRecords(NamedTuple):
     scheduled: np.ndarray
     first_token: np.ndarray
     last_token: np.ndarray
-    made: np.ndarray
+    num_outputs: np.ndarray
     preemptions: np.ndarray
     cached: np.ndarray
     released: np.ndarray  # when the k-th request ended, where it lets another one in
@@ -135,7 +135,7 @@ def create_engine_state(rules: Any, table: Any, traffic: Any, longest: int, cont
     for g in range(count):
         smallest, states = min(smallest, groups[g, 1]), max(states, -groups[g, 0])
         if groups[g, 0] > 0:
-            ahead = rules.max_num_batched_tokens * (depth if rules.recent else 1)
+            ahead = rules.max_num_batched_tokens * (depth if rules.uses_v033_scheduler else 1)
             cap[g] = (
                 block_pool.count_table_blocks(min(groups[g, 0] - 1 + ahead, rules.max_model_len), 0, groups[g, 1]) + 1
             )

@@ -30,7 +30,7 @@ class EngineRules(NamedTuple):
     long_prefill_token_threshold: int
     async_scheduling: bool
     priority: bool  # policy
-    recent: bool  # as 0.33.0 does it, else as 0.20.2
+    uses_v033_scheduler: bool  # as 0.33.0 does it, else as 0.20.2
     groups: np.ndarray  # [groups, 2]: 0 = full attention, w > 0 = sliding window, -b = b blocks of state; block size
     num_speculative_tokens: int = 0
     acceptance_rate: float = 0.0  # chance that a drafted token is kept, given that the ones before it were
@@ -73,7 +73,9 @@ class StepCostTable(NamedTuple):
     adapter_load_s: float = 0.0  # for each that has to come from host memory, and in addition from disk
     adapter_cold_s: float = 0.0
     host_block_s: float = 0.0  # to load a block from host memory
-    together: float = 0.0  # decoding sequences whose KV is read at the same time, equal blocks once; 0: each its own
+    concurrent_readers: float = (
+        0.0  # decoding sequences whose KV is read at the same time, equal blocks once; 0: each its own
+    )
 
 
 class RequestBatch(NamedTuple):
@@ -119,7 +121,7 @@ class SimulationOptions(NamedTuple):
     timed: bool
     log: bool
     gauge_s: float
-    halt: bool
+    stop_at_first_preemption: bool
 
 
 class SimulationOutcome(NamedTuple):
@@ -138,7 +140,7 @@ class SimulationOutcome(NamedTuple):
     notes: np.ndarray  # [.., 6] what was to be noted: a kind (above) and five numbers
     replica: np.ndarray = np.empty(0, np.int32)  # [n] who served it, where there are several
 
-    def noted(self, kind: int, columns: int) -> np.ndarray:
+    def get_notes(self, kind: int, columns: int) -> np.ndarray:
         """[.., columns] the notes of one kind, in order."""
         return self.notes[self.notes[:, 0] == kind, 1 : 1 + columns]
 

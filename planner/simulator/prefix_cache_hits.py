@@ -55,6 +55,6 @@ def _simulate_lru(ids: Any, begin: Any, tokens: Any, output: Any, engines: int, 
 @lru_cache(maxsize=1024)
 def compute_prefix_hit_rate(trace: Trace, engines: int, kv_tokens: int) -> float:
     """The share of prompt tokens that `engines`, served in turn, find in KV pools of `kv_tokens` each."""
-    ids, begin = trace.blocks
+    ids, begin = trace.block_ids
     hits = _simulate_lru(ids, begin, trace.prompt, trace.output, engines, kv_tokens // TRACE_BLOCK_TOKENS)
     return float(hits.sum() / trace.prompt.sum())

@@ -77,14 +77,14 @@ class ScheduleCaseConfig(StrictEntry):
     )
     engine_version: str | None = None
 
-    def rules(self) -> EngineRules:
+    def build_rules(self) -> EngineRules:
         """The same as the replay reads it."""
         groups = [
             (group.window if isinstance(group, SlidingWindowGroup) else 0, self.block_size) for group in self.groups
         ]
         same: dict[str, Any] = {name: value for name, value in self if name in EngineRules._fields and name != "groups"}
         recent, priority = uses_v033_scheduler(self.engine_version), self.policy == "priority"
-        return EngineRules(**same, groups=np.array(groups), recent=recent, priority=priority)
+        return EngineRules(**same, groups=np.array(groups), uses_v033_scheduler=recent, priority=priority)
 
 
 class ScheduleCaseRequest(StrictEntry):
@@ -170,21 +170,23 @@ def run_schedule_case(
     config, requests = read_schedule_case(path)
     names = [request.id for request in requests]
     table, traffic = StepCostTable(np.zeros(1), np.zeros(1)), _build_request_batch(config, requests)
-    result = simulate_requests(config.rules(), table, traffic, names=names, where=path.name, timed=False, log=True)
+    result = simulate_requests(
+        config.build_rules(), table, traffic, names=names, location=path.name, collect_timing=False, log_steps=True
+    )
     if step_log is not None:
         with replace_atomically(Path(step_log)) as (part,), part.open("w", newline="", encoding="utf-8") as file:
             write_step_log(file, result, names)
-    return replace(result, second=fixed_step_time)
+    return replace(result, clock_scale=fixed_step_time)
 
 
 def write_step_log(file: Any, result: SimulationResult, names: Sequence[str]) -> None:
     """The step log as CSV, one line per step that schedules at least one token."""
-    steps = result.outcome.noted(NOTE_STEP, 5).astype(np.int64).tolist()
+    steps = result.outcome.get_notes(NOTE_STEP, 5).astype(np.int64).tolist()
     cells: Mapping[int, list[list[str]]] = {
         kind: [[] for _ in steps] for kind in (NOTE_PREEMPTED, NOTE_FINISHED, NOTE_ENTRY)
     }
     for kind, rows in cells.items():
-        for row, request, tokens in result.outcome.noted(kind, 3).astype(np.int64).tolist():
+        for row, request, tokens in result.outcome.get_notes(kind, 3).astype(np.int64).tolist():
             rows[row].append(f"{names[request]}:{tokens}" if kind == NOTE_ENTRY else names[request])
     writer = csv.writer(file)
     writer.writerow(STEP_LOG_COLUMNS)

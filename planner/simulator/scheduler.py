@@ -163,7 +163,7 @@ def _schedule_running(
     caching, windowed, size = tracks_block_contents(rules, traffic), has_windows(rules), rules.groups[0, 1]
     model_len, budget = rules.max_model_len, rules.max_num_batched_tokens - (c.num_running - c.awake)
     taken, victims, k = 0, 0, 0
-    uniform = rules.recent and rules.num_speculative_tokens > 0
+    uniform = rules.uses_v033_scheduler and rules.num_speculative_tokens > 0
     while k < c.awake and budget > 0:
         s = e.running[k]
         i, context, pending = e.request[s], e.computed[s], e.placeholders[s]
@@ -171,7 +171,7 @@ def _schedule_running(
         want = _count_tokens_to_schedule(rules, traffic, e, s, min(threshold, budget))
         if want == 0:
             continue
-        settled = context - (e.in_flight[s] if rules.recent else 0)
+        settled = context - (e.in_flight[s] if rules.uses_v033_scheduler else 0)
         if windowed and settled >= e.tables.slides[s]:
             block_pool.free_outside_window(rules, e.pool, e.tables, s, settled)
         slots = min(context + want + rules.num_lookahead_tokens, model_len)
@@ -186,12 +186,14 @@ def _schedule_running(
             given_back = step_kernels.remove_from_step(batch, taken, seat)
             budget += given_back
             taken -= given_back > 0
-            if given_back or seat == s or (rules.recent and place < k):  # 0.20.2 then skips one that it should not
+            if (
+                given_back or seat == s or (rules.uses_v033_scheduler and place < k)
+            ):  # 0.20.2 then skips one that it should not
                 k -= 1
             e.parted[victims] = _preempt_request(rules, traffic, fates, e, place)
             victims += 1
         if e.request[s] != i:
-            if rules.recent and rules.priority:
+            if rules.uses_v033_scheduler and rules.priority:
                 continue
             break
         if lacking > e.pool.free[0]:
@@ -223,7 +225,7 @@ def _preempt_request(rules: Any, traffic: Any, fates: Any, e: Any, place: int) -
     c.awake -= 1
     for j in range(place, c.awake):
         e.running[j] = e.running[j + 1]
-    fates.made[victim] = e.known[seat] - traffic.prompt[victim]
+    fates.num_outputs[victim] = e.known[seat] - traffic.prompt[victim]
     fates.preemptions[victim] += 1
     _free_slot(rules, e, seat)
     c.front -= 1
@@ -257,7 +259,7 @@ def _schedule_waiting(
             c.blocked = True
             break
         i = queues.peek_first(e.waiting, q)
-        tokens, hit = np.int64(traffic.prompt[i] + fates.made[i]), 0
+        tokens, hit = np.int64(traffic.prompt[i] + fates.num_outputs[i]), 0
         content = traffic.content[traffic.content_start[i] if caching else 0 :]
         if caching:
             hit = block_pool.find_longest_cached_prefix(e.pool, content, (tokens - 1) // size, rules.groups)
@@ -276,7 +278,7 @@ def _schedule_waiting(
         if want > budget and not rules.enable_chunked_prefill:
             break
         want = min(want, budget) if more == 0 else 0  # it begins when they are loaded
-        slots = min(context + want + (rules.num_lookahead_tokens if rules.recent else 0), model_len)
+        slots = min(context + want + (rules.num_lookahead_tokens if rules.uses_v033_scheduler else 0), model_len)
         if block_pool.count_blocks_to_admit(rules, e.pool, content, hit, tokens, slots, e.cap) > e.pool.free[0]:
             c.blocked = not (caching or has_windows(rules))  # else what leaves a window may make room
             break
@@ -405,12 +407,12 @@ def _process_outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, l
         current = e.request[s] == i and batch[ROW_PREEMPTIONS, j] == fates.preemptions[i]
         if current:
             e.in_flight[s] -= batch[ROW_TOKENS, j]
-            fates.made[i] = e.known[s] - traffic.prompt[i]
-        room = min(traffic.output[i], rules.max_model_len - traffic.prompt[i]) - fates.made[i]
+            fates.num_outputs[i] = e.known[s] - traffic.prompt[i]
+        room = min(traffic.output[i], rules.max_model_len - traffic.prompt[i]) - fates.num_outputs[i]
         if not batch[ROW_YIELDS, j] or room == 0 or (depth > 2 and not current):
             continue  # a chunk of a prompt; ended meanwhile; put back to the queue too long ago
-        kept = step_kernels.sample_accepted_drafts(rules, i, fates.made[i], drafted) if drafted else 0
-        if fates.made[i] == 0:
+        kept = step_kernels.sample_accepted_drafts(rules, i, fates.num_outputs[i], drafted) if drafted else 0
+        if fates.num_outputs[i] == 0:
             fates.first_token[i] = end
         else:
             gap = end - fates.last_token[i]
@@ -418,15 +420,15 @@ def _process_outputs(rules: Any, table: Any, traffic: Any, fates: Any, e: Any, l
                 c.last_gap, c.last_bin = gap, step_kernels.get_itl_bin(gap)
             e.itl[c.last_bin] += 1
         fates.last_token[i] = end
-        fates.made[i] += min(1 + kept, room)
+        fates.num_outputs[i] += min(1 + kept, room)
         if current:
-            e.known[s] = traffic.prompt[i] + fates.made[i]
+            e.known[s] = traffic.prompt[i] + fates.num_outputs[i]
             e.computed[s] -= drafted - kept
             if overlap:
                 e.placeholders[s] -= 1 + drafted
             else:
                 e.drafts[s] = rules.num_speculative_tokens
-            if caching and (overlap or (rules.recent and rules.num_speculative_tokens)):
+            if caching and (overlap or (rules.uses_v033_scheduler and rules.num_speculative_tokens)):
                 own = traffic.content_start[i]
                 settled = min(e.computed[s] - e.placeholders[s] - max(0, 1 + kept - room), e.known[s])
                 if settled >= (e.tables.published[s] + 1) * size:
@@ -485,7 +487,7 @@ def advance_engine(
         if can_drift and _run_decode_only_steps(rules, table, traffic, fates, e, sooner):
             continue
         threshold, turn = rules.long_prefill_token_threshold, (c.first + c.flying) % depth
-        if threshold == 0 or (rules.recent and c.num_running + c.num_waiting <= 1):
+        if threshold == 0 or (rules.uses_v033_scheduler and c.num_running + c.num_waiting <= 1):
             threshold = rules.max_model_len
         batch, c.blocked = e.batches[turn], False
         c.turns += 1
@@ -493,7 +495,7 @@ def advance_engine(
         if c.awake < c.num_running:
             _allocate_fast_path_blocks(rules, table, traffic, fates, e, threshold)
         taken, victims, budget, uniform = _schedule_running(
-            rules, table, traffic, fates, e, batch, threshold, options.halt
+            rules, table, traffic, fates, e, batch, threshold, options.stop_at_first_preemption
         )
         if c.stuck == -2:
             break

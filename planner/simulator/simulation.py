@@ -39,12 +39,12 @@ LOOKAHEAD_DRAFT_METHODS = ("eagle", "mtp", "draft_model", "dflash")
 
 def uses_v033_scheduler(version: str | None) -> bool:
     """Whether vLLM `version` (None: the newest known) schedules as 0.33.0 does; `PlannerError` for an unknown one."""
-    return get_engine("vllm", version).release >= FIRST_RELEASE_WITH_V033_SCHEDULER
+    return get_engine("vllm", version).release_tuple >= FIRST_RELEASE_WITH_V033_SCHEDULER
 
 
 def simulate_requests(
-    rules: EngineRules, table: StepCostTable, traffic: RequestBatch, *, names: Sequence[str] | None = None, where: str = "",
-    timed: bool = True, log: bool = False, gauge_s: float = 0.0, router: RouterConfig | None = None,
+    rules: EngineRules, table: StepCostTable, traffic: RequestBatch, *, names: Sequence[str] | None = None, location: str = "",
+    collect_timing: bool = True, log_steps: bool = False, gauge_s: float = 0.0, router: RouterConfig | None = None,
 ) -> SimulationResult:  # fmt: skip
     """Replay [n] requests; `log` what every step schedules, `gauge_s` > 0 samples the gauges so often.
 
@@ -57,7 +57,7 @@ def simulate_requests(
     from planner.simulator.router import run_compiled_simulation
 
     def label(i: int) -> str:
-        return f"{where}{', ' * bool(where)}request {names[i] if names else i + 1}"
+        return f"{location}{', ' * bool(location)}request {names[i] if names else i + 1}"
 
     arrival, tokens = traffic.arrival, (1, 2**31, "a number of tokens from 1")
     for name, values, (least, most, accepted) in (
@@ -96,11 +96,11 @@ def simulate_requests(
             f"blocks and the pool has {usable:,}"
         )
     halt = rules.enable_prefix_caching and not len(traffic.content)
-    outcome = run_compiled_simulation(rules, table, traffic, router, timed, log, gauge_s, halt)
+    outcome = run_compiled_simulation(rules, table, traffic, router, collect_timing, log_steps, gauge_s, halt)
     if outcome.stuck == -2:  # a preempted request may find its own blocks again: tell blocks apart
         own = build_shared_prefix_blocks(prompt, output, np.zeros_like(prompt), int(rules.groups[0, 1]))
         traffic = to_compiled_types(traffic._replace(content=own[0], content_start=own[1]))
-        outcome = run_compiled_simulation(rules, table, traffic, router, timed, log, gauge_s, False)
+        outcome = run_compiled_simulation(rules, table, traffic, router, collect_timing, log_steps, gauge_s, False)
     if outcome.stuck >= 0:
         raise PlannerError(
             f"{label(outcome.stuck)} can never be scheduled: its {prompt[outcome.stuck]:,} prompt tokens do not fit "
@@ -136,7 +136,7 @@ def build_engine_rules(deployment: Deployment, pool: KvCachePool, seed: int = 0)
     for group in sorted(pool.layout.groups, key=lambda group: (group.kind == "state", group.block_size)):
         reach = {"full": 0, "state": -group.states}.get(group.kind, group.window)
         groups.append((reach, group.block_size * pool.layout.dcp))
-    k = deployment.drafts
+    k = deployment.num_draft_tokens
     ahead = k if speculation and speculation.method.lower().startswith(LOOKAHEAD_DRAFT_METHODS) else 0
     return EngineRules(
         args.max_num_seqs, args.max_num_batched_tokens, pool.num_blocks, args.max_model_len,
@@ -176,11 +176,11 @@ def simulate_workload(
     `model` is `latency.speculation.step_of(deployment)`. Drafted tokens are accepted by chance: each with the
     deployment's `acceptance_rate` a if those before it were, so that a step yields 1 + a + ... + a^k tokens on average.
     """
-    engines = 1 if router else deployment.engines
-    share, trace, rng = workload.share(engines), workload.trace, np.random.default_rng(seed)
+    engines = 1 if router else deployment.num_engine_instances
+    share, trace, rng = workload.split(engines), workload.trace, np.random.default_rng(seed)
     own = np.arange(len(trace.arrival))[seed % engines :: engines][:requests] if trace else np.empty(0, np.int64)
-    n = len(own) if trace else requests or share.requests
-    if trace is not None and workload.prompt.how == workload.output.how == "empirical":
+    n = len(own) if trace else requests or share.num_requests
+    if trace is not None and workload.prompt.kind == workload.output.kind == "empirical":
         prompt, output = trace.prompt[own], trace.output[own]
     else:
         prompt, output = share.prompt.sample(n, rng, even), share.output.sample(n, rng, even)
@@ -206,9 +206,9 @@ def simulate_workload(
         rules = _coarsen_blocks(rules, float(prompt.mean()))
     if told_apart:
         size = int(rules.groups[0, 1])
-        if trace is not None and workload.reuse_as_traced:
+        if trace is not None and workload.uses_trace_prefixes:
             content, start = build_trace_blocks(trace, own[served], prompt, output, size)
-            table = table._replace(together=count_concurrent_readers(deployment))
+            table = table._replace(concurrent_readers=count_concurrent_readers(deployment))
         else:
             content, start = _sample_prefixes(share, prompt, output, size, rng)
         traffic = traffic._replace(content=content, content_start=start)

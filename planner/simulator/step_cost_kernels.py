@@ -47,9 +47,9 @@ def count_shared_tokens(rules: Any, table: Any, pool: Any, sequences: int) -> fl
     in as many as one of the r is in. The chance that none is: (n - together) / n x (n - 1 - together) / (n - 1) x ...
     """
     found, missed = 0.0, 1.0
-    for r in range(1, min(MAX_BLOCK_SHARERS, sequences + 1) if table.together > 0 else 0):
-        missed *= max(0.0, 1 - table.together / (sequences - r + 1))
-        found += pool.shared[r] * (r - max(1.0, sequences / table.together) * (1 - missed)) if r > 1 else 0.0
+    for r in range(1, min(MAX_BLOCK_SHARERS, sequences + 1) if table.concurrent_readers > 0 else 0):
+        missed *= max(0.0, 1 - table.concurrent_readers / (sequences - r + 1))
+        found += pool.shared[r] * (r - max(1.0, sequences / table.concurrent_readers) * (1 - missed)) if r > 1 else 0.0
     return found * rules.groups[0, 1]
 
 

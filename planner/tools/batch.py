@@ -37,7 +37,7 @@ MAX_BATCH_FILE_BYTES = 16 * MIB
 
 def predict_file(
     rows_csv: str | Path, out_csv: str | Path, calibration: Path | None = None, *, resume: bool = False,
-    progress: Callable[[int, int], None] | None = None, say: Callable[[str], object] = lambda text: None,
+    progress: Callable[[int, int], None] | None = None, report_message: Callable[[str], object] = lambda text: None,
 ) -> int:  # fmt: skip
     """Predict every row of `rows_csv` into `out_csv`; 0 when all were answered, 1 when some failed.
 
@@ -58,7 +58,7 @@ def predict_file(
     if twice := next((name for name in header if name and header.count(name) > 1), None):
         raise PlannerError(f"{source.name}: the column {twice} occurs twice")
     for name in filter(is_unknown_column, header):
-        say(explain_ignored_column(name))
+        report_message(explain_ignored_column(name))
     count = sum(1 for _ in lines)
     place = header.index("id") if "id" in header else MAX_CSV_CELLS_PER_LINE
     kept, failed = _read_partial_answers(partial, source, place) if resume and os.path.exists(partial) else (0, False)
@@ -82,7 +82,7 @@ def predict_file(
     except OSError as error:
         raise PlannerError(f"cannot write {out}: {error.strerror or error}") from None
     if len(errors) == count > 0:
-        say(f"no row can be planned; the first: {errors[0]}")
+        report_message(f"no row can be planned; the first: {errors[0]}")
     return int(failed or bool(errors))
 
 

@@ -118,8 +118,8 @@ def _run_gpus(options: argparse.Namespace) -> None:
     for card in map(get_gpu, names):
         price, versions = look_up_gpu_price(card), card.supported.items()
         engines = ", ".join(f"{name} {first}{f'-{last}' if last else '+'}" for name, (first, last) in versions)
-        usd = f"{price.usd:.2f}" if price else "?"
-        rows.append((card.name, f"{card.memory / GIB:.1f}", f"{card.bandwidth / GB:,.0f}", usd, engines))
+        usd = f"{price.median_usd:.2f}" if price else "?"
+        rows.append((card.name, f"{card.memory_bytes / GIB:.1f}", f"{card.memory_bandwidth / GB:,.0f}", usd, engines))
     print(format_columns(rows))
 
 
@@ -169,7 +169,7 @@ def _run_plan(options: argparse.Namespace) -> int:
     from planner.ui.plan_text import EXIT_CODES, format_plan
 
     asked = load_scenario(options.scenario, _parse_overrides(options))
-    if asked.day and sys.stderr.isatty():
+    if asked.daily_profile and sys.stderr.isatty():
         print("planner: replaying the hours of several days, up to a minute or two", file=sys.stderr, flush=True)
     found = search_deployments(asked)
     print(json.dumps(serialize_plan(found), indent=2, allow_nan=False) if options.json else format_plan(found))
@@ -210,7 +210,9 @@ def _run_predict(options: argparse.Namespace) -> int:
 
     shown = (lambda done, rows: _print_progress(done, rows, "rows")) if sys.stderr.isatty() else None
     say = partial(print, "planner:", file=sys.stderr)
-    return predict_file(options.rows, options.out, options.calibration, resume=options.resume, progress=shown, say=say)
+    return predict_file(
+        options.rows, options.out, options.calibration, resume=options.resume, progress=shown, report_message=say
+    )
 
 
 def _print_progress(done: int, of: int, what: str) -> None:
@@ -253,10 +255,10 @@ def _run_explain_log(options: argparse.Namespace) -> int:
 
     found = explain_log_file(options.log, options.gpu, load_scenario(options.scenario) if options.scenario else None)
     print(found)
-    if found.fragment:
-        print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{found.fragment}")
-    if found.outlook:
-        print(f"\n{found.outlook}")
+    if found.scenario_line:
+        print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{found.scenario_line}")
+    if found.suggestions:
+        print(f"\n{found.suggestions}")
     return int(bool(found.log.failure or found.errors))
 
 
@@ -264,8 +266,8 @@ def _run_diagnose(options: argparse.Namespace) -> int:
     from planner.tools.diagnostics import diagnose
 
     found = diagnose(options.pages, options.log, options.plan, options.seconds)
-    print(json.dumps(found.data(), indent=2, allow_nan=False) if options.json else found)
-    return int(found.wrong)
+    print(json.dumps(found.to_json(), indent=2, allow_nan=False) if options.json else found)
+    return int(found.has_findings)
 
 
 def _run_profile(options: argparse.Namespace) -> None:
@@ -282,7 +284,7 @@ def _run_lint(options: argparse.Namespace) -> int:
     words = [*options.what, *options.rest]
     what, version = words[0] if len(words) == 1 else shlex.join(words), options.engine_version
     found = lint(what, version, engine=options.engine, gpu=options.gpu, to=options.to, workload=traffic)
-    print(json.dumps(found.json(), indent=2, allow_nan=False) if options.json else found)
+    print(json.dumps(found.to_json(), indent=2, allow_nan=False) if options.json else found)
     return {"ok": 0, "at_risk": 3, "mend": 1}[found.verdict]
 
 
@@ -309,7 +311,7 @@ def _run_replay(options: argparse.Namespace) -> None:
     print(f"{deployment}\n{found}")
     if options.requests is not None:
         with replace_atomically(options.requests) as (part,):
-            found.frame().to_csv(part, index=False)
+            found.to_frame().to_csv(part, index=False)
 
 
 def _run_calibrate(options: argparse.Namespace) -> None:

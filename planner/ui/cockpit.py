@@ -61,9 +61,9 @@ DEBOUNCE_S = 0.25
 """Seconds without another change after which the replay begins."""
 
 
-def search_and_render(asked: Scenario) -> tuple[Plan, dict[str, str]]:
+def search_and_render(scenario: Scenario) -> tuple[Plan, dict[str, str]]:
     """The answer by replay and what is shown of it; in a process of its own, so that controls stay quick."""
-    plan = search_cached(asked)
+    plan = search_cached(scenario)
     return plan, render_figures(plan)
 
 
@@ -163,23 +163,23 @@ class Cockpit(ui.VBox):
         self.controls = _build_controls()
         self.places = {name: ui.HTML() for name in PANEL_NAMES}
         for name, control in self.controls.items():
-            control.observe(partial(self._moved, name), names="value")
+            control.observe(partial(self._handle_change, name), names="value")
         self._progress = ui.IntProgress(0, 0, 1, layout=ui.Layout(display="none", width="98%"))
         first = start or ("current.yaml" if CURRENT_SCENARIO_FILE.is_file() else DEFAULT_SCENARIO)
         files = sorted(str(path) for path in Path().glob("*.yaml") if path.name != "changes.yaml")
         known = list(dict.fromkeys([first, *files, *list_scenarios()]))
         self._from = ui.Dropdown(options=known, value=first, **_CONTROL_STYLE, description="start from")
-        self._from.observe(lambda moved: self.start_from(moved["new"]), names="value")
+        self._from.observe(lambda moved: self.load_scenario(moved["new"]), names="value")
         self._name = ui.Text("my-question", description="name", **_CONTROL_STYLE)
-        self.start_from(first)
+        self.load_scenario(first)
         badge, said, *rest = self.places.values()
         shown = ui.VBox(
             [badge, said, self._progress, *rest], layout=ui.Layout(flex=_COLUMN_FLEX["right"], min_width="0")
         )
-        self.children = (ui.HTML(_STYLE_SHEET), ui.Box([self._left(), shown], layout=_FLEX_ROW))
+        self.children = (ui.HTML(_STYLE_SHEET), ui.Box([self._arrange_controls(), shown], layout=_FLEX_ROW))
         self.add_class("headroom")
 
-    def _left(self) -> ui.Widget:
+    def _arrange_controls(self) -> ui.Widget:
         """The controls, in groups that can be reached by keyboard from top to bottom."""
         c = self.controls
         promises = ui.GridBox(
@@ -204,12 +204,12 @@ class Cockpit(ui.VBox):
             ("On what", [*(c[name] for name in _HARDWARE_CONTROLS), rare]),
             ("Traffic", [*(c[name] for name in _TRAFFIC_CONTROLS), also]),
             ("Promises (ms; empty: none)", [promises, c["headroom"]]),
-            ("Then", [self._name, *self._buttons()]),
+            ("Then", [self._name, *self._build_buttons()]),
         ]
         parts = [each for title, widgets in groups for each in (ui.HTML(f"<h4>{escape_html(title)}</h4>"), *widgets)]
         return ui.VBox(parts, layout=ui.Layout(flex=_COLUMN_FLEX["left"]))
 
-    def _buttons(self) -> list[ui.Widget]:
+    def _build_buttons(self) -> list[ui.Widget]:
         told = {
             "Save as scenario": self.save,
             "Make the report": self.make_report,
@@ -220,15 +220,17 @@ class Cockpit(ui.VBox):
         made = []
         for label, do in told.items():
             button = ui.Button(description=label, layout=ui.Layout(width="98%"))
-            button.on_click(lambda _, do=do: self._try(do))
+            button.on_click(lambda _, do=do: self._run_guarded(do))
             made.append(button)
         return made
 
-    def start_from(self, name: str) -> None:
+    def load_scenario(self, name: str) -> None:
         """Go on with a shipped scenario, or a file."""
-        self._try(lambda: self._ask(question.read_scenario_fields(name), Path(name).stem), asking=True)
+        self._run_guarded(
+            lambda: self._update_scenario(question.read_scenario_fields(name), Path(name).stem), asking=True
+        )
 
-    def _moved(self, name: str, moved: dict[str, Any]) -> None:
+    def _handle_change(self, name: str, moved: dict[str, Any]) -> None:
         """A control has another value."""
         self._waiting[name] += 1
         with self._lock:  # JupyterLab's messages may be handled side by side
@@ -241,43 +243,45 @@ class Cockpit(ui.VBox):
                     ("model", question.store_pasted_config(moved["new"])) if name == "config" else (name, moved["new"])
                 )
                 now = question.read_control_values(self.fields, self.scenario)
-                self._ask(question.apply_control(self.fields, what, value, now), self.scenario.name)
+                self._update_scenario(question.apply_control(self.fields, what, value, now), self.scenario.name)
 
-            self._try(ask, asking=True)
+            self._run_guarded(ask, asking=True)
 
-    def _ask(self, fields: question.ScenarioFields, name: str) -> None:
+    def _update_scenario(self, fields: question.ScenarioFields, name: str) -> None:
         """Make `fields` the question, and show its answer in closed form."""
         asked = parse_scenario(fields, name)
         with self._lock:
             self._asked = asked
             if self._timer:
                 self._timer.cancel()
-            self._timer = threading.Timer(DEBOUNCE_S, self._replay, [asked])  # another core searches meanwhile
+            self._timer = threading.Timer(
+                DEBOUNCE_S, self._simulate_scenario, [asked]
+            )  # another core searches meanwhile
             self._timer.daemon = True
             self._timer.start()
             plan = search_analytically(asked)
             shown = render_figures(plan)
             self.fields, self.scenario, self.plan = fields, asked, plan
-            self._sync()
-            self._show(plan, shown, busy=True)
+            self._sync_controls()
+            self._show_plan(plan, shown, busy=True)
 
-    def _replay(self, asked: Scenario) -> None:
+    def _simulate_scenario(self, scenario: Scenario) -> None:
         """Search with replays, and show that if it is still asked."""
         with self._searching:
-            if asked is not self._asked:
+            if scenario is not self._asked:
                 return
             try:
                 try:
-                    plan, shown = self._replays.submit(search_and_render, asked).result()
+                    plan, shown = self._replays.submit(search_and_render, scenario).result()
                 except (BrokenExecutor, AttributeError, OSError):  # no process can be started here, or it was killed
                     self._replays = ThreadPoolExecutor(1)
-                    plan, shown = self._replays.submit(search_and_render, asked).result()
+                    plan, shown = self._replays.submit(search_and_render, scenario).result()
             except Exception as error:  # else the screen would wait for ever
                 plan, shown = None, {"answer": show_note(f"The replay failed: {error}").html}
         with self._lock:
-            if asked is self.scenario:
+            if scenario is self.scenario:
                 self.plan = plan
-                self._show(plan, shown)
+                self._show_plan(plan, shown)
 
     def stop(self) -> None:
         """Replay nothing more."""
@@ -285,12 +289,12 @@ class Cockpit(ui.VBox):
             self._timer.cancel()
         self._replays.shutdown(wait=False, cancel_futures=True)
 
-    def settle(self) -> None:
+    def wait_for_simulation(self) -> None:
         """Wait until what is shown is replayed."""
         if self._timer:
             self._timer.join()
 
-    def _show(self, plan: Plan | None, shown: dict[str, str], busy: bool = False) -> None:
+    def _show_plan(self, plan: Plan | None, shown: dict[str, str], busy: bool = False) -> None:
         self.places["badge"].value = render_badge(plan, busy) if plan else ""
         for name in FIGURE_NAMES:
             self.places[name].value = shown.get(name, "")
@@ -303,7 +307,7 @@ class Cockpit(ui.VBox):
         waits = show_note("Held beside this one as soon as it is replayed.").html if self._pinned and busy else ""
         self.places["compared"].value = beside or waits
 
-    def _sync(self) -> None:
+    def _sync_controls(self) -> None:
         """Every control shows what is asked; those that say nothing of such traffic are hidden."""
         values = question.read_control_values(self.fields, self.scenario)
         self._quiet = True
@@ -326,7 +330,7 @@ class Cockpit(ui.VBox):
         finally:
             self._quiet = False
 
-    def _try(self, do: Callable[[], None], asking: bool = False) -> None:
+    def _run_guarded(self, do: Callable[[], None], asking: bool = False) -> None:
         """`do`; what is wrong with it is said in the place of the figures, which would be of another question."""
         self.places["said"].value = ""
         try:
@@ -335,7 +339,7 @@ class Cockpit(ui.VBox):
             self.places["said"].value = show_note(str(error)).html
             if asking:
                 with self._lock:
-                    self._show(None, {})
+                    self._show_plan(None, {})
 
     def save(self) -> None:
         """Write the question to a file of its name, and to the one that the walk opens."""
@@ -353,9 +357,9 @@ class Cockpit(ui.VBox):
     def make_report(self) -> None:
         """The PDF, in the background; what is done of it is shown."""
         path = question.save_scenario(self.fields, question.get_scenario_file(self._name.value))
-        threading.Thread(target=self._report, args=[path], daemon=True).start()
+        threading.Thread(target=self._write_report, args=[path], daemon=True).start()
 
-    def _report(self, path: Path) -> None:
+    def _write_report(self, path: Path) -> None:
         many, done, said = len(list_chapter_notebooks()), iter(range(1, 1000)), self.places["said"]
         self._progress.max, self._progress.value, self._progress.layout.display = many + 2, 1, None
 

@@ -93,7 +93,7 @@ def search_cached(scenario: Scenario) -> Plan:
         vars(plan)["scenario"] = scenario  # not `replace`, which would forget the day that is kept with it
         return plan
     plan = search_deployments(scenario)
-    _ = plan.renting  # a day is worked out here, and kept with the plan
+    _ = plan.billing  # a day is worked out here, and kept with the plan
     with suppress(OSError):
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = place.with_suffix(f".{os.getpid()}")

@@ -171,11 +171,11 @@ class MultiSelect(ipywidgets.VBox):
             options=tuple(allowed), placeholder=hint, description=label, continuous_update=False,
             style={"description_width": "112px"}, layout={"width": "98%"},
         )  # fmt: skip
-        self._field.observe(self._add, names="value")
+        self._field.observe(self._add_choice, names="value")
         self.children = (self._field, self._row)
-        self.observe(self._draw, names="value")
+        self.observe(self._redraw, names="value")
 
-    def _draw(self, _change: object) -> None:
+    def _redraw(self, _change: object) -> None:
         made = []
         for name in self.value:
             button = ipywidgets.Button(description=f"{name} \N{MULTIPLICATION SIGN}", tooltip=f"without {name}")
@@ -184,7 +184,7 @@ class MultiSelect(ipywidgets.VBox):
             made.append(button)
         self._row.children = made
 
-    def _add(self, moved: Mapping[str, Any]) -> None:
+    def _add_choice(self, moved: Mapping[str, Any]) -> None:
         if moved["new"] in self._allowed:
             self._field.value = ""
             self.value = tuple(dict.fromkeys((*self.value, moved["new"])))
@@ -208,17 +208,17 @@ class InteractiveView(ipywidgets.VBox):
             control.layout.width = "500px"
             control.observe(self._redraw, names="value")
         self._draw, self._controls, self._lock = draw, controls, threading.Lock()
-        self._screen = ipywidgets.HTML(self._html())
+        self._screen = ipywidgets.HTML(self._render_html())
         self._screen.add_class("jp-RenderedHTMLCommon")  # tables and lines of text as cells beside it have them
         said = [f"{name.description} {format_value(name.value)}" for name in controls.values() if name.value != ""]
         drawn = f" Drawn for {escape_html(', '.join(said))}." if said else ""
         self._still = re.sub(r"(</(fig)?caption>)", lambda end: drawn + end[0], self._screen.value, count=1)
         layout = ipywidgets.Layout(flex_flow="row wrap")
         self._carry, self._first = carry or {}, {name: control.value for name, control in controls.items()}
-        bar = [_build_rerun_button("Carry on with this", self._carry_on)] if carry else []
+        bar = [_build_rerun_button("Carry on with this", self._save_changes)] if carry else []
         super().__init__([ipywidgets.Box([*controls.values(), *bar], layout=layout), self._screen])
 
-    def _carry_on(self) -> None:
+    def _save_changes(self) -> None:
         """What has been moved becomes the question's."""
         now = {name: control.value for name, control in self._controls.items()}
         moved = {}
@@ -229,7 +229,7 @@ class InteractiveView(ipywidgets.VBox):
         if moved:
             save_changes(moved)
 
-    def _html(self) -> str:
+    def _render_html(self) -> str:
         try:
             shown = self._draw(**{name: control.value for name, control in self._controls.items()})
         except PlannerError as error:
@@ -239,7 +239,7 @@ class InteractiveView(ipywidgets.VBox):
 
     def _redraw(self, _change: object) -> None:
         with self._lock:  # JupyterLab's messages may be handled side by side: the last to draw has the last values
-            self._screen.value = self._html()
+            self._screen.value = self._render_html()
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
         return {**super()._repr_mimebundle_(**kwargs), "text/html": self._still}
@@ -266,7 +266,7 @@ def render_changes(scenario: str | Path, plan: Plan) -> ipywidgets.Widget | None
         if found.best is None:
             return "nothing fits"
         usd = "" if found.best.usd_per_hour is None else f" at ${found.best.usd_per_hour:,.2f} an hour"
-        return f"{found.best.what}{usd}" + ", which does not do" * (found.chosen is None)
+        return f"{found.best.description}{usd}" + ", which does not do" * (found.chosen is None)
 
     what = ", ".join(f"{field} = {_format_plain(value)}" for field, value in changed.items())
     said = show_note(f"Changed from the plan: {what}. Now {cost(plan)}; before, {cost(before)}.")

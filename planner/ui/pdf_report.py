@@ -52,10 +52,10 @@ def select_chapters(plan: Plan) -> list[Path]:
     """The notebooks that have something to say of `plan`: without a deployment there is nothing to explain."""
     if not plan.candidates:
         return list_chapter_notebooks()[:2]
-    idle = ("6",) * (plan.chosen is None or plan.in_pools)
+    idle = ("6",) * (plan.chosen is None or plan.is_disaggregated)
     idle += ("5",) * (plan.chosen is None and not plan.scenario.speculation)
     shown = [notebook for notebook in list_chapter_notebooks() if not notebook.name.startswith(idle)]
-    shown += [DISAGGREGATION_NOTEBOOK] * plan.scenario.pools
+    shown += [DISAGGREGATION_NOTEBOOK] * plan.scenario.allow_disaggregation
     return sorted(
         shown, key=lambda one: "4-pools" if one == DISAGGREGATION_NOTEBOOK else one.name
     )  # after the chapter on batching
@@ -76,7 +76,7 @@ def write_report(
     ensure_folder(out)
     progress(format_plan(plan))
     shown = select_chapters(plan) if notebooks is None else notebooks
-    said = {"fits": plan.candidates, "meets": plan.chosen, "misses": not plan.chosen, "day": plan.scaling}
+    said = {"fits": plan.candidates, "meets": plan.chosen, "misses": not plan.chosen, "day": plan.autoscaling}
     left_out = ["live", *(tag for tag, holds in said.items() if not holds)]  # "live": the page has shown it already
     parameters = {"scenario": str(path.resolve())}
     with _typeset_notebooks(plan, parameters, shown, left_out, _build_title_page(plan), progress) as made:

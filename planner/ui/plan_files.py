@@ -22,10 +22,10 @@ from planner.ui.plan_json import serialize_plan
 def _render_benchmark_files(plan: Plan) -> dict[str, str]:
     """Name and text of the files of what should be measured first, where they are others than the plan's own."""
     names, sure = list_benchmark_files(plan), estimate_choice_confidence(plan)
-    if not (sure and sure.first and names and names[0].startswith(BENCHMARK_DIR)):
+    if not (sure and sure.best_benchmark and names and names[0].startswith(BENCHMARK_DIR)):
         return {}
     texts = render_artifacts(
-        sure.first[0].prediction, plan.scenario.service_level, plan.scenario.storage, BENCHMARK_ARTIFACTS
+        sure.best_benchmark[0].prediction, plan.scenario.slo_targets, plan.scenario.storage, BENCHMARK_ARTIFACTS
     )
     return {name: texts[name.removeprefix(BENCHMARK_DIR)] for name in names}
 
@@ -37,7 +37,7 @@ def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple
     """
     chosen, asked = plan.chosen, plan.scenario
     texts = (
-        render_artifacts(chosen.prediction, asked.service_level, asked.storage, asked.wanted, plan.scaling)
+        render_artifacts(chosen.prediction, asked.slo_targets, asked.storage, asked.output_kinds, plan.autoscaling)
         if chosen
         else {}
     )

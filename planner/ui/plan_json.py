@@ -29,17 +29,21 @@ def serialize_plan(plan: Plan) -> dict[str, Any]:
     best, scenario = plan.best, plan.scenario
     found: dict[str, Any] = {"scenario": scenario.name, "verdict": plan.verdict, "reasons": list(plan.reasons)}
     found |= serialize_candidate(scenario, best) if best else {"model": scenario.model}
-    found |= {"binding": {"constraint": plan.binding.constraint, "sentence": plan.binding.sentence}}
+    found |= {
+        "binding": {"constraint": plan.binding_constraint.constraint, "sentence": plan.binding_constraint.sentence}
+    }
     found |= {"runner_up": serialize_candidate(scenario, plan.runner_up) if plan.runner_up else None}
-    found |= {"why_not": {other.what: other.why for other in explain_alternatives(plan)}}
+    found |= {"why_not": {other.option: other.reason for other in explain_alternatives(plan)}}
     found |= {"confidence": _serialize_confidence(plan)}
     found |= {"rejected": dict(Counter(rejection.bottleneck for rejection in plan.rejected))}
-    found |= {"day": _serialize_autoscaling(plan.scaling, plan.renting) if plan.scaling and plan.renting else None}
+    found |= {
+        "day": _serialize_autoscaling(plan.autoscaling, plan.billing) if plan.autoscaling and plan.billing else None
+    }
     found |= {"assumptions": list(scenario.assumptions), "notes": list(plan.notes)}
     started = build_launches(plan.chosen.prediction) if plan.chosen else ()
     found |= {"command": started[0].command if len(started) == 1 else None}
     found |= {"commands": {one.role: one.command for one in started} if len(started) > 1 else None}
-    beside = list_artifact_files(plan.chosen.prediction, scenario.wanted) if plan.chosen else []
+    beside = list_artifact_files(plan.chosen.prediction, scenario.output_kinds) if plan.chosen else []
     return found | {
         "files": [*beside, *(name for name in list_benchmark_files(plan) if name.startswith(BENCHMARK_DIR))]
     }
@@ -50,13 +54,17 @@ def _serialize_confidence(plan: Plan) -> dict[str, Any] | None:
     sure = estimate_choice_confidence(plan)
     if sure is None:
         return None
-    parts = {name: getattr(sure, name) for name in ("stays", "cheaper", "alike", "dearer", "broken")}
+    parts = {
+        "stays": sure.p_unchanged, "cheaper": sure.p_cheaper, "alike": sure.p_equal_cost, "dearer": sure.p_costlier,
+        "broken": sure.p_infeasible,
+    }  # fmt: skip
     others = [
-        {"deployment": rival.what, "usd_per_hour": rival.usd_per_hour, "share": share} for rival, share in sure.rivals
+        {"deployment": rival.description, "usd_per_hour": rival.usd_per_hour, "share": share}
+        for rival, share in sure.alternatives
     ]
-    first = sure.first and {
-        "deployment": sure.first[0].what, "changes_the_choice": sure.first[1],
-        "commands": [one.command for one in build_launches(sure.first[0].prediction)], "files": list(list_benchmark_files(plan)),
+    first = sure.best_benchmark and {
+        "deployment": sure.best_benchmark[0].description, "changes_the_choice": sure.best_benchmark[1],
+        "commands": [one.command for one in build_launches(sure.best_benchmark[0].prediction)], "files": list(list_benchmark_files(plan)),
     }  # fmt: skip
     return {"draws": NUM_DRAWS, **parts, "instead": others, "measure_first": first}
 
@@ -71,8 +79,8 @@ def serialize_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, A
         "model": scenario.model, "checkpoint": deployment.model.name,
         "quantization": deployment.model.quantization.method, "kv_cache_dtype": args.kv_cache_dtype or "auto",
         "engine": deployment.engine.name, "engine_version": deployment.engine.version,
-        "gpu": deployment.gpu.name, "gpus": sum(pool.gpus for pool in prediction.pools),
-        "gpus_rented": prediction.gpus_rented, "machines": {f"{size} GPUs": many for size, many in machines.items()},
+        "gpu": deployment.gpu.name, "gpus": sum(pool.num_gpus for pool in prediction.pools),
+        "gpus_rented": prediction.num_gpus_billed, "machines": {f"{size} GPUs": many for size, many in machines.items()},
         "spare_replicas": deployment.spare_replicas,
         "layout": dict(vars(layout)), "pools": _serialize_pools(prediction),
         "engine_args": {name: value for name, value in vars(args).items() if value is not None},
@@ -80,14 +88,14 @@ def serialize_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, A
             **{field: getattr(drafting, field) for field in ("method", "num_speculative_tokens", "acceptance_rate")},
             "draft_model": drafting.draft and drafting.draft.name, "head": drafting.head,
         },
-        "usd_per_hour": prediction.usd and prediction.usd.triple,
-        "usd_per_month": month.triple if month and not scenario.offline else None,
-        "price_tier": None if price is None else "own" if price.own else price.tier,
+        "usd_per_hour": prediction.usd_per_hour_interval and prediction.usd_per_hour_interval.as_json_list,
+        "usd_per_month": month.as_json_list if month and not scenario.offline else None,
+        "price_tier": None if price is None else "own" if price.is_user_given else price.tier,
         "price_source": str(price) if price else None,
-        "usd_per_mtok_output": prediction.usd_per_mtok_output and prediction.usd_per_mtok_output.triple,
-        "power_w": prediction.watts and prediction.watts.triple,
-        "joules_per_output_token": prediction.joules and prediction.joules.triple,
-        "start_up_s": begins.total.triple if (begins := estimate_startup(deployment, scenario.storage)) else None,
+        "usd_per_mtok_output": prediction.usd_per_mtok_output and prediction.usd_per_mtok_output.as_json_list,
+        "power_w": prediction.total_power_w and prediction.total_power_w.as_json_list,
+        "joules_per_output_token": prediction.joules_per_output_token and prediction.joules_per_output_token.as_json_list,
+        "start_up_s": begins.total.as_json_list if (begins := estimate_startup(deployment, scenario.storage)) else None,
     }  # fmt: skip
     return shown | (_serialize_performance(scenario, prediction, performance) if performance else {"predicted": None})
 
@@ -100,7 +108,7 @@ def _serialize_pools(prediction: Prediction) -> dict[str, Any] | None:
     link, each = estimate_kv_transfer(first, prediction.deployment)
     pools = {
         role: {
-            "workers": pool.layout.replicas, "spare_workers": pool.spare_replicas, "gpus": pool.gpus,
+            "workers": pool.layout.replicas, "spare_workers": pool.spare_replicas, "gpus": pool.num_gpus,
             "layout": dict(vars(pool.with_replicas(1).layout)),
             "engine_args": {name: value for name, value in vars(pool.args).items() if value is not None},
         }
@@ -113,22 +121,22 @@ def _serialize_performance(scenario: Scenario, prediction: Prediction, performan
     """The part under load."""
     return {
         "predicted": {
-            **{f"{name}_ms": {at: (performance.at(name, at) * 1e3).triple for at in LATENCY_STATISTICS} for name in LATENCY_METRICS},
-            "output_tps": performance.output_tps.triple, "request_tps": performance.request_tps.triple,
+            **{f"{name}_ms": {at: (performance.get(name, at) * 1e3).as_json_list for at in LATENCY_STATISTICS} for name in LATENCY_METRICS},
+            "output_tps": performance.output_tps.as_json_list, "request_tps": performance.request_tps.as_json_list,
             "kv_usage": performance.kv_usage, "kv_usage_p99": performance.kv_usage_p99,
             "preemptions_per_request": performance.preemptions, "decode_batch_mean": performance.decode_batch,
-            "requests_replayed": performance.requests,
+            "requests_replayed": performance.num_simulated_requests,
         },
         "service_level": [
             {
                 "metric": target.metric, "percentile": target.percentile, "limit_ms": target.seconds * 1e3,
-                "predicted_ms": ((value := performance.at(target.metric, target.percentile)) * 1e3).triple,
+                "predicted_ms": ((value := performance.get(target.metric, target.percentile)) * 1e3).as_json_list,
                 "holds": not value.mid > target.seconds,
             }
-            for target in scenario.service_level
+            for target in scenario.slo_targets
         ],
-        "waits_grow": performance.waits_grow, "refused_share": prediction.refused,
-        "capacity_rps": performance.capacity and performance.capacity.triple,
+        "waits_grow": performance.queue_growth, "refused_share": prediction.rejected_fraction,
+        "capacity_rps": performance.capacity and performance.capacity.as_json_list,
         "planned_rps": compute_offered_rps(scenario, prediction),
         "headroom": compute_free_capacity(scenario, prediction),
     }  # fmt: skip
@@ -137,13 +145,13 @@ def _serialize_performance(scenario: Scenario, prediction: Prediction, performan
 def _serialize_autoscaling(scaling: AutoscalingPlan, renting: BillingComparison) -> dict[str, Any]:
     """The part of a day of traffic; its costs are those of 24 hours."""
     return {
-        "rps": list(scaling.rates), "replicas": list(scaling.replicas), "share_of_limit": list(scaling.largest),
-        "hours_missed": list(scaling.misses), "requests_replayed": scaling.requests,
-        "gpu_hours": scaling.gpu_hours, "gpu_hours_fixed": scaling.fixed_gpu_hours, "saved": scaling.saved,
-        "threshold": scaling.threshold, "lead_s": scaling.lead_s, "stabilization_s": scaling.stable_s,
-        "drain_s": scaling.drain_s, "starts": scaling.starts, "usd_per_day": dict(renting.usd),
+        "rps": list(scaling.rates), "replicas": list(scaling.replicas), "share_of_limit": list(scaling.hourly_limit_utilization),
+        "hours_missed": list(scaling.violated_hours), "requests_replayed": scaling.requests,
+        "gpu_hours": scaling.gpu_hours, "gpu_hours_fixed": scaling.fixed_gpu_hours, "saved": scaling.saved_fraction,
+        "threshold": scaling.scale_up_in_flight, "lead_s": scaling.lead_s, "stabilization_s": scaling.stabilization_s,
+        "drain_s": scaling.drain_s, "starts": scaling.num_starts, "usd_per_day": dict(renting.usd),
         "cheaper_up_to": [
             {"what": first, "than": second, "requests_per_day": most if math.isfinite(most) else None}
-            for (first, second), most in renting.up_to.items()
+            for (first, second), most in renting.break_even_requests.items()
         ],
     }  # fmt: skip

@@ -28,21 +28,21 @@ def render_figures(plan: Plan) -> dict[str, str]:
             else ""
         )
         return {"answer": _render_verdict(plan), "why": why}
-    memory, dot = best.prediction.memory, f"dot: the plan, {found.source}"
+    memory, dot = best.prediction.memory, f"dot: the plan, {found.source_label}"
     bars = charts.plot_memory_budget({"": memory}).properties(width=charts_cockpit.COCKPIT_WIDTH_PX)
     load, here = at_a_glance.get_load(asked.workload)
-    limits = {f"{t.name} (ms)": t.seconds * 1e3 for t in asked.service_level}
-    told = {f"{t.name} (ms)": found.at(t.metric, t.percentile) * 1e3 for t in asked.service_level}
+    limits = {f"{t.name} (ms)": t.seconds * 1e3 for t in asked.slo_targets}
+    told = {f"{t.name} (ms)": found.get(t.metric, t.percentile) * 1e3 for t in asked.slo_targets}
     told = {name: value for name, value in told.items() if not math.isnan(value.mid)}
     curves, costs = at_a_glance.sweep_latency_over_load(asked, best), at_a_glance.sweep_cost_over_load(plan)
     latency = show_note("Nobody waits for this work: every slot is taken until it is done.").html * asked.offline
-    how = "let through request by request" if best.pooled else "in closed form"
+    how = "let through request by request" if best.is_disaggregated else "in closed form"
     if told and len(curves) > 1:
         drawn = charts_cockpit.plot_live_latency(curves, load, here, {name: limits[name] for name in told}, told)
         latency = show_figure(drawn, f"This deployment by its load, {how}; band: 80%, dashed: promised, {dot}.").html
     cost = ""
     if len(costs) > 1:
-        paid = best.usd_per_hour if "USD per hour" in costs else float(best.deployment.layout.gpus)
+        paid = best.usd_per_hour if "USD per hour" in costs else float(best.deployment.layout.num_gpus)
         drawn = charts_cockpit.plot_live_cost(costs, load, here, paid)
         cost = show_figure(drawn, f"The least that keeps the promises under other loads, in closed form; {dot}.").html
     filled = show_figure(bars, f"Memory of one {best.deployment.gpu.name}: {memory.status.replace('_', ' ')}.").html
@@ -56,7 +56,7 @@ def _render_verdict(plan: Plan) -> str:
     if best and found:
         parts.append(_render_tiles(plan))
         parts.append(show_table(layout_study.build_slo_table(plan.scenario, best)).html)
-    if found is None or found.requests:
+    if found is None or found.num_simulated_requests:
         return "".join(parts)
     said = "<p style='margin: .3em 0'><b>Provisional</b>: in closed form, not judged by the replay yet.</p>"
     frame = f"border: 2px dashed {PENDING_COLOR}; border-radius: 6px; padding: 0 .7em"
@@ -66,13 +66,13 @@ def _render_verdict(plan: Plan) -> str:
 def _render_day(plan: Plan) -> str:
     """What each hour of the day takes, once the plan is replayed; nothing where the question has no day."""
     found = plan.performance
-    if plan.scenario.day is None or found is None:
+    if plan.scenario.daily_profile is None or found is None:
         return ""
-    if not found.requests:
+    if not found.num_simulated_requests:
         return show_note("The hours of the day follow with the replay.").html
-    if (day := plan.scaling) is None or plan.renting is None:
+    if (day := plan.autoscaling) is None or plan.billing is None:
         return ""
-    paid = "; ".join(f"{way} USD {usd:,.2f} a day" for way, usd in plan.renting.usd.items()) or "No price is known"
+    paid = "; ".join(f"{way} USD {usd:,.2f} a day" for way, usd in plan.billing.usd.items()) or "No price is known"
     drawn = charts_scaling.plot_day(day).properties(width=charts_cockpit.COCKPIT_WIDTH_PX)
     return show_figure(drawn, f"{day}; {day.verdict}. {paid}.").html
 
@@ -89,7 +89,7 @@ def _render_tiles(plan: Plan) -> str:
     best = plan.best
     assert best is not None
     found, usd, month = best.prediction.performance, best.usd_per_hour, best.prediction.usd_per_month
-    told = [(best.what, "the deployment" if plan.chosen else "the nearest, which does not do")]
+    told = [(best.description, "the deployment" if plan.chosen else "the nearest, which does not do")]
     if usd is not None and month is not None:
         told.append((f"USD {usd:,.2f}", f"an hour; USD {month.mid:,.0f} a month"))
     if each := best.prediction.usd_per_mtok_output:
@@ -98,7 +98,7 @@ def _render_tiles(plan: Plan) -> str:
         free = compute_free_capacity(plan.scenario, best.prediction) or 0.0
         spare = f"; {free:.0%} stay free" if plan.scenario.workload.rate and not plan.scenario.offline else ""
         ends = f"{format_value(found.capacity.lo)} to {format_value(found.capacity.hi)}"
-        about, until = ("", "") if found.requests else ("about ", ", until it is replayed")
+        about, until = ("", "") if found.num_simulated_requests else ("about ", ", until it is replayed")
         told.append((f"{about}{format_value(found.capacity.mid)} requests/s", f"at most ({ends}){spare}{until}"))
     told.append((f"{format_value(best.prediction.memory.kv_available.mid / GIB)} GiB", "of KV cache on a GPU"))
     style = "border: 1px solid #8a8f9866; border-radius: 4px; padding: .4em .7em; line-height: 1.35"
@@ -117,7 +117,7 @@ def render_badge(plan: Plan | None, busy: bool = False) -> str:
     elif busy:
         said, color = "provisional, in closed form; the replay is running", PENDING_COLOR
     else:
-        replays = found.requests if found else 0
+        replays = found.num_simulated_requests if found else 0
         said, color = f"replayed: {replays:,} requests an engine" if replays else "searched", "#1f7a5c"
     style = f"background: {color}; color: white; border-radius: 1em; padding: .15em .8em; font-weight: 600"
     return f"<p role='status' aria-live='polite' style='margin:.2em 0'><span style='{style}'>{escape_html(said)}</span></p>"

@@ -37,7 +37,7 @@ def format_plan(plan: Plan) -> str:
         values |= {"launches": build_launches, "hours": estimate_run_hours(scenario, best)}
         drawn = [f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in estimate_energy(scenario, best)]
         values |= {"price": look_up_gpu_price(best.deployment.gpu, scenario.prices)}
-        values |= {"power": drawn, "promises": [_format_slo(target, found) for target in scenario.service_level]}
+        values |= {"power": drawn, "promises": [_format_slo(target, found) for target in scenario.slo_targets]}
         values |= {
             "pools_left_out": explain_skipped_pools(scenario),
             "not_written": list_unsupported_artifacts(plan),
@@ -67,9 +67,9 @@ def render_rows(template: str, **values: Any) -> list[list[str]]:
     return [line.split(" | ", 1) for line in render_template("ui", template, **values).splitlines() if line]
 
 
-def _format_slo(target: SloTarget, found: Performance) -> tuple[str, str]:
+def _format_slo(target: SloTarget, performance: Performance) -> tuple[str, str]:
     """What becomes of a promise, with its name."""
-    value, limit = found.told(target.metric, target.percentile), format_latency(target.seconds)
+    value, limit = performance.get_for_display(target.metric, target.percentile), format_latency(target.seconds)
     if math.isnan(value.mid):
         return target.name, f"none, as answers have one token; promised {limit}"
     if math.isinf(value.mid):
@@ -79,10 +79,10 @@ def _format_slo(target: SloTarget, found: Performance) -> tuple[str, str]:
     return target.name, f"{shown}, promised {limit}: {state}"
 
 
-def _format_latencies_without_slo(scenario: Scenario, found: Performance) -> list[tuple[str, str]]:
+def _format_latencies_without_slo(scenario: Scenario, performance: Performance) -> list[tuple[str, str]]:
     """The p95 of TTFT, TPOT and E2E where users wait and nothing is promised of it."""
-    said = LATENCY_METRICS if scenario.offline else {"itl", *(target.metric for target in scenario.service_level)}
-    beside = {name: found.told(name, "p95") for name in LATENCY_METRICS if name not in said}
+    said = LATENCY_METRICS if scenario.offline else {"itl", *(target.metric for target in scenario.slo_targets)}
+    beside = {name: performance.get_for_display(name, "p95") for name in LATENCY_METRICS if name not in said}
     return [
         (f"p95 {name.upper()}", f"{value * 1e3:,.0f} ms, not promised")
         for name, value in beside.items()

@@ -61,16 +61,16 @@ def read_scenario_fields(name: str) -> ScenarioFields:
     return found
 
 
-def read_control_values(fields: ScenarioFields, asked: Scenario) -> dict[str, Any]:
+def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str, Any]:
     """What each control shows of a question."""
-    workload, given = asked.workload, fields["workload"]
+    workload, given = scenario.workload, fields["workload"]
     day = given.get("day") or ""
     return {
-        "model": asked.model,
-        "gpus": tuple(wanted.gpu.name for wanted in asked.gpus),
-        "at_most": max(wanted.at_most for wanted in asked.gpus),
-        "engine": asked.engine.name,
-        "engine_version": asked.engine.version,
+        "model": scenario.model,
+        "gpus": tuple(wanted.gpu.name for wanted in scenario.gpus),
+        "at_most": max(wanted.max_gpus for wanted in scenario.gpus),
+        "engine": scenario.engine.name,
+        "engine_version": scenario.engine.version,
         "load": next((kind for kind in ("trace", "requests", "concurrency") if given.get(kind)), "rate"),
         "rate": workload.rate or 1.0,
         "concurrency": workload.concurrency or 64,
@@ -79,16 +79,16 @@ def read_control_values(fields: ScenarioFields, asked: Scenario) -> dict[str, An
         "trace": str(given.get("trace") or ""),
         "prompt": workload.prompt.mean,
         "output": workload.output.mean,
-        "reuse": round(100 * workload.cached_share, 2),
+        "reuse": round(100 * workload.cache_hit_fraction, 2),
         "preset": next((name for name, told in load_presets().items() if _matches_preset(told, given)), ""),
         "day": day if isinstance(day, str) else ", ".join(f"{hour:g}" for hour in day),
         "adapters": workload.adapters,
-        "rank": asked.engine_args.get("max_lora_rank", 16),
+        "rank": scenario.engine_args.get("max_lora_rank", 16),
         "zipf": workload.adapter_zipf,
         "headroom": round(100 * fields.get("headroom", 0.2), 2),
-        "quantization": tuple(quantization or "checkpoint" for quantization in asked.quantizations),
-        "kv_cache_dtype": asked.kv_cache_dtypes,
-        **{f"{t.metric} {t.percentile}": f"{t.seconds * 1e3:g}" for t in asked.service_level},
+        "quantization": tuple(quantization or "checkpoint" for quantization in scenario.quantizations),
+        "kv_cache_dtype": scenario.kv_cache_dtypes,
+        **{f"{t.metric} {t.percentile}": f"{t.seconds * 1e3:g}" for t in scenario.slo_targets},
     }
 
 

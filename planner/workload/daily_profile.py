@@ -33,18 +33,18 @@ class DailyProfileEntry(SourcedEntry):
 class DailyProfile:
     """Traffic of each hour as a share of the busiest hour's; a day's begin at midnight, a week's on Monday."""
 
-    shares: tuple[float, ...]
+    hourly_fractions: tuple[float, ...]
     name: str  # where they are from
-    busiest: float | None = None  # requests/s of a trace's busiest hour; its hours begin with its first request
+    peak_rps: float | None = None  # requests/s of a trace's busiest hour; its hours begin with its first request
     burstiness: float = 1.0  # of a trace's arrivals in their hours, as `workload.traces.Trace` has it
 
     @property
-    def hours(self) -> int:
-        return len(self.shares)
+    def num_hours(self) -> int:
+        return len(self.hourly_fractions)
 
     def __str__(self) -> str:
-        mean = sum(self.shares) / self.hours
-        return f"{self.name}: {self.hours} hours, on average {mean:.0%} of the busiest, at least {min(self.shares):.0%}"
+        mean = sum(self.hourly_fractions) / self.num_hours
+        return f"{self.name}: {self.num_hours} hours, on average {mean:.0%} of the busiest, at least {min(self.hourly_fractions):.0%}"
 
 
 def load_daily_profiles() -> dict[str, DailyProfileEntry]:

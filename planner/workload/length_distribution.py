@@ -57,35 +57,41 @@ def _load_trace_spreads(side: RequestSide) -> tuple[tuple[str, ...], np.ndarray]
 class LengthDistribution:
     """How many tokens a prompt (or an output) has: a distribution, as its equally likely `values`, ascending."""
 
-    how: DistributionKind
+    kind: DistributionKind
     mean: float
     p50: float
     p95: float
     p99: float
     values: np.ndarray = field(compare=False, repr=False)  # [n] tokens
-    asked: Mapping[str, float] = field(default_factory=dict, compare=False)  # the figures it was made from
-    like: str = field(default="", compare=False)  # the public traces whose spread it has, for want of its own
+    given_figures: Mapping[str, float] = field(default_factory=dict, compare=False)  # the figures it was made from
+    spread_source: str = field(default="", compare=False)  # the public traces whose spread it has, for want of its own
 
     @classmethod
-    def _of(cls, how: DistributionKind, values: np.ndarray) -> Self:
+    def _from_values(cls, how: DistributionKind, values: np.ndarray) -> Self:
         p50, p95, p99 = (float(q) for q in np.quantile(values, (0.50, 0.95, 0.99), method="hazen"))
         return cls(how, float(values.mean()), p50, p95, p99, values)
 
     @classmethod
-    def fixed(cls, tokens: float) -> Self:
+    def from_constant(cls, tokens: float) -> Self:
         """Every request has the same length."""
-        return replace(cls._of("fixed", np.array([_check_min_tokens(tokens, "length")])), asked={"mean": tokens})
+        return replace(
+            cls._from_values("fixed", np.array([_check_min_tokens(tokens, "length")])), given_figures={"mean": tokens}
+        )
 
     @classmethod
-    def uniform(cls, most: float, ratio: float) -> Self:
+    def from_uniform(cls, most: float, ratio: float) -> Self:
         """Uniform in [`ratio` x `most`, `most`] tokens, as InferenceX draws its random prompts."""
         if not 0 <= ratio <= 1:
             raise PlannerError(f"length_range_ratio must lie between 0 and 1, got {ratio:g}")
         most = _check_min_tokens(most, "length")
-        return cls._of("uniform", np.linspace(max(1.0, ratio * most), most, 513)) if ratio < 1 else cls.fixed(most)
+        return (
+            cls._from_values("uniform", np.linspace(max(1.0, ratio * most), most, 513))
+            if ratio < 1
+            else cls.from_constant(most)
+        )
 
     @classmethod
-    def lognormal(
+    def from_lognormal(
         cls, mean: float, p95: float | None = None, p50: float | None = None, largest: float | None = None
     ) -> Self:
         """The lognormal that a mean and `p95` (or `p50`) fix, cut at `largest`; with a mean alone, a fixed length.
@@ -106,7 +112,7 @@ class LengthDistribution:
                 raise PlannerError(f"no lognormal has mean {mean:g} and p50 {p50:g}: p50 must not exceed the mean")
             p95 = p50 * math.exp(_Z_SCORE_95 * math.sqrt(2 * math.log(mean / p50)))
         if p50 is None or p95 is None:
-            return cls.fixed(mean)
+            return cls.from_constant(mean)
         if not 1 <= p50 <= p95 <= (largest or math.inf):
             raise PlannerError(f"lengths must not fall from 1 over p50 and p95 to max, got {p50:g}, {p95:g}, {largest}")
         median, spread = p50, math.log(p95 / p50)
@@ -126,10 +132,13 @@ class LengthDistribution:
             middle = (low + high) / 2
             low, high = (middle, high) if bent(middle).mean() > mean else (low, middle)
         asked = {"mean": mean, "p50": given[0], "p95": given[1], "max": largest}
-        return replace(cls._of("lognormal", bent(low)), asked={name: v for name, v in asked.items() if v is not None})
+        return replace(
+            cls._from_values("lognormal", bent(low)),
+            given_figures={name: v for name, v in asked.items() if v is not None},
+        )
 
     @classmethod
-    def typical(cls, mean: float, side: RequestSide, at_most: float | None = None) -> Self:
+    def from_public_traces(cls, mean: float, side: RequestSide, at_most: float | None = None) -> Self:
         """Lengths of which only the `mean` is known, spread as in the public traces of the nearest means.
 
         The figures of `catalogs/lengths.yaml` are interpolated over the logarithm of the mean, from one constant token
@@ -143,35 +152,35 @@ class LengthDistribution:
         if longest > room:
             p50, p95, longest = (value * room / longest for value in (p50, p95, longest))
         if p95 - p50 < 1e-6:
-            return cls.fixed(mean)
+            return cls.from_constant(mean)
         above = int(np.searchsorted(figures[:, 0], at))
         between = [names[k] for k in (above - 1, above) if 0 <= k < len(names)]
-        found = cls.lognormal(mean, *(float(mean * math.exp(value)) for value in (p95, p50, longest)))
-        return replace(found, like=" and ".join(between))
+        found = cls.from_lognormal(mean, *(float(mean * math.exp(value)) for value in (p95, p50, longest)))
+        return replace(found, spread_source=" and ".join(between))
 
     @classmethod
-    def empirical(cls, tokens: np.ndarray) -> Self:
+    def from_samples(cls, tokens: np.ndarray) -> Self:
         """The lengths of a trace, [n] tokens, as they are."""
-        return cls._of("empirical", np.sort(np.asarray(tokens, dtype=float)))
+        return cls._from_values("empirical", np.sort(np.asarray(tokens, dtype=float)))
 
     @property
-    def largest(self) -> float:
+    def max_tokens(self) -> float:
         """The longest length that this distribution knows (a lognormal's: its p99.975)."""
         return float(self.values[-1])
 
-    def quantile(self, q: float) -> float:
+    def compute_quantile(self, q: float) -> float:
         """Tokens that a share `q` of requests does not exceed."""
         return float(np.quantile(self.values, q, method="hazen"))
 
-    def slices(self, edges: np.ndarray) -> np.ndarray:
+    def compute_slice_means(self, edges: np.ndarray) -> np.ndarray:
         """Mean length of each slice between the shares `edges` (0 to 1), so that their weighted mean is `mean`."""
         if len(self.values) == 1:
             return np.full(len(edges) - 1, self.values[0])
         edges = edges * len(self.values)
-        return np.diff(np.interp(edges, *self._sums)) / np.diff(edges)
+        return np.diff(np.interp(edges, *self._cumulative_sums)) / np.diff(edges)
 
     @cached_property
-    def _sums(self) -> tuple[np.ndarray, np.ndarray]:
+    def _cumulative_sums(self) -> tuple[np.ndarray, np.ndarray]:
         """(how many of the values, shortest first, their sum)."""
         return np.arange(len(self.values) + 1.0), np.concatenate(([0.0], np.cumsum(self.values)))
 
@@ -183,9 +192,9 @@ class LengthDistribution:
         return np.maximum(1, np.rint(lengths)).astype(np.int64)
 
     def __str__(self) -> str:
-        if self.how == "fixed":
+        if self.kind == "fixed":
             return f"{self.mean:,.0f} tokens"
-        return f"{self.mean:,.0f} tokens (p50 {self.p50:,.0f}, p95 {self.p95:,.0f}, p99 {self.p99:,.0f}, {self.how})"
+        return f"{self.mean:,.0f} tokens (p50 {self.p50:,.0f}, p95 {self.p95:,.0f}, p99 {self.p99:,.0f}, {self.kind})"
 
 
 def _check_min_tokens(tokens: float, what: str) -> float:

@@ -47,18 +47,18 @@ def build_shared_prefix_blocks(
 
 
 def build_trace_blocks(
-    trace: Trace, own: np.ndarray, prompt: np.ndarray, output: np.ndarray, block_size: int
+    trace: Trace, request_indices: np.ndarray, prompt: np.ndarray, output: np.ndarray, block_size: int
 ) -> BlockContents:
     """The requests `own` [n] of a trace, whose `hash_ids` say which `BLOCK` tokens of their prompts are equal.
 
     A hash stands for all the text up to its end (Mooncake's do), so a block is what its last token is.
     """
-    ids, begin = trace.blocks
+    ids, begin = trace.block_ids
     full = (prompt.astype(np.int64) + output) // block_size
     start = np.concatenate(([0], full.cumsum()[:-1]))
     last = (np.arange(full.sum()) - np.repeat(start, full) + 1) * block_size - 1
-    place = np.repeat(begin[own], full) + last // TRACE_BLOCK_TOKENS
-    known = (last < np.repeat(prompt, full)) & (place < np.repeat(begin[own + 1], full))
+    place = np.repeat(begin[request_indices], full) + last // TRACE_BLOCK_TOKENS
+    known = (last < np.repeat(prompt, full)) & (place < np.repeat(begin[request_indices + 1], full))
     content = np.cumsum(~known) - 1
     numbers = np.unique(ids[place[known]] * TRACE_BLOCK_TOKENS + last[known] % TRACE_BLOCK_TOKENS, return_inverse=True)[
         1

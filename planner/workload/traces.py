@@ -66,8 +66,8 @@ class Trace:
     prompt: np.ndarray
     output: np.ndarray
     hash_ids: tuple[tuple[int, ...], ...] | None = None  # per request, one id per `BLOCK` tokens of its prompt
-    left_out: int = 0  # requests of the file that got no output token: failed, or broken off
-    hours: int = 1  # of the file, of which this is the busiest
+    num_dropped: int = 0  # requests of the file that got no output token: failed, or broken off
+    num_hours: int = 1  # of the file, of which this is the busiest
 
     @property
     def rate(self) -> float:
@@ -87,7 +87,7 @@ class Trace:
         return float(gaps.mean() ** 2 / max(gaps.var(), 1e-12))
 
     @cached_property
-    def blocks(self) -> tuple[np.ndarray, np.ndarray]:
+    def block_ids(self) -> tuple[np.ndarray, np.ndarray]:
         """`hash_ids` one after the other, numbered from 0, and [n + 1] where each request's begin; none: no blocks."""
         counts = [len(ids) for ids in self.hash_ids or ((),) * len(self.arrival)]
         flat = np.fromiter((block for ids in self.hash_ids or () for block in ids), np.int64, sum(counts))
@@ -104,7 +104,7 @@ class Trace:
             seen.update(blocks)
         return hits / float(self.prompt.sum())
 
-    def busiest_hour(self) -> Trace:
+    def select_busiest_hour(self) -> Trace:
         """What came in the busiest hour since the first request; all of it where that tells little."""
         hours = (self.arrival // SECONDS_PER_HOUR).astype(int)
         known, counts = np.unique(hours, return_counts=True)
@@ -114,12 +114,14 @@ class Trace:
         hashes = self.hash_ids and self.hash_ids[own[0] : own[-1] + 1]
         arrival = self.arrival[own] - self.arrival[own[0]]
         prompt, output, lasts = self.prompt[own], self.output[own], int(hours[-1]) + 1
-        return replace(self, arrival=arrival, prompt=prompt, output=output, hash_ids=hashes, hours=lasts)
+        return replace(self, arrival=arrival, prompt=prompt, output=output, hash_ids=hashes, num_hours=lasts)
 
     def __str__(self) -> str:
         length = f"{len(self.arrival):,} requests in {self.arrival[-1] / 60:,.1f} minutes"
-        length += f", the busiest of {self.hours} hours" if self.hours > 1 else ""
-        return f"{self.path.name}: {length}" + (f", {self.left_out:,} without output left out" if self.left_out else "")
+        length += f", the busiest of {self.num_hours} hours" if self.num_hours > 1 else ""
+        return f"{self.path.name}: {length}" + (
+            f", {self.num_dropped:,} without output left out" if self.num_dropped else ""
+        )
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -227,7 +229,7 @@ def _check_trace_size(path: Path, requests: int, blocks: int = 0) -> None:
         raise PlannerError(f"{path.name} has more than {most}; cut it to its busiest hours")
 
 
-def _match_columns(names: Sequence[str], where: str) -> tuple[str, ...]:
+def _match_columns(names: Sequence[str], location: str) -> tuple[str, ...]:
     """Which of `names` are the time, the prompt tokens and the output tokens; `PlannerError` where that is unclear."""
     folded = [name.casefold() for name in names]
     for kind in (AZURE_COLUMNS, PLAIN_COLUMNS, MOONCAKE_FIELDS):
@@ -238,7 +240,7 @@ def _match_columns(names: Sequence[str], where: str) -> tuple[str, ...]:
         called = [name for name in names if pattern.fullmatch(_normalize_field_name(name))]
         if len(called) != 1:
             problem = f"{' or '.join(called)} for the {what}" if called else f"nothing for the {what}"
-            raise PlannerError(f"{where}: found {problem} in {','.join(names)[:80]!r}; {_ACCEPTED_COLUMNS_HINT}")
+            raise PlannerError(f"{location}: found {problem} in {','.join(names)[:80]!r}; {_ACCEPTED_COLUMNS_HINT}")
         found += called
     return tuple(found)
 
@@ -290,7 +292,7 @@ def _build_trace(
     hashes = None if hash_ids is None else tuple(hash_ids[row] for row in kept)
     counts = prompt.astype(np.int64), output.astype(np.int64)
     trace = Trace(path.resolve(), time - time[0], *counts, hashes, left_out)
-    if trace.busiest_hour().arrival[-1] < 1e-9 * len(time):
+    if trace.select_busiest_hour().arrival[-1] < 1e-9 * len(time):
         raise PlannerError(f"{path.name}: all requests of its busiest hour arrive at the same time, so it has no rate")
     return trace
 

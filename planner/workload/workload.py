@@ -61,8 +61,8 @@ class Workload:
     def from_trace(cls, trace: Trace, rate: float | None = None) -> Self:
         """A trace as traffic: its own lengths, burstiness and reuse, at its own rate or at `rate` requests/s."""
         return cls(
-            prompt=LengthDistribution.empirical(trace.prompt),
-            output=LengthDistribution.empirical(trace.output),
+            prompt=LengthDistribution.from_samples(trace.prompt),
+            output=LengthDistribution.from_samples(trace.output),
             rate=trace.rate if rate is None else rate,
             burstiness=trace.burstiness,
             prefix_hit_rate=trace.prefix_hit_rate,
@@ -71,7 +71,7 @@ class Workload:
         )
 
     @property
-    def requests(self) -> int:
+    def num_requests(self) -> int:
         """Requests of a run: a trace's, as many as asked for, 10 per unit of concurrency, or ten minutes' arrivals."""
         if self.trace is not None:
             return len(self.trace.arrival)
@@ -81,66 +81,68 @@ class Workload:
     def assumptions(self) -> tuple[str, ...]:
         """What was taken for granted of the traffic, in sentences."""
         said = [
-            f"Of the {side} lengths only the mean is given: they are planned with the spread of {lengths.like} "
-            f"(p50 {lengths.p50:,.0f}, p95 {lengths.p95:,.0f}, at most {lengths.largest:,.0f} tokens); "
+            f"Of the {side} lengths only the mean is given: they are planned with the spread of {lengths.spread_source} "
+            f"(p50 {lengths.p50:,.0f}, p95 {lengths.p95:,.0f}, at most {lengths.max_tokens:,.0f} tokens); "
             f"{{exactly: {lengths.mean:.10g}}} would make them all alike."
             for side, lengths in (("prompt", self.prompt), ("output", self.output))
-            if lengths.like
+            if lengths.spread_source
         ]
         if self.prefix_tokens and (short := float(np.mean(self.prompt.values < self.prefix_tokens))) > 0.01:
-            found = f"{self.cached_share:.0%} of all prompt tokens are found in the cache"
+            found = f"{self.cache_hit_fraction:.0%} of all prompt tokens are found in the cache"
             said.append(
                 f"{short:.0%} of the prompts are shorter than the {self.prefix_tokens:,} tokens that they share, and "
                 f"count as shared whole: {found}."
             )
-        if self.trace is not None and self.trace.left_out:
-            said.append(f"{self.trace.left_out:,} requests of {self.trace.path.name} without output are left out.")
-        if self.trace is not None and self.trace.hours > 1:
-            said.append(f"Of the {self.trace.hours} hours of {self.trace.path.name} the busiest is planned.")
+        if self.trace is not None and self.trace.num_dropped:
+            said.append(f"{self.trace.num_dropped:,} requests of {self.trace.path.name} without output are left out.")
+        if self.trace is not None and self.trace.num_hours > 1:
+            said.append(f"Of the {self.trace.num_hours} hours of {self.trace.path.name} the busiest is planned.")
         return tuple(said)
 
     @property
-    def reuse_as_traced(self) -> bool:
+    def uses_trace_prefixes(self) -> bool:
         """Whether the trace tells which blocks of its prompts are equal, and nothing else was said of their reuse."""
         trace = self.trace
-        if trace is None or not trace.hash_ids or self.prompt.how != "empirical" or self.prefix_tokens:
+        if trace is None or not trace.hash_ids or self.prompt.kind != "empirical" or self.prefix_tokens:
             return False
         return self.prefix_hit_rate == trace.prefix_hit_rate
 
     @property
-    def tokens(self) -> float:
+    def mean_tokens_per_request(self) -> float:
         """Tokens of a request on average, prompt and answer together."""
         return self.prompt.mean + self.output.mean
 
     @property
-    def cached_tokens(self) -> float:
+    def mean_cached_tokens(self) -> float:
         """Prompt tokens that a request finds in the prefix cache, on average: no more than its prompt has."""
         shared = np.minimum(self.prompt.values, self.prefix_tokens).mean() if self.prefix_tokens else self.prompt.mean
         return self.prefix_hit_rate * float(shared)
 
     @property
-    def cached_share(self) -> float:
+    def cache_hit_fraction(self) -> float:
         """The share of all prompt tokens that is found in the prefix cache."""
-        return self.cached_tokens / self.prompt.mean
+        return self.mean_cached_tokens / self.prompt.mean
 
     @property
-    def context(self) -> float:
+    def mean_decode_context(self) -> float:
         """Tokens that a decoding sequence attends to, on average over its steps: long answers weigh more."""
         output = self.output.values
         return self.prompt.mean + float((output**2).mean() / (2 * output.mean()))
 
-    def total_quantile(self, q: float) -> float:
+    def compute_total_tokens_quantile(self, q: float) -> float:
         """Tokens of prompt and output together that a share `q` of requests does not exceed."""
-        if self.trace is not None and self.prompt.how == self.output.how == "empirical":
+        if self.trace is not None and self.prompt.kind == self.output.kind == "empirical":
             return float(np.quantile(self.trace.prompt + self.trace.output, q))
         edges = np.linspace(0, 1, 501)
-        return float(np.quantile(np.add.outer(self.prompt.slices(edges), self.output.slices(edges)), q))
+        return float(
+            np.quantile(np.add.outer(self.prompt.compute_slice_means(edges), self.output.compute_slice_means(edges)), q)
+        )
 
-    def at(self, rate: float) -> Self:
+    def with_rate(self, rate: float) -> Self:
         """The same traffic at another arrival rate, requests/s."""
         return replace(self, rate=rate, concurrency=None)
 
-    def times(self, factor: float) -> Self:
+    def scale(self, factor: float) -> Self:
         """So many times the traffic, in requests/s and in requests at once; each at least one."""
         many = {
             name: math.ceil(value * factor - 1e-9)
@@ -149,9 +151,9 @@ class Workload:
         }
         return replace(self, rate=self.rate and self.rate * factor, **many)
 
-    def share(self, replicas: int) -> Self:
+    def split(self, replicas: int) -> Self:
         """What one of `replicas` equal copies sees."""
-        return self if replicas == 1 else self.times(1 / replicas)
+        return self if replicas == 1 else self.scale(1 / replicas)
 
     def __str__(self) -> str:
         load = [] if self.rate is None else [f"{self.rate:.3g} requests/s"]

@@ -22,7 +22,7 @@ from planner.workload.length_distribution import LengthDistribution
 from planner.workload.workload import Workload
 
 CHAT = Workload(
-    LengthDistribution.lognormal(1000, 2500), LengthDistribution.lognormal(250, 600), rate=5.0, concurrency=64
+    LengthDistribution.from_lognormal(1000, 2500), LengthDistribution.from_lognormal(250, 600), rate=5.0, concurrency=64
 )
 GPUS, MODELS = ("A100-80GB", "L40S", "H100", "H200", "B200"), ("Llama-3.1-8B-Instruct", "Llama-3.1-70B-Instruct")
 
@@ -74,7 +74,7 @@ def test_closed_loops_of_different_deployments(benchmark: BenchmarkFixture, case
 
 
 def test_a_sweep_over_rates(benchmark: BenchmarkFixture, cases: list[LoadCase]) -> None:
-    swept = [replace(cases[0], workload=CHAT.at(rate)) for rate in np.geomspace(0.1, 100, 1000)]
+    swept = [replace(cases[0], workload=CHAT.with_rate(rate)) for rate in np.geomspace(0.1, 100, 1000)]
     _per_second(benchmark, len(swept), benchmark(solve_open_loops, swept))
 
 

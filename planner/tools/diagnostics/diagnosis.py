@@ -50,51 +50,51 @@ class Diagnosis:
         return simulate_remedies(self.case, self.findings[0].mode) if self.case and self.findings else []
 
     @property
-    def replica(self) -> str:
+    def replica_description(self) -> str:
         """Which deployment the page is held against."""
         if self.planned is None:
             return ""
         deployment = self.planned.deployment
         args, pool = deployment.args, get_memory_plan(deployment).pool
         limits = f"max_num_seqs {args.max_num_seqs}, max_num_batched_tokens {args.max_num_batched_tokens}"
-        return f"{deployment}, {limits}, a KV cache of {pool.kv_tokens:,} tokens"
+        return f"{deployment}, {limits}, a KV cache of {pool.reported_tokens:,} tokens"
 
     @property
-    def plan_says(self) -> str:
+    def plan_start_status(self) -> str:
         """Whether the planned deployment starts at all; empty without a plan."""
         if self.planned is None:
             return ""
         memory = get_memory_plan(self.planned.deployment)
-        return "the planned deployment starts" if memory.starts else memory.reason
+        return "the planned deployment starts" if memory.can_start else memory.reason
 
     @property
-    def wrong(self) -> bool:
+    def has_findings(self) -> bool:
         """Something was found."""
         return bool(self.findings or self.errors)
 
     def __str__(self) -> str:
         return render_template(
-            "tools/diagnostics", "diagnosis", found=self, modes=self.modes, before=self.case and self.case.replayed
+            "tools/diagnostics", "diagnosis", found=self, modes=self.modes, before=self.case and self.case.simulated
         ).strip("\n")
 
-    def data(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """For other programs."""
         return {
             "verdict": [*(error.key for error in self.errors), *(found.mode for found in self.findings)] or ["healthy"],
             "findings": [{"mode": found.mode, "evidence": list(found.evidence)} for found in self.findings],
-            "held_against": self.replica or None,
+            "held_against": self.replica_description or None,
             "errors": [
                 {"error": error.key, "mode": error.phrase.mode, "figures": dict(error.figures), "line": error.line,
                  "remedy": error.remedy}
                 for error in self.errors
             ],
-            "as_it_is": _serialize_performance(self.case.replayed) if self.case and self.case.replayed else None,
+            "as_it_is": _serialize_performance(self.case.simulated) if self.case and self.case.simulated else None,
             "remedies": [{"change": remedy.change, **_serialize_performance(remedy.performance)} for remedy in self.remedies],
         }  # fmt: skip
 
 
 def _serialize_performance(performance: Performance) -> dict[str, float | None]:
-    found = {f"{name}_p95_ms": performance.at(name, "p95").mid * 1e3 for name in ("ttft", "tpot")}
+    found = {f"{name}_p95_ms": performance.get(name, "p95").mid * 1e3 for name in ("ttft", "tpot")}
     found |= {"preemptions_per_request": performance.preemptions, "kv_usage_p99": performance.kv_usage_p99}
     return {name: value if value == value else None for name, value in found.items()}
 

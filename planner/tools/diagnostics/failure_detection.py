@@ -52,51 +52,59 @@ class DiagnosisCase:
     planned: PlannedReplica | None = None
 
     @cached_property
-    def load(self) -> Workload | None:
+    def measured_workload(self) -> Workload | None:
         """The measured traffic, as bursty as the plan has it."""
         planned = self.planned
-        load = self.measured.workload(planned.deployment.args.max_model_len - 1 if planned else math.inf)
+        load = self.measured.estimate_workload(planned.deployment.args.max_model_len - 1 if planned else math.inf)
         if load is None or planned is None or planned.workload is None:
             return load
         return replace(load, burstiness=planned.workload.burstiness)
 
     @cached_property
-    def replayed(self) -> Performance | None:
+    def simulated(self) -> Performance | None:
         """What the planned replica does with the measured traffic and drafts; None where either is unknown."""
-        if self.planned is None or self.load is None:
+        if self.planned is None or self.measured_workload is None:
             return None
         try:
-            return predict(self.drafting, self.load, quick=True).performance
+            return predict(self.deployment_as_measured, self.measured_workload, quick=True).performance
         except PlannerError:  # such as prompts that the engine would refuse
             return None
 
     @property
-    def drafting(self) -> Deployment:
+    def deployment_as_measured(self) -> Deployment:
         """The planned replica, with the share of its drafts that is really accepted."""
         assert self.planned is not None
-        share = self.measured.accepted
+        share = self.measured.acceptance_fraction
         return self.planned.deployment if share is None else with_acceptance(self.planned.deployment, share)
 
     @property
-    def slots(self) -> int | None:
+    def max_running(self) -> int | None:
         """Requests that the replica may run at once."""
         return self.planned.deployment.args.max_num_seqs * self.planned.deployment.layout.dp if self.planned else None
 
     @property
-    def running(self) -> float:
+    def mean_running(self) -> float:
         """Requests that run at once, by Little's law or, where that is unknown, the gauge."""
-        seconds, e2e, queue = self.measured.seconds, self.measured.mean("e2e"), self.measured.mean("queue") or 0.0
+        seconds, e2e, queue = (
+            self.measured.seconds,
+            self.measured.get_mean("e2e"),
+            self.measured.get_mean("queue") or 0.0,
+        )
         gauge = self.measured.gauges.get("running", 0.0)
         return max(gauge, self.measured.requests / seconds * (e2e - queue)) if seconds and e2e else gauge
 
     @property
-    def waiting(self) -> float:
+    def mean_waiting(self) -> float:
         """Requests that wait at once."""
-        rate, queue, gauge = self.measured.rate, self.measured.mean("queue"), self.measured.gauges.get("waiting", 0.0)
+        rate, queue, gauge = (
+            self.measured.arrival_rps,
+            self.measured.get_mean("queue"),
+            self.measured.gauges.get("waiting", 0.0),
+        )
         return max(gauge, rate * queue) if rate and queue else gauge
 
     @property
-    def broken(self) -> list[tuple[SloTarget, float]]:
+    def violated_slos(self) -> list[tuple[SloTarget, float]]:
         """(promise, share of requests surely late, or the mean in seconds): promises that are not kept."""
         found = []
         for target in self.planned.targets if self.planned else ():
@@ -106,60 +114,71 @@ class DiagnosisCase:
             if target.percentile == "mean":
                 value, limit = histogram.mean, target.seconds
             else:
-                value, limit = histogram.above(target.seconds), 1 - int(target.percentile[1:]) / 100
+                value, limit = histogram.compute_fraction_above(target.seconds), 1 - int(target.percentile[1:]) / 100
                 value = max(value, 1.0 if histogram.mean > target.seconds else 0.0)
             if value > limit:
                 found.append((target, value))
         return found
 
     @property
-    def bearable(self) -> bool:
+    def plan_could_serve_traffic(self) -> bool:
         """The planned replica would keep every promise under the measured traffic."""
-        replay, targets = self.replayed, self.planned.targets if self.planned else ()
+        replay, targets = self.simulated, self.planned.targets if self.planned else ()
         if replay is None or replay.saturated or not targets:
             return False
-        return all(replay.at(each.metric, each.percentile).mid <= each.seconds for each in targets)
+        return all(replay.get(each.metric, each.percentile).mid <= each.seconds for each in targets)
 
     @property
-    def promises(self) -> list[str]:
+    def slo_statements(self) -> list[str]:
         """What becomes of each promise that the page tells of."""
-        broken, said = dict(self.broken), []
+        broken, said = dict(self.violated_slos), []
         for target in self.planned.targets if self.planned else ():
             if histogram := self.measured.histograms.get(target.metric):
                 at, mean = target.percentile, target.percentile == "mean"
-                kept = mean or histogram.bucket(int(at[1:]) / 100)[1] <= target.seconds
+                kept = mean or histogram.find_quantile_bucket(int(at[1:]) / 100)[1] <= target.seconds
                 what = "kept" if kept else "its limit lies within a bucket, so that nobody can tell"
                 said.append(f"{target}: {_describe_violation(target, broken[target]) if target in broken else what}")
         return said
 
     @property
-    def queues(self) -> bool:
+    def is_queueing(self) -> bool:
         """Requests wait for a good part of their time to the first token, which misses its limit where there is one."""
         limits = [target.seconds for target in self.planned.targets if target.metric == "ttft"] if self.planned else []
-        kept = limits and not any(target.metric in ("ttft", "e2e") for target, _ in self.broken)
-        if kept and self.waiting <= max(limits) * (self.measured.rate or 0.0):
+        kept = limits and not any(target.metric in ("ttft", "e2e") for target, _ in self.violated_slos)
+        if kept and self.mean_waiting <= max(limits) * (self.measured.arrival_rps or 0.0):
             return False
-        queue, ttft = self.measured.mean("queue"), self.measured.mean("ttft")
+        queue, ttft = self.measured.get_mean("queue"), self.measured.get_mean("ttft")
         long = bool(queue and ttft and queue > QUEUE_TTFT_FRACTION * ttft and queue > 0.05)
-        return (long and self.waiting >= 1) or self.measured.gauges.get("waiting", 0.0) >= max(4.0, 0.1 * self.running)
+        return (long and self.mean_waiting >= 1) or self.measured.gauges.get("waiting", 0.0) >= max(
+            4.0, 0.1 * self.mean_running
+        )
 
     @property
-    def outside(self) -> float | None:
+    def front_end_delay_s(self) -> float | None:
         """Seconds to the first token that are neither queue nor prefill, beyond what the front end takes as planned."""
-        ttft, queue, prefill = (self.measured.mean(role) for role in ("ttft", "queue", "prefill"))
+        ttft, queue, prefill = (self.measured.get_mean(role) for role in ("ttft", "queue", "prefill"))
         if ttft is None or queue is None or prefill is None:
             return None
         step = build_step_model(self.planned.deployment) if self.planned else None
-        usual = step.request_s + self.load.prompt.mean * step.prompt_token_s if step and self.load else 0.0
+        usual = (
+            step.request_s + self.measured_workload.prompt.mean * step.prompt_token_s
+            if step and self.measured_workload
+            else 0.0
+        )
         return ttft - queue - prefill - usual
 
     @property
-    def decoding_alone(self) -> float | None:
+    def decode_only_step_s(self) -> float | None:
         """Seconds of a step that only decodes what ran at once."""
-        if self.planned is None or self.load is None:
+        if self.planned is None or self.measured_workload is None:
             return None
         step = build_step_model(self.planned.deployment)
-        return float(step.decode_step(max(self.running / self.planned.deployment.layout.dp, 1.0), self.load.context))
+        return float(
+            step.estimate_decode_step_s(
+                max(self.mean_running / self.planned.deployment.layout.dp, 1.0),
+                self.measured_workload.mean_decode_context,
+            )
+        )
 
 
 def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
@@ -169,9 +188,11 @@ def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
         for each in rule(case):
             gathered[each.mode] = gathered.get(each.mode, ()) + each.evidence
     found = [DiagnosisFinding(*each) for each in gathered.items()]
-    if case.bearable:
+    if case.plan_could_serve_traffic:
         found.sort(key=lambda each: each.mode in LOAD_DEPENDENT_MODES)
-    said = tuple(f"promised is a {target}, {_describe_violation(target, value)}" for target, value in case.broken)
+    said = tuple(
+        f"promised is a {target}, {_describe_violation(target, value)}" for target, value in case.violated_slos
+    )
     return found or [DiagnosisFinding("broken_promise", said)] * bool(said)
 
 
@@ -184,7 +205,7 @@ def detect_other_settings(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """The server has other room or places than the plan, on which every other cause rests."""
     if case.planned is None:
         return
-    memory, slots, said = get_memory_plan(case.planned.deployment), case.slots or 0, []
+    memory, slots, said = get_memory_plan(case.planned.deployment), case.max_running or 0, []
     pool, room = case.measured.pool, memory.pool.num_blocks * memory.pool.layout.block_size
     kv = memory.kv_available
     low, high = (
@@ -202,14 +223,14 @@ def detect_other_settings(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 def detect_adapter_starvation(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Requests are passed over for want of an adapter's slot."""
     deferred = case.measured.deferred or 0.0
-    if deferred >= 1 and deferred >= 0.5 * case.waiting:
-        said = f"{deferred:.0f} of {max(case.waiting, deferred):.0f} waiting requests are deferred"
-        yield DiagnosisFinding("adapter_starvation", (f"{said}, while {case.running:.0f} run",))
+    if deferred >= 1 and deferred >= 0.5 * case.mean_waiting:
+        said = f"{deferred:.0f} of {max(case.mean_waiting, deferred):.0f} waiting requests are deferred"
+        yield DiagnosisFinding("adapter_starvation", (f"{said}, while {case.mean_running:.0f} run",))
 
 
 def detect_rejected_drafts(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Fewer drafts are kept than the plan counts on, or so few that they hardly pay."""
-    share = case.measured.accepted
+    share = case.measured.acceptance_fraction
     planned = compute_planned_acceptance(case.planned.deployment) if case.planned else None
     if share is not None and share < (0.8 * planned if planned else 0.25):
         against = f", planned {planned:.0%}" if planned else ""
@@ -219,17 +240,21 @@ def detect_rejected_drafts(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 def detect_cold_prefix_cache(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """The plan counts on a cache that production does not find filled."""
     workload = case.planned.workload if case.planned else None
-    if workload is None or case.measured.hits is None:
+    if workload is None or case.measured.prefix_hit_fraction is None:
         return
-    planned = workload.cached_share
-    if planned >= 0.05 and case.measured.hits < planned / 2:
-        said = f"{case.measured.hits:.0%} of the prompt tokens are cached, planned {planned:.0%}"
+    planned = workload.cache_hit_fraction
+    if planned >= 0.05 and case.measured.prefix_hit_fraction < planned / 2:
+        said = f"{case.measured.prefix_hit_fraction:.0%} of the prompt tokens are cached, planned {planned:.0%}"
         yield DiagnosisFinding("cold_prefix_cache", (said,))
 
 
 def detect_slow_machine(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Gaps are longer than in a replay of the same traffic: the host, the links between GPUs, or the GPU."""
-    gap, replayed, planned = case.measured.mean("itl") or case.measured.mean("tpot"), case.replayed, case.planned
+    gap, replayed, planned = (
+        case.measured.get_mean("itl") or case.measured.get_mean("tpot"),
+        case.simulated,
+        case.planned,
+    )
     if (
         gap is None
         or replayed is None
@@ -237,11 +262,11 @@ def detect_slow_machine(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         or (case.measured.preemptions or 0.0) > MIN_PREEMPTIONS_PER_REQUEST
     ):
         return
-    role = "itl" if case.measured.mean("itl") else "tpot"
-    most = replayed.at(role, "mean").hi
+    role = "itl" if case.measured.get_mean("itl") else "tpot"
+    most = replayed.get(role, "mean").hi
     if not gap > STEP_SLOWDOWN_FACTOR * most:
         return
-    said = [f"gaps take {gap * 1e3:.1f} ms; a replay of the same traffic {replayed.at(role, 'mean') * 1e3:.1f} ms"]
+    said = [f"gaps take {gap * 1e3:.1f} ms; a replay of the same traffic {replayed.get(role, 'mean') * 1e3:.1f} ms"]
     cpu = case.measured.cpu
     if cpu is not None:
         said.append(f"the server's process uses {cpu:.2f} s of CPU a second")
@@ -256,11 +281,11 @@ def detect_traffic_mismatch(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     if planned is None:
         return
     said = []
-    if measured.rate and planned.rate and measured.rate > TRAFFIC_EXCESS_FACTOR * planned.rate:
-        said.append(f"{measured.rate:.3g} requests/s come to this replica, planned {planned.rate:.3g}")
+    if measured.arrival_rps and planned.rate and measured.arrival_rps > TRAFFIC_EXCESS_FACTOR * planned.rate:
+        said.append(f"{measured.arrival_rps:.3g} requests/s come to this replica, planned {planned.rate:.3g}")
     if planned.workload:
         for side in LENGTH_METRICS:
-            tokens, expected = measured.tokens(side), getattr(planned.workload, side).mean
+            tokens, expected = measured.get_mean_tokens(side), getattr(planned.workload, side).mean
             if tokens and tokens > TRAFFIC_EXCESS_FACTOR * expected:
                 said.append(f"{side}s have {tokens:,.0f} tokens, planned {expected:,.0f}")
     if said:
@@ -270,7 +295,7 @@ def detect_traffic_mismatch(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 def detect_kv_preemption(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Requests lose their blocks and start over."""
     often, usage = case.measured.preemptions, case.measured.gauges.get("kv_usage")
-    blocks = usage is not None and usage >= BUSY_FRACTION and case.queues
+    blocks = usage is not None and usage >= BUSY_FRACTION and case.is_queueing
     if often is None or often <= (0.0 if blocks else MIN_PREEMPTIONS_PER_REQUEST):
         return
     full = f", the KV cache is {usage:.0%} full" if usage is not None else ""
@@ -279,26 +304,26 @@ def detect_kv_preemption(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 
 def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Requests wait: for a place in the batch, or for room for a whole prompt."""
-    if not case.queues:
+    if not case.is_queueing:
         return
-    measured, slots = case.measured, case.slots
-    said = [f"{case.waiting:.0f} wait and {case.running:.0f} run" + (f" of at most {slots}" if slots else "")]
-    queue, ttft = measured.mean("queue"), measured.mean("ttft")
+    measured, slots = case.measured, case.max_running
+    said = [f"{case.mean_waiting:.0f} wait and {case.mean_running:.0f} run" + (f" of at most {slots}" if slots else "")]
+    queue, ttft = measured.get_mean("queue"), measured.get_mean("ttft")
     if queue is not None and ttft is not None:
         said.append(f"{queue * 1e3:,.0f} of {ttft * 1e3:,.0f} ms to the first token are spent in the queue")
     usage = measured.gauges.get("kv_usage", 0.0)
     said.append(f"the KV cache is {usage:.0%} full")
-    room, free = explain_blocked_queue(case), slots is not None and case.running < BUSY_FRACTION * slots
+    room, free = explain_blocked_queue(case), slots is not None and case.mean_running < BUSY_FRACTION * slots
     if free and room:
         yield DiagnosisFinding("oom_admission", (*said, room))
     elif (
         free
-        and (replay := case.replayed)
+        and (replay := case.simulated)
         and queue
         and ttft
-        and replay.at("ttft", "mean").hi < ttft / STEP_SLOWDOWN_FACTOR
+        and replay.get("ttft", "mean").hi < ttft / STEP_SLOWDOWN_FACTOR
     ):
-        sooner = replay.at("ttft", "mean").mid * 1e3
+        sooner = replay.get("ttft", "mean").mid * 1e3
         said.append(f"a replay of the same traffic has {sooner:,.0f} ms to the first token")
         yield DiagnosisFinding("other_settings", tuple(said))
     else:
@@ -307,11 +332,11 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 
 def detect_slow_front_end(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """The first token is late for what happens outside the engine."""
-    outside, late = case.outside, {target.metric for target, _ in case.broken}
+    outside, late = case.front_end_delay_s, {target.metric for target, _ in case.violated_slos}
     promised = case.planned is not None and any(target.metric == "ttft" for target in case.planned.targets)
     if outside is None or (promised and not late & {"ttft", "e2e"}):
         return
-    ttft, queue, prefill = (1e3 * (case.measured.mean(role) or 0.0) for role in ("ttft", "queue", "prefill"))
+    ttft, queue, prefill = (1e3 * (case.measured.get_mean(role) or 0.0) for role in ("ttft", "queue", "prefill"))
     if outside > FRONT_END_DELAY_S and outside * 1e3 > FRONT_END_DELAY_S * ttft:
         said = f"{outside * 1e3:,.0f} of {ttft:,.0f} ms to the first token are neither queue ({queue:,.0f}) nor prefill"
         cpu = case.measured.cpu
@@ -321,21 +346,26 @@ def detect_slow_front_end(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
 
 def explain_blocked_queue(case: DiagnosisCase) -> str:
     """What the first in line lacks: the longest prompts take a large part of the pool; nothing where they do not."""
-    if case.planned is None or case.load is None:
+    if case.planned is None or case.measured_workload is None:
         return ""
     pool = get_memory_plan(case.planned.deployment).pool
-    longest = case.load.prompt.p95
-    held = case.running / case.planned.deployment.layout.dp * case.load.context
-    if held + longest < BUSY_FRACTION * pool.kv_tokens:
+    longest = case.measured_workload.prompt.p95
+    held = case.mean_running / case.planned.deployment.layout.dp * case.measured_workload.mean_decode_context
+    if held + longest < BUSY_FRACTION * pool.reported_tokens:
         return ""
-    return f"prompts of {longest:,.0f} tokens (p95) do not find room beside {held:,.0f} in a pool of {pool.kv_tokens:,}"
+    return f"prompts of {longest:,.0f} tokens (p95) do not find room beside {held:,.0f} in a pool of {pool.reported_tokens:,}"
 
 
 def detect_prefill_contention(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     """Answers are held up by other requests' prompts, and their pace is not what was promised."""
-    gap, alone = case.measured.mean("itl") or case.measured.mean("tpot"), case.decoding_alone
-    late = [target for target, _ in case.broken if target.metric in ("itl", "tpot")]
-    if gap is None or alone is None or case.queues or (case.measured.preemptions or 0.0) > MIN_PREEMPTIONS_PER_REQUEST:
+    gap, alone = case.measured.get_mean("itl") or case.measured.get_mean("tpot"), case.decode_only_step_s
+    late = [target for target, _ in case.violated_slos if target.metric in ("itl", "tpot")]
+    if (
+        gap is None
+        or alone is None
+        or case.is_queueing
+        or (case.measured.preemptions or 0.0) > MIN_PREEMPTIONS_PER_REQUEST
+    ):
         return
     if gap > PREFILL_STALL_FACTOR * alone and late:
         yield DiagnosisFinding("prefill_contention", (

@@ -46,28 +46,28 @@ class LogComparison:
     logged: float
 
     @property
-    def off(self) -> float:
+    def difference(self) -> float:
         """Logged minus planned."""
         return self.logged - self.planned.mid
 
     @property
-    def inside(self) -> bool:
+    def is_within_interval(self) -> bool:
         """The logged figure lies in the planned interval, or within the log's rounding of it."""
         slack = 0.01 * (1 if self.term in COUNT_FIGURES else GIB)
         return self.planned.lo - slack <= self.logged <= self.planned.hi + slack
 
     @property
-    def row(self) -> tuple[str, str, str, str, str]:
+    def cells(self) -> tuple[str, str, str, str, str]:
         """Name, unit, planned, logged and logged minus planned, all three in that unit with the places of a log."""
         unit, size = COUNT_UNITS.get(self.term, "GiB"), 1 if self.term in COUNT_FIGURES else GIB
         places = 0 if unit in ("blocks", "tokens") else 2
-        form, off = f",.{places}f", round(self.off / size, places) + 0.0
+        form, off = f",.{places}f", round(self.difference / size, places) + 0.0
         planned, logged = format(self.planned / size, form), format(self.logged / size, form)
         return LOG_PHRASES["words"][self.term], unit, planned, logged, f"{off:+{form}}"
 
     def __str__(self) -> str:
-        name, unit, planned, logged, off = self.row
-        verdict = "as planned" if self.inside else f"off by {off}"
+        name, unit, planned, logged, off = self.cells
+        verdict = "as planned" if self.is_within_interval else f"off by {off}"
         return f"{name:<22}{planned} {unit:<7}".ljust(64) + f"{logged:>12}   {verdict}"
 
 
@@ -79,25 +79,25 @@ class LogExplanation:
     plan: MemoryPlan
     lines: tuple[LogComparison, ...]
     errors: tuple[StartupError, ...] = ()
-    asked: str = ""  # what a scenario plans, in a few words
+    memory_requested: str = ""  # what a scenario plans, in a few words
 
     @cached_property
-    def culprit(self) -> LogComparison | None:
+    def largest_deviation(self) -> LogComparison | None:
         """The assumption that is furthest off: a term of the budget, else the cache's layout; None when none is."""
-        wrong = [line for line in self.lines if line.term in BUDGET_TERMS and not line.inside]
+        wrong = [line for line in self.lines if line.term in BUDGET_TERMS and not line.is_within_interval]
         if (
             not wrong
             and (layout := _compare_cache_layout(self.log.figures, self.plan))
-            and abs(layout.off) > 0.015 * layout.logged
+            and abs(layout.difference) > 0.015 * layout.logged
         ):
             return next(line for line in self.lines if line.term == layout.term)
-        return max(wrong, key=lambda line: abs(line.off), default=None)
+        return max(wrong, key=lambda line: abs(line.difference), default=None)
 
     @property
-    def fits(self) -> bool:
+    def matches_deployment(self) -> bool:
         """The log may be one of this deployment: no term is off by a large part of the GPU."""
-        found, most = self.culprit, MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory
-        return found is None or found.term not in BUDGET_TERMS or abs(found.off) <= most
+        found, most = self.largest_deviation, MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes
+        return found is None or found.term not in BUDGET_TERMS or abs(found.difference) <= most
 
     @property
     def calibration(self) -> dict[MemoryTerm, float]:
@@ -108,64 +108,69 @@ class LogExplanation:
         """
         earlier = dict(self.plan.deployment.memory_calibration)
         shifts = {
-            term: line.off + earlier.get(term, 0.0) for line in self.lines for term in MEMORY_TERMS if line.term == term
+            term: line.difference + earlier.get(term, 0.0)
+            for line in self.lines
+            for term in MEMORY_TERMS
+            if line.term == term
         }
-        rest = next((line.off for line in self.lines if line.term == "unexplained"), None)
+        rest = next((line.difference for line in self.lines if line.term == "unexplained"), None)
         if rest is not None:
             term: MemoryTerm = "non_torch" if "activation" in self.log.figures else "activation"
             shifts[term] = rest + earlier.get(term, 0.0)
         return shifts
 
     @property
-    def fragment(self) -> str:
+    def scenario_line(self) -> str:
         """The calibration as a line of a scenario file; empty where nothing is off, or the log does not fit."""
-        if not self.fits:
+        if not self.matches_deployment:
             return ""
         rounded = {term: round(size / GIB, 2) for term, size in self.calibration.items()}
         shifts = ", ".join(f"{term}: {size:g}" for term, size in rounded.items() if size)
         return f"memory_calibration: {{{shifts}}}" if shifts else ""
 
-    def frame(self) -> pd.DataFrame:
+    def to_frame(self) -> pd.DataFrame:
         """One row per line: planned with its interval, logged, logged minus planned, whether the interval holds it."""
         columns = ["figure", "unit", "planned", "logged", "logged - planned", "in its interval"]
-        return pd.DataFrame([(*line.row, line.inside) for line in self.lines], columns=columns)
+        return pd.DataFrame([(*line.cells, line.is_within_interval) for line in self.lines], columns=columns)
 
     @property
     def verdict(self) -> str:
         """Which assumption was off, in a sentence."""
         if not set(MEMORY_TERMS) & {line.term for line in self.lines}:
             return "The log states no term of the budget, so there is nothing to hold the plan against."
-        if self.culprit is None:
+        if self.largest_deviation is None:
             return "Every term lies in its interval: no assumption was off."
-        named, unit, _, _, off = self.culprit.row
-        if not self.fits:
+        named, unit, _, _, off = self.largest_deviation.cells
+        if not self.matches_deployment:
             served = self.plan.deployment
-            said = f"The log does not fit {served}: {named} is off by {off} of {served.gpu.memory / GIB:.0f} {unit}"
+            said = (
+                f"The log does not fit {served}: {named} is off by {off} of {served.gpu.memory_bytes / GIB:.0f} {unit}"
+            )
             return f"{said}. Is it another GPU (--gpu NAME), model, tensor parallelism or gpu_memory_utilization?"
-        return f"Furthest off is {named}, by {off} {unit}. It rests on {LOG_PHRASES['rests_on'][self.culprit.term]}."
+        return f"Furthest off is {named}, by {off} {unit}. It rests on {LOG_PHRASES['rests_on'][self.largest_deviation.term]}."
 
     def __str__(self) -> str:
         head = [f"{'':<22}{'planned, 80% interval':<42}{'logged':>12}", *map(str, self.lines)] if self.lines else []
-        weigh = f"weights take {self.plan.weights / GIB:.1f} of {self.plan.deployment.gpu.memory / GIB:.1f} GiB"
+        weigh = f"weights take {self.plan.weights / GIB:.1f} of {self.plan.deployment.gpu.memory_bytes / GIB:.1f} GiB"
         said = f"The plan says: {self.plan.reason or self.plan.status}; {weigh} on a GPU"
         failed = [f"The log ends with: {self.log.failure}", said] if self.log.failure else []
         logged = f"{self.plan.deployment}, {describe_formats(self.plan.deployment)}"
-        asked = [f"The scenario plans {self.asked}"] if self.asked else []
+        asked = [f"The scenario plans {self.memory_requested}"] if self.memory_requested else []
         return "\n".join([logged, *asked, *head, *failed, *([self.verdict] if self.lines else [])])
 
     @property
-    def outlook(self) -> str:
+    def suggestions(self) -> str:
         """What helps, or how many requests fit and which arguments serve more; empty where the log does not fit."""
-        if self.errors or not self.fits:
+        if self.errors or not self.matches_deployment:
             helps = [f"{error.phrase.title}: {error.remedy}" for error in self.errors]
             then = ["Next: planner lint of its command, with --gpu, proposes one that starts."] if helps else []
             return "\n".join(helps + then)
         as_logged = plan_memory(replace(self.plan.deployment, memory_calibration=tuple(self.calibration.items())))
         args, load = as_logged.deployment.args, build_default_workload(as_logged.deployment.args.max_model_len)
         size = f"{load.prompt.mean:,.0f} + {load.output.mean:,.0f} tokens"
-        fit = as_logged.pool.sequences(round(load.prompt.mean + load.output.mean))
+        fit = as_logged.pool.count_sequences(round(load.prompt.mean + load.output.mean))
         steps = suggest_changes(as_logged, load)[0]
-        better = [f"  {step.argument} {step.value}: {step.worth}" for step in steps]
+        better = [f"  {step.argument} {step.value}: {step.benefit}" for step in steps]
         room = f"{fit:,} requests of {size} fit into its KV cache, max_num_seqs lets {args.max_num_seqs:,} run"
         said = f"{room}; {'better:' if better else 'no other argument serves them better.'}"
         return "\n".join([said, *better, "Next: planner diagnose, on its /metrics under load."])
@@ -183,14 +188,16 @@ def infer_deployment(log: StartupLog, gpu: str | None = None, planned: Deploymen
     chip = find_gpu(gpu) if gpu else _find_logged_gpu(named) or (planned.gpu if planned else None)
     total = said.get("gpu_total", 0)
     if chip is None:
-        near = " or ".join(known.name for known in list_gpus() if abs(known.memory - total) < 0.02 * total)
+        near = " or ".join(known.name for known in list_gpus() if abs(known.memory_bytes - total) < 0.02 * total)
         hint = f"; with {total / GIB:.2f} GiB it may be {near}" if near else ""
         raise PlannerError(f"the log does not name its GPU: add --gpu NAME, or --scenario{hint}")
     if planned and planned.gpu.name == chip.name:
         chip = planned.gpu
     served = _resolve_logged_model(name, stored, planned)
-    if total and abs(total - chip.memory) > 0.1 * chip.memory:
-        raise PlannerError(f"the log's GPU has {total / GIB:.2f} GiB, {chip.name} has {chip.memory / GIB:.2f} GiB")
+    if total and abs(total - chip.memory_bytes) > 0.1 * chip.memory_bytes:
+        raise PlannerError(
+            f"the log's GPU has {total / GIB:.2f} GiB, {chip.name} has {chip.memory_bytes / GIB:.2f} GiB"
+        )
     for size in ("tp", "pp", "dp", "dcp"):
         if not isinstance(said.get(size, 1), int):
             raise PlannerError(f"the log's {size} is {said[size]!r:.60}, not a whole number")
@@ -202,7 +209,10 @@ def infer_deployment(log: StartupLog, gpu: str | None = None, planned: Deploymen
     if planned is not None:
         sizes = () if log.complete else ("tp", "pp", "dp", "ep", "dcp")
         base = {size: getattr(planned.layout, size) for size in sizes}
-        base |= {name: getattr(planned, name) for name in ("other_tenants", "gpus_per_node", "speculation")}
+        base |= {
+            "other_tenants": planned.other_tenants_bytes, "gpus_per_node": planned.gpus_per_node,
+            "speculation": planned.speculation,
+        }  # fmt: skip
         base |= {"engine": planned.engine.name, "engine_version": planned.engine.version}
         base |= {"memory_calibration": dict(planned.memory_calibration), **({} if log.complete else vars(planned.args))}
     said |= coerce_engine_args({name: value for name, value in said.items() if name in EngineArgs.__dataclass_fields__})
@@ -227,7 +237,7 @@ def _plan_logged_scenario(scenario: Scenario, log: StartupLog, gpu: str | None) 
     if chip:
         cards = [card for card in scenario.gpus if card.gpu.name == chip.name] or scenario.gpus[:1]
     else:
-        near = [card for card in scenario.gpus if abs(card.gpu.memory - total) < 0.02 * total]
+        near = [card for card in scenario.gpus if abs(card.gpu.memory_bytes - total) < 0.02 * total]
         cards = near or list(scenario.gpus)
     if len(cards) > 1:
         names = ", ".join(card.gpu.name for card in cards)
@@ -252,46 +262,46 @@ def _resolve_logged_model(name: str | None, stored: str | None, planned: Deploym
     return load_model(str(name), quantization=stored) if stored and found.quantization.method == "none" else found
 
 
-def compare_log_to_plan(log: StartupLog, found: MemoryPlan) -> LogExplanation:
+def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
     """Every figure of `log` that the plan has too, in the order in which the engine subtracts them."""
-    graphs = "cudagraph_estimate" if "cudagraph" in found.in_budget else "cudagraph_actual"
+    graphs = "cudagraph_estimate" if "cudagraph" in memory.budgeted_terms else "cudagraph_actual"
     planned = {
-        "requested": Interval.exactly(found.requested), "weights": found.weights, "activation": found.activation,
-        "non_torch": found.non_torch, graphs: found.cudagraph, "kv_available": found.kv_available,
-        "num_blocks": Interval.exactly(found.pool.num_blocks), "kv_tokens": Interval.exactly(found.pool.kv_tokens),
-        "max_concurrency": found.max_concurrency,
+        "requested": Interval.from_value(memory.budget_bytes), "weights": memory.weights, "activation": memory.activation,
+        "non_torch": memory.non_torch, graphs: memory.cudagraph, "kv_available": memory.kv_available,
+        "num_blocks": Interval.from_value(memory.pool.num_blocks), "kv_tokens": Interval.from_value(memory.pool.reported_tokens),
+        "max_concurrency": memory.max_concurrency,
     }  # fmt: skip
-    pool = (found.kv_available.mid or 1.0, found.kv_available.lo, found.kv_available.hi)
+    pool = (memory.kv_available.mid or 1.0, memory.kv_available.lo, memory.kv_available.hi)
     for name in ("num_blocks", "kv_tokens"):
         mid = planned[name].mid
         planned[name] = Interval(mid * pool[1] / pool[0], mid, mid * pool[2] / pool[0])
     terms = {name: "cudagraph" if name == graphs else name for name in planned if name in log.figures}
     lines = [LogComparison(term, planned[name], log.figures[name]) for name, term in terms.items()]
-    if (rest := _compare_unexplained_memory(log.figures, found, graphs)) is not None:
+    if (rest := _compare_unexplained_memory(log.figures, memory, graphs)) is not None:
         lines.insert([line.term for line in lines].index("kv_available"), rest)
-    return LogExplanation(log, found, tuple(lines))
+    return LogExplanation(log, memory, tuple(lines))
 
 
-def _compare_unexplained_memory(figures: Mapping[str, float], found: MemoryPlan, graphs: str) -> LogComparison | None:
+def _compare_unexplained_memory(figures: Mapping[str, float], memory: MemoryPlan, graphs: str) -> LogComparison | None:
     """What the log's terms leave of its budget, against the plan of the terms that it doesn't state."""
     if not {"weights", "kv_available"} <= set(figures) or {"activation", "non_torch"} <= set(figures):
         return None
     used = figures["weights"] + figures["kv_available"]
-    missing = Interval.exactly(0)
-    for name in ("activation", "non_torch", *((graphs,) if "cudagraph" in found.in_budget else ())):
+    missing = Interval.from_value(0)
+    for name in ("activation", "non_torch", *((graphs,) if "cudagraph" in memory.budgeted_terms else ())):
         if name in figures:
             used += figures[name]
         else:
-            missing = missing + getattr(found, "cudagraph" if name == graphs else name)
-    return LogComparison("unexplained", missing, figures.get("requested", found.requested) - used)
+            missing = missing + getattr(memory, "cudagraph" if name == graphs else name)
+    return LogComparison("unexplained", missing, figures.get("requested", memory.budget_bytes) - used)
 
 
-def _compare_cache_layout(figures: Mapping[str, float], found: MemoryPlan) -> LogComparison | None:
+def _compare_cache_layout(figures: Mapping[str, float], memory: MemoryPlan) -> LogComparison | None:
     """Tokens that the plan's layout makes of the logged KV cache, against the logged tokens."""
-    if not {"kv_available", "kv_tokens"} <= set(figures) or found.layout.stage_bytes_per_block[1:]:
+    if not {"kv_available", "kv_tokens"} <= set(figures) or memory.layout.stage_bytes_per_block[1:]:
         return None
-    pool = found.layout.pool([figures["kv_available"]])
-    return LogComparison("kv_tokens", Interval.exactly(pool.kv_tokens), figures["kv_tokens"])
+    pool = memory.layout.build_pool([figures["kv_available"]])
+    return LogComparison("kv_tokens", Interval.from_value(pool.reported_tokens), figures["kv_tokens"])
 
 
 def explain_log_file(
@@ -310,5 +320,7 @@ def explain_log_file(
         planned = _plan_logged_scenario(planned, log, gpu)
         asked = describe_deployment(planned)
     return replace(
-        compare_log_to_plan(log, plan_memory(infer_deployment(log, gpu, planned))), errors=tuple(errors), asked=asked
+        compare_log_to_plan(log, plan_memory(infer_deployment(log, gpu, planned))),
+        errors=tuple(errors),
+        memory_requested=asked,
     )

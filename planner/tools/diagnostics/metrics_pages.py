@@ -34,7 +34,7 @@ class MetricsPage:
     """All samples of one page, by name."""
 
     samples: Mapping[str, Sequence[tuple[Mapping[str, str], float]]]
-    taken: float  # seconds since 1970: when the file was written, or the page fetched
+    taken_at_s: float  # seconds since 1970: when the file was written, or the page fetched
     where: str = ""
 
     @property
@@ -46,12 +46,12 @@ class MetricsPage:
                     return engine
         raise PlannerError(f"{self.where} has no metrics of vLLM or SGLang (vllm:..., sglang:...)")
 
-    def total(self, name: str | None, **labels: str) -> float | None:
+    def sum_series(self, name: str | None, **labels: str) -> float | None:
         """The sum of a metric over its series with these labels; None where there is none."""
         values = [value for found, value in self.samples.get(name or "", ()) if labels.items() <= found.items()]
         return sum(values) if values else None
 
-    def buckets(self, name: str | None) -> dict[float, float]:
+    def read_buckets(self, name: str | None) -> dict[float, float]:
         """Upper edge -> how many are at or below it."""
         found: dict[float, float] = {}
         for labels, value in self.samples.get(f"{name}_bucket", ()):
@@ -60,14 +60,14 @@ class MetricsPage:
         return dict(sorted(found.items()))
 
 
-def read_metrics_page(where: str | Path) -> MetricsPage:
+def read_metrics_page(location: str | Path) -> MetricsPage:
     """The page in a file, or at an address that begins with http; `PlannerError` for what is none."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    if str(where).startswith(("http://", "https://")):
-        text, taken = _fetch_page(str(where))
+    if str(location).startswith(("http://", "https://")):
+        text, taken = _fetch_page(str(location))
     else:
-        text, taken = read_text(Path(where), MAX_PAGE_BYTES, errors="replace"), Path(where).stat().st_mtime
+        text, taken = read_text(Path(location), MAX_PAGE_BYTES, errors="replace"), Path(location).stat().st_mtime
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
     try:
         for family in text_string_to_metric_families(text):
@@ -81,8 +81,8 @@ def read_metrics_page(where: str | Path) -> MetricsPage:
                     )
                 samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
     except (ValueError, KeyError, IndexError, OverflowError) as error:
-        raise PlannerError(f"{where} is not a /metrics page: {str(error)[:120] or type(error).__name__}") from None
-    return MetricsPage(samples, taken, str(where))
+        raise PlannerError(f"{location} is not a /metrics page: {str(error)[:120] or type(error).__name__}") from None
+    return MetricsPage(samples, taken, str(location))
 
 
 def _fetch_page(address: str) -> tuple[str, float]:
@@ -107,21 +107,21 @@ class MetricsHistogram:
         """Mean of all observations."""
         return self.total / self.count
 
-    def told(self, q: float) -> str:
+    def format_quantile_bounds(self, q: float) -> str:
         """Between which edges a quantile lies, in ms."""
-        low, high = (f"{edge * 1e3:,.0f}" for edge in self.bucket(q))
+        low, high = (f"{edge * 1e3:,.0f}" for edge in self.find_quantile_bucket(q))
         return f"under {high}" if low == "0" else f"over {low}" if high == "inf" else f"{low} to {high}"
 
-    def bucket(self, q: float) -> tuple[float, float]:
+    def find_quantile_bucket(self, q: float) -> tuple[float, float]:
         """The edges of the bucket in which a quantile lies: it may be anywhere there."""
         k = int(np.searchsorted(np.cumsum(self.counts) / self.counts.sum(), q))
         return float(self.edges[k - 1]) if k else 0.0, float(self.edges[k])
 
-    def above(self, edge: float) -> float:
+    def compute_fraction_above(self, edge: float) -> float:
         """The share of observations above the lowest edge from `edge` on."""
         return float(self.counts[self.edges > self.edges[np.searchsorted(self.edges, edge)]].sum() / self.counts.sum())
 
-    def lengths(self, most: float = math.inf) -> LengthDistribution:
+    def estimate_lengths(self, most: float = math.inf) -> LengthDistribution:
         """Tokens as this histogram of them knows, none above `most`: spread within buckets by ratio, with its mean."""
         edges = np.where(np.isinf(self.edges), 2 * self.edges[-2], self.edges)
         reached = np.concatenate(([0.0], np.cumsum(self.counts) / self.counts.sum()))
@@ -129,7 +129,7 @@ class MetricsHistogram:
         spread = np.exp(np.interp(shares, reached, np.log(np.concatenate(([1.0], np.maximum(edges, 1.0))))))
         for _ in range(20):
             spread = np.clip(spread * self.mean / spread.mean(), 1.0, most)
-        return LengthDistribution.empirical(spread)
+        return LengthDistribution.from_samples(spread)
 
 
 @dataclass(frozen=True)
@@ -146,20 +146,20 @@ class ReplicaMetrics:
     in_flight_grew: float = 0.0
     deferred: float | None = None  # requests that wait for an adapter, or what else is not room
     cpu: float | None = None  # seconds a second of the process that answers
-    whole: bool = False  # since the server started, by one page
+    since_start: bool = False  # since the server started, by one page
     most_running: float = 0.0  # requests at once, on either page
     pool: float | None = None  # tokens that the blocks of one engine hold
 
-    def mean(self, role: str) -> float | None:
+    def get_mean(self, role: str) -> float | None:
         """Mean of a histogram."""
         return self.histograms[role].mean if role in self.histograms else None
 
     @property
-    def rate(self) -> float | None:
+    def arrival_rps(self) -> float | None:
         """Requests/s that arrive: those answered, and those by which more are in flight than before."""
         return max(self.requests + self.in_flight_grew, 1e-9) / self.seconds if self.seconds else None
 
-    def share(self, part: str, whole: str) -> float | None:
+    def compute_ratio(self, part: str, whole: str) -> float | None:
         """How much of one counter another is; None where either is unknown or nothing was counted."""
         counted = self.counters.get(whole)
         return self.counters[part] / counted if part in self.counters and counted else None
@@ -170,40 +170,44 @@ class ReplicaMetrics:
         return self.counters["preemptions"] / self.requests if "preemptions" in self.counters else None
 
     @property
-    def hits(self) -> float | None:
+    def prefix_hit_fraction(self) -> float | None:
         """The share of prompt tokens that the prefix cache had."""
-        return self.share("prefix_hits", "prefix_queries")
+        return self.compute_ratio("prefix_hits", "prefix_queries")
 
     @property
-    def accepted(self) -> float | None:
+    def acceptance_fraction(self) -> float | None:
         """The share of drafted tokens that was kept."""
-        return self.share("accepted", "drafted")
+        return self.compute_ratio("accepted", "drafted")
 
-    def tokens(self, side: RequestSide) -> float | None:
+    def get_mean_tokens(self, side: RequestSide) -> float | None:
         """Mean tokens of a prompt or an answer, by its histogram or else the counter."""
         role, counter = LENGTH_METRICS[side]
         if role in self.histograms:
             return self.histograms[role].mean
         return max(self.counters[counter] / self.requests, 1.0) if self.counters.get(counter) else None
 
-    def lengths(self, side: RequestSide, most: float = math.inf) -> LengthDistribution | None:
+    def estimate_lengths(self, side: RequestSide, most: float = math.inf) -> LengthDistribution | None:
         """Tokens of a prompt or an answer: as the histogram has them, or spread as in public traces of that mean."""
         if histogram := self.histograms.get(LENGTH_METRICS[side][0]):
-            return histogram.lengths(most)
-        mean = self.tokens(side)
-        return LengthDistribution.typical(mean, side, most if math.isfinite(most) else None) if mean else None
+            return histogram.estimate_lengths(most)
+        mean = self.get_mean_tokens(side)
+        return (
+            LengthDistribution.from_public_traces(mean, side, most if math.isfinite(most) else None) if mean else None
+        )
 
-    def workload(self, most: float = math.inf) -> Workload | None:
+    def estimate_workload(self, most: float = math.inf) -> Workload | None:
         """The traffic that this replica saw; None where rate or lengths are not reported.
 
         A prompt and its answer had at most `most` tokens: neither is longer than the mean of the other leaves.
         """
-        mean_prompt, mean_output = self.tokens("prompt") or 0.0, self.tokens("output") or 0.0
-        prompt = self.lengths("prompt", max(most - mean_output, mean_prompt))
-        output = self.lengths("output", max(most - mean_prompt, mean_output))
-        if prompt is None or output is None or not self.rate:
+        mean_prompt, mean_output = self.get_mean_tokens("prompt") or 0.0, self.get_mean_tokens("output") or 0.0
+        prompt = self.estimate_lengths("prompt", max(most - mean_output, mean_prompt))
+        output = self.estimate_lengths("output", max(most - mean_prompt, mean_output))
+        if prompt is None or output is None or not self.arrival_rps:
             return None
-        return Workload(prompt, output, rate=self.rate, prefix_hit_rate=min(self.hits or 0.0, 1.0))
+        return Workload(
+            prompt, output, rate=self.arrival_rps, prefix_hit_rate=min(self.prefix_hit_fraction or 0.0, 1.0)
+        )
 
 
 COUNTER_ROLES = (
@@ -236,7 +240,7 @@ def measure_replica(
         raise PlannerError(f"the seconds between two pages must be from 0.001 to 1e9, got {seconds:g}")
     after = pages[-1]
     names = match_metric_names(after.engine, version, after.samples)
-    answered = [page.total(names.names.get("success")) or 0.0 for page in pages]
+    answered = [page.sum_series(names.names.get("success")) or 0.0 for page in pages]
     before = pages[0] if len(pages) == 2 and answered[0] <= answered[1] else None  # else it was started anew
     if len(pages) == 2 and before is None and not _restarted_between(after, pages[0]):
         raise PlannerError(
@@ -245,19 +249,19 @@ def measure_replica(
         )
 
     def grown(name: str | None) -> float | None:
-        now, then = after.total(name), before.total(name) if before else None
+        now, then = after.sum_series(name), before.sum_series(name) if before else None
         return None if now is None else max(now - (then or 0.0), 0.0)
 
     requests = grown(names.names.get("success")) or 0.0
     if not requests:
         raise PlannerError(f"{after.where}: no request was answered in this time, so there is nothing to judge")
     seen = [page for page in (before, after) if page]
-    means = {role: _compute_mean(page.total(names.names[role]) for page in seen) for role in GAUGE_ROLES}
+    means = {role: _compute_mean(page.sum_series(names.names[role]) for page in seen) for role in GAUGE_ROLES}
     gauges = {role: mean for role, mean in means.items() if mean is not None}
     if seconds is None:
-        started = after.total("process_start_time_seconds") if before is None else before.taken
-        seconds = after.taken - started if started and after.taken - started > MIN_FILE_AGE_GAP_S else None
-    in_flight = [sum(page.total(names.names[role]) or 0.0 for role in ("running", "waiting")) for page in seen]
+        started = after.sum_series("process_start_time_seconds") if before is None else before.taken_at_s
+        seconds = after.taken_at_s - started if started and after.taken_at_s - started > MIN_FILE_AGE_GAP_S else None
+    in_flight = [sum(page.sum_series(names.names[role]) or 0.0 for role in ("running", "waiting")) for page in seen]
     cpu = grown("process_cpu_seconds_total")
     engines = max(len(after.samples.get(names.names["running"] or "", ())), 1)
     if "kv_usage" in gauges:
@@ -268,17 +272,17 @@ def measure_replica(
         gauges,
         {role: value for role in COUNTER_ROLES if (value := grown(names.names[role])) is not None},
         in_flight[-1] - in_flight[0] if before else in_flight[-1],
-        _compute_mean(page.total(names.names["waiting_by_reason"], reason="deferred") for page in seen),
+        _compute_mean(page.sum_series(names.names["waiting_by_reason"], reason="deferred") for page in seen),
         cpu / seconds if cpu is not None and seconds else None,
         before is None,
-        max(page.total(names.names["running"]) or 0.0 for page in seen),
+        max(page.sum_series(names.names["running"]) or 0.0 for page in seen),
         _read_pool_tokens(after, names.names.get("cache_config") or ""),
     )  # fmt: skip
 
 
 def _restarted_between(after: MetricsPage, before: MetricsPage) -> bool:
     """Whether the server of `after` says that it started after that of `before`; files' times tell who copied them."""
-    now, then = (page.total("process_start_time_seconds") for page in (after, before))
+    now, then = (page.sum_series("process_start_time_seconds") for page in (after, before))
     return now is not None and then is not None and now > then
 
 
@@ -295,12 +299,12 @@ def _compute_mean(values: Iterable[float | None]) -> float | None:
 
 def _subtract_histograms(before: MetricsPage | None, after: MetricsPage, name: str | None) -> MetricsHistogram | None:
     """What was observed in between; None where there is nothing."""
-    now, then = after.buckets(name), before.buckets(name) if before else {}
+    now, then = after.read_buckets(name), before.read_buckets(name) if before else {}
     if len(now) < 2:
         return None
     reached = np.array([value - then.get(edge, 0.0) for edge, value in now.items()])
     counts = np.maximum(np.diff(reached, prepend=0.0), 0.0)
-    total = (after.total(f"{name}_sum") or 0.0) - ((before.total(f"{name}_sum") or 0.0) if before else 0.0)
+    total = (after.sum_series(f"{name}_sum") or 0.0) - ((before.sum_series(f"{name}_sum") or 0.0) if before else 0.0)
     return (
         MetricsHistogram(np.array(list(now)), counts, total, counts.sum()) if counts.sum() >= 1 and total > 0 else None
     )

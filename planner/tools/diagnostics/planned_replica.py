@@ -29,22 +29,26 @@ class PlannedReplica:
     targets: tuple[SloTarget, ...] = ()
 
     @classmethod
-    def of(
+    def from_deployment(
         cls, deployment: Deployment, workload: Workload | None, targets: tuple[SloTarget, ...] = ()
     ) -> PlannedReplica:
         """One replica of `deployment` under its share of `workload`."""
-        share = workload.share(deployment.layout.replicas) if workload else None
+        share = workload.split(deployment.layout.replicas) if workload else None
         return cls(deployment.with_replicas(1), share, share.rate if share else None, targets)
 
 
-def load_planned_replica(where: str | Path) -> PlannedReplica:
+def load_planned_replica(location: str | Path) -> PlannedReplica:
     """The plan of a scenario (its name or YAML file), or that of a plan.json; `PlannerError` for what is neither."""
-    return _read_plan_json(Path(where)) if str(where).endswith(".json") else _plan_scenario(load_scenario(where))
+    return (
+        _read_plan_json(Path(location)) if str(location).endswith(".json") else _plan_scenario(load_scenario(location))
+    )
 
 
 def _plan_scenario(scenario: Scenario) -> PlannedReplica:
     deployment = get_reference_deployment(search_deployments(scenario))
-    return PlannedReplica.of(deployment, get_candidate_workload(scenario, deployment), scenario.service_level)
+    return PlannedReplica.from_deployment(
+        deployment, get_candidate_workload(scenario, deployment), scenario.slo_targets
+    )
 
 
 def _read_plan_json(path: Path) -> PlannedReplica:

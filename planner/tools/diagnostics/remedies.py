@@ -26,7 +26,7 @@ class Remedy:
 
 def simulate_remedies(case: DiagnosisCase, mode: str) -> list[Remedy]:
     """Every change that may help against `mode` with its replay; none where plan or traffic is unknown."""
-    if case.replayed is None:
+    if case.simulated is None:
         return []
     found = []
     for change, deployment, load in _propose_remedies(case, mode):
@@ -40,11 +40,11 @@ def simulate_remedies(case: DiagnosisCase, mode: str) -> list[Remedy]:
 
 
 def _propose_remedies(case: DiagnosisCase, mode: str) -> Iterator[tuple[str, Deployment, Workload]]:
-    planned, load = case.planned, case.load
+    planned, load = case.planned, case.measured_workload
     assert planned is not None and load is not None
     deployment = planned.deployment
     args, pool = deployment.args, get_memory_plan(deployment).pool
-    fits = max(pool.sequences(round(load.tokens)), 1)
+    fits = max(pool.count_sequences(round(load.mean_tokens_per_request)), 1)
     if mode == "kv_preemption" and fits < args.max_num_seqs:
         yield f"max_num_seqs {fits}", deployment.with_args(max_num_seqs=fits), load
     if mode in ("kv_preemption", "oom_admission") and args.kv_cache_dtype in (None, "auto"):
@@ -57,13 +57,13 @@ def _propose_remedies(case: DiagnosisCase, mode: str) -> Iterator[tuple[str, Dep
             if budget >= max(MIN_BATCHED_TOKENS, args.max_num_seqs):
                 yield f"max_num_batched_tokens {budget}", deployment.with_args(max_num_batched_tokens=budget), load
     if mode == "cold_prefix_cache" and planned.workload:
-        share = planned.workload.cached_share
+        share = planned.workload.cache_hit_fraction
         yield f"{share:.0%} of the prompt tokens cached, as planned", deployment, replace(load, prefix_hit_rate=share)
     if mode == "drafts_rejected" and deployment.speculation:
-        really = case.drafting.speculation or deployment.speculation
+        really = case.deployment_as_measured.speculation or deployment.speculation
         if (fewer := really.num_speculative_tokens // 2) >= 1:
             drafting = replace(really, num_speculative_tokens=fewer)
             yield f"num_speculative_tokens {fewer}", replace(deployment, speculation=drafting), load
         yield "no speculation", replace(deployment, speculation=None), load
     if mode in ("kv_preemption", "oversubscribed", "oom_admission", "assumption"):
-        yield "another replica beside it", deployment, load.share(2)
+        yield "another replica beside it", deployment, load.split(2)

@@ -24,13 +24,13 @@ def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None =
     """
     known: dict[str, Any] = {}
     if len(sources) == 1 and str(sources[0]).endswith(LOG_SUFFIXES):
-        trace = read_trace(sources[0]).busiest_hour()
+        trace = read_trace(sources[0]).select_busiest_hour()
         load = Workload.from_trace(trace)
         known["burstiness"] = float(f"{trace.burstiness:.2g}")
         said = f"{trace}; plan for the rate of your busiest hour"
     else:
         found = measure_replica([read_metrics_page(source) for source in sources], seconds=seconds)
-        told = found.workload()
+        told = found.estimate_workload()
         if told is None:
             missing = "lengths of prompts or answers" if found.seconds else "the time between the pages: add --seconds"
             raise PlannerError(f"{sources[-1]} does not say {missing}")
@@ -38,7 +38,7 @@ def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None =
         how = "two pages" if len(sources) == 2 else "one page, since the server's start"
         said = f"{found.requests:,.0f} requests of one replica, {how}; multiply the rate by your replicas"
         if load.prefix_hit_rate >= 0.01:
-            known["shared_prefix"] = {"tokens": round(load.cached_tokens), "hit_rate": 1.0}
+            known["shared_prefix"] = {"tokens": round(load.mean_cached_tokens), "hit_rate": 1.0}
     fields = {"prompt_tokens": _format_lengths(load.prompt), "output_tokens": _format_lengths(load.output)}
     workload = {**fields, "rate": float(f"{load.rate or 0.0:.3g}"), **known}
     return f"# {said}.\n{yaml.safe_dump({'workload': workload}, sort_keys=False, default_flow_style=None)}"
@@ -49,7 +49,7 @@ def _format_lengths(lengths: LengthDistribution) -> dict[str, Any]:
     mean, p50, p95 = (round(value, 1) for value in (lengths.mean, lengths.p50, lengths.p95))
     for figures in ({"mean": mean, "p50": p50, "p95": p95}, {"mean": mean, "p95": p95}, {"mean": mean, "p50": p50}):
         try:
-            LengthDistribution.lognormal(mean, figures.get("p95"), figures.get("p50"))
+            LengthDistribution.from_lognormal(mean, figures.get("p95"), figures.get("p50"))
             return figures
         except PlannerError:
             continue

@@ -26,18 +26,18 @@ MAX_GROWTH_FACTOR, GROWTH_RESOLUTION = 16.0, 0.01
 class FleetOption:
     """One replica of a candidate: the GPUs that it takes and what it serves within the scenario's service level."""
 
-    what: str
+    description: str
     gpu: str
     gpus: int
     usd_per_hour: float
     watts: float  # with all of its share
-    share: float  # of the scenario's load
+    load_fraction: float  # of the scenario's load
     at_risk: bool = False  # it may miss its level at the pessimistic end of an interval
-    lighter: tuple[tuple[float, float], ...] = ()  # parts of its share, ascending, and W with no more than these
+    power_curve: tuple[tuple[float, float], ...] = ()  # parts of its share, ascending, and W with no more than these
 
-    def watts_at(self, part: float) -> float:
+    def compute_watts(self, part: float) -> float:
         """W with so large a part of its share."""
-        parts, watts = zip(*sorted({*self.lighter, (1.0, self.watts)}), strict=True)
+        parts, watts = zip(*sorted({*self.power_curve, (1.0, self.watts)}), strict=True)
         return float(np.interp(part, parts, watts))
 
 
@@ -54,10 +54,10 @@ class Fleet:
         """The same with so many more GPUs of a kind."""
         return replace(self, stock={**self.stock, gpu: self.stock.get(gpu, 0) + more})
 
-    def grown(self, factor: float, names: Collection[str] | None = None) -> "Fleet":
+    def with_growth(self, factor: float, names: Collection[str] | None = None) -> "Fleet":
         """With the load of these scenarios (None: of all) so many times as large; a replica serves what it did."""
         return replace(self, options={
-            name: [replace(one, share=one.share / factor) for one in some] if names is None or name in names else some
+            name: [replace(one, load_fraction=one.load_fraction / factor) for one in some] if names is None or name in names else some
             for name, some in self.options.items()
         })  # fmt: skip
 
@@ -77,12 +77,12 @@ class Allocation:
     def watts(self) -> float:
         """Mean power of all replicas, among which each scenario's load is divided by what they can serve of it."""
         return math.fsum(
-            option.watts_at(1 / max(math.fsum(one.share * count for one, count in some.items()), 1.0)) * many
+            option.compute_watts(1 / max(math.fsum(one.load_fraction * count for one, count in some.items()), 1.0)) * many
             for some in self.replicas.values() for option, many in some.items()
         )  # fmt: skip
 
     @property
-    def gpus(self) -> dict[str, int]:
+    def gpus_by_kind(self) -> dict[str, int]:
         """GPUs that run, by kind."""
         found: dict[str, int] = {}
         for some in self.replicas.values():
@@ -100,7 +100,7 @@ def _build_linear_program(fleet: Fleet) -> tuple[list[tuple[str, FleetOption]], 
 
     flat = [(name, option) for name, some in fleet.options.items() for option in some]
     column = {field: np.array([getattr(option, field) for _, option in flat]) for field in ("usd_per_hour", "watts")}
-    served = np.array([[option.share * (name == one) for name, option in flat] for one in fleet.options])
+    served = np.array([[option.load_fraction * (name == one) for name, option in flat] for one in fleet.options])
     kinds = sorted({option.gpu for _, option in flat})
     taken = np.array([[option.gpus * (option.gpu == kind) for _, option in flat] for kind in kinds])
     limits = [
@@ -110,7 +110,9 @@ def _build_linear_program(fleet: Fleet) -> tuple[list[tuple[str, FleetOption]], 
     for field, most in (("usd_per_hour", fleet.budget), ("watts", fleet.power)):
         if math.isfinite(most):
             limits.append(LinearConstraint(column[field][None, :], ub=most * (1 + LOAD_TOLERANCE)))
-    copies = [min(fleet.stock.get(option.gpu, 0) // option.gpus, math.ceil(1 / option.share)) for _, option in flat]
+    copies = [
+        min(fleet.stock.get(option.gpu, 0) // option.gpus, math.ceil(1 / option.load_fraction)) for _, option in flat
+    ]
     options = {"mip_rel_gap": 0, "time_limit": 60}
     return flat, column["usd_per_hour"], {
         "integrality": 1, "bounds": Bounds(0, copies), "constraints": limits, "options": options,
@@ -188,11 +190,11 @@ def find_max_growth(fleet: Fleet, names: Collection[str] | None = None, most: fl
     """How many times the load of `names` (None: all) is served, to `FINE`; infinite from `most` on, NaN if not one."""
     if not is_feasible_fleet(fleet):
         return math.nan
-    if is_feasible_fleet(fleet.grown(most, names)):
+    if is_feasible_fleet(fleet.with_growth(most, names)):
         return math.inf
     steps = range(1, round((most - 1) / GROWTH_RESOLUTION))
     return 1 + GROWTH_RESOLUTION * bisect_left(
-        steps, True, key=lambda step: not is_feasible_fleet(fleet.grown(1 + step * GROWTH_RESOLUTION, names))
+        steps, True, key=lambda step: not is_feasible_fleet(fleet.with_growth(1 + step * GROWTH_RESOLUTION, names))
     )
 
 
@@ -206,37 +208,37 @@ class FleetPlan:
     growth: float
 
     @cached_property
-    def now(self) -> Allocation | None:
+    def current_allocation(self) -> Allocation | None:
         """The cheapest replicas for today's load."""
         return allocate_replicas(self.fleet)
 
     @cached_property
-    def then(self) -> Allocation | None:
+    def grown_allocation(self) -> Allocation | None:
         """The cheapest replicas for the load that has grown."""
-        return allocate_replicas(self.fleet.grown(self.growth))
+        return allocate_replicas(self.fleet.with_growth(self.growth))
 
     @cached_property
-    def worth(self) -> dict[str, float]:
+    def shadow_prices(self) -> dict[str, float]:
         """USD per hour that one more GPU of each kind would save; empty where nothing serves today's load."""
-        return compute_shadow_prices(self.fleet, self.now) if self.now else {}
+        return compute_shadow_prices(self.fleet, self.current_allocation) if self.current_allocation else {}
 
     @property
-    def most(self) -> float:
+    def growth_limit(self) -> float:
         """How far growth is looked at."""
         return max(MAX_GROWTH_FACTOR, self.growth)
 
     @cached_property
-    def reach(self) -> float:
+    def max_growth(self) -> float:
         """How many times as large every load may grow together; see `reach`."""
-        return find_max_growth(self.fleet, most=self.most)
+        return find_max_growth(self.fleet, most=self.growth_limit)
 
     @cached_property
-    def reach_alone(self) -> dict[str, float]:
+    def max_growth_alone(self) -> dict[str, float]:
         """The same of each scenario's load, all others staying as they are."""
-        return {name: find_max_growth(self.fleet, {name}, self.most) for name in self.fleet.options}
+        return {name: find_max_growth(self.fleet, {name}, self.growth_limit) for name in self.fleet.options}
 
     @property
-    def limits(self) -> tuple[str, ...]:
+    def binding_limits(self) -> tuple[str, ...]:
         """What is in the way of today's load where it is not served, else of the first growth that is not."""
-        factor = 1.0 if math.isnan(self.reach) else self.reach + GROWTH_RESOLUTION
-        return find_binding_limits(self.fleet.grown(factor)) if math.isfinite(factor) else ()
+        factor = 1.0 if math.isnan(self.max_growth) else self.max_growth + GROWTH_RESOLUTION
+        return find_binding_limits(self.fleet.with_growth(factor)) if math.isfinite(factor) else ()

@@ -62,67 +62,77 @@ def plan_fleet(path: Path, progress: Callable[[int, int], None] = lambda _done, 
     searches = [(name, kind, factor) for name in asked for kind in stock for factor in (1.0, entry.growth)]
     for done, (name, kind, factor) in enumerate(searches):
         progress(done, len(searches))
-        loaded = replace(asked[name], workload=asked[name].workload.times(factor))
-        for option in generate_fleet_options(loaded, kind, known=[*options[name]]):
-            found = replace(option, share=option.share * factor)
-            drawn[name, found.what] |= {(found.share, found.watts)}
-            best = options[name].get(found.what)
-            if best is None or (best.at_risk, -best.share) > (found.at_risk, -found.share):
-                options[name][found.what] = found
+        loaded = replace(asked[name], workload=asked[name].workload.scale(factor))
+        for option in generate_fleet_options(loaded, kind, known_names=[*options[name]]):
+            found = replace(option, load_fraction=option.load_fraction * factor)
+            drawn[name, found.description] |= {(found.load_fraction, found.watts)}
+            best = options[name].get(found.description)
+            if best is None or (best.at_risk, -best.load_fraction) > (found.at_risk, -found.load_fraction):
+                options[name][found.description] = found
     progress(len(searches), len(searches))
     fleet = Fleet(
-        {name: [_with_power_curve(one, drawn[name, one.what]) for one in some.values()] for name, some in options.items()},
+        {name: [_with_power_curve(one, drawn[name, one.description]) for one in some.values()] for name, some in options.items()},
         stock,
         entry.usd_per_hour_at_most or math.inf, entry.power_at_most or math.inf,
     )  # fmt: skip
     return FleetPlan(path.stem, asked, fleet, entry.growth)
 
 
-def generate_fleet_options(asked: Scenario, kind: str, known: Collection[str] = ()) -> list[FleetOption]:
+def generate_fleet_options(scenario: Scenario, kind: str, known_names: Collection[str] = ()) -> list[FleetOption]:
     """What a scenario may run on GPUs of one kind: all that its search replayed and that keeps its service level.
 
     A replica of a candidate that needs n of them serves a share of 1/n, wherever the rest of the load is served; of an
     load that is open or has a deadline as much more as it keeps the level with, no more at risk, where not yet `known`.
     """
-    own = next((card for card in asked.gpus if card.gpu.name == kind), None)
-    card = replace(own or CandidateGpu(get_gpu(kind), 1), at_most=MAX_CANDIDATE_GPUS_PER_KIND)
-    plan = search_deployments(replace(asked, gpus=(card,), day=None))
-    holding = [found for found in plan.whole.candidates if found.meets and found.stated]
-    return [option for found in holding for option in _build_replica_options(asked, found, known)]
+    own = next((card for card in scenario.gpus if card.gpu.name == kind), None)
+    card = replace(own or CandidateGpu(get_gpu(kind), 1), max_gpus=MAX_CANDIDATE_GPUS_PER_KIND)
+    plan = search_deployments(replace(scenario, gpus=(card,), daily_profile=None))
+    holding = [found for found in plan.without_disaggregation.candidates if found.is_feasible and found.is_simulated]
+    return [option for found in holding for option in _build_replica_options(scenario, found, known_names)]
 
 
-def _build_replica_options(asked: Scenario, found: Candidate, known: Collection[str]) -> Iterator[FleetOption]:
-    one, replicas, watts = found.deployment, found.deployment.layout.replicas, found.prediction.watts
-    if found.usd_per_hour is None:
+def _build_replica_options(
+    scenario: Scenario, candidate: Candidate, known_names: Collection[str]
+) -> Iterator[FleetOption]:
+    one, replicas, watts = (
+        candidate.deployment,
+        candidate.deployment.layout.replicas,
+        candidate.prediction.total_power_w,
+    )
+    if candidate.usd_per_hour is None:
         raise PlannerError(f"no price is known for {one.gpu.name}: give the scenarios prices: {{{one.gpu.name}: ...}}")
     option = FleetOption(
-        describe_deployment(one.with_replicas(1)), one.gpu.name, math.ceil(one.gpus_rented / replicas),
-        found.usd_per_hour / replicas, watts.mid / replicas if watts else 0.0, 1 / replicas, found.at_risk,
+        describe_deployment(one.with_replicas(1)), one.gpu.name, math.ceil(one.num_gpus_billed / replicas),
+        candidate.usd_per_hour / replicas, watts.mid / replicas if watts else 0.0, 1 / replicas, candidate.at_risk,
     )  # fmt: skip
     yield option
-    if option.what not in known and (more := _find_max_replica_load(asked, found)) and more[0] > option.share:
-        yield replace(option, share=more[0], watts=more[1] or option.watts)
+    if (
+        option.description not in known_names
+        and (more := _find_max_replica_load(scenario, candidate))
+        and more[0] > option.load_fraction
+    ):
+        yield replace(option, load_fraction=more[0], watts=more[1] or option.watts)
 
 
-def _find_max_replica_load(asked: Scenario, found: Candidate) -> tuple[float, float | None] | None:
+def _find_max_replica_load(scenario: Scenario, candidate: Candidate) -> tuple[float, float | None] | None:
     """The most of the load that a replica of `found` serves, and W with that; None where users wait, or for a trace."""
-    performance, replicas = found.prediction.performance, found.deployment.layout.replicas
-    if asked.offline and performance and (served := get_capacity_rps(asked, performance)):
-        most = served.mid * (1 - asked.headroom)  # so many requests/s whatever the job
-        most = most if found.at_risk else min(most, served.lo)
-        return most / compute_offered_rps(asked, found.prediction) / replicas, None
-    if asked.offline or asked.workload.trace or not asked.workload.rate:
+    performance, replicas = candidate.prediction.performance, candidate.deployment.layout.replicas
+    if scenario.offline and performance and (served := get_capacity_rps(scenario, performance)):
+        most = served.mid * (1 - scenario.headroom)  # so many requests/s whatever the job
+        most = most if candidate.at_risk else min(most, served.lo)
+        return most / compute_offered_rps(scenario, candidate.prediction) / replicas, None
+    if scenario.offline or scenario.workload.trace or not scenario.workload.rate:
         return None
-    one = find_max_replica_load(asked, found, safe=not found.at_risk)
+    one = find_max_replica_load(scenario, candidate, safe=not candidate.at_risk)
     assert one.workload is not None and one.workload.rate is not None
-    return one.workload.rate / asked.workload.rate, one.watts.mid if one.watts else None
+    return one.workload.rate / scenario.workload.rate, one.total_power_w.mid if one.total_power_w else None
 
 
-def _with_power_curve(one: FleetOption, drawn: set[tuple[float, float]]) -> FleetOption:
+def _with_power_curve(option: FleetOption, drawn: set[tuple[float, float]]) -> FleetOption:
     """`one` with the W that it has `drawn` with less of the load, and what it draws without any."""
-    idle = estimate_board_power(get_gpu(one.gpu), IDLE_ACTIVITY).mid * one.gpus
-    parts = ((share / one.share, watts) for share, watts in drawn if share < one.share)
-    return replace(one, lighter=((0.0, idle), *sorted(parts)))
+    idle = estimate_board_power(get_gpu(option.gpu), IDLE_ACTIVITY).mid * option.gpus
+    parts = ((share / option.load_fraction, watts) for share, watts in drawn if share < option.load_fraction)
+    return replace(option, power_curve=((0.0, idle), *sorted(parts)))
 
 
 def format_fleet_plan(plan: FleetPlan) -> str:

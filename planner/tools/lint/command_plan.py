@@ -28,12 +28,12 @@ class CommandPlan:
     workload: Workload  # of one concurrency; the lengths are what counts
     loads: tuple[Prediction, ...]  # growing numbers of requests in flight
     steps: tuple[Suggestion, ...]
-    better: Prediction | None  # with all steps, at the most requests in flight
+    improved: Prediction | None  # with all steps, at the most requests in flight
 
     @property
     def sequences(self) -> int:
         """Requests of the mean length that fit the KV pool of one engine."""
-        return self.memory.pool.sequences(round(self.workload.tokens))
+        return self.memory.pool.count_sequences(round(self.workload.mean_tokens_per_request))
 
 
 def plan_command(judged: CheckedCommand, gpu: str, version: str, workload: Workload | None = None) -> CommandPlan:
@@ -44,30 +44,30 @@ def plan_command(judged: CheckedCommand, gpu: str, version: str, workload: Workl
         load = replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)
     else:
         load = build_default_workload(deployment.args.max_model_len)
-    many, engines = _limit_in_flight(found, load), deployment.engines
-    sizes = sorted({engines, max(1, many // engines // 4) * engines, many}) if found.starts else []
+    many, engines = _limit_in_flight(found, load), deployment.num_engine_instances
+    sizes = sorted({engines, max(1, many // engines // 4) * engines, many}) if found.can_start else []
     loads = tuple(predict(deployment, replace(load, concurrency=size)) for size in sizes)
     fixed = judged.command.role or (judged.command.planned_on and not workload)  # chosen for traffic that is not named
     steps, better = suggest_changes(found, load, () if fixed else tuple(ARGUMENT_SUGGESTERS))
     return CommandPlan(deployment, found, load, loads, steps, better)
 
 
-def serialize_command_plan(found: CommandPlan) -> dict[str, Any]:
+def serialize_command_plan(plan: CommandPlan) -> dict[str, Any]:
     """What was planned, as JSON: GiB, ms, tokens/s, [middle, low, high]."""
     loads = [
         {
-            "concurrency": one.workload.concurrency, "output_tps": one.performance.output_tps.triple,
-            "ttft_ms_p50": (one.performance.at("ttft", "p50") * 1e3).triple,
-            "ttft_ms_p95": (one.performance.at("ttft", "p95") * 1e3).triple,
-            "tpot_ms_mean": (one.performance.at("tpot", "mean") * 1e3).triple,
+            "concurrency": one.workload.concurrency, "output_tps": one.performance.output_tps.as_json_list,
+            "ttft_ms_p50": (one.performance.get("ttft", "p50") * 1e3).as_json_list,
+            "ttft_ms_p95": (one.performance.get("ttft", "p95") * 1e3).as_json_list,
+            "tpot_ms_mean": (one.performance.get("tpot", "mean") * 1e3).as_json_list,
             "preemptions_per_request": one.performance.preemptions,
         }
-        for one in found.loads if one.performance and one.workload
+        for one in plan.loads if one.performance and one.workload
     ]  # fmt: skip
     return {
-        "deployment": str(found.deployment), "starts": found.memory.starts, "status": found.memory.status,
-        "reason": found.memory.reason, "kv_available_gib": (found.memory.kv_available / GIB).triple,
-        "kv_tokens": found.memory.pool.kv_tokens, "sequences": found.sequences,
-        "prompt_tokens_mean": found.workload.prompt.mean, "output_tokens_mean": found.workload.output.mean,
-        "loads": loads, "steps": [vars(step) for step in found.steps],
+        "deployment": str(plan.deployment), "starts": plan.memory.can_start, "status": plan.memory.status,
+        "reason": plan.memory.reason, "kv_available_gib": (plan.memory.kv_available / GIB).as_json_list,
+        "kv_tokens": plan.memory.pool.reported_tokens, "sequences": plan.sequences,
+        "prompt_tokens_mean": plan.workload.prompt.mean, "output_tokens_mean": plan.workload.output.mean,
+        "loads": loads, "steps": [{"argument": step.argument, "value": step.value, "worth": step.benefit} for step in plan.steps],
     }  # fmt: skip

@@ -30,7 +30,7 @@ def find_contradictions(judged: CheckedCommand, engine: Engine | None) -> Iterat
     yield from _check_devices(judged)
     try:
         name, served = resolve_served_model(judged)
-        layout = read_layout(judged.command.engine, judged.values)
+        layout = read_layout(judged.command.engine, judged.argument_values)
     except PlannerError:
         return
     if engine and engine.name == "sglang" and served.architecture.is_moe:  # DeepEP spreads experts by itself
@@ -46,19 +46,21 @@ def find_contradictions(judged: CheckedCommand, engine: Engine | None) -> Iterat
 
 def _check_devices(judged: CheckedCommand) -> Iterator[LintFinding]:
     """More GPUs asked for than are visible, or than the container is given, where the command has one process."""
-    command, values = judged.command, judged.parsed.values
+    command, values = judged.command, judged.as_meant.values
     several = any(values.get(key) for key in ("nnodes", "data_parallel_size_local", "gpus_per_node"))
     if several or values.get("distributed_executor_backend") == "ray":
         return
     with suppress(PlannerError):  # a layout that nothing has
-        asked, name = read_layout(command.engine, values).gpus, "CUDA_VISIBLE_DEVICES"
+        asked, name = read_layout(command.engine, values).num_gpus, "CUDA_VISIBLE_DEVICES"
         visible = command.environment.get(name, "")
         if re.fullmatch(r"\d+(,\d+)*", visible) and asked > (count := len(visible.split(","))):
             why = f"the command takes {asked} GPUs, and {count} are visible"
             yield LintFinding("environment", name, f"{name}={visible}", "contradicts", why, refused=True)
-        if command.visible is not None and asked > command.visible:
-            why = f"the command takes {asked} GPUs, and the container is given {command.visible}"
-            yield LintFinding("environment", "GPUs", f"{command.visible} GPUs", "contradicts", why, refused=True)
+        if command.num_visible_gpus is not None and asked > command.num_visible_gpus:
+            why = f"the command takes {asked} GPUs, and the container is given {command.num_visible_gpus}"
+            yield LintFinding(
+                "environment", "GPUs", f"{command.num_visible_gpus} GPUs", "contradicts", why, refused=True
+            )
 
 
 def _make_contradiction(option: str, value: Any, why: str, instead: str) -> LintFinding:
@@ -68,11 +70,15 @@ def _make_contradiction(option: str, value: Any, why: str, instead: str) -> Lint
 def _check_lengths(judged: CheckedCommand, name: str, longest: int, engine: Engine | None) -> Iterator[LintFinding]:
     """A context longer than the model's, and steps too short for a prompt or for the sequences that run."""
     which = judged.command.engine
-    args = read_engine_args(which, judged.values)
+    args = read_engine_args(which, judged.argument_values)
     length, tokens, seqs = (args.get(key) for key in ("max_model_len", "max_num_batched_tokens", "max_num_seqs"))
     allowed = any(judged.command.environment.get(variable) in ("1", "true") for variable in _LONG_CONTEXT_VARIABLES)
-    if isinstance(length, int) and length > longest and not (allowed or _CONTEXT_EXTENDING_ARGS & set(judged.values)):
-        option = load_argument_names(which).theirs["max_model_len"]
+    if (
+        isinstance(length, int)
+        and length > longest
+        and not (allowed or _CONTEXT_EXTENDING_ARGS & set(judged.argument_values))
+    ):
+        option = load_argument_names(which).engine_names["max_model_len"]
         flag = f"--{option}" if which == "trtllm" else f"--{option.replace('_', '-')}"
         yield _make_contradiction(flag, length, f"{name} was made for {longest:,} tokens", f"{flag} {longest}")
     if which != "vllm" or engine is None or not isinstance(tokens, int):
@@ -88,9 +94,9 @@ def _check_lengths(judged: CheckedCommand, name: str, longest: int, engine: Engi
 
 def _check_format(judged: CheckedCommand, name: str, served: Model) -> Iterator[LintFinding]:
     """A format that the checkpoint does not have; nothing is said of a checkpoint of which only the name is known."""
-    values, stored = judged.values, served.quantization.method
+    values, stored = judged.argument_values, served.quantization.method
     asked = values.get("quantization") or values.get("quantize")
-    if not isinstance(asked, str) or is_unresolved(asked) or served.inferred:
+    if not isinstance(asked, str) or is_unresolved(asked) or served.is_inferred:
         return
     option = "--quantize" if judged.command.engine == "tgi" else "--quantization"
     try:

@@ -30,8 +30,8 @@ def parse_gpu_count(gpu: str) -> tuple[int | None, Gpu]:
 def resolve_served_model(judged: CheckedCommand) -> tuple[str, Model]:
     """What the command serves, by its name or by the last part of a path; `PlannerError` where it is not known."""
     key = {"vllm": "model", "sglang": "model_path", "tgi": "model_id"}.get(judged.command.engine, "")
-    words = judged.parsed.positional if key != "model_id" else ()
-    given = words[0] if words else judged.values.get(key)
+    words = judged.as_meant.positional if key != "model_id" else ()
+    given = words[0] if words else judged.argument_values.get(key)
     if not given:
         raise PlannerError("the command names no model")
     name = str(given)
@@ -183,7 +183,7 @@ def read_speculation(engine: str, values: Mapping[str, Any]) -> SpeculationConfi
 
 def build_command_deployment(judged: CheckedCommand, gpu: str, version: str) -> Deployment:
     """The command's deployment on a GPU; `PlannerError` for what the planner does not know, or the engine refuses."""
-    values, engine = judged.values, judged.command.engine
+    values, engine = judged.argument_values, judged.command.engine
     many, card = parse_gpu_count(gpu)
     name, served = resolve_served_model(judged)
     asked = values.get("quantization") or values.get("quantize")
@@ -193,8 +193,8 @@ def build_command_deployment(judged: CheckedCommand, gpu: str, version: str) -> 
     layout = read_layout(engine, values)
     if dtype := args.pop("dtype", None):
         served = replace(served, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
-    if many is not None and many < layout.gpus:
-        raise PlannerError(f"{name} on {layout} takes {layout.gpus} GPUs, and --gpu says {many}")
+    if many is not None and many < layout.num_gpus:
+        raise PlannerError(f"{name} on {layout} takes {layout.num_gpus} GPUs, and --gpu says {many}")
     node = min(many or card.gpus_per_node, card.gpus_per_node)
     made = deploy_on(
         served, card, **vars(layout), engine=engine, engine_version=version, gpus_per_node=node,

@@ -30,7 +30,7 @@ class LintFinding:
     refused: bool = False  # the server ends over it at once
 
     @property
-    def mend(self) -> bool:
+    def needs_fix(self) -> bool:
         """Something should be done."""
         return self.verdict in VERDICTS_TO_FIX
 

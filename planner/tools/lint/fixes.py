@@ -26,7 +26,7 @@ def fix_command(judged: CheckedCommand, settings: Mapping[str, Any] | None = Non
     words, diff, drafting = list[str](), list[str](), dict[str, Any]()
     wanted = dict(settings or {})
     drafts = load_argument_names("vllm").drafting if "--speculative-config" in known.spellings else {}
-    for asked, given in zip(judged.asked.given, judged.parsed.given, strict=True):
+    for asked, given in zip(judged.as_written.given, judged.as_meant.given, strict=True):
         spelt = given.written.replace("_", "-") if known.lists.underscores else given.written
         name = given.option.name if given.option and spelt not in old else spelt
         argument = given.option.argument if given.option else ""
@@ -65,7 +65,7 @@ def fix_command(judged: CheckedCommand, settings: Mapping[str, Any] | None = Non
         made = _spell_argument(judged, argument, value)
         words += made
         diff += [_format_diff_line("+", made)] if made else []
-    model = list(judged.parsed.positional)
+    model = list(judged.as_meant.positional)
     for found in judged.findings:
         if found.kind == "word" and found.verdict == "contradicts":
             now = found.written.split(" ", 1) if found.written.startswith("--") else []
@@ -88,21 +88,21 @@ def _format_diff_line(sign: str, words: list[str]) -> str:
     return f"{sign} {' '.join(map(quote_word, words))}"
 
 
-def _replace_option(judged: CheckedCommand, given: ParsedOption, name: str, found: LintFinding) -> list[str]:
+def _replace_option(judged: CheckedCommand, option: ParsedOption, name: str, finding: LintFinding) -> list[str]:
     """An option under its new name or at a safer value; nothing where it is gone or idle; else as it was."""
     change = load_engine_changes(judged.command.engine).flags.get(name)
-    if found.verdict == "renamed" and change and change.becomes in judged.options.spellings and change.becomes:
-        value = ["ray"] if name == "--worker-use-ray" else list(given.words)
+    if finding.verdict == "renamed" and change and change.becomes in judged.options.spellings and change.becomes:
+        value = ["ray"] if name == "--worker-use-ray" else list(option.words)
         return [change.becomes, *value]
-    if given.option is None and found.instead in judged.options.spellings and found.verdict == "unknown":
-        return [found.instead, *given.words]
-    if found.verdict == "risky" or (found.verdict == "unknown" and given.option and not given.error):
-        if found.instead == "leave it out":
+    if option.option is None and finding.instead in judged.options.spellings and finding.verdict == "unknown":
+        return [finding.instead, *option.words]
+    if finding.verdict == "risky" or (finding.verdict == "unknown" and option.option and not option.error):
+        if finding.instead == "leave it out":
             return []
-        safer = found.instead.split()
-        return safer if len(safer) == 2 and safer[0] == name else [given.written, *given.words]
-    refused = found.verdict == "removed" and given.option is None
-    return [] if refused or found.verdict == "useless" else [given.written, *given.words]
+        safer = finding.instead.split()
+        return safer if len(safer) == 2 and safer[0] == name else [option.written, *option.words]
+    refused = finding.verdict == "removed" and option.option is None
+    return [] if refused or finding.verdict == "useless" else [option.written, *option.words]
 
 
 def _spell_argument(judged: CheckedCommand, argument: str, value: Any) -> list[str]:
@@ -114,7 +114,7 @@ def _spell_argument(judged: CheckedCommand, argument: str, value: Any) -> list[s
     if value is True:
         return [option.name]
     if value is False:
-        return [option.off[0]] if option.off and option.default != "off" else []
+        return [option.negations[0]] if option.negations and option.default != "off" else []
     return [option.name, f"{value:g}" if isinstance(value, float) else str(value)]
 
 

@@ -56,7 +56,7 @@ def check_metrics(names: Sequence[str], judged: Sequence[CheckedCommand], versio
 
 
 def _explain_disabled_metrics(judged: CheckedCommand) -> str:
-    values = judged.parsed.values
+    values = judged.as_meant.values
     if judged.command.engine == "vllm" and values.get("disable_log_stats"):
         return "--disable-log-stats"
     silent = judged.command.engine == "sglang" and not values.get("enable_metrics")

@@ -43,12 +43,12 @@ class CheckedCommand:
     command: ServerCommand
     options: CliOptions
     version: str
-    asked: ParsedCommandLine
-    parsed: ParsedCommandLine  # as `asked`, with misspelt options as they were meant
+    as_written: ParsedCommandLine
+    as_meant: ParsedCommandLine  # as `asked`, with misspelt options as they were meant
     findings: tuple[LintFinding, ...]
 
     @property
-    def values(self) -> Mapping[str, Any]:
+    def argument_values(self) -> Mapping[str, Any]:
         """Argument -> value, with what else sets them: TGI's environment, and TensorRT-LLM's file, which wins."""
         variables = {name.lower(): value for name, value in self.command.environment.items()}
         own: dict[str, Any] = {}
@@ -56,7 +56,7 @@ class CheckedCommand:
             known = {option for option in self.options.by_spelling.values() if option.argument in variables}
             words = [word for option in known for word in (option.name, variables[option.argument])]
             own = {**self.options.parse(words).values, "prefix_caching": variables.get("prefix_caching")}
-        return {**own, **self.parsed.values, **self.command.config}
+        return {**own, **self.as_meant.values, **self.command.config}
 
 
 def check_command(command: ServerCommand, version: str) -> CheckedCommand:
@@ -78,41 +78,43 @@ def check_command(command: ServerCommand, version: str) -> CheckedCommand:
         at = said.get((extra.kind, extra.name))
         if at is None:
             findings.append(extra)
-        elif (findings[at].verdict == "ok" and not findings[at].why) or (extra.mend and not findings[at].mend):
+        elif (findings[at].verdict == "ok" and not findings[at].why) or (
+            extra.needs_fix and not findings[at].needs_fix
+        ):
             findings[at] = extra
     return CheckedCommand(command, known, version, asked, parsed, tuple(findings))
 
 
 def _correct_misspellings(
-    command: ServerCommand, asked: ParsedCommandLine, findings: Sequence[LintFinding], known: CliOptions
+    command: ServerCommand, parsed: ParsedCommandLine, findings: Sequence[LintFinding], options: CliOptions
 ) -> ParsedCommandLine:
     """The command line with its misspelt options as they were meant, so that their values are judged too."""
-    unknown = (found for found in findings if found.verdict == "unknown" and found.instead in known.spellings)
+    unknown = (found for found in findings if found.verdict == "unknown" and found.instead in options.spellings)
     right = {found.written.split()[0]: found.instead for found in unknown}
     parted = [word.partition("=") for word in command.argv]
-    meant = known.parse([right.get(name, name) + sign + value for name, sign, value in parted])
-    return meant if len(meant.given) == len(asked.given) else asked
+    meant = options.parse([right.get(name, name) + sign + value for name, sign, value in parted])
+    return meant if len(meant.given) == len(parsed.given) else parsed
 
 
-def check_flag(given: ParsedOption, known: CliOptions, version: str) -> LintFinding:
-    spelt = _normalize_setting_name(given.written, known)
-    name = given.option.name if given.option and spelt not in load_engine_changes(known.engine).flags else spelt
+def check_flag(option: ParsedOption, options: CliOptions, version: str) -> LintFinding:
+    spelt = _normalize_setting_name(option.written, options)
+    name = option.option.name if option.option and spelt not in load_engine_changes(options.engine).flags else spelt
     written = " ".join(
-        [given.written, *(["..."] if is_secret_option(given.written) else map(shlex.quote, given.words))]
+        [option.written, *(["..."] if is_secret_option(option.written) else map(shlex.quote, option.words))]
     )[:300]
-    change = load_engine_changes(known.engine).flags.get(name) or OptionChange()
-    if given.option is None:
-        found = _check_missing_option(name, written, known, version, change)
-        return replace(found, refused=found.mend)
-    if given.error:
-        return LintFinding("flag", name, written, *_check_value(given, known), refused=True)
+    change = load_engine_changes(options.engine).flags.get(name) or OptionChange()
+    if option.option is None:
+        found = _check_missing_option(name, written, options, version, change)
+        return replace(found, refused=found.needs_fix)
+    if option.error:
+        return LintFinding("flag", name, written, *_check_value(option, options), refused=True)
     verdict, why = _check_accepted_option(change, name, version)
     after = next(
-        (one for one in known.lists.versions if known.note and parse_release(one) > parse_release(version)),
-        known.version,
+        (one for one in options.lists.versions if options.note and parse_release(one) > parse_release(version)),
+        options.version,
     )
-    if verdict == "ok" and given.option.name not in get_cli_options(known.engine, after).spellings:
-        verdict, why = "risky", f"in {known.version}, not in {after}: {version} is between them"
+    if verdict == "ok" and option.option.name not in get_cli_options(options.engine, after).spellings:
+        verdict, why = "risky", f"in {options.version}, not in {after}: {version} is between them"
     return LintFinding("flag", name, written, verdict, why, change.advice if why else "")
 
 
@@ -129,9 +131,9 @@ def check_settings(command: ServerCommand, version: str) -> Iterator[LintFinding
             yield LintFinding("setting", key, f"{key}: {value}"[:300], change.verdict, why, instead[:300], refused=True)
 
 
-def _normalize_setting_name(written: str, known: CliOptions) -> str:
+def _normalize_setting_name(written: str, options: CliOptions) -> str:
     name = written.partition(".")[0] if written.startswith("-") and "." in written else written
-    return name.replace("_", "-") if known.lists.underscores and name.startswith("--") else name
+    return name.replace("_", "-") if options.lists.underscores and name.startswith("--") else name
 
 
 def _check_accepted_option(change: OptionChange, name: str, version: str) -> tuple[LintVerdict, str]:
@@ -147,17 +149,17 @@ def _check_accepted_option(change: OptionChange, name: str, version: str) -> tup
 
 
 def _check_missing_option(
-    name: str, written: str, known: CliOptions, version: str, change: OptionChange
+    name: str, written: str, options: CliOptions, version: str, change: OptionChange
 ) -> LintFinding:
     """An option that this version does not take: gone, not there yet, or never there."""
-    had = list_versions_with_spelling(known.engine, name)
-    all_versions = load_flag_lists(known.engine).versions
-    at = all_versions.index(known.version)
+    had = list_versions_with_spelling(options.engine, name)
+    all_versions = load_flag_lists(options.engine).versions
+    at = all_versions.index(options.version)
     later = [one for one in had if all_versions.index(one) > at]
     earlier = [one for one in had if all_versions.index(one) <= at]
-    if later and known.note and all_versions.index(later[0]) == at + 1:
+    if later and options.note and all_versions.index(later[0]) == at + 1:
         return LintFinding(
-            "flag", name, written, "ok", f"not in {known.version}, in {later[0]}: {version} is between them"
+            "flag", name, written, "ok", f"not in {options.version}, in {later[0]}: {version} is between them"
         )
     if earlier:
         first = all_versions[all_versions.index(earlier[-1]) + 1]
@@ -167,32 +169,36 @@ def _check_missing_option(
         return LintFinding("flag", name, written, change.verdict, "versions before all lists had it", change.advice)
     if later:
         return LintFinding("flag", name, written, "unknown", f"it comes with {later[0]}, or shortly before", "")
-    alike = [one for one in known.by_spelling if one[2:5] == name[2:5] or one[-5:] == name[-5:]]
-    several, none = known.find(name), f"no option of {known.engine} {known.version}"
+    alike = [one for one in options.by_spelling if one[2:5] == name[2:5] or one[-5:] == name[-5:]]
+    several, none = options.find_spellings(name), f"no option of {options.engine} {options.version}"
     why = f"it may be {' or '.join(several[:3])}" if len(several) > 1 else none
     return LintFinding("flag", name, written, "unknown", why, find_closest(name, alike, 0.75))
 
 
-def _check_value(given: ParsedOption, known: CliOptions) -> tuple[LintVerdict, str, str]:
+def _check_value(option: ParsedOption, options: CliOptions) -> tuple[LintVerdict, str, str]:
     """What is said of a value that the parser refuses."""
-    assert given.option is not None
-    name, value = given.option.name, given.words[0] if given.words else ""
-    why = given.error.partition(": ")[2]
-    if given.option.kind == "nothing" and value.lower() in ("true", "false"):
-        return "wrong value", why, name if value.lower() == "true" else " or ".join(given.option.off[:1]) or "nothing"
-    if "json" in given.option.kind and re.fullmatch(r"\w+=\w+(,\w+=\w+)*", value):
+    assert option.option is not None
+    name, value = option.option.name, option.words[0] if option.words else ""
+    why = option.error.partition(": ")[2]
+    if option.option.kind == "nothing" and value.lower() in ("true", "false"):
+        return (
+            "wrong value",
+            why,
+            name if value.lower() == "true" else " or ".join(option.option.negations[:1]) or "nothing",
+        )
+    if "json" in option.option.kind and re.fullmatch(r"\w+=\w+(,\w+=\w+)*", value):
         pairs = (pair.split("=") for pair in value.split(","))
         return "wrong value", why, f"{name} {json.dumps({key: int(v) if v.isdigit() else v for key, v in pairs})}"
-    if value and given.option.choices:
+    if value and option.option.choices:
         had = [
             v
-            for v in list_versions_with_spelling(known.engine, name)
-            if value in get_cli_options(known.engine, v)[name].choices
+            for v in list_versions_with_spelling(options.engine, name)
+            if value in get_cli_options(options.engine, v)[name].choices
         ]
         if had:
-            gone = parse_release(had[-1]) < parse_release(known.version)
+            gone = parse_release(had[-1]) < parse_release(options.version)
             return "removed", f"{value} was there up to {had[-1]}; {why}" if gone else why, ""
-        close = find_closest(value, given.option.choices, 0.6)
+        close = find_closest(value, option.option.choices, 0.6)
         return "wrong value", why, close and f"{name} {close}"
     return "wrong value", why, ""
 

@@ -22,38 +22,40 @@ from planner.tools.lint.source_reader import read_source
 from planner.tools.lint.upgrade import check_upgrade
 from planner.workload.workload import Workload
 
-__all__ = ["LintFinding", "LintReport", "CommandReport", "lint"]
+__all__ = ["CommandReport", "LintFinding", "LintReport", "lint"]
 
 
 @dataclass(frozen=True)
 class CommandReport:
     """One command: what is to be said of it, how it should be written, and what it does on a GPU."""
 
-    judged: CheckedCommand
-    mended: FixedCommand
-    planned: CommandPlan | None  # of the command as it is, or once it is `mended` where it does not start as it is
-    unplanned: str  # why there is no plan, where a GPU was named
+    checked: CheckedCommand
+    fixed: FixedCommand
+    plan: CommandPlan | None  # of the command as it is, or once it is `mended` where it does not start as it is
+    not_planned_reason: str  # why there is no plan, where a GPU was named
 
     @property
-    def refused(self) -> bool:
+    def refuses_to_start(self) -> bool:
         """The server ends at once over how it is written."""
-        return any(found.refused for found in self.judged.findings)
+        return any(found.refused for found in self.checked.findings)
 
     @property
-    def said(self) -> list[LintFinding]:
+    def reported_findings(self) -> list[LintFinding]:
         """What there is to say something of."""
-        return [found for found in self.judged.findings if found.verdict != "ok" or found.why]
+        return [found for found in self.checked.findings if found.verdict != "ok" or found.why]
 
     @property
-    def good(self) -> list[str]:
+    def accepted_names(self) -> list[str]:
         """The names of the rest."""
-        names = dict.fromkeys(found.name for found in self.judged.findings if found not in self.said)
+        names = dict.fromkeys(found.name for found in self.checked.findings if found not in self.reported_findings)
         return [escape_to_one_line(name)[:40] for name in names]
 
     @property
-    def stuck(self) -> bool:
+    def needs_author(self) -> bool:
         """Only its author can say how it starts."""
-        return not self.planned and any(found.kind == "flag" and found.verdict == "contradicts" for found in self.said)
+        return not self.plan and any(
+            found.kind == "flag" and found.verdict == "contradicts" for found in self.reported_findings
+        )
 
 
 @dataclass(frozen=True)
@@ -63,52 +65,52 @@ class LintReport:
     commands: tuple[CommandReport, ...]
     metrics: tuple[LintFinding, ...]
     notes: tuple[str, ...]
-    to: str | None
-    drift: tuple[LintFinding, ...]  # what changes at `to`
+    target_version: str | None
+    upgrade_findings: tuple[LintFinding, ...]  # what changes at `to`
 
     @property
     def findings(self) -> list[LintFinding]:
         """Of all commands and metrics."""
-        return [*(found for one in self.commands for found in one.judged.findings), *self.metrics]
+        return [*(found for one in self.commands for found in one.checked.findings), *self.metrics]
 
     @property
-    def mend(self) -> bool:
+    def needs_fix(self) -> bool:
         """Something should be mended: now, or to start at `to`."""
-        starts = all(memory.starts for memory in self._memories)
-        return not starts or any(found.mend for found in (*self.findings, *self.drift))
+        starts = all(memory.can_start for memory in self._memory_plans)
+        return not starts or any(found.needs_fix for found in (*self.findings, *self.upgrade_findings))
 
     @property
     def verdict(self) -> Literal["ok", "at_risk", "mend"]:
         """At risk: it starts, but something in it is risky, or its memory may not suffice."""
-        wrong = {found.verdict for found in (*self.findings, *self.drift) if found.mend}
-        if wrong - {"risky"} or not all(memory.starts for memory in self._memories):
+        wrong = {found.verdict for found in (*self.findings, *self.upgrade_findings) if found.needs_fix}
+        if wrong - {"risky"} or not all(memory.can_start for memory in self._memory_plans):
             return "mend"
-        return "at_risk" if wrong or any(memory.status != "ok" for memory in self._memories) else "ok"
+        return "at_risk" if wrong or any(memory.status != "ok" for memory in self._memory_plans) else "ok"
 
     @property
-    def _memories(self) -> list[MemoryPlan]:
-        return [one.planned.memory for one in self.commands if one.planned]
+    def _memory_plans(self) -> list[MemoryPlan]:
+        return [one.plan.memory for one in self.commands if one.plan]
 
-    def frame(self) -> list[dict[str, Any]]:
+    def list_rows(self) -> list[dict[str, Any]]:
         """One row for each finding, for tables."""
-        return [{**vars(found), "mend": found.mend} for found in self.findings]
+        return [{**vars(found), "mend": found.needs_fix} for found in self.findings]
 
-    def json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         return {
             "commands": [
                 {
-                    "where": one.judged.command.where, "engine": one.judged.command.engine,
-                    "engine_version": one.judged.version, "command": _format_without_secrets(one.judged.command),
-                    "findings": [vars(found) for found in one.judged.findings],
-                    "better": _format_without_secrets(one.mended.command) if one.mended.diff else None, "diff": list(one.mended.diff),
-                    "refused": one.refused, "planned": serialize_command_plan(one.planned) if one.planned else None,
-                    "unplanned": one.unplanned or None,
+                    "where": one.checked.command.where, "engine": one.checked.command.engine,
+                    "engine_version": one.checked.version, "command": _format_without_secrets(one.checked.command),
+                    "findings": [vars(found) for found in one.checked.findings],
+                    "better": _format_without_secrets(one.fixed.command) if one.fixed.diff else None, "diff": list(one.fixed.diff),
+                    "refused": one.refuses_to_start, "planned": serialize_command_plan(one.plan) if one.plan else None,
+                    "unplanned": one.not_planned_reason or None,
                 }
                 for one in self.commands
             ],
             "metrics": [vars(found) for found in self.metrics],
-            "to": self.to, "drift": [vars(found) for found in self.drift],
-            "notes": list(self.notes), "mend": self.mend, "verdict": self.verdict,
+            "to": self.target_version, "drift": [vars(found) for found in self.upgrade_findings],
+            "notes": list(self.notes), "mend": self.needs_fix, "verdict": self.verdict,
         }  # fmt: skip
 
     def __str__(self) -> str:
@@ -145,11 +147,11 @@ def lint(
         notes += [] if version or command.version else [f"no version given: judged for {command.engine} {at}"]
         found.append(_plan_command(judged, on, at, workload))
         drift += check_upgrade(judged, to) if to else []
-    watched = check_metrics(text.metrics, [one.judged for one in found], version) if text.metrics else []
+    watched = check_metrics(text.metrics, [one.checked for one in found], version) if text.metrics else []
     if to and text.metrics:
         now = {one.name: one for one in watched}
-        then = check_metrics(text.metrics, [one.judged for one in found], to)
-        drift += [one for one in then if one != now[one.name] and one.mend]
+        then = check_metrics(text.metrics, [one.checked for one in found], to)
+        drift += [one for one in then if one != now[one.name] and one.needs_fix]
     return LintReport(tuple(found), tuple(watched), tuple(dict.fromkeys(notes)), to, tuple(dict.fromkeys(drift)))
 
 
@@ -196,7 +198,7 @@ def _merge_findings(findings: Iterable[LintFinding], more: Iterable[LintFinding]
     made = {(one.kind, one.name): one for one in findings}
     for one in more:
         said = made.get((one.kind, one.name))
-        if said is None or not said.mend or said.verdict == "risky":
+        if said is None or not said.needs_fix or said.verdict == "risky":
             made[one.kind, one.name] = one
     return tuple(made.values())
 
@@ -226,5 +228,7 @@ def _format_findings_table(findings: Iterable[LintFinding]) -> list[str]:
     return format_columns(rows).splitlines() if rows else []
 
 
-def _format_finding(one: LintFinding) -> str:
-    return escape_to_one_line("; ".join(filter(None, (one.why, f"instead: {one.instead}" if one.instead else ""))))
+def _format_finding(finding: LintFinding) -> str:
+    return escape_to_one_line(
+        "; ".join(filter(None, (finding.why, f"instead: {finding.instead}" if finding.instead else "")))
+    )

@@ -50,9 +50,9 @@ class ServerCommand:
     subcommand: bool = False  # `vllm serve MODEL`, not `python -m ... --model MODEL`
     config: Mapping[str, Any] = field(default_factory=dict)  # what TensorRT-LLM's own file sets
     note: str = ""
-    visible: int | None = None  # GPUs that its container is given
+    num_visible_gpus: int | None = None  # GPUs that its container is given
     launched: str = ""  # by another program than the engine's own: this, and its own options
-    renamed: Mapping[str, str] = field(default_factory=dict)  # that program's names of options -> the engine's
+    renamed_options: Mapping[str, str] = field(default_factory=dict)  # that program's names of options -> the engine's
     planned_on: str = ""  # the GPU, where a plan of ours wrote it
 
     @property
@@ -62,7 +62,7 @@ class ServerCommand:
             "vllm": "vllm serve" if self.subcommand else "python -m vllm.entrypoints.openai.api_server",
             "sglang": "python -m sglang.launch_server", "trtllm": "trtllm-serve", "tgi": "text-generation-launcher",
         }[self.engine]  # fmt: skip
-        words, theirs = self.argv, {ours: name for name, ours in self.renamed.items()}
+        words, theirs = self.argv, {ours: name for name, ours in self.renamed_options.items()}
         if theirs:  # it names the model in an option of its own
             words = tuple(theirs.get(word, word) for word in words if word.startswith("-") or word != words[0])
         return " ".join([self.launched or program, *map(quote_word, words)])
@@ -83,17 +83,17 @@ def quote_word(word: str) -> str:
 
 
 def find_commands(
-    text: str, where: str, engine: str | None, environment: Mapping[str, str] | None = None
+    text: str, location: str, engine: str | None, environment: Mapping[str, str] | None = None
 ) -> Iterator[ServerCommand]:
     """Commands of shell text; with an `engine` also a list of nothing but its options."""
     found = parse_statements(text, environment)
     for number, statement in enumerate(found, start=1):
-        place = where or (f"command {number}" if len(found) > 1 else "")
+        place = location or (f"command {number}" if len(found) > 1 else "")
         yield from _parse_statement(statement, place, engine if len(found) == 1 else None)
 
 
 def _parse_statement(
-    statement: ShellStatement, where: str, engine: str | None = None, depth: int = 0
+    statement: ShellStatement, location: str, engine: str | None = None, depth: int = 0
 ) -> Iterator[ServerCommand]:
     """The server that a statement starts: by its launcher, in a container of its image, or in another shell."""
     words, environment = statement.words, statement.environment
@@ -101,7 +101,7 @@ def _parse_statement(
         return
     program = PurePath(words[0]).name
     if program in ("docker", "podman", "nerdctl") and "run" in words[:4]:
-        yield from _parse_docker_run(words, environment, where, depth)
+        yield from _parse_docker_run(words, environment, location, depth)
         return
     found = match_launcher(words)
     if found:
@@ -114,12 +114,12 @@ def _parse_statement(
         if held and held.engine == name:
             version = held.version
         command = ServerCommand(
-            where, name, tuple(words[at:]), {**environment, **before}, version, subcommand=subcommand
+            location, name, tuple(words[at:]), {**environment, **before}, version, subcommand=subcommand
         )
         if wrapper := load_wrappers().get(words[at - 1]):
             argv, own, settings = unwrap_command(words[at - 1], words[at:])
             launched = shlex.join(["python", "-m", words[at - 1], *own])
-            command = replace(command, argv=argv, launched=launched, renamed=wrapper.renamed, config=settings)
+            command = replace(command, argv=argv, launched=launched, renamed_options=wrapper.renamed, config=settings)
         yield command
         return
     script = next((at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None)
@@ -130,9 +130,9 @@ def _parse_statement(
         told = [words[script + 1]]
     if told:
         for inner in parse_statements(told[-1], environment):
-            yield from _parse_statement(inner, where, None, depth + 1)
+            yield from _parse_statement(inner, location, None, depth + 1)
     elif engine and words[0].startswith("-"):
-        yield ServerCommand(where, engine, words, environment)
+        yield ServerCommand(location, engine, words, environment)
 
 
 def _find_pyxis_image(words: Sequence[str]) -> str:
@@ -166,7 +166,7 @@ def match_launcher(words: Sequence[str]) -> tuple[str, int, bool] | None:
 
 
 def _parse_docker_run(
-    words: Sequence[str], environment: Mapping[str, str], where: str, depth: int
+    words: Sequence[str], environment: Mapping[str, str], location: str, depth: int
 ) -> Iterator[ServerCommand]:
     """What `docker run` starts in an engine's image."""
     inside, entrypoint, at = dict[str, str](), "", words.index("run") + 1
@@ -182,7 +182,7 @@ def _parse_docker_run(
             inside[name] = content if equals else environment.get(name, f"${{{name}}}")
     if at < len(words):
         rest = ((entrypoint,) if entrypoint else ()) + tuple(words[at + 1 :])
-        yield from parse_container(words[at], rest, inside, where, bool(entrypoint), depth)
+        yield from parse_container(words[at], rest, inside, location, bool(entrypoint), depth)
 
 
 class EngineImage(NamedTuple):
@@ -206,16 +206,21 @@ def parse_image_name(name: str) -> EngineImage | None:
 
 
 def parse_container(
-    name: str, words: Sequence[str], environment: Mapping[str, str], where: str, replaced: bool = False, depth: int = 0
+    name: str,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    location: str,
+    replaced: bool = False,
+    depth: int = 0,
 ) -> Iterator[ServerCommand]:
     """What a container of the image `name` starts with these words, unless its entry point is `replaced`."""
     known = parse_image_name(name)
-    begun = list(_parse_statement(ShellStatement(tuple(words), environment), where, None, depth + 1))
+    begun = list(_parse_statement(ShellStatement(tuple(words), environment), location, None, depth + 1))
     for command in begun:
         version = known.version if known and known.engine == command.engine else ""
         yield replace(command, container=True, version=version or command.version)
     if not begun and known and known.starts and not replaced and (words or environment):
         serves = known.engine == "vllm"
         yield ServerCommand(
-            where, known.engine, tuple(words), environment, known.version, container=True, subcommand=serves
+            location, known.engine, tuple(words), environment, known.version, container=True, subcommand=serves
         )

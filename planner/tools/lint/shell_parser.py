@@ -33,7 +33,7 @@ class ShellWord:
     parts: list[WordPart] = field(default_factory=list)
 
     @property
-    def bare(self) -> str:
+    def unquoted_prefix(self) -> str:
         """What stands in front of any quote or variable."""
         return self.parts[0].text if self.parts and not (self.parts[0].quoted or self.parts[0].variable) else ""
 
@@ -55,12 +55,12 @@ def parse_statements(text: str, environment: Mapping[str, str] | None = None) ->
         while at < len(words):
             word = words[at]
             at += 1
-            match = _ASSIGNMENT_PATTERN.match(word.bare)
+            match = _ASSIGNMENT_PATTERN.match(word.unquoted_prefix)
             if match and not filled:
-                first = [WordPart(word.bare[match.end() :]), *word.parts[1:]]
-                many = at < len(words) and words[at].bare == "(" and not word.bare[match.end() :]
+                first = [WordPart(word.unquoted_prefix[match.end() :]), *word.parts[1:]]
+                many = at < len(words) and words[at].unquoted_prefix == "(" and not word.unquoted_prefix[match.end() :]
                 if many:
-                    end = next((i for i in range(at, len(words)) if words[i].bare == ")"), len(words))
+                    end = next((i for i in range(at, len(words)) if words[i].unquoted_prefix == ")"), len(words))
                     value = [text for each in words[at + 1 : end] for text in _expand_word(each.parts, variables)]
                     at = end + 1
                 else:
@@ -68,8 +68,8 @@ def parse_statements(text: str, environment: Mapping[str, str] | None = None) ->
                 variables[match[1]] = [*variables.get(match[1], []), *value] if match[2] and many else value
                 own[match[1]] = " ".join(value)
                 continue
-            if word.bare in _COMMAND_PREFIXES and not filled:
-                exporting |= word.bare in ("export", "declare", "readonly")
+            if word.unquoted_prefix in _COMMAND_PREFIXES and not filled:
+                exporting |= word.unquoted_prefix in ("export", "declare", "readonly")
                 continue
             filled += _expand_word(word.parts, variables)
         if exporting:
@@ -143,7 +143,12 @@ def _split_into_commands(text: str) -> Iterator[list[ShellWord]]:
     for kind, word in _tokenize(text):
         if kind == "word":
             words.append(word)
-        elif kind == "(" and words and _ASSIGNMENT_PATTERN.fullmatch(words[-1].bare) and len(words[-1].parts) == 1:
+        elif (
+            kind == "("
+            and words
+            and _ASSIGNMENT_PATTERN.fullmatch(words[-1].unquoted_prefix)
+            and len(words[-1].parts) == 1
+        ):
             inside = True
             words.append(ShellWord([WordPart("(")]))
         elif kind == ")" and inside:
@@ -167,7 +172,7 @@ def _tokenize(text: str) -> Iterator[tuple[str, ShellWord]]:
         letter = text[at] if at < size else "\n"
         if letter in " \t\r\n;&|()<>" or (letter == "#" and not word.parts):
             if word.parts:
-                if not skip and not (letter in "<>" and word.bare.isdigit()):  # 2>&1
+                if not skip and not (letter in "<>" and word.unquoted_prefix.isdigit()):  # 2>&1
                     yield "word", word
                 elif waiting and waiting[-1] == "":
                     waiting[-1] = "".join(part.text for part in word.parts) or "\n"

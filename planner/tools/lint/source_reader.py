@@ -213,36 +213,36 @@ def _load_yaml_documents(text: str, name: str) -> Iterator[Any]:
             yield document
 
 
-def _find_commands_in_node(node: Any, where: str, engine: str | None, depth: int = 0) -> Iterator[ServerCommand]:
+def _find_commands_in_node(node: Any, location: str, engine: str | None, depth: int = 0) -> Iterator[ServerCommand]:
     """Commands anywhere inside a document: containers, and text that a shell would run."""
     if depth > 40:
         return
     if isinstance(node, list):
         for index, each in enumerate(node):
-            yield from _find_commands_in_node(each, f"{where}[{index}]", engine, depth + 1)
+            yield from _find_commands_in_node(each, f"{location}[{index}]", engine, depth + 1)
         return
     if not isinstance(node, Mapping):
         if isinstance(node, str) and SERVER_MENTION_PATTERN.search(node):
             with suppress(PlannerError):
-                yield from find_commands(node, where, None)
+                yield from find_commands(node, location, None)
         return
     if "modelURL" in node:
-        yield _parse_production_stack(node, where)
+        yield _parse_production_stack(node, location)
         return
     if isinstance(node.get("modelFormat"), Mapping):
-        yield from _parse_kserve(node, where)
+        yield from _parse_kserve(node, location)
         return
     if flat := _read_config_options(node, engine):
-        yield ServerCommand(where or "configuration", engine or "vllm", flat, {}, subcommand=True)
+        yield ServerCommand(location or "configuration", engine or "vllm", flat, {}, subcommand=True)
         return
-    started = list(_parse_container_node(node, where))
+    started = list(_parse_container_node(node, location))
     yield from started
     for key, value in node.items():
         if not (started and key in ("command", "args", "entrypoint")):
-            yield from _find_commands_in_node(value, f"{where}.{key}".lstrip("."), engine, depth + 1)
+            yield from _find_commands_in_node(value, f"{location}.{key}".lstrip("."), engine, depth + 1)
 
 
-def _parse_container_node(node: Mapping[str, Any], where: str) -> Iterator[ServerCommand]:
+def _parse_container_node(node: Mapping[str, Any], location: str) -> Iterator[ServerCommand]:
     """What a service of a compose file, or a container of a manifest, starts."""
     words = [word for key in ("entrypoint", "command", "args") for word in _split_command_value(node.get(key))]
     name = node.get("image")
@@ -255,8 +255,8 @@ def _parse_container_node(node: Mapping[str, Any], where: str) -> Iterator[Serve
         word = re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: environment.get(match[1], match[0]), word)
         filled.append(expand_variables(word.replace("$$", "\0"), {}).replace("\0", "$"))
     replaced = "entrypoint" in node or ("command" in node and "args" in node)
-    for command in parse_container(name, filled, environment, where, replaced):
-        yield replace(command, visible=_read_gpu_limit(node))
+    for command in parse_container(name, filled, environment, location, replaced):
+        yield replace(command, num_visible_gpus=_read_gpu_limit(node))
 
 
 def _read_gpu_limit(node: Mapping[str, Any]) -> int | None:
@@ -274,7 +274,7 @@ def _read_gpu_limit(node: Mapping[str, Any]) -> int | None:
     return many if isinstance(many, int) else len(named) if isinstance(named, list) else None
 
 
-def _parse_production_stack(node: Mapping[str, Any], where: str) -> ServerCommand:
+def _parse_production_stack(node: Mapping[str, Any], location: str) -> ServerCommand:
     """What vLLM's production-stack makes of a model's values: its `vllmConfig` as options."""
     config = node.get("vllmConfig")
     pairs = list[tuple[str, Any]]()
@@ -288,10 +288,12 @@ def _parse_production_stack(node: Mapping[str, Any], where: str) -> ServerComman
     asked = str(node.get("requestGPU", ""))
     gpus = int(asked) if asked.isdecimal() and len(asked) < 10 else None
     version = known.version if known else ""
-    return ServerCommand(where, "vllm", words, _parse_environment(node.get("env")), version, True, True, visible=gpus)
+    return ServerCommand(
+        location, "vllm", words, _parse_environment(node.get("env")), version, True, True, num_visible_gpus=gpus
+    )
 
 
-def _parse_kserve(node: Mapping[str, Any], where: str) -> Iterator[ServerCommand]:
+def _parse_kserve(node: Mapping[str, Any], location: str) -> Iterator[ServerCommand]:
     """What KServe's runtimes of vLLM make of an InferenceService's model; its Hugging Face server has names of its own.
 
     `--model_id` and `--model_name` are its own, and `--backend=huggingface` starts no vLLM (kserve.github.io, Hugging
@@ -308,13 +310,13 @@ def _parse_kserve(node: Mapping[str, Any], where: str) -> Iterator[ServerCommand
     argv = (*(["--model", model] if model else []), *rest)
     note = f"left to KServe: {', '.join(own)}" if own else ""
     yield ServerCommand(
-        where,
+        location,
         "vllm",
         argv,
         _parse_environment(node.get("env")),
         container=True,
         note=note,
-        visible=_read_gpu_limit(node),
+        num_visible_gpus=_read_gpu_limit(node),
     )
 
 
@@ -351,7 +353,7 @@ def _read_config_options(node: Mapping[str, Any], engine: str | None) -> tuple[s
     """A file for `--config` as the options that it stands for; empty where the mapping is something else."""
     known = get_cli_options(engine or "vllm", load_flag_lists(engine or "vllm").versions[-1])
     names = [f"--{name}" for name in node if isinstance(name, str)]
-    right = sum(len(known.find(name)) == 1 for name in names)
+    right = sum(len(known.find_spellings(name)) == 1 for name in names)
     if len(names) < 2 or right < 0.6 * len(node) or not all(_is_scalar(value) for value in node.values()):
         return ()
     return tuple(_format_as_words(zip(names, node.values(), strict=False)))

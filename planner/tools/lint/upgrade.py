@@ -22,7 +22,7 @@ def _compare_recorded_defaults(judged: CheckedCommand, to: str) -> Iterator[Lint
     """Defaults that differ between the lists of two versions."""
     old, new = judged.options, get_cli_options(judged.command.engine, to)
     for name in dict.fromkeys(option.name for option in old.by_spelling.values()):
-        if name not in new.by_spelling or old[name].argument in judged.parsed.values or old[name].kind == "json":
+        if name not in new.by_spelling or old[name].argument in judged.as_meant.values or old[name].kind == "json":
             continue
         before, after = old[name].default, new[name].default
         if before != after and before and after:
@@ -37,7 +37,7 @@ def _compare_catalog_defaults(judged: CheckedCommand, to: str) -> Iterator[LintF
     new = get_cli_options("vllm", to)
     for argument, fact in VERSIONED_DEFAULTS.items():
         name, before, after = f"--{argument.replace('_', '-')}", first.facts[fact], second.facts[fact]
-        if argument not in judged.parsed.values and before != after:
+        if argument not in judged.as_meant.values and before != after:
             yield _make_default_change(
                 name, _format_value(before), _format_value(after), _keep_default(new[name], _format_value(before))
             )
@@ -47,7 +47,7 @@ def _keep_default(option: CliOption, before: Any) -> str:
     """What keeps the default as it was; empty where the option has no words for it."""
     if before == "on":
         return option.name
-    return next(iter(option.off), "") if before == "off" else f"{option.name} {before}"
+    return next(iter(option.negations), "") if before == "off" else f"{option.name} {before}"
 
 
 def _make_default_change(name: str, before: Any, after: Any, keep: str) -> LintFinding:

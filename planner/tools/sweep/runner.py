@@ -68,22 +68,22 @@ class AnswerStore:
     def __init__(self, path: Path) -> None:
         self.path = path
         ensure_folder(path.parent)
-        with self._opened() as data:
+        with self._open() as data:
             data.execute("create table if not exists answers (key text primary key, answer text not null)")
 
     @contextmanager
-    def _opened(self) -> Iterator[sqlite3.Connection]:
+    def _open(self) -> Iterator[sqlite3.Connection]:
         try:
             with closing(sqlite3.connect(self.path, timeout=60)) as data, data:
                 yield data
         except sqlite3.Error as error:
             raise PlannerError(f"cannot use {self.path} as a store of answers: {error}") from None
 
-    def known(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def fetch(self, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
         """The answers to those of `keys` that have one."""
         found: dict[str, dict[str, Any]] = {}
         asked = iter(dict.fromkeys(keys))
-        with self._opened() as data:
+        with self._open() as data:
             while some := list(islice(asked, 500)):
                 marks = ", ".join("?" * len(some))
                 rows = data.execute(f"select key, answer from answers where key in ({marks})", some)
@@ -93,7 +93,7 @@ class AnswerStore:
     def add(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep `answers`, all of them or none; errors, which may pass, are not kept."""
         rows = [(name, json.dumps(one)) for name, one in answers.items() if one["status"] != "error"]
-        with self._opened() as data:
+        with self._open() as data:
             data.executemany("insert or ignore into answers values (?, ?)", rows)
 
 
@@ -109,20 +109,20 @@ def answer_points(
 def answer_point(sweep: SweepSpec, point: Mapping[str, Any]) -> dict[str, Any]:
     """One row of the output; `status` is ok, does_not_fit, nothing_meets or error."""
     try:
-        fields = sweep.asked(point)
+        fields = sweep.build_scenario_fields(point)
         wanted = fields.pop("deployment", None)
         asked = parse_scenario(fields, sweep.name, sweep.folder)
         if sweep.answer == "predict":
             found = _predict_point(asked, validate_entry(DeploymentEntry, wanted, "deployment"), sweep.replay)
             return _build_point_row(asked, found)
         plan = search_deployments(asked) if sweep.replay else search_analytically(asked)
-        about: dict[str, Any] = {"verdict": plan.verdict, "binding": plan.binding.constraint}
-        if sweep.replay and (day := plan.scaling):
+        about: dict[str, Any] = {"verdict": plan.verdict, "binding": plan.binding_constraint.constraint}
+        if sweep.replay and (day := plan.autoscaling):
             fewest, most = min(day.replicas), max(day.replicas)
-            about |= {"replicas_fewest": fewest, "replicas_most": most, "hours_missed": len(day.misses)}
+            about |= {"replicas_fewest": fewest, "replicas_most": most, "hours_missed": len(day.violated_hours)}
             about |= {"gpu_hours": day.gpu_hours, "gpu_hours_fixed": day.fixed_gpu_hours}
         if plan.best is None:
-            return {"status": "nothing_meets", **about, "error": str(plan.binding)}
+            return {"status": "nothing_meets", **about, "error": str(plan.binding_constraint)}
         row = _build_point_row(asked, plan.best) | about
         return row if plan.chosen else row | {"status": "nothing_meets", "error": "; ".join(plan.reasons)}
     except PlannerError as error:
@@ -134,35 +134,37 @@ def answer_point(sweep: SweepSpec, point: Mapping[str, Any]) -> dict[str, Any]:
         }
 
 
-def _predict_point(asked: Scenario, wanted: DeploymentEntry, replay: bool) -> Candidate:
+def _predict_point(scenario: Scenario, wanted: DeploymentEntry, replay: bool) -> Candidate:
     """The given deployment under the scenario's traffic."""
-    name = get_gpu(wanted.gpu).name if wanted.gpu else asked.gpus[0].gpu.name
-    card = next((card for card in asked.gpus if card.gpu.name == name), None)
-    served = load_model(asked.model, quantization=None if wanted.quantization == "checkpoint" else wanted.quantization)
+    name = get_gpu(wanted.gpu).name if wanted.gpu else scenario.gpus[0].gpu.name
+    card = next((card for card in scenario.gpus if card.gpu.name == name), None)
+    served = load_model(
+        scenario.model, quantization=None if wanted.quantization == "checkpoint" else wanted.quantization
+    )
     layout = ParallelLayout(wanted.tp, wanted.pp, wanted.dp, wanted.ep, wanted.dcp)
-    if reason := explain_illegal_layout(served, layout, layout.gpus_per_replica, asked.engine):
+    if reason := explain_illegal_layout(served, layout, layout.gpus_per_replica, scenario.engine):
         raise PlannerError(reason)
-    drafting = asked.speculation.load() if asked.speculation and asked.speculation.allowed else None
-    card = card or CandidateGpu(get_gpu(name), layout.gpus * wanted.replicas)
-    one = build_deployment(asked, card, served, layout, wanted.kv_cache_dtype, drafting)
-    found = evaluate_candidate(asked, one, wanted.replicas)
-    return simulate_candidate(asked, found) if replay and found.prediction.fits else found
+    drafting = scenario.speculation.to_config() if scenario.speculation and scenario.speculation.allowed else None
+    card = card or CandidateGpu(get_gpu(name), layout.num_gpus * wanted.replicas)
+    one = build_deployment(scenario, card, served, layout, wanted.kv_cache_dtype, drafting)
+    found = evaluate_candidate(scenario, one, wanted.replicas)
+    return simulate_candidate(scenario, found) if replay and found.prediction.can_start else found
 
 
-def _build_point_row(asked: Scenario, found: Candidate) -> dict[str, Any]:
+def _build_point_row(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
     """What a candidate is and does, with the columns of `planner predict`."""
-    one = found.deployment
-    verdict = "nothing_meets" if not found.meets else "at_risk" if found.at_risk else "holds"
+    one = candidate.deployment
+    verdict = "nothing_meets" if not candidate.is_feasible else "at_risk" if candidate.at_risk else "holds"
     return {
-        "status": "ok", "verdict": verdict, "binding": "", "figures": "replay" if found.stated else "closed form",
-        "gpu": one.gpu.name, "gpus": sum(pool.gpus for pool in found.prediction.pools),
-        "gpus_rented": found.prediction.gpus_rented, **vars(one.layout), "pools": found.what if found.pooled else "",
+        "status": "ok", "verdict": verdict, "binding": "", "figures": "replay" if candidate.is_simulated else "closed form",
+        "gpu": one.gpu.name, "gpus": sum(pool.num_gpus for pool in candidate.prediction.pools),
+        "gpus_rented": candidate.prediction.num_gpus_billed, **vars(one.layout), "pools": candidate.description if candidate.is_disaggregated else "",
         "quantization": one.model.quantization.method, "kv_cache_dtype": one.args.kv_cache_dtype or "auto",
         "max_num_seqs": one.args.max_num_seqs, "max_model_len": one.args.max_model_len,
-        "misses": "; ".join(found.misses), "margin": found.margin if math.isfinite(found.margin) else None,
+        "misses": "; ".join(candidate.violations), "margin": candidate.limit_utilization if math.isfinite(candidate.limit_utilization) else None,
     } | {
         name: None if isinstance(value, float) and not math.isfinite(value) else value  # as JSON holds it
-        for name, value in build_output_row(found.prediction).items()
+        for name, value in build_output_row(candidate.prediction).items()
     }  # fmt: skip
 
 
@@ -183,8 +185,8 @@ def run_sweep(
     cores). `progress` is told the distinct points that are answered, all of them, and those that the store knew.
     Raises `PlannerError` where the scheduler cannot be reached or its workers have another planner.
     """
-    keys = [compute_point_key(sweep, sweep.asked(point)) for point in sweep.points]
-    found = store.known(keys)
+    keys = [compute_point_key(sweep, sweep.build_scenario_fields(point)) for point in sweep.points]
+    found = store.fetch(keys)
     kept, all_points = len(found), dict(zip(keys, sweep.points, strict=True))
     open_points = [(name, point) for name, point in all_points.items() if name not in found]
     tell = progress or (lambda *_: None)

@@ -33,7 +33,7 @@ class RangeEntry(StrictEntry):
     scale: Literal["linear", "log"] = "linear"
     whole: bool = False
 
-    def at(self, share: float) -> float:
+    def interpolate(self, share: float) -> float:
         """The number that lies `share` of the way from `low` to `high`."""
         if self.scale == "linear":
             value = self.low + share * (self.high - self.low)
@@ -94,7 +94,7 @@ class SweepSpec:
     points: Sequence[Mapping[str, Any]]
     files: tuple[Path, ...]
 
-    def asked(self, point: Mapping[str, Any]) -> dict[str, Any]:
+    def build_scenario_fields(self, point: Mapping[str, Any]) -> dict[str, Any]:
         """The question with the fields of `point` set."""
         return apply_overrides(self.fields, point, self.name)
 
@@ -122,7 +122,7 @@ def load_sweep_spec(path: Path) -> SweepSpec:
             entry.answer, entry.answer == "plan" if entry.replay is None else entry.replay, fields, source.stem,
             source.parent.resolve(), points, (path, source),
         )  # fmt: skip
-        found.asked(points[0])
+        found.build_scenario_fields(points[0])
     return found
 
 
@@ -148,7 +148,7 @@ def _list_values(name: str, given: list[FieldValue] | RangeEntry) -> list[Any]:
     if given.points is None:
         raise PlannerError(f"{name}: a range in a grid needs its number of points")
     _check_range(name, given)
-    return list(dict.fromkeys(given.at(k / (given.points - 1)) for k in range(given.points)))
+    return list(dict.fromkeys(given.interpolate(k / (given.points - 1)) for k in range(given.points)))
 
 
 def _check_range(name: str, given: RangeEntry) -> None:
@@ -172,7 +172,7 @@ def _sample_points(sample: SampleEntry) -> list[dict[str, Any]]:
     shares = qmc.LatinHypercube(len(sample.fields), rng=sample.seed).random(sample.points)
     return [
         {
-            name: given[int(share * len(given))] if isinstance(given, list) else given.at(float(share))
+            name: given[int(share * len(given))] if isinstance(given, list) else given.interpolate(float(share))
             for (name, given), share in zip(sample.fields.items(), row, strict=True)
         }
         for row in shares

@@ -11,7 +11,7 @@ ARRIVALS_LABEL, CAPACITY_LABEL, FIXED_FLEET_LABEL = "comes", "its replicas may t
 
 def plot_day(scaling: AutoscalingPlan) -> alt.TopLevelMixin:
     """Requests/s by hour as bars, below the line of what the replicas may take; how many they are stands above it."""
-    each, hours = scaling.most_rps, len(scaling.rates)
+    each, hours = scaling.max_replica_rps, len(scaling.rates)
     data = pd.DataFrame(
         {"hour": range(hours), "rate": scaling.rates, "replicas": scaling.replicas, "what": ARRIVALS_LABEL}
     )

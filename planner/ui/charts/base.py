@@ -76,7 +76,7 @@ def plot_memory_budget(plans: Mapping[str, MemoryPlan]) -> alt.Chart:
     rows = [
         (label, order, part, size / GIB)
         for label, plan in plans.items()
-        for order, (part, size) in enumerate(item for item in plan.parts.items() if item[1] > 0)
+        for order, (part, size) in enumerate(item for item in plan.bytes_by_part.items() if item[1] > 0)
     ]
     data = pd.DataFrame(rows, columns=["plan", "order", "part", "gib"])
     return (

@@ -34,9 +34,9 @@ def plot_fleet_costs(plan: FleetPlan) -> alt.TopLevelMixin:
     data = sweep_fleet_growth(plan)
     x = alt.X("every load, times:Q", scale=alt.Scale(nice=False, zero=False), axis=alt.Axis(format=".2f"))
     line = alt.Chart(data, width=CHART_WIDTH_PX, height=180).mark_line(interpolate="step-after")
-    marks = [(plan.growth, MUTED_COLOR)] * (plan.then is not None)
-    if math.isfinite(plan.reach) and plan.reach <= data["every load, times"].max() + 1e-9:
-        marks.append((plan.reach, VIOLATED_COLOR))
+    marks = [(plan.growth, MUTED_COLOR)] * (plan.grown_allocation is not None)
+    if math.isfinite(plan.max_growth) and plan.max_growth <= data["every load, times"].max() + 1e-9:
+        marks.append((plan.max_growth, VIOLATED_COLOR))
     rules = [
         alt.Chart(pd.DataFrame({"every load, times": [at]})).mark_rule(color=color, strokeDash=[5, 4]).encode(x=x)
         for at, color in marks

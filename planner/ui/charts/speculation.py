@@ -44,10 +44,10 @@ def plot_speedup_map(
     return alt.hconcat(*panels)
 
 
-def plot_step_parts(found: SpeculationSpeedup) -> alt.TopLevelMixin:
+def plot_step_parts(speedup: SpeculationSpeedup) -> alt.TopLevelMixin:
     """Milliseconds per token and sequence by part, without and with speculation."""
-    per = 1e3 / found.tokens_per_step
-    ms = [found.plain_s * 1e3, found.verify_s * per, found.draft_s * per]
+    per = 1e3 / speedup.tokens_per_step
+    ms = [speedup.plain_s * 1e3, speedup.verify_s * per, speedup.draft_s * per]
     data = pd.DataFrame({"way": ["without", "with", "with"], "part": ["target", "target", "draft"], "ms per token": ms})
     bars = alt.Chart(data, height=alt.Step(34)).mark_bar()
     return bars.encode(

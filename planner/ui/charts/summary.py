@@ -31,8 +31,8 @@ SLO_STATUS_COLORS = {"meets": OK_COLOR, "at risk": CATEGORY_COLORS[1], "misses":
 def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
     """Each target's prediction with its 80% interval, as a share of its limit."""
     performance, rows = candidate.prediction.performance, []
-    for target in scenario.service_level:
-        told = performance.told(target.metric, target.percentile) if performance else UNBOUNDED
+    for target in scenario.slo_targets:
+        told = performance.get_for_display(target.metric, target.percentile) if performance else UNBOUNDED
         if performance and not math.isnan(told.mid):
             rows.append((str(target), told / target.seconds, SLO_STATUS_LABELS[get_slo_status(target, told)]))
     names, parts, states = zip(*rows, strict=True) if rows else ((), (), ())
@@ -48,7 +48,7 @@ def plot_prices(plan: Plan) -> alt.TopLevelMixin:
     """USD per hour (GPUs, where no price is known) of the twelve best, and whether each meets the service level."""
     shown = plan.candidates[:12]
     priced = all(candidate.usd_per_hour is not None for candidate in shown)
-    rows = [(c.what, c.usd_per_hour if priced else c.prediction.gpus, get_slo_label(c)) for c in shown]
+    rows = [(c.description, c.usd_per_hour if priced else c.prediction.num_gpus, get_slo_label(c)) for c in shown]
     data = pd.DataFrame(rows, columns=["deployment", "cost", "state"])
     base = alt.Chart(data, height=alt.Step(18), width=CHART_WIDTH_PX - 260).encode(
         x=alt.X("cost", title="USD per hour" if priced else "GPUs"),
