@@ -32,8 +32,8 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module, _, attribute = _PLACES[name].partition(":")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{module}"), attribute)
-    return found
+    value = globals()[name] = getattr(import_module(f"{__name__}.{module}"), attribute)
+    return value
 
 
 def __dir__() -> list[str]:

@@ -447,7 +447,7 @@ def check_metamorphic(asked: Scenario, plan: Plan) -> list[str]:
         ("limits of 0.8", {"service_level": tuple(replace(target, seconds=0.8 * target.seconds) for target in level)}),
     ]
     for k, wanted in enumerate(gpus):
-        fewer = (replace(wanted, at_most=wanted.max_gpus - 1),) if wanted.max_gpus > 1 else ()
+        fewer = (replace(wanted, max_gpus=wanted.max_gpus - 1),) if wanted.max_gpus > 1 else ()
         harder += [(f"one {wanted.gpu.name} less", {"gpus": (*gpus[:k], *fewer, *gpus[k + 1 :])})]
         harder += [(f"without {wanted.gpu.name}", {"gpus": gpus[:k] + gpus[k + 1 :]})]
     for name in ("quantizations", "kv_cache_dtypes"):

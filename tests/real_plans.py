@@ -135,5 +135,5 @@ def written(name: str) -> Written:
             render_manifests([kind], started, prediction)
             wanted.append(kind)
     out = folder / "out"
-    write_plan_files(replace(plan, scenario=replace(plan.scenario, wanted=tuple(wanted))), out)
+    write_plan_files(replace(plan, scenario=replace(plan.scenario, output_kinds=tuple(wanted))), out)
     return Written(plan, prediction, started, out)

@@ -111,7 +111,7 @@ def same(one: object, other: Interval) -> bool:
     return np.allclose((one.lo, one.mid, one.hi), (other.lo, other.mid, other.hi), rtol=1e-9, equal_nan=True)
 
 
-def cells(performance: Performance, read: str = "at") -> Iterator[tuple[str, str, Interval]]:
+def cells(performance: Performance, read: str = "get") -> Iterator[tuple[str, str, Interval]]:
     """Metric, point and ms of every latency."""
     for metric, point in product(LATENCIES, LATENCY_STATISTICS):
         yield metric, point, getattr(performance, read)(metric, point) * 1e3
@@ -136,7 +136,7 @@ def test_figures_rest_on_a_replay_and_hang_together(plan: Plan, chosen: Candidat
 
 def test_the_summary_says_what_the_plan_says(plan: Plan, chosen: Candidate, performance: Performance) -> None:
     table = tail_latency.build_latency_table(performance).set_index("Latency")
-    for metric, point, value in cells(performance, "told"):
+    for metric, point, value in cells(performance, "get_for_display"):
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
     first = summary.build_candidate_table(plan).iloc[0]
     assert first["deployment"] == describe_deployment(chosen.deployment)
@@ -191,7 +191,7 @@ def test_the_tail_that_is_drawn_is_the_one_that_is_stated(
 ) -> None:
     found = run_simulation(chosen.deployment, chosen.prediction.workload)
     table = tail_latency.build_latency_table(found, plan.scenario.slo_targets).set_index("Latency")
-    for metric, point, value in cells(performance, "told"):
+    for metric, point, value in cells(performance, "get_for_display"):
         assert same(table.loc[metric.upper(), f"{point} (ms)"], value), (metric, point)
     assert table.loc["Queue", "p99 (ms)"].mid == pytest.approx(performance.queue * 1e3, nan_ok=True)
     assert found.num_requests == performance.num_simulated_requests and found.preemptions == performance.preemptions

@@ -39,7 +39,7 @@ def plan() -> Plan:
 @pytest.fixture(scope="module")
 def nothing(plan: Plan) -> Plan:
     """The same question with a limit that light does not keep."""
-    return search_deployments(replace(plan.scenario, service_level=(SloTarget("ttft", "p95", 1e-4),)))
+    return search_deployments(replace(plan.scenario, slo_targets=(SloTarget("ttft", "p95", 1e-4),)))
 
 
 # ------------------------------------------------------------------------------------------------------------- tables

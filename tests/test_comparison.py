@@ -56,7 +56,7 @@ def test_the_cheapest_that_keeps_its_promises_is_named(plans):
 def test_cheaper_at_the_middle_price_alone_is_told(plans):
     def quoted(name, usd):
         plan = plans[0]
-        chosen = replace(plan.chosen, prediction=replace(plan.chosen.prediction, usd=usd))
+        chosen = replace(plan.chosen, prediction=replace(plan.chosen.prediction, usd_per_hour_interval=usd))
         return replace(plan, chosen=chosen, scenario=replace(plan.scenario, name=name))
 
     said = describe_cheapest_plan([quoted("h100", Interval(4, 8, 20)), quoted("b200", Interval(5, 7, 9))])

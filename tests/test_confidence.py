@@ -42,7 +42,9 @@ def planted(candidate: Candidate, capacity: float, usd: float, sigma: float = 0.
         prediction.performance, ttft=fast, tpot=fast, capacity=Interval.from_lognormal(capacity, sigma), saturated=False
     )
     deployment = replace(candidate.deployment, layout=replace(candidate.deployment.layout, **layout))
-    found = replace(prediction, deployment=deployment, performance=served, usd=Interval.from_value(usd))
+    found = replace(
+        prediction, deployment=deployment, performance=served, usd_per_hour_interval=Interval.from_value(usd)
+    )
     return check_against_slos(searched().scenario, found, candidate.preference_key)
 
 
@@ -145,7 +147,7 @@ def test_a_plan_says_it_and_its_folder_holds_what_to_measure_first(tmp_path) -> 
     assert all((tmp_path / name).exists() for name in first["files"]) and first["files"]
     runner_up = plan.runner_up
     assert runner_up and runner_up.deployment.gpu.name in (tmp_path / "measure/bench.sh").read_text()
-    write_plan_files(search_deployments(replace(plan.scenario, service_level=())), tmp_path)
+    write_plan_files(search_deployments(replace(plan.scenario, slo_targets=())), tmp_path)
     assert not (tmp_path / "measure").exists()
 
 

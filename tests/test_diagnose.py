@@ -87,7 +87,7 @@ def played(name: str, mode: str) -> tuple[Server, PlannedReplica]:
             base, load, (SloTarget("tpot", "p95", 1.3 * alone),)
         )
     pool = get_memory_plan(base).pool
-    tight = replace(base, gpu_free=None, other_tenants=0).with_args(
+    tight = replace(base, gpu_free_bytes=None, other_tenants_bytes=0).with_args(
         gpu_memory_utilization=squeezed(base, 20_000), max_num_seqs=64
     )
     assert get_memory_plan(tight).pool.reported_tokens < pool.reported_tokens

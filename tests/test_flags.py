@@ -80,10 +80,12 @@ def test_a_command_line_is_read_as_argparse_reads_it(line: tuple[str, str, list[
     kinds = {option.argument: option for option in get_cli_options(engine, version).by_spelling.values()}
     read, wanted = get_cli_options(engine, version).parse(words), judged(engine, version, words)
     loose = any(
-        g.option and g.option.kind in ("bool", "size", "size or auto", "json or text", "json") for g in read.given
+        g.option and g.option.kind in ("bool", "size", "size or auto", "json or text", "json") for g in read.options
     )
-    negatives = engine == "vllm" and any(g.written.startswith("--no-") for g in read.given)
-    spaced = any(g.option is None and " " in " ".join(g.words) for g in read.given)  # which argparse takes for a model
+    negatives = engine == "vllm" and any(g.written.startswith("--no-") for g in read.options)
+    spaced = any(
+        g.option is None and " " in " ".join(g.words) for g in read.options
+    )  # which argparse takes for a model
     if loose or negatives or spaced or any(kinds[name].count == "*" for name in read.values if name in kinds):
         return  # kinds that only the engines have; argparse is no reference for them
     if wanted is None:

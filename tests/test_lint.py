@@ -58,7 +58,7 @@ def test_what_is_wrong_in_the_commands_of_guides(guide: dict[str, Any]) -> None:
     for one in found.commands:
         judged = one.checked
         again = judged.options.parse(fix_command(judged).command.argv)
-        left = {one.written for one in again.given if one.error}
+        left = {one.written for one in again.options if one.error}
         open_ = {
             name for name, verdict in guide["finds"].items() if verdict in ("unknown", "wrong value", "contradicts")
         }

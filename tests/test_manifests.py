@@ -313,7 +313,7 @@ def test_a_replica_that_a_node_has_no_gpus_for_is_refused(tmp_path: Path) -> Non
 def test_a_script_starts_no_more_than_the_rented_machine_holds() -> None:
     """Eight TP2 replicas on machines of four GPUs: two a machine, on four machines."""
     served = deploy_on("meta-llama/Llama-3.1-8B-Instruct", "H100", tp=2, replicas=8, max_model_len=8192)
-    started = build_launch(evaluate(replace(served, sold_in=(2, 4)), WORKLOAD))
+    started = build_launch(evaluate(replace(served, machine_sizes=(2, 4)), WORKLOAD))
     assert started.deployment.machines == (4, 4, 4, 4) and started.replicas_per_node == 2
 
 

@@ -219,7 +219,7 @@ def followed(found: MemoryPlan) -> Deployment:
         sizes = {part[:2].lower(): int(part[2:]) for part in told.removeprefix("spread the model over ").split(" x ")}
         return replace(deployment, layout=replace(deployment.layout, **sizes))
     assert told.startswith("use GPUs with "), told
-    return replace(deployment, gpu_total=int(told.split()[3]) * GIB)
+    return replace(deployment, gpu_total_bytes=int(told.split()[3]) * GIB)
 
 
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.98])
@@ -291,7 +291,7 @@ def test_parts_sum_to_the_byte_and_every_input_pushes_the_right_way(
 
 @given(tenants=st.integers(0, 79 * GIB))
 def test_tenants_and_totals(tenants: int) -> None:
-    found = plan_memory(replace(on_h100(max_model_len=8192), other_tenants=tenants))
+    found = plan_memory(replace(on_h100(max_model_len=8192), other_tenants_bytes=tenants))
     assert sum(found.bytes_by_part.values()) == found.total_bytes
     if tenants > found.bytes_outside_budget:
         assert found.status == "does_not_fit"

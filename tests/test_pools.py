@@ -93,7 +93,7 @@ def test_allowing_pools_never_costs_more(
 ) -> None:
     level = {"ttft": {"p95": ttft}, "itl": {"p99": itl}}
     question = asked(prompt, output, rate, level, gpus=[{"gpu": "H100-SXM", "at_most": gpus}])
-    plan, without = search_deployments(question), search_deployments(replace(question, pools=False))
+    plan, without = search_deployments(question), search_deployments(replace(question, allow_disaggregation=False))
     if without.chosen:
         assert plan.chosen and plan.chosen.cost_key <= without.chosen.cost_key
     if plan.chosen and plan.chosen.is_disaggregated:

@@ -97,7 +97,9 @@ def test_the_attacks_find_what_is_planted() -> None:
     assert any("TTFT is stated" in text for text in attacks.check_promises(asked, _with(plan, ttft=slow)))
     four = replace(deployment, layout=replace(deployment.layout, replicas=4 // deployment.layout.gpus_per_replica))
     dear = replace(
-        plan.chosen, deployment=four, prediction=replace(plan.chosen.prediction, usd=Interval.from_value(9.99))
+        plan.chosen,
+        deployment=four,
+        prediction=replace(plan.chosen.prediction, usd_per_hour_interval=Interval.from_value(9.99)),
     )
     assert deployment.layout.num_gpus < 4 and attacks.check_nothing_cheaper(asked, replace(plan, chosen=dear))
     busy = replace(asked, workload=asked.workload.with_rate(60.0))

@@ -86,7 +86,7 @@ def test_of_two_layouts_at_one_price_the_one_whose_day_costs_less_is_chosen() ->
     """Two replicas of one L4 become one at night; two L4 that share each step (TP2) cannot, and are better by day."""
     level = {"ttft": {"p95": 800}, "tpot": {"p95": 50}}
     office = {**SMALL, "service_level": level, "workload": {**SMALL["workload"], "rate": 8}}
-    moment = search_deployments(replace(parse_scenario(office, "office"), day=None))
+    moment = search_deployments(replace(parse_scenario(office, "office"), daily_profile=None))
     plan = search_deployments(parse_scenario(office, "office"))
     assert moment.chosen is not None and moment.chosen.description.startswith("2 x L4, TP2,")
     assert plan.chosen is not None and plan.chosen.description.startswith("2 x L4, TP1 x 2 replicas,")
@@ -111,7 +111,7 @@ def spiky(seed: int) -> list[float]:
 def test_other_days_hold_their_level_too(hours: str | list[float]) -> None:
     plan, _ = planned()
     assert plan.chosen is not None
-    found = plan_autoscaling(replace(plan.scenario, day=build_daily_profile(hours, Path())), plan.chosen)
+    found = plan_autoscaling(replace(plan.scenario, daily_profile=build_daily_profile(hours, Path())), plan.chosen)
     assert found is not None and found.violated_hours == ()
     assert not missed_on_other_days(plan.scenario, found).any()
     assert 0 <= found.saved_fraction < 1 and found.gpu_hours <= found.fixed_gpu_hours
@@ -192,7 +192,7 @@ def test_replicas_at_least() -> None:
     plan, _ = planned()
     found = plan_autoscaling(replace(plan.scenario, replicas_at_least=2), plan.chosen)
     assert found is not None and min(found.replicas) == 2
-    assert plan_autoscaling(replace(plan.scenario, day=None), plan.chosen) is None
+    assert plan_autoscaling(replace(plan.scenario, daily_profile=None), plan.chosen) is None
 
 
 def test_a_day_is_named_counted_or_given(tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_what_is_paid_by_hour_second_and_token() -> None:
         serverless=ServerlessEntry(usd_per_gpu_second=0.0004, cold_start=30, idle_seconds=60),
         api=ApiEntry(usd_per_mtok_input=0.05, usd_per_mtok_output=0.1),
     )
-    paid = compare_billing(replace(plan.scenario, instead=instead), found)
+    paid = compare_billing(replace(plan.scenario, billing_alternatives=instead), found)
     requests = 40 * 3600 * sum(HOURS) / max(HOURS)
     assert paid.requests == pytest.approx(requests)
     assert paid.usd["API"] == pytest.approx(requests * (400 * 0.05 + 60 * 0.1) / 1e6)
@@ -263,7 +263,8 @@ def test_what_is_paid_by_hour_second_and_token() -> None:
     assert busy * 0.99 < paid.usd["serverless"] < busy * 1.02 and paid.cold < 1e-9, "somebody always asks"
     times = paid.break_even_requests["API", "scaled by the hour"] / requests
     api, scaled = (
-        compare_billing(replace(plan.scenario, instead=instead), busier(found, more)) for more in (times, times * 1.05)
+        compare_billing(replace(plan.scenario, billing_alternatives=instead), busier(found, more))
+        for more in (times, times * 1.05)
     )
     assert api.usd["API"] < api.usd["scaled by the hour"] and scaled.usd["API"] > scaled.usd["scaled by the hour"]
 
@@ -326,7 +327,7 @@ def test_the_file_for_keda_has_the_plans_hours_threshold_and_patience() -> None:
     assert build_cron_schedule(weekly, 90.0) == [("58 7 * * 1", "0 10 * * 1", 2)], "a week begins on Monday"
     long = replace(found, replicas=(1,) + (2,) * 23, rates=(1.0,) * 24)
     assert build_cron_schedule(long, 4000.0) == [("1 0 * * *", "0 0 * * *", 2)], "a start never passes the end before"
-    assert build_cron_schedule(replace(found, clock=False), 90.0) == []
+    assert build_cron_schedule(replace(found, starts_at_midnight=False), 90.0) == []
 
 
 def test_spare_replicas_run_beside_those_that_the_traffic_asks_for() -> None:
@@ -349,7 +350,7 @@ def test_the_answer_tells_the_day() -> None:
     told_json, text = serialize_plan(plan)["day"], format_plan(plan)
     assert told_json["replicas"] == list(found.replicas) and told_json["threshold"] == found.scale_up_in_flight
     assert f"over {found.scale_up_in_flight:.3g} requests in flight" in text and f"({found.saved_fraction:.0%})" in text
-    quiet = replace(plan, scenario=replace(plan.scenario, day=None))
+    quiet = replace(plan, scenario=replace(plan.scenario, daily_profile=None))
     assert serialize_plan(quiet)["day"] is None and "Day " not in format_plan(quiet)
 
 

@@ -63,13 +63,13 @@ def test_a_month_has_730_hours_and_the_range_is_that_of_the_price() -> None:
 def test_traffic_may_grow_by_what_is_said_until_headroom_and_capacity_are_used_up() -> None:
     asked, chosen = plan().scenario, plan().chosen
     assert chosen
-    unhurried = replace(plan(), scenario=replace(asked, service_level=()))
+    unhurried = replace(plan(), scenario=replace(asked, slo_targets=()))
     said = re.sub(r"\([^)]*\)", "", risks.describe_headroom(unhurried))
     grow, over = (int(n) / 100 for n in re.findall(r"by (\d+)%", said))
     for more, headroom in ((grow, asked.headroom), (over, 0.0)):
         for extra, fits in ((-0.01, True), (0.02, False)):
             rate = (asked.workload.rate or 0) * (1 + more + extra)
-            busier = replace(asked, headroom=headroom, service_level=(), workload=replace(asked.workload, rate=rate))
+            busier = replace(asked, headroom=headroom, slo_targets=(), workload=replace(asked.workload, rate=rate))
             assert check_against_slos(busier, replace(chosen.prediction, workload=busier.workload)).is_feasible == fits
 
 
@@ -111,7 +111,7 @@ def test_what_would_pass_passes() -> None:
     stuck = plan(ttft=8)
     assert stuck.chosen is None and "Nothing" in summary.summarize_plan(stuck)
     limit = summary.build_relaxation_table(stuck).set_index("change").loc["a limit for p95 TTFT of", "to be safe"]
-    relaxed = replace(stuck.scenario, service_level=plan(ttft=1.02 * float(limit.split()[0])).scenario.slo_targets)
+    relaxed = replace(stuck.scenario, slo_targets=plan(ttft=1.02 * float(limit.split()[0])).scenario.slo_targets)
     best = stuck.best
     assert best
     found = simulate_candidate(relaxed, best)

@@ -47,9 +47,9 @@ def compare_adapter_endpoints(scenario: Scenario) -> EndpointComparison | None:
     for rate in (load.rate / load.adapters, load.rate):  # what suits an adapter's share, and what suits all of it
         merged = replace(scenario, engine_args=args, workload=replace(load.with_rate(rate), adapters=0))
         if (alone := search_analytically(merged).chosen) and alone.usd_per_hour:
-            one = alone.deployment.with_replicas(1)
-            served = estimate_max_rps(merged, one) * (1 - scenario.headroom)
-            ways.append((alone.usd_per_hour / alone.deployment.layout.replicas, served, str(one)))
+            deployment = alone.deployment.with_replicas(1)
+            served = estimate_max_rps(merged, deployment) * (1 - scenario.headroom)
+            ways.append((alone.usd_per_hour / alone.deployment.layout.replicas, served, str(deployment)))
     if not (ways and all_of_them and all_of_them.usd_per_hour):
         return None
     rows = []
@@ -58,9 +58,9 @@ def compare_adapter_endpoints(scenario: Scenario) -> EndpointComparison | None:
         cheapest = np.min([usd * np.maximum(np.ceil(asked / served), 1) for usd, served, _ in ways], axis=0)
         rows.append((count, DEDICATED_ENDPOINT_LABEL, cheapest.sum()))
         if (
-            found := search_analytically(replace(scenario, workload=replace(load, adapters=count))).chosen
-        ) and found.usd_per_hour:
-            rows.append((count, SHARED_ENDPOINT_LABEL, found.usd_per_hour))
+            candidate := search_analytically(replace(scenario, workload=replace(load, adapters=count))).chosen
+        ) and candidate.usd_per_hour:
+            rows.append((count, SHARED_ENDPOINT_LABEL, candidate.usd_per_hour))
     frame = pd.DataFrame(rows, columns=["Adapters", "Endpoints", "USD per hour"])
     share = all_of_them.usd_per_hour / load.rate
     worth = min((usd / share for usd, served, _ in ways if usd <= share * served), default=None)

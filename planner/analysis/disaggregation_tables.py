@@ -52,13 +52,15 @@ def sweep_pool_sizes(plan: Plan, best: Candidate) -> pd.DataFrame:
         for m in range(
             max(rest.layout.replicas - GRID_RADIUS_WORKERS, 1), rest.layout.replicas + GRID_RADIUS_WORKERS + 1
         ):
-            found = evaluate_pools(plan.scenario, first.with_replicas(n), rest.with_replicas(m), plan.scenario.workload)
-            if found is None:
+            candidate = evaluate_pools(
+                plan.scenario, first.with_replicas(n), rest.with_replicas(m), plan.scenario.workload
+            )
+            if candidate is None:
                 continue
             rows.append({
-                "prefill workers": n, "decode workers": m, "GPUs": found.prediction.num_gpus_billed,
-                "share of the tightest limit": found.limit_utilization, "service level": get_slo_label(found),
-                "what is missing": "; ".join(found.violations or found.risks) or "nothing",
+                "prefill workers": n, "decode workers": m, "GPUs": candidate.prediction.num_gpus_billed,
+                "share of the tightest limit": candidate.limit_utilization, "service level": get_slo_label(candidate),
+                "what is missing": "; ".join(candidate.violations or candidate.risks) or "nothing",
                 "chosen": (n, m) == (first.layout.replicas, rest.layout.replicas),
             })  # fmt: skip
     return pd.DataFrame(rows)
@@ -67,9 +69,9 @@ def sweep_pool_sizes(plan: Plan, best: Candidate) -> pd.DataFrame:
 def sweep_kv_links(plan: Plan, best: Candidate) -> pd.DataFrame:
     """How long the KV cache of a mean and of a p95 prompt is on its way, by the link of a GPU, and of which TTFT."""
     own, each = estimate_kv_transfer(*best.prediction.pools)
-    prompt, found = plan.scenario.workload.prompt, best.prediction.performance
-    assert found is not None
-    ttft = found.get("ttft", "mean").mid
+    prompt, performance = plan.scenario.workload.prompt, best.prediction.performance
+    assert performance is not None
+    ttft = performance.get("ttft", "mean").mid
     rows = []
     for name, speed in {f"planned: {own / GB:.3g} GB/s": own, **LINK_BANDWIDTHS}.items():
         mean = each * own / speed * prompt.mean
@@ -88,6 +90,6 @@ def describe_kv_transfer(plan: Plan, best: Candidate) -> str:
     most = max(
         get_memory_plan(pool).layout.kv_bytes_per_token / pool.num_engine_instances for pool in best.prediction.pools
     )
-    said = f"A prompt of {prompt:,.0f} tokens leaves {size / GIB:.3g} GiB of KV cache on a GPU, which takes "
+    text = f"A prompt of {prompt:,.0f} tokens leaves {size / GIB:.3g} GiB of KV cache on a GPU, which takes "
     busy = f" At {rate:.3g} requests/s the busiest link carries {rate * most * prompt / GB:.3g} GB/s." if rate else ""
-    return f"{said}{each * prompt * 1e3:.3g} ms at {own / GB:.3g} GB/s.{busy}"
+    return f"{text}{each * prompt * 1e3:.3g} ms at {own / GB:.3g} GB/s.{busy}"

@@ -54,8 +54,8 @@ def derive_kv_equation(memory: MemoryPlan) -> str:
     where += ", the draft's layers counted with the model's" * bool(list_draft_layers(memory.deployment))
     total = f"{layout.kv_bytes_per_token:,.0f}".replace(",", "{,}")
     added = " + ".join(terms) if layout.dcp == 1 else rf"\left({' + '.join(terms)}\right) / {layout.dcp}"
-    said = f"On one GPU of this deployment ({where}), one more token of a long context takes"
-    return said + "\n\n" + rf"$${added} = {total} \text{{ bytes}}$$"
+    text = f"On one GPU of this deployment ({where}), one more token of a long context takes"
+    return text + "\n\n" + rf"$${added} = {total} \text{{ bytes}}$$"
 
 
 def build_pool_table(memory: MemoryPlan, tokens: int) -> pd.DataFrame:

@@ -92,18 +92,20 @@ def relayout_candidate(
 
 def list_layout_candidates(plan: Plan) -> tuple[Candidate, ...]:
     """Every legal TP x PP x replicas on every GPU, in its best candidate's formats; in closed form, unless replayed."""
-    found = []
+    rows = []
     told = {candidate.placement_key: candidate for candidate in reversed(plan.candidates) if candidate.is_simulated}
-    for card in plan.scenario.gpus:
-        like = next((c for c in plan.candidates if c.deployment.gpu == card.gpu), None)
+    for candidate_gpu in plan.scenario.gpus:
+        like = next((c for c in plan.candidates if c.deployment.gpu == candidate_gpu.gpu), None)
         if like is None:
             continue
         model, engine = like.deployment.model, like.deployment.engine
-        for shape in list_legal_layouts(model, card.gpu, card.max_gpus, card.max_machine_gpus, engine):
-            for replicas in range(1, card.max_gpus // shape.gpus_per_replica + 1):
-                placed = relayout_candidate(plan.scenario, like, card, replace(shape, replicas=replicas))
-                found.append(told.get(placed.placement_key, placed))
-    return tuple(found)
+        for shape in list_legal_layouts(
+            model, candidate_gpu.gpu, candidate_gpu.max_gpus, candidate_gpu.max_machine_gpus, engine
+        ):
+            for replicas in range(1, candidate_gpu.max_gpus // shape.gpus_per_replica + 1):
+                placed = relayout_candidate(plan.scenario, like, candidate_gpu, replace(shape, replicas=replicas))
+                rows.append(told.get(placed.placement_key, placed))
+    return tuple(rows)
 
 
 def select_fewest_replicas(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
@@ -120,8 +122,8 @@ def estimate_max_rps(scenario: Scenario, deployment: Deployment) -> float:
     """Requests/s of one replica that keep the service level (offline: when full), in closed form, without headroom."""
     workload, scenario = scenario.workload, replace(scenario, headroom=0.0)
     if scenario.offline or workload.rate is None:
-        found = evaluate_candidate(scenario, deployment, 1).prediction.performance
-        return found.request_tps.mid if found else 0.0
+        performance = evaluate_candidate(scenario, deployment, 1).prediction.performance
+        return performance.request_tps.mid if performance else 0.0
 
     def meets(power: float) -> bool:
         return evaluate_candidate(
@@ -144,15 +146,15 @@ def build_candidate_frame(plan: Plan, candidates: Iterable[Candidate], read: str
     """
     rows, promised = [], plan.scenario.slo_targets
     for candidate in candidates:
-        layout, found = candidate.deployment.layout, candidate.prediction.performance
+        layout, performance = candidate.deployment.layout, candidate.prediction.performance
         rows.append({
             "GPU": candidate.deployment.gpu.name, "Layout": str(layout), "GPUs": layout.num_gpus,
             "TP": f"TP{layout.tp}" + f" EP{layout.ep}" * (layout.ep > 1), "PP": layout.pp,
             "Replicas": layout.replicas, "USD per hour": candidate.usd_per_hour,
-            **{f"{t.name} (ms)": found and getattr(found, read)(t.metric, t.percentile) * 1e3 for t in promised},
-            "Output tokens/s": found and found.output_tps, "Requests/s": found and found.request_tps,
-            "Service level": get_slo_label(candidate) if found else "does not fit", "Figures": found and found.source_label,
-            "Saturated": bool(found and found.saturated), "Chosen": candidate is plan.chosen,
+            **{f"{t.name} (ms)": performance and getattr(performance, read)(t.metric, t.percentile) * 1e3 for t in promised},
+            "Output tokens/s": performance and performance.output_tps, "Requests/s": performance and performance.request_tps,
+            "Service level": get_slo_label(candidate) if performance else "does not fit", "Figures": performance and performance.source_label,
+            "Saturated": bool(performance and performance.saturated), "Chosen": candidate is plan.chosen,
         })  # fmt: skip
     return pd.DataFrame(rows)
 
@@ -172,7 +174,7 @@ def select_comparable(plan: Plan, candidates: Iterable[Candidate]) -> list[Candi
 def group_by_replica_shape(candidates: Sequence[Candidate]) -> dict[str, Candidate]:
     """The candidates by the shape of one replica, and by GPU and format where there are several."""
     ones = [candidate.deployment.with_replicas(1) for candidate in candidates]
-    parts = [(one.gpu.name, str(one.layout), describe_formats(one)) for one in ones]
+    parts = [(deployment.gpu.name, str(deployment.layout), describe_formats(deployment)) for deployment in ones]
     gpus, _, stored = map(set, zip(*parts, strict=True))
     told = len(gpus) > 1, True, len(stored) > 1
     return {", ".join(compress(each, told)): candidate for each, candidate in zip(parts, candidates, strict=True)}
@@ -196,15 +198,15 @@ def build_replica_table(plan: Plan, candidates: Sequence[Candidate]) -> pd.DataF
 
 def build_slo_table(scenario: Scenario, candidate: Candidate) -> pd.DataFrame:
     """What the service level (offline: the deadline) asks for, and what the candidate is predicted to do."""
-    found, rows = candidate.prediction.performance, []
+    performance, rows = candidate.prediction.performance, []
     for target in scenario.slo_targets:
-        if found is None:
+        if performance is None:
             break
-        value, limit = found.get_for_display(target.metric, target.percentile), target.seconds
+        value, limit = performance.get_for_display(target.metric, target.percentile), target.seconds
         rows.append(
             (f"{target.name} (ms)", value * 1e3, limit * 1e3, value / limit * 100, get_slo_status(target, value))
         )
-    if found and (most := get_capacity_rps(scenario, found)) and scenario.workload.rate:
+    if performance and (most := get_capacity_rps(scenario, performance)) and scenario.workload.rate:
         asked, free = compute_offered_rps(scenario, candidate.prediction), 1 - scenario.headroom
         state = "broken" if asked > most.mid * free else "at risk" if asked > most.lo else "kept"
         share = most.map_monotone(lambda rate: asked / rate * 100)
@@ -242,13 +244,13 @@ def build_collectives_table(deployment: Deployment, batch: int, context: float) 
 
     In a decode step of `batch` sequences with `context` tokens each, and in a step of as many prompt tokens as fit.
     """
-    card, tokens, rows = deployment.gpu, deployment.args.max_num_batched_tokens, []
-    own = card.link.replace("nvlink", "NVLink ") if deployment.link_bandwidth == card.link_bandwidth else "as wired"
+    gpu, tokens, rows = deployment.gpu, deployment.args.max_num_batched_tokens, []
+    own = gpu.link.replace("nvlink", "NVLink ") if deployment.link_bandwidth == gpu.link_bandwidth else "as wired"
     inside = {own: deployment.link_bandwidth}
-    fast = deployment.link_bandwidth > card.pcie_bandwidth
-    inside |= {"PCIe": card.pcie_bandwidth} if fast else {"NVLink 4, if it had it": load_links()["nvlink4"]}
+    fast = deployment.link_bandwidth > gpu.pcie_bandwidth
+    inside |= {"PCIe": gpu.pcie_bandwidth} if fast else {"NVLink 4, if it had it": load_links()["nvlink4"]}
     wires = [(f"{name} ({speed / GB:g} GB/s)", speed, 8) for name, speed in inside.items()]
-    wires.append((f"between nodes ({card.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1))
+    wires.append((f"between nodes ({gpu.internode_bandwidth / GB:g} GB/s)", deployment.link_bandwidth, 1))
     steps = {"decode": ([], [round(context)] * batch), "prompt": ([(tokens, 0)], [])}
     shapes = [
         shape

@@ -43,11 +43,11 @@ def sweep_latency_over_load(scenario: Scenario, candidate: Candidate) -> pd.Data
 
     Offline there is none: every slot is taken, whatever the pace that is asked.
     """
-    workload, found = scenario.workload, candidate.prediction.performance
+    workload, performance = scenario.workload, candidate.prediction.performance
     name, here = get_load(workload)
-    if scenario.offline or found is None:
+    if scenario.offline or performance is None:
         return pd.DataFrame()
-    top = found.capacity.mid * 0.98 if workload.rate and found.capacity else LOAD_SPAN_FACTOR * here
+    top = performance.capacity.mid * 0.98 if workload.rate and performance.capacity else LOAD_SPAN_FACTOR * here
     loads = {*np.geomspace(top / 16, top, CURVE_POINTS).tolist(), min(here, top)}
     if not workload.rate:
         loads = {float(max(round(load), 1)) for load in loads}
@@ -55,12 +55,12 @@ def sweep_latency_over_load(scenario: Scenario, candidate: Candidate) -> pd.Data
     rest, first = candidate.deployment, candidate.prediction.prefill
     traffic_of = [with_load(workload, load) for load in ordered]
     if first:
-        told = [evaluate_disaggregated(first, rest, load) for load in traffic_of]
+        predictions = [evaluate_disaggregated(first, rest, load) for load in traffic_of]
     else:
-        told = evaluate_batch([(rest, load) for load in traffic_of])
+        predictions = evaluate_batch([(rest, load) for load in traffic_of])
     rows = []
-    for load, one in zip(ordered, told, strict=True):
-        if (at := one.performance) and not at.saturated:
+    for load, prediction in zip(ordered, predictions, strict=True):
+        if (at := prediction.performance) and not at.saturated:
             promised = {f"{t.name} (ms)": at.get(t.metric, t.percentile) * 1e3 for t in scenario.slo_targets}
             rows.append({name: load, **promised})
     return pd.DataFrame(rows)
@@ -71,18 +71,18 @@ def find_max_feasible_rps(scenario: Scenario, candidate: Candidate) -> tuple[Int
 
     Along `latency_against_load`, each curve scaled to what the candidate's own prediction says at the load asked.
     """
-    found, here, first = candidate.prediction.performance, scenario.workload.rate, None
+    performance, here, first = candidate.prediction.performance, scenario.workload.rate, None
     curves = sweep_latency_over_load(scenario, candidate) if here else pd.DataFrame()
-    if found is None or here is None or found.capacity is None or curves.empty:
+    if performance is None or here is None or performance.capacity is None or curves.empty:
         return None
-    loads, most = curves.iloc[:, 0].to_numpy(), found.capacity
+    loads, most = curves.iloc[:, 0].to_numpy(), performance.capacity
     at = int(np.abs(loads - here).argmin())
     for target in scenario.slo_targets:
-        told, curve, rates = found.get(target.metric, target.percentile), curves[f"{target.name} (ms)"], []
+        interval, curve, rates = performance.get(target.metric, target.percentile), curves[f"{target.name} (ms)"], []
         for end, last in (("hi", most.lo), ("mid", most.mid), ("lo", most.hi)):
             values = np.array([getattr(value, end) for value in curve])
             with np.errstate(all="ignore"):
-                values *= getattr(told, end) / values[at] / target.seconds
+                values *= getattr(interval, end) / values[at] / target.seconds
             over = int(np.argmax(values > 1))  # 0 where it never is, or from the start
             if over:
                 around = slice(over - 1, over + 1)
@@ -103,20 +103,20 @@ def sweep_cost_over_load(plan: Plan) -> pd.DataFrame:
     shown = plan.without_disaggregation.candidates[:MAX_LAYOUTS_PRICED]
     kinds = {candidate.identity_key: candidate for candidate in shown if candidate.prediction.can_start}
     priced = all(candidate.usd_per_hour is not None for candidate in kinds.values())
-    most = {wanted.gpu: wanted.max_gpus for wanted in scenario.gpus}
+    most = {candidate_gpu.gpu: candidate_gpu.max_gpus for candidate_gpu in scenario.gpus}
     options = list(zip(kinds.values(), find_max_loads(scenario, list(kinds.values())), strict=True))
     rows = []
     for load in np.geomspace(here / LOAD_SPAN_FACTOR, here * LOAD_SPAN_FACTOR, 4 * CURVE_POINTS).tolist():
         offers = []
         for candidate, each in options:
-            layout, card = candidate.deployment.layout, candidate.deployment.gpu
+            layout, gpu = candidate.deployment.layout, candidate.deployment.gpu
             replicas = math.ceil(load / each - 1e-9) if each else math.inf
-            if replicas * layout.gpus_per_replica > most[card]:
+            if replicas * layout.gpus_per_replica > most[gpu]:
                 continue
             copies = candidate.deployment.with_replicas(int(replicas))
-            if copies.num_gpus_billed <= most[card]:
+            if copies.num_gpus_billed <= most[gpu]:
                 usd = estimate_hourly_cost(copies, scenario.prices) if priced else None
-                offers.append((usd.mid if usd else copies.num_gpus_billed, f"{copies.num_gpus_billed} x {card.name}"))
+                offers.append((usd.mid if usd else copies.num_gpus_billed, f"{copies.num_gpus_billed} x {gpu.name}"))
         if offers:
             cost, what = min(offers)
             rows.append({name: load, "USD per hour" if priced else "GPUs": cost, "Deployment": what})
@@ -142,10 +142,10 @@ def find_max_loads(scenario: Scenario, candidates: Sequence[Candidate]) -> list[
 
 def _bound_replica_load(scenario: Scenario, candidate: Candidate) -> float:
     """A load that one replica does not exceed: what is to be used of its capacity; where users wait, what is drawn."""
-    replicas, found = candidate.deployment.layout.replicas, candidate.prediction.performance
+    replicas, performance = candidate.deployment.layout.replicas, candidate.prediction.performance
     name, here = get_load(scenario.workload)
-    if name == "Requests/s" and found and found.capacity and not scenario.offline:
-        return found.capacity.mid / replicas * (1 - scenario.headroom)
+    if name == "Requests/s" and performance and performance.capacity and not scenario.offline:
+        return performance.capacity.mid / replicas * (1 - scenario.headroom)
     return here / (replicas - 1) if replicas > 1 and candidate.is_feasible else LOAD_SPAN_FACTOR * here
 
 
@@ -153,13 +153,19 @@ def _check_feasible(scenario: Scenario, pairs: Sequence[tuple[Candidate, float]]
     """Whether one replica of each candidate keeps the service level under its load."""
     asked = [(c, replace(scenario, workload=with_load(scenario.workload, load))) for c, load in pairs]
     alone = [candidate.deployment.with_replicas(1) for candidate, _ in asked]
-    told = evaluate_batch(
-        [(one, get_candidate_workload(at, one)) for one, (_, at) in zip(alone, asked, strict=True)], scenario.prices
+    predictions = evaluate_batch(
+        [
+            (deployment, get_candidate_workload(at, deployment))
+            for deployment, (_, at) in zip(alone, asked, strict=True)
+        ],
+        scenario.prices,
     )
-    found = []
-    for (candidate, at), one in zip(asked, told, strict=True):
+    feasible = []
+    for (candidate, at), prediction in zip(asked, predictions, strict=True):
         most, copies = candidate.prediction.performance, candidate.deployment.layout.replicas
-        if one.performance and most and most.capacity:
-            one = replace(one, performance=replace(one.performance, capacity=most.capacity * (1 / copies)))
-        found.append(check_against_slos(at, one).is_feasible)
-    return found
+        if prediction.performance and most and most.capacity:
+            prediction = replace(
+                prediction, performance=replace(prediction.performance, capacity=most.capacity * (1 / copies))
+            )
+        feasible.append(check_against_slos(at, prediction).is_feasible)
+    return feasible

@@ -64,11 +64,11 @@ def run_load_ramp(deployment: Deployment, workload: Workload, service_level: Seq
 
     def broken(pace: float, power: float) -> str:
         """What is not kept: a target, or the rate; nothing where all is."""
-        found = run(power, pace)
+        result = run(power, pace)
         for target in service_level:
-            if get_statistic(found, target.metric, target.percentile) > target.seconds:
+            if get_statistic(result, target.metric, target.percentile) > target.seconds:
                 return f"the {target.name} exceeds {target.seconds * 1e3:,.0f} ms"
-        return "" if compute_served_fraction(found) >= MIN_SERVED_FRACTION else OVERLOAD_REASON
+        return "" if compute_served_fraction(result) >= MIN_SERVED_FRACTION else OVERLOAD_REASON
 
     def around(power: float) -> SimulationRun:
         ends = tuple(run(power, pace) for pace in (1 / slower, slower)) if workload.rate else ()
@@ -119,9 +119,7 @@ def _ramp_concurrency(deployment: Deployment, around: Callable[[float], Simulati
 
 
 def _build_ramp_frame(load: str, cases: Iterable[tuple[float, SimulationRun, Interval]]) -> pd.DataFrame:
-    return pd.DataFrame(
-        [{load: at, "Requests/s served": through, **build_tail_row(found)} for at, found, through in cases]
-    )
+    return pd.DataFrame([{load: at, "Requests/s served": through, **build_tail_row(run)} for at, run, through in cases])
 
 
 def build_surge_workload(workload: Workload, factor: float, seconds: float) -> Workload:
@@ -140,9 +138,9 @@ def simulate_timeline(deployment: Deployment, workload: Workload, seconds: float
     share = math.ceil((workload.rate or 0) * seconds / deployment.num_engine_instances)
     run = simulate_once(deployment, workload, max(share, 2), gauge_s=seconds / TIMELINE_SAMPLES)
     gauges = run.gauges.rename(columns={"seconds": "Seconds"})
-    told = f"p99 TTFT {get_statistic(run, 'ttft', 'p99') * 1e3:,.0f} ms, p99 ITL {get_statistic(run, 'itl', 'p99') * 1e3:,.0f} ms"
+    text = f"p99 TTFT {get_statistic(run, 'ttft', 'p99') * 1e3:,.0f} ms, p99 ITL {get_statistic(run, 'itl', 'p99') * 1e3:,.0f} ms"
     again = int(run.preemptions.sum())
-    return told + f", {again} preemptions" * (again > 0), gauges[gauges["Seconds"] <= 1.5 * seconds]
+    return text + f", {again} preemptions" * (again > 0), gauges[gauges["Seconds"] <= 1.5 * seconds]
 
 
 def choose_timeline_s(deployment: Deployment, workload: Workload) -> float:

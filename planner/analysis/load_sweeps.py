@@ -51,7 +51,7 @@ def sweep_concurrency(deployment: Deployment, workload: Workload, values: Sequen
     """So many requests always in flight: a closed loop; one row per case that fits."""
     loads = [replace(workload, rate=None, concurrency=n, num_prompts=None) for n in values]
     found = zip(values, evaluate_batch((deployment, load) for load in loads), strict=True)
-    rows = [(n, one.performance) for n, one in found if one.performance]
+    rows = [(n, prediction.performance) for n, prediction in found if prediction.performance]
     return pd.DataFrame(
         [{"Requests in flight": n, **build_latency_row(p), "Output tokens/s": p.output_tps} for n, p in rows]
     )

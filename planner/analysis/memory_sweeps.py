@@ -45,7 +45,7 @@ def sweep_memory_utilization(deployment: Deployment) -> pd.DataFrame:
     """KV cache (GiB, 80% interval) and status over `gpu_memory_utilization`."""
     shares = [percent / 100 for percent in range(50, 100, 2)]
     plans = [(share, plan_memory(deployment.with_args(gpu_memory_utilization=share))) for share in shares]
-    rows = [(share, _cap_at_zero(found.kv_available), found.status, found.reason) for share, found in plans]
+    rows = [(share, _cap_at_zero(memory.kv_available), memory.status, memory.reason) for share, memory in plans]
     return pd.DataFrame(rows, columns=["gpu_memory_utilization", "KV cache (GiB)", "status", "reason"])
 
 
@@ -53,7 +53,7 @@ def sweep_max_model_len(deployment: Deployment) -> pd.DataFrame:
     """Full-length sequences that fit (80% interval) over `max_model_len`."""
     lengths = [2**power for power in range(10, 31) if 2**power <= deployment.model.architecture.max_position]
     plans = [(length, plan_memory(deployment.with_args(max_model_len=length))) for length in lengths]
-    rows = [(length, found.max_concurrency, found.status) for length, found in plans]
+    rows = [(length, memory.max_concurrency, memory.status) for length, memory in plans]
     return pd.DataFrame(rows, columns=["max_model_len (tokens)", "sequences of that length", "status"])
 
 
@@ -79,12 +79,12 @@ def build_format_table(deployment: Deployment, tokens: int) -> pd.DataFrame:
             compute_stage_bytes(replace(deployment, model=base))
         ):
             continue
-        found, step = (
+        memory, step = (
             plan_memory(served),
             build_target_step_model(served).estimate_step([], [tokens] * COMPARED_BATCH).seconds * 1e3,
         )
-        held = found.pool.count_sequences(tokens) if found.status != "does_not_fit" else 0
-        sizes = found.weights.map_monotone(lambda value: value / GIB), _cap_at_zero(found.kv_available)
+        held = memory.pool.count_sequences(tokens) if memory.status != "does_not_fit" else 0
+        sizes = memory.weights.map_monotone(lambda value: value / GIB), _cap_at_zero(memory.kv_available)
         rows.append((entry.title, *sizes, held, step, entry.quality, entry.checkpoint, entry.source))
     columns = ["format", "weights (GiB)", "KV cache (GiB)", "sequences", f"decode step of {COMPARED_BATCH} (ms)"]
     return pd.DataFrame(rows, columns=[*columns, "published quality", "checkpoint", "source"])
@@ -96,9 +96,9 @@ def sweep_other_tenants(deployment: Deployment, tenants_gib: Sequence[float]) ->
     for gib in tenants_gib:
         shared = replace(deployment, other_tenants_bytes=round(gib * GIB))
         safe = find_safe_memory_utilization(shared)
-        found = plan_memory(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else None
-        kept = _cap_at_zero(found.kv_available) if found else Interval.from_value(0)
-        rows.append((gib, safe, kept, found.status.replace("_", " ") if found else "does not fit"))
+        memory = plan_memory(shared.with_args(gpu_memory_utilization=safe)) if safe > 0 else None
+        kept = _cap_at_zero(memory.kv_available) if memory else Interval.from_value(0)
+        rows.append((gib, safe, kept, memory.status.replace("_", " ") if memory else "does not fit"))
     return pd.DataFrame(rows, columns=["other tenants (GiB)", "gpu_memory_utilization", "KV cache (GiB)", "status"])
 
 

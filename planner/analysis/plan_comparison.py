@@ -29,7 +29,7 @@ def build_plan_comparison(plans: Sequence[Plan]) -> pd.DataFrame:
     """
     check_plan_count(plans)
     asked = {what: [told(plan.scenario) for plan in plans] for what, told in _SCENARIO_FACTS.items()}
-    rows: dict[str, list[Any]] = {what: told for what, told in asked.items() if len(set(told)) > 1}
+    rows: dict[str, list[Any]] = {what: sentences for what, sentences in asked.items() if len(set(sentences)) > 1}
     for parts in (map(_collect_plan_facts, plans), map(_format_slo_statuses, plans)):
         rows |= _collect_by_name(parts)
     costs = _collect_by_name(map(_collect_costs, plans))
@@ -59,25 +59,25 @@ def describe_cheapest_plan(plans: Sequence[Plan]) -> str:
         if plan.chosen and (usd := plan.chosen.prediction.usd_per_hour_interval)
     )
     none = [name for plan, name in zip(plans, build_plan_titles(plans), strict=True) if not plan.chosen]
-    said = [f"Nothing meets the service level of {', '.join(none)}."] if none else []
+    sentences = [f"Nothing meets the service level of {', '.join(none)}."] if none else []
     if len(known) > 1:
         (middle, risk, name, low), (more, _, other, least) = known[:2]
         alike = [f"{each} (at risk)" if unsafe else each for same, unsafe, each, _ in known[1:] if same == middle]
         less = f"as much as {' and '.join(alike)}" if alike else f"{1 - middle / more:.0%} less than {other}"
         if least < low and not alike:
             less += f" at the middle price; at the cheapest quotes {other} does, ${least:,.2f} against ${low:,.2f}"
-        said.insert(0, f"{name} costs least{', but is at risk' * risk}: ${middle:,.2f} an hour, {less}.")
-    return " ".join(said) or "Without prices they are told apart by their GPUs."
+        sentences.insert(0, f"{name} costs least{', but is at risk' * risk}: ${middle:,.2f} an hour, {less}.")
+    return " ".join(sentences) or "Without prices they are told apart by their GPUs."
 
 
 def compare_slos(plans: Sequence[Plan]) -> pd.DataFrame:
     """A row per promise and plan: predicted as a share of the limit, as an interval; of each promise that is made."""
     rows = []
     for name, plan in zip(build_plan_titles(plans), plans, strict=True):
-        if (found := plan.performance) is None:
+        if (performance := plan.performance) is None:
             continue
         for target in plan.scenario.slo_targets:
-            value = found.get_for_display(target.metric, target.percentile)
+            value = performance.get_for_display(target.metric, target.percentile)
             if not math.isnan(value.mid):
                 rows.append({"scenario": name, "promise": str(target), "Share of the limit": value / target.seconds})
     return pd.DataFrame(rows, columns=["scenario", "promise", "Share of the limit"])
@@ -98,7 +98,9 @@ _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
     "model": lambda asked: asked.model,
     "weights": lambda asked: " or ".join(quantization or "checkpoint" for quantization in asked.quantizations),
     "KV cache allowed": lambda asked: " or ".join(asked.kv_cache_dtypes),
-    "GPUs allowed": lambda asked: " or ".join(f"up to {card.max_gpus} x {card.gpu.name}" for card in asked.gpus),
+    "GPUs allowed": lambda asked: " or ".join(
+        f"up to {candidate_gpu.max_gpus} x {candidate_gpu.gpu.name}" for candidate_gpu in asked.gpus
+    ),
     "engine": lambda asked: " or ".join(map(str, (asked.engine, *asked.other_engines))),
     "traffic": lambda asked: str(asked.workload),
     "a day": lambda asked: str(asked.daily_profile or "always the busiest hour"),
@@ -119,25 +121,28 @@ _SCENARIO_FACTS: dict[str, Callable[[Scenario], str]] = {
 
 def _collect_plan_facts(plan: Plan) -> dict[str, Any]:
     """What the answer is and does, but for promises and costs."""
-    best, found = plan.best, plan.performance
+    best, performance = plan.best, plan.performance
     rows: dict[str, Any] = {"answer": VERDICT_LABELS[plan.verdict], "deployment": best and best.description}
     rows |= {"what limits it": plan.binding_constraint.constraint}
-    if best is None or found is None:
+    if best is None or performance is None:
         return rows
     free, power = compute_free_capacity(plan.scenario, best.prediction), best.prediction.gpu_power_w
-    rows |= {"serves at most (requests/s)": found.capacity}
-    rows |= {"stays free (%)": None if free is None else round(free * 100), "output (tokens/s)": found.output_tps}
+    rows |= {"serves at most (requests/s)": performance.capacity}
+    rows |= {"stays free (%)": None if free is None else round(free * 100), "output (tokens/s)": performance.output_tps}
     rows |= {"KV cache of a GPU (GiB)": best.prediction.memory.kv_available / GIB}
     rows |= {"drawn by all GPUs (W)": power and power * best.prediction.num_gpus}
     if (usd := best.prediction.usd_per_hour_interval) and usd.lo < usd.hi:
         rows |= {"USD per hour, by the quotes": f"{usd.lo:,.2f} to {usd.hi:,.2f}"}
-    return rows | {"figures": found.source_description}
+    return rows | {"figures": performance.source_description}
 
 
 def _format_slo_statuses(plan: Plan) -> dict[str, str | None]:
     """What is predicted of each promise, and what becomes of it."""
-    found = plan.performance
-    told = {t: found.get_for_display(t.metric, t.percentile) if found else None for t in plan.scenario.slo_targets}
+    performance = plan.performance
+    told = {
+        t: performance.get_for_display(t.metric, t.percentile) if performance else None
+        for t in plan.scenario.slo_targets
+    }
     return {f"{t.name} (ms)": None if v is None else f"{v * 1e3:,.0f}: {get_slo_status(t, v)}" for t, v in told.items()}
 
 

@@ -24,26 +24,26 @@ from planner.planning.search import Plan
 
 def describe_headroom(plan: Plan) -> str:
     """How much traffic it serves at most, what is free of that, and its `growth`."""
-    scenario, best, found = plan.scenario, plan.best, plan.performance
-    if best is None or found is None or found.capacity is None:
+    scenario, best, performance = plan.scenario, plan.best, plan.performance
+    if best is None or performance is None or performance.capacity is None:
         return ""
     wanted, free = (
         compute_offered_rps(scenario, best.prediction),
         compute_free_capacity(scenario, best.prediction) or 0.0,
     )
-    said = f"It serves {found.capacity:.3g} requests/s at most, and {wanted:.3g} are planned."
+    text = f"It serves {performance.capacity:.3g} requests/s at most, and {wanted:.3g} are planned."
     if hours := estimate_run_hours(scenario, best):
         many = scenario.workload.num_prompts or 0
-        said = f"It is done with {many:,} requests in {hours:.3g} hours, of {many / wanted / 3600:.3g} that there are."
+        text = f"It is done with {many:,} requests in {hours:.3g} hours, of {many / wanted / 3600:.3g} that there are."
     elif scenario.workload.rate is None:
         users = scenario.workload.concurrency
-        said = f"{users:,} users send {wanted:.3g} requests/s; it serves {found.capacity:.3g} at most."
+        text = f"{users:,} users send {wanted:.3g} requests/s; it serves {performance.capacity:.3g} at most."
     elif free < 0:
-        return f"{said} It is overloaded: queues grow until requests are turned away."
+        return f"{text} It is overloaded: queues grow until requests are turned away."
     if scenario.workload.rate is None:
-        return said
+        return text
     free_said = f"So {max(free, 0.0):.0%} stay free, where {scenario.headroom:.0%} are asked for."
-    return f"{said} {free_said} {describe_growth_limit(plan)}"
+    return f"{text} {free_said} {describe_growth_limit(plan)}"
 
 
 def describe_growth_limit(plan: Plan) -> str:
@@ -51,12 +51,12 @@ def describe_growth_limit(plan: Plan) -> str:
 
     Of a replayed plan by the ramp of the chapter on batching, of which there is none for pools; else in closed form.
     """
-    scenario, best, found = plan.scenario, plan.best, plan.performance
+    scenario, best, performance = plan.scenario, plan.best, plan.performance
     if (
         best is None
-        or found is None
+        or performance is None
         or scenario.workload.rate is None
-        or not (most := get_capacity_rps(scenario, found))
+        or not (most := get_capacity_rps(scenario, performance))
     ):
         return ""
     wanted, kept, how = compute_offered_rps(scenario, best.prediction), None, ""
@@ -113,11 +113,11 @@ def _simulate_worker_loss(scenario: Scenario, best: Candidate) -> tuple[Candidat
         return None, f"There is only one {' and one '.join(alone)} worker: while it restarts, nothing is served."
     for k, role in enumerate(("prefill", "decode")):
         fewer = [pool.with_replicas(pool.layout.replicas - (j == k)) for j, pool in enumerate(pools)]
-        found = evaluate_pools(
+        candidate = evaluate_pools(
             replace(scenario, headroom=0.0), fewer[0], fewer[1], scenario.workload, best.preference_key
         )
-        if found and (worst is None or found.limit_utilization > worst[0].limit_utilization):
-            worst = found, role
+        if candidate and (worst is None or candidate.limit_utilization > worst[0].limit_utilization):
+            worst = candidate, role
     if worst is None:
         return None, ""
     held = "still keeps every promise" if worst[0].is_feasible else "does not keep every promise"
@@ -135,20 +135,20 @@ def list_largest_risks(plan: Plan) -> pd.DataFrame:
 
 def _generate_risks(plan: Plan) -> Iterator[tuple[float, str, str]]:
     """(weight, which of the risks in `phrases.yaml`, how large): a miss that is to be expected weighs 3."""
-    scenario, best, found = plan.scenario, plan.best, plan.performance
-    if best is None or found is None:
+    scenario, best, performance = plan.scenario, plan.best, plan.performance
+    if best is None or performance is None:
         return
     workload, deployment = scenario.workload, best.deployment
     if plan.reasons:
         yield 3, "edge" if plan.chosen else "miss", "; ".join(plan.reasons)
-    told = [found.get_for_display(target.metric, target.percentile) for target in scenario.slo_targets]
-    width = max((value.hi / value.mid - 1 for value in told if 0 < value.mid < math.inf), default=0.0)
+    intervals = [performance.get_for_display(target.metric, target.percentile) for target in scenario.slo_targets]
+    width = max((value.hi / value.mid - 1 for value in intervals if 0 < value.mid < math.inf), default=0.0)
     latency = "growing waits" if math.isinf(width) else f"up to {width:+.0%} on a promised latency"
-    wide = latency if width else f"{found.request_tps:.3g} requests/s"
+    wide = latency if width else f"{performance.request_tps:.3g} requests/s"
     yield (
-        min(ANALYSIS_PHRASES["basis"][found.basis]["doubt"] + width / 2, 2.9),
+        min(ANALYSIS_PHRASES["basis"][performance.basis]["doubt"] + width / 2, 2.9),
         "step costs",
-        f"{CALIBRATION_BASIS_LABELS[found.basis]}; {wide}",
+        f"{CALIBRATION_BASIS_LABELS[performance.basis]}; {wide}",
     )
     if drafting := deployment.speculation:
         yield 1.8, "acceptance", f"{drafting.method}, {drafting.acceptance_rate:.0%}"

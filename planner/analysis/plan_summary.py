@@ -62,12 +62,12 @@ def summarize_plan(plan: Plan) -> str:
 
 def _describe_offer(scenario: Scenario, candidate: Candidate) -> str:
     """A candidate and its price, where one is known."""
-    said, usd, month = candidate.description, candidate.usd_per_hour, candidate.prediction.usd_per_month
+    text, usd, month = candidate.description, candidate.usd_per_hour, candidate.prediction.usd_per_month
     if usd is None or month is None:
-        return said
+        return text
     hours = estimate_run_hours(scenario, candidate)
     whole = f"${usd * hours.mid:,.0f} for all of it" if hours else f"${month.mid:,.0f} a month"
-    return f"{said} for ${usd:,.2f} an hour, {whole}"
+    return f"{text} for ${usd:,.2f} an hour, {whole}"
 
 
 def describe_scenario(scenario: Scenario) -> str:
@@ -105,7 +105,7 @@ def build_rental_table(plan: Plan) -> pd.DataFrame:
     """What to rent for the best candidate, for how much, and where the price is from."""
     best = plan.best
     assert best is not None
-    deployment, pools, found = best.deployment, best.prediction.pools, best.prediction.performance
+    deployment, pools, performance = best.deployment, best.prediction.pools, best.prediction.performance
     gpus, card = sum(pool.num_gpus for pool in pools), deployment.gpu.name
     each = max(pool.layout.gpus_per_replica for pool in pools)
     taken = [size for pool in pools for size in pool.machines
@@ -127,39 +127,42 @@ def build_rental_table(plan: Plan) -> pd.DataFrame:
     else:
         rows += [("price", f"none is known for {card}: set prices in the scenario")]
     rows += [(f"drawn by the GPUs ({what})", value) for what, value in estimate_energy(plan.scenario, best)]
-    if found:
-        rows += [("output (tokens/s)", found.output_tps), ("requests served (requests/s)", found.request_tps)]
-        rows += [("figures", f"80% intervals, {found.source_description}")]
+    if performance:
+        rows += [
+            ("output (tokens/s)", performance.output_tps),
+            ("requests served (requests/s)", performance.request_tps),
+        ]
+        rows += [("figures", f"80% intervals, {performance.source_description}")]
     told = [f"{v:,.{2 if v.mid < 100 else 0}f}" if isinstance(v, Interval) else v for _, v in rows]
     return pd.DataFrame({"what": [name for name, _ in rows], "value": told})
 
 
 def describe_confidence(plan: Plan) -> str:
     """How sure the choice is, and what to measure first: the result that would change it most often."""
-    found = estimate_choice_confidence(plan)
-    if found is None:
+    confidence = estimate_choice_confidence(plan)
+    if confidence is None:
         return ""
-    said = f"I{str(found)[1:]}. It breaks a promise itself in {found.p_infeasible * NUM_DRAWS:,.0f}."
-    if found.best_benchmark is None:
-        return f"{said} No benchmark of one deployment would change the choice."
-    measured, share = found.best_benchmark
+    text = f"I{str(confidence)[1:]}. It breaks a promise itself in {confidence.p_infeasible * NUM_DRAWS:,.0f}."
+    if confidence.best_benchmark is None:
+        return f"{text} No benchmark of one deployment would change the choice."
+    measured, share = confidence.best_benchmark
     own = measured is plan.chosen
     what = "the plan itself" if own else measured.description
     names = ["prefill", "decode", "router", "bench"] if measured.is_disaggregated else ["serve", "bench"]
     files = " and ".join(f"`{'' if own else 'measure/'}{name}.sh`" for name in names)
     copies = "both pools" if measured.is_disaggregated else "one replica"
-    return f"{said} Measure first {what}, {copies} ({files}): its result changes it in {share:.0%}."
+    return f"{text} Measure first {what}, {copies} ({files}): its result changes it in {share:.0%}."
 
 
 def build_choice_table(plan: Plan) -> pd.DataFrame:
     """What is chosen in the draws from the intervals, most often first, and how often a benchmark of it would tell."""
-    found = estimate_choice_confidence(plan)
-    if found is None or plan.chosen is None:
+    confidence = estimate_choice_confidence(plan)
+    if confidence is None or plan.chosen is None:
         return pd.DataFrame()
-    told = {id(candidate): f"{share:.0%}" for candidate, share in found.benchmark_values}
+    told = {id(candidate): f"{share:.0%}" for candidate, share in confidence.benchmark_values}
     rows = [
         (c.description, _format_usd(c.usd_per_hour), round(share * NUM_DRAWS), told.get(id(c)))
-        for c, share in ((plan.chosen, found.p_unchanged), *found.alternatives[:5])
+        for c, share in ((plan.chosen, confidence.p_unchanged), *confidence.alternatives[:5])
     ]
     columns = ["deployment", "USD per hour", f"chosen in (of {NUM_DRAWS:,} draws)", "its benchmark changes the choice"]
     return pd.DataFrame(rows, columns=columns)
@@ -183,17 +186,17 @@ def build_candidate_table(plan: Plan) -> pd.DataFrame:
 
 def describe_violations(plan: Plan, candidate: Candidate) -> str:
     """How far a candidate is from what it misses, in a few words; of a wait that grows the figures tell."""
-    found, missed = (
+    performance, missed = (
         candidate.prediction.performance,
         dict(zip(candidate.violated_constraints, candidate.violations, strict=True)),
     )
-    if found and "capacity" in missed and (most := get_capacity_rps(plan.scenario, found)):
+    if performance and "capacity" in missed and (most := get_capacity_rps(plan.scenario, performance)):
         missed["capacity"] = (
             f"{compute_offered_rps(plan.scenario, candidate.prediction):.3g} of {most.mid:.3g} requests/s at most"
         )
-    for target in plan.scenario.slo_targets if found else ():
-        if target.name in missed and found:
-            over = found.get_for_display(target.metric, target.percentile).mid / target.seconds
+    for target in plan.scenario.slo_targets if performance else ():
+        if target.name in missed and performance:
+            over = performance.get_for_display(target.metric, target.percentile).mid / target.seconds
             far = f"{over - 1:.0%} over" if over < 3 else f"{over:,.0f} times the limit"
             missed[target.name] = f"{target.name} {far}" if math.isfinite(over) else ""
     return "; ".join(filter(None, missed.values())) or "nothing"
@@ -201,21 +204,21 @@ def describe_violations(plan: Plan, candidate: Candidate) -> str:
 
 def build_relaxation_table(plan: Plan) -> pd.DataFrame:
     """Where nothing meets the service level: which limits, and which rate, the nearest plan would keep."""
-    best, found, rows = plan.best, plan.performance, []
-    if best is None or found is None:
+    best, performance, rows = plan.best, plan.performance, []
+    if best is None or performance is None:
         return pd.DataFrame(columns=["change", "from", "to", "to be safe"])
     for target in plan.scenario.slo_targets:
-        value = found.get_for_display(target.metric, target.percentile)
-        if target.name in best.violated_constraints and not found.saturated:
+        value = performance.get_for_display(target.metric, target.percentile)
+        if target.name in best.violated_constraints and not performance.saturated:
             would = ("none would do" if math.isinf(each) else format_latency(each) for each in (value.mid, value.hi))
             rows.append((f"a limit for {target.name} of", format_latency(target.seconds), *would))
     rate, headroom = plan.scenario.workload.rate, 1 - plan.scenario.headroom
     if plan.scenario.offline and rate:
-        served = found.request_tps * headroom
-        rows.append(("requests/s asked of it", f"{rate:.3g}", f"{served.mid:.3g}", f"{served.lo:.3g}"))
-    elif rate and found.capacity and not best.is_disaggregated:
+        interval = performance.request_tps * headroom
+        rows.append(("requests/s asked of it", f"{rate:.3g}", f"{interval.mid:.3g}", f"{interval.lo:.3g}"))
+    elif rate and performance.capacity and not best.is_disaggregated:
         held = run_load_ramp(best.deployment, plan.scenario.workload, plan.scenario.slo_targets).ceiling
-        mid, low = min(held.mid, found.capacity.mid * headroom), min(held.lo, found.capacity.lo * headroom)
+        mid, low = min(held.mid, performance.capacity.mid * headroom), min(held.lo, performance.capacity.lo * headroom)
         shown = (f"{mid:.3g}", f"{low:.3g}") if mid else ("none would do", "none would do")
         rows.append(("a rate (requests/s) of", f"{rate:.3g}", *shown))
     return pd.DataFrame(rows, columns=["change", "from", "to", "to be safe"])

@@ -66,8 +66,8 @@ def compare_step_speed(
 def sweep_throughput(cases: Mapping[str, Deployment], workload: Workload, concurrencies: Sequence[int]) -> pd.DataFrame:
     """Output tokens/s in closed form with so many requests in flight; a dash where a deployment does not start."""
     loads = [replace(workload, rate=None, concurrency=n) for n in concurrencies]
-    found = evaluate_batch((deployment, load) for deployment in cases.values() for load in loads)
-    speeds = [one.performance.output_tps.mid if one.performance else None for one in found]
+    predictions = evaluate_batch((deployment, load) for deployment in cases.values() for load in loads)
+    speeds = [prediction.performance.output_tps.mid if prediction.performance else None for prediction in predictions]
     rows = [speeds[k : k + len(loads)] for k in range(0, len(speeds), len(loads))]
     columns = [f"{n} in flight" for n in concurrencies]
     return pd.DataFrame(rows, columns=columns, index=pd.Index(cases, name="layout"))

@@ -40,23 +40,34 @@ def sweep_knobs(scenario: Scenario, best: Candidate) -> pd.DataFrame:
     What the engine refuses is left out; where the model no longer fits, figures are missing and "note" says why.
     """
     turned = [(PLAN_LABEL, "", best.deployment), *_generate_knob_settings(scenario, best.deployment)]
-    found = evaluate_candidates(scenario, [(one, one.layout.replicas, best.preference_key) for _, _, one in turned])
+    candidates = evaluate_candidates(
+        scenario, [(deployment, deployment.layout.replicas, best.preference_key) for _, _, deployment in turned]
+    )
     rows = [
         {"knob": name, "setting": setting, **measure_candidate(scenario, candidate)}
-        for (name, setting, _), candidate in zip(turned, found, strict=True)
+        for (name, setting, _), candidate in zip(turned, candidates, strict=True)
     ]
     return pd.DataFrame(rows)
 
 
 def measure_candidate(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
     """`MEASURES` of a candidate, middles of their intervals, and a note where it does not start or is overloaded."""
-    found, memory = candidate.prediction.performance, candidate.prediction.memory
-    if found is None or found.capacity is None:
+    performance, memory = candidate.prediction.performance, candidate.prediction.memory
+    if performance is None or performance.capacity is None:
         return {**dict.fromkeys(MEASURE_LABELS.values()), "note": memory.reason}
-    most, usd = found.capacity.mid * scenario.workload.output.mean, candidate.usd_per_hour
+    most, usd = performance.capacity.mid * scenario.workload.output.mean, candidate.usd_per_hour
     per_mtok = usd / 3600 / most * 1e6 if usd else None
-    values = found.ttft["p95"].mid * 1e3, found.itl["p99"].mid * 1e3, most, memory.pool.reported_tokens, per_mtok
-    return {**dict(zip(MEASURE_LABELS.values(), values, strict=True)), "note": "overloaded" if found.saturated else ""}
+    values = (
+        performance.ttft["p95"].mid * 1e3,
+        performance.itl["p99"].mid * 1e3,
+        most,
+        memory.pool.reported_tokens,
+        per_mtok,
+    )
+    return {
+        **dict(zip(MEASURE_LABELS.values(), values, strict=True)),
+        "note": "overloaded" if performance.saturated else "",
+    }
 
 
 def _generate_knob_settings(scenario: Scenario, plan: Deployment) -> Iterator[tuple[str, str, Deployment]]:
@@ -77,9 +88,9 @@ def _generate_knob_settings(scenario: Scenario, plan: Deployment) -> Iterator[tu
     stored = plan.model.quantization.method
     for quantization in (None, "fp8", "awq"):
         with suppress(PlannerError):
-            served = load_model(scenario.model, quantization=quantization)
-            if served.quantization.method != stored:
-                yield from _try_setting("weights", quantization or "checkpoint", partial(replace, plan, model=served))
+            model = load_model(scenario.model, quantization=quantization)
+            if model.quantization.method != stored:
+                yield from _try_setting("weights", quantization or "checkpoint", partial(replace, plan, model=model))
     for tp in filter(None, (layout.tp // 2, layout.tp * 2)):
         shape = replace(layout, tp=tp, ep=tp * layout.dp if layout.ep > 1 else 1)
         if explain_illegal_layout(plan.model, shape, plan.gpus_per_node, plan.engine) is None:
@@ -119,19 +130,19 @@ def compute_knob_effects(data: pd.DataFrame) -> pd.DataFrame:
                 rows.append((label, measure, math.inf, -1.0, "overloaded"))
             else:
                 change = float(row[column] / base[column] - 1)
-                said = f"{change:+.0%}" if abs(change) >= 0.005 else "0"
-                rows.append((label, measure, change, MEASURE_DIRECTIONS[measure] * change, said))
+                text = f"{change:+.0%}" if abs(change) >= 0.005 else "0"
+                rows.append((label, measure, change, MEASURE_DIRECTIONS[measure] * change, text))
     return pd.DataFrame(rows, columns=["knob", "measure", "change", "benefit", "told"])
 
 
 def reset_tuning(scenario: Scenario) -> Scenario:
     """`scenario` with nothing chosen: its first GPU, the checkpoint as it is, and the engine's own arguments."""
-    card, served = scenario.gpus[0], load_model(scenario.model)
-    args = resolve_engine_args({}, scenario.engine, card.gpu, served)
+    candidate_gpu, model = scenario.gpus[0], load_model(scenario.model)
+    args = resolve_engine_args({}, scenario.engine, candidate_gpu.gpu, model)
     usual = {"max_model_len": args.max_model_len, "max_num_seqs": args.max_num_seqs}
     return replace(
         scenario,
-        gpus=(card,),
+        gpus=(candidate_gpu,),
         quantizations=(None,),
         kv_cache_dtypes=("auto",),
         speculation=None,

@@ -44,12 +44,14 @@ def build_draft_table(drafted: Deployment, memory: MemoryPlan, batch: float, con
     for name in dict.fromkeys((drafted.speculation.method, *list_available_methods(drafted))):
         way = replace(drafted.speculation, method=name)
         try:
-            found = evaluate_speculation(replace(drafted, speculation=way), batch, context, memory)
+            speedup = evaluate_speculation(replace(drafted, speculation=way), batch, context, memory)
             longer = [replace(drafted, speculation=replace(way, num_speculative_tokens=k)) for k in DRAFT_TOKEN_COUNTS]
-            gains = [evaluate_speculation(one, batch, context).speedup.mid for one in longer]
+            gains = [evaluate_speculation(deployment, batch, context).speedup.mid for deployment in longer]
         except PlannerError:  # such as MTP on a model without such layers
             continue
         best = DRAFT_TOKEN_COUNTS[gains.index(max(gains))]
-        rows.append((name, found.draft_bytes / GIB, found.num_sequences_lost, found.speedup, found.verdict, best))
+        rows.append(
+            (name, speedup.draft_bytes / GIB, speedup.num_sequences_lost, speedup.speedup, speedup.verdict, best)
+        )
     columns = ["method", "draft (GiB per GPU)", "sequences it costs", "speed-up at the same acceptance", "verdict"]
     return pd.DataFrame(rows, columns=[*columns, f"fastest k of {DRAFT_TOKEN_COUNTS[0]} to {DRAFT_TOKEN_COUNTS[-1]}"])

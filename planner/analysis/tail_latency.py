@@ -116,14 +116,14 @@ def sweep_utilization(deployment: Deployment, workload: Workload, shares: Sequen
     rows = []
     for share in shares:
         load = workload.with_rate(share * most.request_tps.mid)
-        steady, found = (
+        steady, result = (
             evaluate(deployment, load).performance,
             simulate_once(deployment, load, 4 * REQUESTS_PER_SWEEP_RUN),
         )
         row: dict[str, Any] = {"Utilization (%)": share * 100, "Requests/s": load.rate}
         for point in ("mean", "p99"):
             row[f"{point}, closed form"] = steady.get("ttft", point).mid * 1e3 if share < 1 and steady else math.inf
-            row[f"{point}, replayed"] = get_wait_ms(found, point)
+            row[f"{point}, replayed"] = get_wait_ms(result, point)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -156,8 +156,8 @@ def sweep_kv_pool(deployment: Deployment, workload: Workload) -> pd.DataFrame:
         given_up = (plan.num_blocks - pool.num_blocks) * plan.bytes_per_block
         left = share * (1 - given_up / memory.budget_bytes)
         row: dict[str, Any] = {"KV pool (tokens)": pool.reported_tokens, "gpu_memory_utilization": left}
-        found = run_short_simulation(deployment, workload, REQUESTS_PER_SWEEP_RUN, with_interval=False, pool=pool)
-        rows.append(row | build_tail_row(found) | {"p99 E2E (ms)": get_wait_ms(found.mid, "p99", "e2e")})
+        run = run_short_simulation(deployment, workload, REQUESTS_PER_SWEEP_RUN, with_interval=False, pool=pool)
+        rows.append(row | build_tail_row(run) | {"p99 E2E (ms)": get_wait_ms(run.mid, "p99", "e2e")})
     return pd.DataFrame(rows)
 
 

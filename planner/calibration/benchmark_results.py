@@ -141,13 +141,13 @@ def read_benchmark_results(
         raise PlannerError(f"the plan drafts tokens, {SPECULATION_REASON}: benchmark it without speculation")
     for path in paths:
         if path.suffix.lower() == ".csv":
-            found, said = _read_table(path, deployment)
+            benchmark_points, sentences = _read_table(path, deployment)
         elif deployment is None:
             raise PlannerError(f"{path.name} says how a run went, not what ran: name its scenario with --scenario")
         else:
-            found, said = _read_bench_file(path, deployment, prefix_tokens)
-        points += found
-        notes += said
+            benchmark_points, sentences = _read_bench_file(path, deployment, prefix_tokens)
+        points += benchmark_points
+        notes += sentences
     if not points:
         raise PlannerError(". ".join(("there is no run to calibrate with", *notes)))
     return BenchmarkResults(tuple(points), tuple(dict.fromkeys(notes)))
@@ -195,7 +195,7 @@ def _iterate_json_objects(path: Path) -> Iterator[Any]:
             yield parse_json(line, f"{path.name}, line {number}")
 
 
-def _read_table(path: Path, wanted: Deployment | None) -> tuple[list[BenchmarkPoint], list[str]]:
+def _read_table(path: Path, deployment: Deployment | None) -> tuple[list[BenchmarkPoint], list[str]]:
     rows = read_csv_lines(path, 16 * MIB)
     header = [name.strip() for name in next(rows, (1, []))[1]]
     theirs = {"model_path", "system"} <= set(header)
@@ -209,7 +209,7 @@ def _read_table(path: Path, wanted: Deployment | None) -> tuple[list[BenchmarkPo
         if near := find_closest(wrong, set(MEASURED_COLUMNS) - set(header), 0.85):
             raise PlannerError(f"{path.name}, line 1: unknown column {wrong}; did you mean {near}?")
     points, notes, left_out = list[BenchmarkPoint](), Counter[str](), Counter[str]()
-    of = ("", "") if wanted is None else (wanted.gpu.name, wanted.engine.name)
+    of = ("", "") if deployment is None else (deployment.gpu.name, deployment.engine.name)
     for line, row in rows:
         where = f"{path.name}, line {line}"
         with add_error_context(where):
@@ -220,18 +220,18 @@ def _read_table(path: Path, wanted: Deployment | None) -> tuple[list[BenchmarkPo
             filled = {name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()}
             filled = _convert_inferencex_row(filled) if theirs else filled
             kind = (get_gpu(filled.get("gpu", "")).name, get_engine(filled.get("engine", "vllm")).name)
-            if wanted is None and kind != (of := of if of[0] else kind):
-                told = " and ".join(f"{card} under {name}" for card, name in (of, kind))
-                raise PlannerError(f"one GPU and engine at a time, got {told}: say with --scenario which")
+            if deployment is None and kind != (of := of if of[0] else kind):
+                text = " and ".join(f"{card} under {name}" for card, name in (of, kind))
+                raise PlannerError(f"one GPU and engine at a time, got {text}: say with --scenario which")
             if reason := f"of {kind[0]} under {kind[1]}" if kind != of else _explain_unfittable(filled):
                 left_out[reason] += 1
             else:
                 points.append(_parse_benchmark_point(where, filled, path.parent, notes))
-    said = [f"{path.name}: {note}" + f" ({count} rows)" * (count > 1) for note, count in notes.items()]
+    sentences = [f"{path.name}: {note}" + f" ({count} rows)" * (count > 1) for note, count in notes.items()]
     if left_out:
         listed = ", ".join(f"{count} {reason}" for reason, count in left_out.most_common())
-        said.append(f"{path.name}: rows left out: {listed}")
-    return points, said
+        sentences.append(f"{path.name}: rows left out: {listed}")
+    return points, sentences
 
 
 def _explain_unfittable(row: Mapping[str, str]) -> str:
@@ -270,12 +270,12 @@ def _parse_int(cell: str) -> int:
 
 def _parse_benchmark_point(name: str, row: Mapping[str, str], folder: Path, notes: Counter[str]) -> BenchmarkPoint:
     """The run in a filled row of the batch interface's columns."""
-    cells, said = parse_cells({column: cell for column, cell in row.items() if column != "mode"})
+    cells, sentences = parse_cells({column: cell for column, cell in row.items() if column != "mode"})
     times = [seconds and seconds / 1e3 for seconds in map(cells.pop, MEASURED_COLUMNS, (None, None))]
     if times == [None, None]:
         raise PlannerError(f"{' and '.join(MEASURED_COLUMNS)} are both empty")
     if not {"concurrency", "request_rate", "trace"} & set(cells):
         raise PlannerError("concurrency (or request_rate, or trace) is missing")
-    deployment, workload = parse_measured_run(cells, folder, said)
-    notes.update(said)
+    deployment, workload = parse_measured_run(cells, folder, sentences)
+    notes.update(sentences)
     return BenchmarkPoint(name, deployment, workload, *times)

@@ -57,13 +57,13 @@ def compute_memory_residuals() -> pd.DataFrame:
     """
     rows = []
     for name, run in load_published_logs().items():
-        found, logged = plan_memory(run.deployment), run.logged
-        budget, kv = found.budget_bytes / GIB / 100, found.kv_available / GIB
+        memory, logged = plan_memory(run.deployment), run.logged
+        budget, kv = memory.budget_bytes / GIB / 100, memory.kv_available / GIB
         rows.append({
-            "log": name, "GPU": found.deployment.gpu.name,
-            "planned weights (GiB)": found.weights / GIB, "logged weights (GiB)": logged.weights,
+            "log": name, "GPU": memory.deployment.gpu.name,
+            "planned weights (GiB)": memory.weights / GIB, "logged weights (GiB)": logged.weights,
             "planned KV (GiB)": kv, "logged KV (GiB)": logged.kv_available,
-            "planned sequences": found.max_concurrency, "logged sequences": logged.max_concurrency,
+            "planned sequences": memory.max_concurrency, "logged sequences": logged.max_concurrency,
             "error (%)": (logged.kv_available - kv.mid) / budget, "interval (%)": (kv - kv.mid) / budget,
             "inside": kv.lo - 0.005 <= logged.kv_available <= kv.hi + 0.005,
         })  # fmt: skip
@@ -74,8 +74,8 @@ def summarize_memory_accuracy(results: pd.DataFrame) -> str:
     """The mean absolute errors of `residuals` in a sentence."""
 
     def off(what: str) -> float:
-        known = results[results[f"logged {what}"].notna()]
-        mids, logged = known[f"planned {what}"].map(lambda interval: interval.mid), known[f"logged {what}"]
+        frame = results[results[f"logged {what}"].notna()]
+        mids, logged = frame[f"planned {what}"].map(lambda interval: interval.mid), frame[f"logged {what}"]
         return float(((mids - logged) / logged).abs().mean())
 
     return (

@@ -95,15 +95,15 @@ class MeasuredPoolRun:
 
     def simulate(self, costs: WorkerPoolCosts) -> tuple[float, float]:
         """Mean TTFT and TPOT of its replay."""
-        found = DisaggregatedPools.from_deployments(
+        performance = DisaggregatedPools.from_deployments(
             self.prefill, self.decode, self.memory, self.workload, costs
         ).simulate(self.workload)
-        return found.ttft["mean"].mid, found.tpot["mean"].mid
+        return performance.ttft["mean"].mid, performance.tpot["mean"].mid
 
 
 def load_pool_runs() -> list[MeasuredPoolRun]:
     """The public runs: columns of `planner predict`, `measured_ttft_ms`, `measured_tpot_ms`, `curve` and `source`."""
-    found, folder = [], POOL_RUNS_FILE.parent
+    pool_runs, folder = [], POOL_RUNS_FILE.parent
     for number, row in enumerate(csv.DictReader(StringIO(read_text(POOL_RUNS_FILE), newline="")), start=2):
         with add_error_context(f"{POOL_RUNS_FILE.name}, line {number}"):
             cells, _ = parse_cells(row)
@@ -113,8 +113,8 @@ def load_pool_runs() -> list[MeasuredPoolRun]:
             pools = [parse_deployment(model, cells, folder, [], pool) for pool in ("prefill", "decode")]
             prefill, decode = (fit_max_model_len(pool, workload, []) for pool in pools)
         ttft, tpot = (float(row[name]) / 1e3 for name in ("measured_ttft_ms", "measured_tpot_ms"))
-        found.append(MeasuredPoolRun(prefill, decode, get_memory_plan(decode), workload, ttft, tpot, row["curve"]))
-    return found
+        pool_runs.append(MeasuredPoolRun(prefill, decode, get_memory_plan(decode), workload, ttft, tpot, row["curve"]))
+    return pool_runs
 
 
 @dataclass(frozen=True)
@@ -182,14 +182,14 @@ def build_pool_costs(
     base: WorkerPoolCosts, decode: np.ndarray, prefill: Mapping[str, float] | None = None
 ) -> WorkerPoolCosts:
     """`base` with fitted values in place, of decoding by their logarithms."""
-    found = base.model_copy(
+    pool_costs = base.model_copy(
         update={"decode": convert_from_logs(decode, DECODE_PRIOR_SIGMAS), "prefill": {}, "attention_dp": 1.0}
     )
     if prefill is None:
-        return found
+        return pool_costs
     given = dict(prefill)
     beside = {name: given.pop(name) for name in ("handover", "attention_dp")}
-    return found.model_copy(update={"prefill": given, **beside})
+    return pool_costs.model_copy(update={"prefill": given, **beside})
 
 
 def _compute_decode_errors(runs: Sequence[MeasuredPoolRun], x: np.ndarray) -> np.ndarray:
@@ -224,7 +224,7 @@ def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, 
 
     def before(x: np.ndarray) -> np.ndarray:
         costs = ((runs[k], costs_at(k, decodes[entries[k]].x, x)) for k in np.flatnonzero(small).tolist())
-        return np.log([run.simulate(given)[0] / run.ttft for run, given in costs])
+        return np.log([run.simulate(pool_costs)[0] / run.ttft for run, pool_costs in costs])
 
     prefill = fit_pool_costs(before, asked, POOL_NOISE_TTFT)
     widths = {}
@@ -249,12 +249,12 @@ def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, 
         print(_format_errors(engine, what, seen, wholes))
         widths[what] = np.abs(seen)
     sigma_ttft, sigma_tpot = np.quantile(widths["curve"], 0.8, axis=0) / Z_SCORE_80PCT
-    found = {}
+    engine_pools = {}
     for entry, decode in decodes.items():
         mine = entries == entry
         costs = costs_at(int(np.argmax(mine)), decode.x, prefill.x)
         own = [run for run, use in zip(runs, mine, strict=True) if use]
-        found[entry] = {
+        engine_pools[entry] = {
             **{
                 name: {key: float(f"{value:.3g}") for key, value in getattr(costs, name).items()}
                 for name in ("prefill", "decode")
@@ -267,7 +267,7 @@ def fit_engine_pools(engine: str, runs: Sequence[MeasuredPoolRun]) -> dict[str, 
             "source": "InferenceX (SemiAnalysis, Apache-2.0), see validation/pools.csv; make pools",
             "date": f"{get_report_date():%Y-%m-%d}",
         }  # fmt: skip
-    return found
+    return engine_pools
 
 
 def _format_errors(engine: str, what: str, seen: np.ndarray, wholes: np.ndarray) -> str:

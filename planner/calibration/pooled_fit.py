@@ -112,7 +112,7 @@ class MeasuredRun:
 
 def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
     """The runs of a CSV (the columns of `planner predict`, `COLUMNS`, `curve` and `source`) and the timed ones."""
-    found = []
+    measured_runs = []
     for number, row in enumerate(csv.DictReader(StringIO(read_text(path, 16 * MIB), newline="")), start=2):
         with add_error_context(f"{path.name}, line {number}"):
             deployment, workload = parse_measured_run(parse_cells(row)[0], path.parent, [])
@@ -121,12 +121,14 @@ def load_measured_runs(path: Path = MEASURED_RUNS_FILE) -> list[MeasuredRun]:
         values = [
             float(row.get(name) or "nan") / (1e3 if name.endswith("_ms") else 1) for name in MEASURED_COLUMN_NAMES
         ]
-        found.append(
+        measured_runs.append(
             MeasuredRun(deployment, derive_effective_workload(deployment, workload), np.log(values), row["curve"])
         )
     for name, timed in load_timed_runs().items():
-        found.append(MeasuredRun(timed.deployment, timed.workload, np.log([*timed.means, np.nan, np.nan]), name))
-    return found
+        measured_runs.append(
+            MeasuredRun(timed.deployment, timed.workload, np.log([*timed.means, np.nan, np.nan]), name)
+        )
+    return measured_runs
 
 
 class PooledRuns:
@@ -193,12 +195,12 @@ class PooledRuns:
 
     def compute_jacobian(self, logs: np.ndarray, base: np.ndarray) -> np.ndarray:
         """[runs, metrics, coefficients] derivatives of `predicted`."""
-        found = np.zeros((*base.shape, len(self.names)))
+        array = np.zeros((*base.shape, len(self.names)))
         for k in range(len(self.names)):
             moved = logs.copy()
             moved[:, k] += 0.05
-            found[:, :, k] = (self.predict_logs(moved) - base) / 0.05
-        return np.asarray(np.nan_to_num(np.clip(found, -3, 3)))
+            array[:, :, k] = (self.predict_logs(moved) - base) / 0.05
+        return np.asarray(np.nan_to_num(np.clip(array, -3, 3)))
 
     def compute_weights(self, errors: np.ndarray) -> np.ndarray:
         """[runs, metrics] of the squares of these errors; 0 where nothing was measured."""
@@ -335,11 +337,11 @@ class PooledFit:
             ) == (what == "many")
         kinds = (run.deployment.gpu.kernel_generation for run in self.pool.runs)
         scale = np.array([self.generation_spreads.get((engine, column, generation), 1.0) for generation in kinds])
-        found = float(np.nanquantile((errors / scale)[mine], 0.8)) / Z_SCORE_80PCT
+        value = float(np.nanquantile((errors / scale)[mine], 0.8)) / Z_SCORE_80PCT
         return (
-            min(found, max(self.estimate_error_width(engine, new, column) for new in NOVELTY_KINDS))
+            min(value, max(self.estimate_error_width(engine, new, column) for new in NOVELTY_KINDS))
             if what == "curve"
-            else found
+            else value
         )
 
     def _get_held_out_sizes(self, column: int, what: str) -> np.ndarray:
@@ -380,6 +382,6 @@ def fit_pooled(
                 sums, errors = sums + part * step, tried
                 break
         sizes = {name: each[np.isfinite(each)] for name, each in zip(FIT_METRICS, np.abs(errors).T, strict=True)}
-        told = ", ".join(f"{name} {np.expm1(np.median(each)):.1%}" for name, each in sizes.items() if len(each))
-        tell(f"round {number + 1} of {rounds}: loss {before:,.0f} -> {min(after, before):,.0f}; median errors {told}")
+        text = ", ".join(f"{name} {np.expm1(np.median(each)):.1%}" for name, each in sizes.items() if len(each))
+        tell(f"round {number + 1} of {rounds}: loss {before:,.0f} -> {min(after, before):,.0f}; median errors {text}")
     return PooledFit(pool, sums, errors, slopes)

@@ -89,7 +89,7 @@ def evaluate_power_holdout(runs: Sequence[MeasuredPowerRun]) -> pd.DataFrame:
     The interval is that of the residuals of the runs fitted to.
     """
     x, share = np.array([run.terms for run in runs]), np.array([run.board_limit_fraction for run in runs])
-    found = []
+    rows = []
     for name, fields in HOLDOUT_GROUPS.items():
         groups = np.array(["/".join(getattr(run, field) for field in fields) for run in runs])
         ratio, inside = np.empty(len(runs)), np.empty(len(runs), bool)
@@ -99,8 +99,8 @@ def evaluate_power_holdout(runs: Sequence[MeasuredPowerRun]) -> pd.DataFrame:
             lo, hi = np.quantile(share[~out] / apply_board_limit(x[~out] @ c), (0.1, 0.9))
             ratio[out] = share[out] / apply_board_limit(x[out] @ c)
             inside[out] = (lo <= ratio[out]) & (ratio[out] <= hi)
-        found.append((name, len(np.unique(groups)), float(np.median(np.abs(1 / ratio - 1))), float(inside.mean())))
-    return pd.DataFrame(found, columns=["left out", "groups", "median error", "inside 80%"])
+        rows.append((name, len(np.unique(groups)), float(np.median(np.abs(1 / ratio - 1))), float(inside.mean())))
+    return pd.DataFrame(rows, columns=["left out", "groups", "median error", "inside 80%"])
 
 
 if __name__ == "__main__":
@@ -110,11 +110,15 @@ if __name__ == "__main__":
     )
     print(f"{len(load_power_runs())} runs: idle {idle:.3f}, byte_pj {byte:.1f}, flop_pj {root**2:.2f}")
     print(evaluate_power_holdout(load_power_runs()).to_string(index=False))
-    found = evaluate_batch(
+    predictions = evaluate_batch(
         run.deployment_and_workload for run in load_power_runs()
     )  # at the rates that the planner predicts in closed form
     ratios = np.array(
-        [run.watts / one.gpu_power_w.mid for run, one in zip(load_power_runs(), found, strict=True) if one.gpu_power_w]
+        [
+            run.watts / prediction.gpu_power_w.mid
+            for run, prediction in zip(load_power_runs(), predictions, strict=True)
+            if prediction.gpu_power_w
+        ]
     )
     error, (lo, hi) = np.median(np.abs(1 / ratios - 1)), np.quantile(ratios, (0.1, 0.9))
     print(f"at predicted rates: median error {error:.3f}, spread [{1 / lo - 1:.2f}, {hi - 1:.2f}]")

@@ -66,17 +66,17 @@ class RunComparison:
     def to_gauge_frame(self) -> pd.DataFrame:
         """Seconds, and running and waiting requests then, measured and replayed, one row per sample and gauge."""
         seconds, *measured = np.array(self.run.gauges, float).T
-        told = self.replay.gauges
+        frame = self.replay.gauges
         frames = []
         for name, values in zip(("running", "waiting"), measured, strict=True):
-            replayed = np.interp(seconds, told["seconds"], told[name], right=0)  # when all is done, nobody is left
+            replayed = np.interp(seconds, frame["seconds"], frame[name], right=0)  # when all is done, nobody is left
             frames.append(pd.DataFrame({"Seconds": seconds, "gauge": name, "measured": values, "replayed": replayed}))
         return pd.concat(frames, ignore_index=True)
 
     def compute_gauge_error(self, gauge: str) -> float:
         """Mean absolute difference between replayed and measured "running" or "waiting", in requests."""
-        told = self.to_gauge_frame[self.to_gauge_frame["gauge"] == gauge]
-        return float((told["replayed"] - told["measured"]).abs().mean())
+        frame = self.to_gauge_frame[self.to_gauge_frame["gauge"] == gauge]
+        return float((frame["replayed"] - frame["measured"]).abs().mean())
 
 
 @cache
@@ -99,15 +99,15 @@ def compare_timed_run(run: TimedRun) -> RunComparison:
 def summarize_timed_accuracy(runs: Mapping[str, RunComparison]) -> pd.DataFrame:
     """One row per run: median errors of its requests' TTFT and E2E, and how far the gauges are off."""
     rows = []
-    for name, found in runs.items():
-        errors = [np.median(np.abs(found.compute_errors(metric))) * 100 for metric in ("ttft", "e2e")]
+    for name, run_comparison in runs.items():
+        errors = [np.median(np.abs(run_comparison.compute_errors(metric))) * 100 for metric in ("ttft", "e2e")]
         rows.append(
             (
                 name,
-                len(found.run.requests),
+                len(run_comparison.run.requests),
                 *errors,
-                found.compute_gauge_error("running"),
-                found.compute_gauge_error("waiting"),
+                run_comparison.compute_gauge_error("running"),
+                run_comparison.compute_gauge_error("waiting"),
             )
         )
     latencies = ["TTFT median error (%)", "E2E median error (%)"]

@@ -71,13 +71,13 @@ def simulate_serving_points(curves: Mapping[str, ServingCurve] | None = None) ->
 
 def _compare_point(curve: ServingCurve, concurrency: int, ttft: float, tpot: float) -> dict[str, object]:
     deployment, workload = curve.build_case(concurrency)
-    found = run_short_simulation(deployment, workload, workload.num_requests)
+    run = run_short_simulation(deployment, workload, workload.num_requests)
     row: dict[str, object] = {
         "model": curve.model, "GPU": deployment.gpu.name, "engine": curve.engine,
-        "concurrency": concurrency, "basis": build_step_model(deployment).basis, "pool full": found.mid.compute_kv_usage_quantile(0.99) > FULL_KV_USAGE,
+        "concurrency": concurrency, "basis": build_step_model(deployment).basis, "pool full": run.mid.compute_kv_usage_quantile(0.99) > FULL_KV_USAGE,
     }  # fmt: skip
     for metric, measured in zip(SERVING_METRICS, (tpot, ttft), strict=True):
-        predicted = found.get(metric.lower(), "mean") * 1e3
+        predicted = run.get(metric.lower(), "mean") * 1e3
         row |= {
             f"measured {metric} (ms)": measured,
             f"predicted {metric} (ms)": predicted,
@@ -105,7 +105,7 @@ def summarize_serving_accuracy(points: pd.DataFrame) -> str:
     """How far off the predictions of `serving_points` are, in two sentences."""
     (every,) = compute_serving_accuracy(points).to_dict("records")
     full = points[points["pool full"]]
-    said = (
+    text = (
         f"Over these {len(points)} points of {points['curve'].nunique()} curves the median error is "
         f"{every['TPOT median (%)']:.1f}% for the mean TPOT and {every['TTFT median (%)']:.0f}% for the mean TTFT; "
         f"{every['TPOT inside (%)']:.0f}% and {every['TTFT inside (%)']:.0f}% of the 80% intervals hold what was "
@@ -113,11 +113,11 @@ def summarize_serving_accuracy(points: pd.DataFrame) -> str:
     )
     if len(full):
         (tight,) = compute_serving_accuracy(full).to_dict("records")
-        said += (
+        text += (
             f" At {len(full)} of them the KV pool is full and requests queue for it: there the errors are "
             f"{tight['TPOT median (%)']:.1f}% and {tight['TTFT median (%)']:.0f}%."
         )
-    return said
+    return text
 
 
 def find_tightest_curve(points: pd.DataFrame, other_than: str = "") -> str:
@@ -149,9 +149,9 @@ def load_holdout_errors() -> pd.DataFrame:
     for engine, wholes in read_yaml(CATALOG_DIR / HOLDOUT_ERRORS_FILE).items():
         for what, known in wholes.items():
             row = {"engine": engine, "new": what}
-            for metric, found in ((metric, known[metric.lower()]) for metric in SERVING_METRICS):
-                row |= {f"{metric} runs": found["runs"], f"{metric} error (%)": found["median"] * 100}
-                row[f"{metric} inside (%)"] = found["inside"] * 100
+            for metric, value in ((metric, known[metric.lower()]) for metric in SERVING_METRICS):
+                row |= {f"{metric} runs": value["runs"], f"{metric} error (%)": value["median"] * 100}
+                row[f"{metric} inside (%)"] = value["inside"] * 100
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -159,17 +159,22 @@ def load_holdout_errors() -> pd.DataFrame:
 def describe_calibration_basis(deployment: Deployment) -> str:
     """What the step costs of `deployment` rest on, and how wide its intervals are for that."""
     gpu, engine, family = deployment.gpu.name, deployment.engine, deployment.model.architecture.model_type
-    known = get_deployment_coefficients(deployment)
+    coefficients = get_deployment_coefficients(deployment)
     here = f"{gpu} under {engine.name}"
     basis = {
-        "measured": f"on {known.points} measured points of {here}, such models among them ({known.note})",
-        "model-transfer": f"on {known.points} measured points of {here}, none of them of a model like this ({family})",
-        "gpu-transfer": f"on measurements of other GPUs, for there are none of {here} ({known.note})",
+        "measured": f"on {coefficients.points} measured points of {here}, such models among them ({coefficients.note})",
+        "model-transfer": f"on {coefficients.points} measured points of {here}, none of them of a model like this ({family})",
+        "gpu-transfer": f"on measurements of other GPUs, for there are none of {here} ({coefficients.note})",
         "prior": f"on what GPUs have in common, for there are no measurements of {here}",
-    }[known.basis]
-    new = f" New here: {', '.join(NOVELTY_LABELS[what] for what in known.novelties)}." if known.novelties else ""
+    }[coefficients.basis]
+    new = (
+        f" New here: {', '.join(NOVELTY_LABELS[what] for what in coefficients.novelties)}."
+        if coefficients.novelties
+        else ""
+    )
     tpot, ttft = (
-        Interval.from_lognormal(1.0, sigma).relative_half_width for sigma in (known.sigma_tpot, known.sigma_ttft)
+        Interval.from_lognormal(1.0, sigma).relative_half_width
+        for sigma in (coefficients.sigma_tpot, coefficients.sigma_ttft)
     )
     return (
         f"The step costs of {deployment} rest {basis}.{new} Its 80% intervals reach {tpot} for the mean TPOT and "

@@ -113,13 +113,17 @@ def evaluate_speculation_holdout() -> pd.DataFrame:
     """
     told = []
     for run in load_speculation_runs():
-        others = tuple(one for one in load_speculation_runs() if one.engine == run.engine and one.model != run.model)
-        costs, found, deployment = fit_host_costs(others), run.predicted_speedup.speedup, run.deployment
+        others = tuple(
+            measured_speculation_run
+            for measured_speculation_run in load_speculation_runs()
+            if measured_speculation_run.engine == run.engine and measured_speculation_run.model != run.model
+        )
+        costs, interval, deployment = fit_host_costs(others), run.predicted_speedup.speedup, run.deployment
         plain, _, whole = estimate_step_s(deployment, run.batch, run.context, (costs[0] * 1e-6, costs[1] * 1e-6))
         told.append({
             "family": run.family, "model": run.model, "engine": run.engine,
-            "within": found.lo <= run.speedup <= found.hi,
-            "error": found.mid / run.speedup - 1,
+            "within": interval.lo <= run.speedup <= interval.hi,
+            "error": interval.mid / run.speedup - 1,
             "error, model left out": run.tokens_per_step * float(plain / whole) / run.speedup - 1,
             "beside, model left out": np.expm1(compute_speedup_error(run, *costs)),
         })  # fmt: skip

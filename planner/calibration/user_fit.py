@@ -69,7 +69,7 @@ class CalibrationFit:
     """
 
     entry: str
-    known: CalibratedCoefficients  # what was known before
+    coefficients: CalibratedCoefficients  # what was known before
     after: StepCoefficients
     points: tuple[BenchmarkPoint, ...]
     errors: np.ndarray  # [points, before and after, TTFT and TPOT]
@@ -87,7 +87,7 @@ class CalibrationFit:
         """
         left = np.abs(self.held_out_errors[:, column])
         left = left[np.isfinite(left)]
-        assumed = (self.known.sigma_ttft, self.known.sigma_tpot)[column]
+        assumed = (self.coefficients.sigma_ttft, self.coefficients.sigma_tpot)[column]
         seen = float(np.quantile(left, 0.8)) / Z_SCORE_80PCT if len(left) else 0.0
         variance = (len(left) * seen**2 + PRIOR_SIGMA_WEIGHT_RUNS * assumed**2) / (len(left) + PRIOR_SIGMA_WEIGHT_RUNS)
         return max(float(np.sqrt(variance)), REPEAT_SIGMA_TTFT_TPOT[column])
@@ -101,7 +101,7 @@ class CalibrationFit:
             coefficients={name: float(f"{getattr(self.after, name):.3g}") for name in list_coefficient_names()},
             sigma_tpot=round(self.estimate_sigma(1), 3),
             sigma_ttft=round(self.estimate_sigma(0), 3),
-            kv_cache_dtype="auto" if asked else self.known.kv_cache_dtype,
+            kv_cache_dtype="auto" if asked else self.coefficients.kv_cache_dtype,
             models=tuple(sorted({point.deployment.model.architecture.model_type for point in self.points})),
             points=len(self.points),
             versions=tuple(sorted({point.deployment.engine.version for point in self.points})),
@@ -135,7 +135,7 @@ class CalibrationFit:
 
     def describe_changes(self) -> list[str]:
         """In words, the coefficients that moved by more than `TOLD`, the furthest first."""
-        before, lines = self.known.coefficients, []
+        before, lines = self.coefficients.coefficients, []
         moved = {name: np.log(getattr(self.after, name) / getattr(before, name)) for name in list_coefficient_names()}
         for name in sorted(moved, key=lambda name: -abs(moved[name])):
             if abs(np.expm1(moved[name])) > MIN_REPORTED_CHANGE:
@@ -151,12 +151,12 @@ class CalibrationFit:
         medians = self._medians()
         for name, (before, after) in medians.items():
             lines.append(f"median error of mean {name}: {before:.1%} before, {after:.1%} after")
-        for column, name, was in ((1, "TPOT", self.known.sigma_tpot), (0, "TTFT", self.known.sigma_ttft)):
+        for column, name, was in ((1, "TPOT", self.coefficients.sigma_tpot), (0, "TTFT", self.coefficients.sigma_ttft)):
             before, after = (
                 Interval.from_lognormal(1.0, sigma).relative_half_width for sigma in (was, self.estimate_sigma(column))
             )
-            told = f"{before} before ({self.known.basis}), {after} after (measured)"
-            lines.append(f"80% interval of mean {name}: {told}")
+            text = f"{before} before ({self.coefficients.basis}), {after} after (measured)"
+            lines.append(f"80% interval of mean {name}: {text}")
         far = np.abs(self.errors[:, 1]) / (self.estimate_sigma(0), self.estimate_sigma(1))
         if np.nanmax(far) > OUTLIER_SIGMA:
             run, which = divmod(int(np.nanargmax(far)), 2)
@@ -195,17 +195,17 @@ def _predict_means_batch(points: Sequence[BenchmarkPoint], trials: Sequence[Step
             deployment: build_target_step_model(deployment, c) for deployment in {load.deployment for load in loads}
         }
         cases += [replace(load, step=steps[load.deployment]) for load in loads]
-    means = [(found.ttft["mean"].mid, found.tpot["mean"].mid) for found in solve_load_cases(cases)]
+    means = [(performance.ttft["mean"].mid, performance.tpot["mean"].mid) for performance in solve_load_cases(cases)]
     return np.array(means).reshape(len(trials), len(points), 2)
 
 
 def simulate_means(point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, float]:
     """Mean TTFT and TPOT in seconds of a run with these coefficients, its own requests replayed."""
     deployment = point.deployment
-    found = simulate_workload(
+    result = simulate_workload(
         deployment, get_memory_plan(deployment).pool, build_target_step_model(deployment, c), point.workload
     )
-    return found.summarize("ttft")["mean"], found.summarize("tpot")["mean"]
+    return result.summarize("ttft")["mean"], result.summarize("tpot")["mean"]
 
 
 MeansFunction = Callable[[BenchmarkPoint, StepCoefficients], tuple[float, float]]
@@ -226,8 +226,8 @@ def fit_calibration(
         listed = ", ".join(f"{gpu} under {name} ({count})" for (gpu, name), count in kinds.items()) or "no runs"
         raise PlannerError(f"calibrate one GPU and engine at a time, got {listed}")
     ((entry, _),) = kinds
-    known = get_deployment_coefficients(points[0].deployment)
-    names, before = list_coefficient_names(), known.coefficients
+    coefficients = get_deployment_coefficients(points[0].deployment)
+    names, before = list_coefficient_names(), coefficients.coefficients
     start = np.log([getattr(before, name) for name in names])
     width = np.array([COEFFICIENT_PRIORS[name]["spread"] for name in names])
     measured = np.log([[np.nan if v is None else v for v in (p.ttft, p.tpot)] for p in points])
@@ -279,14 +279,14 @@ def fit_calibration(
     leverage = np.einsum("pmi,ij,pnj->pmn", slopes, np.linalg.inv(normal), slopes)  # of a run on its own prediction
     alone = np.linalg.solve(np.eye(2) - leverage, (np.where(use, found, 0.0) / unit)[..., None])[..., 0] * unit
     held_back = np.where(use, alone + closed - found, np.nan)
-    return CalibrationFit(entry, known, at(logs), tuple(points), np.stack([first, found], axis=1), held_back)
+    return CalibrationFit(entry, coefficients, at(logs), tuple(points), np.stack([first, found], axis=1), held_back)
 
 
 def _compute_run_means(means: MeansFunction, point: BenchmarkPoint, c: StepCoefficients) -> tuple[float, float]:
     """What `means` gives for a run; errors name the run."""
     with add_error_context(point.name):
-        found = means(point, c)
-        for metric, measured, value in zip(("TTFT", "TPOT"), (point.ttft, point.tpot), found, strict=True):
+        run_means = means(point, c)
+        for metric, measured, value in zip(("TTFT", "TPOT"), (point.ttft, point.tpot), run_means, strict=True):
             if measured is not None and not 0 < value < np.inf:
                 raise PlannerError(f"a {metric} of {measured * 1e3:g} ms was measured, but it can have none")
-    return found
+    return run_means

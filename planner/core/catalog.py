@@ -27,11 +27,11 @@ CATALOG_DIR = locate_shipped_folder("catalogs")
 @cache
 def compute_build_digest() -> str:
     """A digest of the planner's code and catalogs: what answers hang on besides the question."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for root, kinds in ((_PACKAGE, ("*.py",)), (CATALOG_DIR, ("*.yaml", "*.csv", "*.json"))):
         for path in sorted(path for kind in kinds for path in root.rglob(kind)):
-            found.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
-    return found.hexdigest()
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
 
 
 class StrictEntry(BaseModel):
@@ -67,10 +67,10 @@ for _tag, _written, _first in (
 def validate_entry(entry_type: type[EntryT], data: Any, location: str) -> EntryT:
     """Validate `data` as a `kind`; `where` names the file and entry in the error."""
     try:
-        found = entry_type.model_validate(data)
-        if flag := next(_find_bools_read_as_numbers(data, found), None):
+        entry = entry_type.model_validate(data)
+        if flag := next(_find_bools_read_as_numbers(data, entry), None):
             raise PlannerError(f"{location}, field {flag[0]}: Input should be a number, got {flag[1]}")
-        return found
+        return entry
     except ValidationError as error:
         first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
         field = ".".join(str(part) for part in first["loc"] if part != "[key]") or "(the whole entry)"
@@ -83,7 +83,7 @@ def validate_entry(entry_type: type[EntryT], data: Any, location: str) -> EntryT
             known = sorted(inside.model_fields)
             close = find_closest(str(unknown), known, 0.5)
             hint = f"; did you mean {close}?" if close else f"; accepted: {', '.join(known)}"
-            hint = next((f"; {said}" for part, said in inside.misspelling_hints.items() if part in str(unknown)), hint)
+            hint = next((f"; {text}" for part, text in inside.misspelling_hints.items() if part in str(unknown)), hint)
             raise PlannerError(f"{location}, field {field}: unknown field{hint}") from None
         if first["type"] == "missing":
             raise PlannerError(f"{location}, field {field}: field is missing") from None

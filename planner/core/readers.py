@@ -160,8 +160,8 @@ def parse_json(text: str, location: str) -> Any:
 
 def _build_json_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """A JSON object, whose keys are given once."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    json_object = dict(pairs)
+    if len(json_object) < len(pairs):
         twice = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
         raise ValueError(f"{twice!r:.60} is given twice")
-    return found
+    return json_object

@@ -22,10 +22,10 @@ def _create_environment(folder: str) -> jinja2.Environment:
 
     def as_yaml(text: Any) -> str:
         style = '"' if re.search("[\x85\u2028\u2029]", str(text)) else None  # ends of lines to YAML 1.1 alone
-        said = yaml.safe_dump(text, width=math.inf, allow_unicode=True, default_style=style)
-        return said.removesuffix("...\n").rstrip("\n")
+        sentence = yaml.safe_dump(text, width=math.inf, allow_unicode=True, default_style=style)
+        return sentence.removesuffix("...\n").rstrip("\n")
 
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parents[1] / folder / "templates"),
         trim_blocks=True,
         lstrip_blocks=True,
@@ -33,16 +33,21 @@ def _create_environment(folder: str) -> jinja2.Environment:
         undefined=jinja2.StrictUndefined,
         finalize=lambda shown: shown if isinstance(shown, Markup) else escape_to_one_line(shown),
     )
-    made.filters |= {"f": format, "ms": lambda f: f"{f * 1e3:.0f}", "gib": lambda f: f"{f / GIB:.1f}", "yaml": as_yaml}
-    made.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
-    made.filters["go"] = lambda text: text.replace("{{", '{{"{{"}}')  # what Prometheus expands in labels
-    made.filters["promql"] = quote_promql
-    made.filters["scalar"] = lambda text: Markup(
+    environment.filters |= {
+        "f": format,
+        "ms": lambda f: f"{f * 1e3:.0f}",
+        "gib": lambda f: f"{f / GIB:.1f}",
+        "yaml": as_yaml,
+    }
+    environment.filters["markdown"] = lambda text: re.sub(r"([\\`*_\[\]<>&~$|])", r"\\\1", text)
+    environment.filters["go"] = lambda text: text.replace("{{", '{{"{{"}}')  # what Prometheus expands in labels
+    environment.filters["promql"] = quote_promql
+    environment.filters["scalar"] = lambda text: Markup(
         yaml.safe_dump(str(text), default_style='"', width=math.inf).removesuffix("\n")
     )
-    made.filters["json"] = json.dumps
-    made.filters["quote"] = lambda text: Markup(shlex.quote(text))
-    return made
+    environment.filters["json"] = json.dumps
+    environment.filters["quote"] = lambda text: Markup(shlex.quote(text))
+    return environment
 
 
 def quote_promql(text: str) -> Markup:

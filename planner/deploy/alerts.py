@@ -89,30 +89,31 @@ class AlertThresholds:
 
 def build_slo_alerts(prediction: Prediction, targets: Sequence[SloTarget]) -> list[SloAlert]:
     """Every target with its histogram and edge."""
-    found, known = prediction.performance, get_metric_names(prediction.deployment.engine)
-    assert found is not None
+    performance, engine_metric_names = prediction.performance, get_metric_names(prediction.deployment.engine)
+    assert performance is not None
     edges = [
-        known.find_bucket_edge(each.metric, each.seconds) if each.percentile != "mean" else None for each in targets
+        engine_metric_names.find_bucket_edge(each.metric, each.seconds) if each.percentile != "mean" else None
+        for each in targets
     ]
     return [
-        SloAlert(each, known.names.get(each.metric), edge, found.get(each.metric, "mean").hi)
+        SloAlert(each, engine_metric_names.names.get(each.metric), edge, performance.get(each.metric, "mean").hi)
         for each, edge in zip(targets, edges, strict=True)
     ]
 
 
 def compute_alert_thresholds(prediction: Prediction, targets: Sequence[SloTarget]) -> AlertThresholds:
     """From where on production is no longer what was replayed."""
-    found, load = prediction.performance, prediction.effective_workload
-    assert found is not None
+    performance, load = prediction.performance, prediction.effective_workload
+    assert performance is not None
     limits = [target.seconds for target in targets if target.metric == "ttft"]
     hits, accepted = load.cache_hit_fraction, compute_planned_acceptance(prediction.deployment)
     paced = load.rate is not None
     return AlertThresholds(
-        kv_usage=(found.kv_usage_p99 + 1) / 2 if found.kv_usage_p99 < KV_FULL_USAGE else None,
-        preemptions=max(2 * found.preemptions, found.preemptions + 0.05),
-        wait=max([*limits, found.ttft["p99"].hi]) if paced else None,
+        kv_usage=(performance.kv_usage_p99 + 1) / 2 if performance.kv_usage_p99 < KV_FULL_USAGE else None,
+        preemptions=max(2 * performance.preemptions, performance.preemptions + 0.05),
+        wait=max([*limits, performance.ttft["p99"].hi]) if paced else None,
         rate=1.1 * load.rate if load.rate is not None else None,
-        output_tps=None if paced else found.output_tps.lo,
+        output_tps=None if paced else performance.output_tps.lo,
         prefix_hits=hits / 2 if hits >= 0.05 else None,
         accepted=None if accepted is None else 0.8 * accepted,
     )
@@ -157,11 +158,11 @@ def list_metrics_endpoints(replicas: int, port: int, per_node: int = 1, nodes: i
 def build_monitoring_values(prediction: Prediction, targets: Sequence[SloTarget], at: Sequence[str]) -> dict[str, Any]:
     """What the templates of `FILES` need beside the plan itself; `at`: the `endpoints` of its replicas."""
     deployment = prediction.deployment
-    known = get_metric_names(deployment.engine)
+    engine_metric_names = get_metric_names(deployment.engine)
     return {
-        "metrics": known.names, "without": known.without, "promises": build_slo_alerts(prediction, targets),
+        "metrics": engine_metric_names.names, "without": engine_metric_names.without, "promises": build_slo_alerts(prediction, targets),
         "limits": compute_alert_thresholds(prediction, targets), "fewest": MIN_REQUESTS_PER_HOUR, "of": build_series_selector(deployment), "job": get_prometheus_job(deployment),
         "endpoints": at, "planned_hits": prediction.effective_workload.cache_hit_fraction,
         "planned_acceptance": compute_planned_acceptance(deployment),
-        "modes": load_failure_modes(known.names) if known.names else {},
+        "modes": load_failure_modes(engine_metric_names.names) if engine_metric_names.names else {},
     }  # fmt: skip

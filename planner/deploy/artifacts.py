@@ -121,7 +121,7 @@ def _render_pool_artifacts(
     if serving.router is None:
         raise PlannerError(f"no router for pools of {deployment.engine.name} is known")
     workers = {"prefill.sh": first, "decode.sh": rest}
-    sizes = " and ".join(f"{one.deployment.layout.replicas} {one.role}" for one in workers.values())
+    sizes = " and ".join(f"{launch.deployment.layout.replicas} {launch.role}" for launch in workers.values())
     engine = deployment.engine
     values: dict[str, Any] = {
         "title": f"{deployment.model.name} in pools of {sizes} workers on {deployment.gpu.name}, {engine}",
@@ -132,13 +132,13 @@ def _render_pool_artifacts(
         "prefix": get_benchmark_prefix_tokens(prediction), "range_ratio": RANDOM_LENGTH_RANGE_RATIO, "prompts": count_benchmark_prompts,
     }  # fmt: skip
     values |= {"ramp": predict_benchmark_ramp(prediction)} if "bench.sh" in names else {}
-    found = {}
+    pool_artifacts = {}
     for name in names:
         start, template = workers.get(name, first), "serve.sh" if name in workers else name
-        found[name] = render_template(
+        pool_artifacts[name] = render_template(
             "deploy", template, **values, launch=start, d=start.deployment, layout=start.deployment.layout
         )
-    return found
+    return pool_artifacts
 
 
 def build_goodput_limits(targets: Sequence[SloTarget]) -> dict[str, float]:

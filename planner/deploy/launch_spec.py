@@ -139,8 +139,8 @@ class LaunchSpec:
     @property
     def title(self) -> str:
         """What heads its files."""
-        served = self.deployment
-        return f"{served.model.name} on {served.layout} of {served.gpu.name}, {served.engine}"
+        deployment = self.deployment
+        return f"{deployment.model.name} on {deployment.layout} of {deployment.gpu.name}, {deployment.engine}"
 
     @property
     def port(self) -> int:
@@ -247,7 +247,7 @@ def build_deployment_launch(
 ) -> LaunchSpec:  # fmt: skip
     """How to start one replica of `deployment`, or as a worker of a pool (`role`)."""
     engine, layout = deployment.engine, deployment.layout
-    known, facts, nodes = (
+    cli_options, facts, nodes = (
         get_cli_options(engine.name, engine.version),
         get_engine_packaging(engine.name),
         count_nodes(deployment),
@@ -262,7 +262,7 @@ def build_deployment_launch(
     given = (part.partition("=") for part in (deployment.args.limit_mm_per_prompt or "").split(",") if part)
     media = {kind: int(most) for kind, _, most in given}  # that a prompt may hold, of each kind
     found = _render_engine_template(
-        engine.name, known, d=deployment, args=deployment.args, layout=layout, nodes=nodes, family=_get_model_flags(deployment),
+        engine.name, cli_options, d=deployment, args=deployment.args, layout=layout, nodes=nodes, family=_get_model_flags(deployment),
         name=deployment.model.name, speculative=_build_speculation_values(deployment, facts), online_quantization=online,
         total_gib=total_gib or deployment.gpu_total_bytes / GIB, fit=fit, p99_tokens=p99_tokens, p99_prompt=p99_prompt,
         share_why=explain_memory_utilization(deployment),
@@ -276,7 +276,7 @@ def build_deployment_launch(
         release=engine.release_tuple, at=parse_release, limits=media,
     )  # fmt: skip
     program = [(weights,) if part == "{model}" else (part,) for part in shlex.split(engine.facts["program"])]
-    notes = (known.note, engine.substitution_note, *found["notes"])
+    notes = (cli_options.note, engine.substitution_note, *found["notes"])
     return LaunchSpec(
         deployment, facts, get_accelerator_kind(deployment), (*found["before"], *program), found["flags"],
         found["others"], found["environment"], found["config"], nodes, estimate_startup(deployment, storage),
@@ -360,12 +360,12 @@ def _get_draft_location(drafting: SpeculationConfig) -> str | EnvVariable | None
 def _get_model_flags(deployment: Deployment) -> dict[str, Any]:
     """What this model needs beside the plan: why remote code, and its parsers at this version."""
     name, engine = deployment.model.name, deployment.engine
-    known = load_catalog("model_flags.yaml", ModelFlagsEntry).get(deployment.model.architecture.model_type)
-    if known is None:
+    model_flags_entry = load_catalog("model_flags.yaml", ModelFlagsEntry).get(deployment.model.architecture.model_type)
+    if model_flags_entry is None:
         return {"remote_code": None, "reasoning": None, "tools": None}
-    until = known.remote_code_until.get(engine.name)
-    code = None if until and engine.release_tuple >= parse_release(until) else known.remote_code
-    if known.only and not any(part.lower() in name.lower() for part in known.only):
+    until = model_flags_entry.remote_code_until.get(engine.name)
+    code = None if until and engine.release_tuple >= parse_release(until) else model_flags_entry.remote_code
+    if model_flags_entry.only and not any(part.lower() in name.lower() for part in model_flags_entry.only):
         return {"remote_code": code, "reasoning": None, "tools": None}
 
     def newest(parsers: Mapping[str, tuple[OutputParser, ...]]) -> str | None:
@@ -376,15 +376,19 @@ def _get_model_flags(deployment: Deployment) -> dict[str, Any]:
         ]
         return there[-1] if there else None
 
-    return {"remote_code": code, "reasoning": newest(known.reasoning), "tools": newest(known.tools)}
+    return {
+        "remote_code": code,
+        "reasoning": newest(model_flags_entry.reasoning),
+        "tools": newest(model_flags_entry.tools),
+    }
 
 
 def get_checkpoint(deployment: Deployment) -> str:
     """What an engine loads: a Hub repository or a folder, which no option parser takes for an option."""
-    found = resolve_repository(deployment.model.name)
-    if found.endswith(".json"):
-        found = str(Path(found).parent)
-    return f"./{found}" if found.startswith("-") else found
+    text = resolve_repository(deployment.model.name)
+    if text.endswith(".json"):
+        text = str(Path(text).parent)
+    return f"./{text}" if text.startswith("-") else text
 
 
 def _get_conversion_quantization(deployment: Deployment) -> str:

@@ -86,17 +86,17 @@ def render_manifests(
 ) -> dict[str, str]:
     """File name -> text of the wanted kinds of `FILES`, by a `scaling`'s day; `PlannerError` for what none can say."""
     values = build_template_values(launch, prediction) | _build_scaler_values(prediction, scaling)
-    found: dict[str, str] = {}
+    manifests: dict[str, str] = {}
     for kind in wanted:
         _check_manifest_supported(kind, launch)
         own = {"skypilot": _build_skypilot_values, "runpod": _build_runpod_values}.get(kind, lambda _: {})(launch)
         if kind == "dynamo":
             own = dict(zip(("dynamo", "shipped"), find_dynamo_release(launch.deployment.engine), strict=True))
-        found |= {
+        manifests |= {
             name: render_template("deploy", name, **values, **own)
             for name in list_manifest_files(kind, launch.deployment.engine)
         }
-    return found
+    return manifests
 
 
 def list_manifest_files(kind: str, engine: Engine) -> list[str]:
@@ -116,9 +116,9 @@ def _check_manifest_supported(kind: str, launch: LaunchSpec) -> None:
         raise PlannerError(f"files: {kind} needs an image, and none of {named} for {deployment.gpu.name} is published")
     if kind in ("dynamo", "runpod") and deployment.gpu.vendor != "nvidia":
         raise PlannerError(f"files: {kind} runs on NVIDIA's GPUs, and the plan is for {deployment.gpu.name}")
-    asked = [variable for name, variable in launch.variables.items() if name in ("MODEL", "DRAFT")]
-    if asked and (kind == "runpod" or (kind == "kserve" and "MODEL" in launch.variables)):
-        missing = asked[0].missing
+    env_variables = [variable for name, variable in launch.variables.items() if name in ("MODEL", "DRAFT")]
+    if env_variables and (kind == "runpod" or (kind == "kserve" and "MODEL" in launch.variables)):
+        missing = env_variables[0].missing
         raise PlannerError(f"files: {kind} cannot ask for what the plan leaves open: {missing}, in the scenario")
     if launch.nodes > 1 and kind in ("kubernetes", "kserve") and "MASTER_ADDR" not in launch.variables:
         raise PlannerError(f"files: {named} spans nodes by a launcher of its own, not by {kind}")
@@ -175,14 +175,14 @@ def _build_scaler_values(prediction: Prediction, scaling: AutoscalingPlan | None
         scaling.stabilization_s if scaling else compute_stabilization_s(compute_start_timeout_s(prediction.deployment))
     )
     spares, begins = prediction.deployment.spare_replicas, estimate_startup(prediction.deployment, DOWNLOAD_STORAGE)
-    found = {
+    scaler_values = {
         "in_flight": _get_scale_up_threshold(prediction, scaling), "stable_s": round(stable_s), "least": 1 + spares, "hours": [],
     }  # fmt: skip
     if scaling is None:
-        return found
+        return scaler_values
     clock = build_cron_schedule(scaling, max(scaling.lead_s, begins.total.hi if begins else 0.0))
     hours = [(start, end, count + spares) for start, end, count in clock]
-    return found | {"least": min(scaling.replicas) + spares, "hours": hours}
+    return scaler_values | {"least": min(scaling.replicas) + spares, "hours": hours}
 
 
 def build_cron_schedule(scaling: AutoscalingPlan, lead_s: float) -> list[tuple[str, str, int]]:

@@ -73,23 +73,23 @@ class ParsedOption:
 class ParsedCommandLine:
     """A command line as its parser reads it: options in their order, and the words that belong to none."""
 
-    given: tuple[ParsedOption, ...]
+    options: tuple[ParsedOption, ...]
     positional: tuple[str, ...]
 
     @property
     def errors(self) -> tuple[str, ...]:
         """Why the launcher would end at once, a sentence for each reason."""
-        return tuple(given.error for given in self.given if given.error)
+        return tuple(option.error for option in self.options if option.error)
 
     @property
     def values(self) -> dict[str, Any]:
         """Argument -> value; the last word counts, and parts of one JSON value are joined."""
         found: dict[str, Any] = {}
-        for given in self.given:
-            if given.option and not given.error:
-                name = given.option.argument
-                joined = isinstance(given.value, dict) and isinstance(found.get(name), dict)
-                found[name] = _merge_json(found[name], given.value) if joined else given.value
+        for option in self.options:
+            if option.option and not option.error:
+                name = option.option.argument
+                joined = isinstance(option.value, dict) and isinstance(found.get(name), dict)
+                found[name] = _merge_json(found[name], option.value) if joined else option.value
         return found
 
 
@@ -143,8 +143,8 @@ class CliOptions:
             if not self._is_option(word):
                 positional.append(word)
                 continue
-            found, at = self._read_option(word, words, at)
-            given.append(found)
+            option, at = self._read_option(word, words, at)
+            given.append(option)
         return ParsedCommandLine(tuple(given), tuple(positional))
 
     def _is_option(self, word: str) -> bool:
@@ -157,12 +157,12 @@ class CliOptions:
         """The option `word` with what it takes of the `words` from `at` on; where the next one begins."""
         written, tied, rest = word.partition("=")
         name, dot, key = written.partition(".")
-        found = self.find_spellings(name)
-        if len(found) != 1 or (dot and "json" not in self[found[0]].kind):
+        lines = self.find_spellings(name)
+        if len(lines) != 1 or (dot and "json" not in self[lines[0]].kind):
             option, dot = _find_in_other_versions(self.engine, self._normalize_spelling(name)), ""
-            error = f"{name} may be {' or '.join(found[:4])}" if len(found) > 1 else f"unknown option {written}"
+            error = f"{name} may be {' or '.join(lines[:4])}" if len(lines) > 1 else f"unknown option {written}"
         else:
-            option, error = self[found[0]], ""
+            option, error = self[lines[0]], ""
         kind, count = (option.kind, option.count) if option else ("text", "?")
         if tied:
             taken, end = [rest], at
@@ -172,7 +172,7 @@ class CliOptions:
         given = ParsedOption(written, tuple(taken), None if error else option, error=error)
         if error or option is None:
             return given, end
-        off = found[0] not in (option.name, *option.aliases)
+        off = lines[0] not in (option.name, *option.aliases)
         value, error = _parse_dotted_json(key, taken) if dot else _parse_option_value(option, taken, bool(tied), off)
         return ParsedOption(written, tuple(taken), option, value, f"{written}: {error}" if error else ""), end
 
@@ -299,7 +299,7 @@ def load_flag_lists(engine: str) -> FlagLists:
 @cache
 def load_recorded_options(engine: str) -> tuple[CliOption, ...]:
     """All options of all listed versions of `engine`; `PlannerError` names file, line and what is wrong."""
-    known, path, found = load_flag_lists(engine).versions, FLAGS_DIR / f"{engine}.csv", []
+    known, path, results = load_flag_lists(engine).versions, FLAGS_DIR / f"{engine}.csv", []
     rows = read_csv_lines(path, MIB)
     if next(rows)[1] != FLAG_COLUMNS:
         raise PlannerError(f"{path.name}: expected the columns {', '.join(FLAG_COLUMNS)}")
@@ -312,8 +312,8 @@ def load_recorded_options(engine: str) -> tuple[CliOption, ...]:
         if not match or not name.startswith("--"):
             raise PlannerError(f"{where}: {name} takes {takes!r}; accepted: {', '.join(VALUE_KINDS)}, and ?, + or *")
         spellings = tuple(also.split()), tuple(off.split())
-        found.append(CliOption(name, *spellings, match[1], match[2], default, tuple(choices.split()), first, last))
-    return tuple(found)
+        results.append(CliOption(name, *spellings, match[1], match[2], default, tuple(choices.split()), first, last))
+    return tuple(results)
 
 
 def _find_in_other_versions(engine: str, spelling: str) -> CliOption | None:
@@ -325,7 +325,11 @@ def _find_in_other_versions(engine: str, spelling: str) -> CliOption | None:
 @cache
 def load_recorded_names(what: Literal["environment", "metrics"], engine: str) -> Mapping[str, tuple[str, ...]]:
     """Every name that `engine` reads from its environment, or has on /metrics -> the listed versions that know it."""
-    known, path, found = load_flag_lists(engine).versions, FLAGS_DIR / f"{what}.csv", dict[str, tuple[str, ...]]()
+    known, path, recorded_names = (
+        load_flag_lists(engine).versions,
+        FLAGS_DIR / f"{what}.csv",
+        dict[str, tuple[str, ...]](),
+    )
     for number, cells in read_csv_lines(path, MIB):
         if cells == ["engine", "name", "first", "last"] or cells[0] != engine:
             continue
@@ -333,8 +337,8 @@ def load_recorded_names(what: Literal["environment", "metrics"], engine: str) ->
             accepted = f"engine, name, first and last of {', '.join(known)}"
             raise PlannerError(f"{path.name}, line {number}: expected {accepted}")
         first, last = map(known.index, cells[2:])
-        found[cells[1]] = found.get(cells[1], ()) + known[first : last + 1]
-    return found
+        recorded_names[cells[1]] = recorded_names.get(cells[1], ()) + known[first : last + 1]
+    return recorded_names
 
 
 def list_versions_with_spelling(engine: str, spelling: str) -> list[str]:

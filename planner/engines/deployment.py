@@ -86,11 +86,11 @@ def choose_machines(replicas: int, gpus_per_replica: int, sold_in: tuple[int, ..
     for wanted in range(1, replicas + 1):
         before = [(least[max(wanted - room, 0)], size) for room, size in rooms]
         least.append(min((gpus + size, count + 1, size) for (gpus, count, _), size in before))
-    found = []
+    rows = []
     while replicas > 0:
-        found.append(least[replicas][2])
-        replicas -= found[-1] // gpus_per_replica
-    return tuple(sorted(found, reverse=True))
+        rows.append(least[replicas][2])
+        replicas -= rows[-1] // gpus_per_replica
+    return tuple(sorted(rows, reverse=True))
 
 
 @dataclass(frozen=True)

@@ -212,26 +212,28 @@ def get_engine(name: str = "vllm", version: str | None = None) -> Engine:
 
 def resolve_dynamo_version(name: str, version: str) -> str:
     """The version of the engine that Dynamo `version` ships, where tables mean that; else `version` as it is."""
-    known = load_catalog("dynamo.yaml", DynamoReleases).get(_normalize_engine_name(name))
-    if known is None or not version[:1].isdigit():
+    dynamo_releases = load_catalog("dynamo.yaml", DynamoReleases).get(_normalize_engine_name(name))
+    if dynamo_releases is None or not version[:1].isdigit():
         return version
-    earlier = [found for found in known.shipped if parse_release(found) <= parse_release(version)]
-    newest = max(map(parse_release, known.shipped))
-    meant = re.search(r"\drc", version) or version in known.own or parse_release(version)[:2] > newest[:2]
-    return version if meant or not earlier else known.shipped[max(earlier, key=parse_release)]
+    earlier = [text for text in dynamo_releases.shipped if parse_release(text) <= parse_release(version)]
+    newest = max(map(parse_release, dynamo_releases.shipped))
+    meant = re.search(r"\drc", version) or version in dynamo_releases.own or parse_release(version)[:2] > newest[:2]
+    return version if meant or not earlier else dynamo_releases.shipped[max(earlier, key=parse_release)]
 
 
 def get_dynamo_image_version(name: str, version: str) -> str:
     """The version of the engine in the image of Dynamo `version`; empty where it is not known."""
-    known = load_catalog("dynamo.yaml", DynamoReleases).get(name)
-    shipped = known.shipped if known else load_catalog("clouds.yaml", CloudNames)[f"dynamo {name}"].names
+    dynamo_releases = load_catalog("dynamo.yaml", DynamoReleases).get(name)
+    shipped = (
+        dynamo_releases.shipped if dynamo_releases else load_catalog("clouds.yaml", CloudNames)[f"dynamo {name}"].names
+    )
     return shipped.get(version, "")
 
 
 def find_dynamo_release(engine: Engine) -> tuple[str, str]:
     """(newest release of Dynamo whose engine is of this minor version, that engine's); `PlannerError` for none."""
-    known = load_catalog("clouds.yaml", CloudNames).get(f"dynamo {engine.name}")
-    names = known.names if known else {}
+    cloud_names = load_catalog("clouds.yaml", CloudNames).get(f"dynamo {engine.name}")
+    names = cloud_names.names if cloud_names else {}
     fitting = [one for one, ships in names.items() if parse_release(ships)[:2] == engine.release_tuple[:2]]
     if not fitting:
         known_versions = ", ".join(names.values()) or "none"

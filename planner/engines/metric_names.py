@@ -41,10 +41,13 @@ def match_metric_names(name: str, version: str | None, present_names: Container[
     """Those of engine `name` at `version`, or of the newest version all of whose latencies were `seen` on a page."""
     if version is not None:
         return get_metric_names(get_engine(name, version))
-    for known in reversed(_load_metric_names()[name].values()):
-        told = [known.names[role] for role in ("ttft", "itl", "tpot") if known.names[role]]
-        if all(f"{metric}_count" in present_names for metric in told) and known.names["kv_usage"] in present_names:
-            return known
+    for engine_metric_names in reversed(_load_metric_names()[name].values()):
+        told = [engine_metric_names.names[role] for role in ("ttft", "itl", "tpot") if engine_metric_names.names[role]]
+        if (
+            all(f"{metric}_count" in present_names for metric in told)
+            and engine_metric_names.names["kv_usage"] in present_names
+        ):
+            return engine_metric_names
     return next(reversed(_load_metric_names()[name].values()))
 
 

@@ -54,10 +54,10 @@ def normalize_method_name(name: str) -> str:
     folded = name.casefold().replace("-", "_")
     kinds = (*load_draft_methods(), *_METHOD_SPELLINGS)
     begun = next((kind for kind in sorted(kinds, key=len, reverse=True) if folded.startswith(kind)), folded)
-    found = "mtp" if folded.endswith("mtp") else _METHOD_SPELLINGS.get(begun, begun)
-    if found not in load_draft_methods():
+    method_name = "mtp" if folded.endswith("mtp") else _METHOD_SPELLINGS.get(begun, begun)
+    if method_name not in load_draft_methods():
         raise make_unknown_name_error(name, load_draft_methods(), "speculative method")
-    return found
+    return method_name
 
 
 def get_draft_method(name: str) -> DraftMethod:

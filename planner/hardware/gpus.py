@@ -161,15 +161,15 @@ def _build_gpu(name: str, entry: GpuEntry) -> Gpu:
 @cache
 def _load_gpu_catalog() -> tuple[tuple[Gpu, ...], Mapping[str, Gpu]]:
     """The GPUs in the catalog's order, and by folded name."""
-    found = tuple(_build_gpu(name, entry) for name, entry in load_catalog("gpus.yaml", GpuEntry).items())
+    gpus = tuple(_build_gpu(name, entry) for name, entry in load_catalog("gpus.yaml", GpuEntry).items())
     names: dict[str, Gpu] = {}
-    called = [(alias, known) for known in found for alias in (known.name, *known.aliases)]
+    called = [(alias, gpu) for gpu in gpus for alias in (gpu.name, *gpu.aliases)]
     for alias, known in called:
         if (other := names.setdefault(normalize_gpu_name(alias), known)) is not known:
             raise PlannerError(f"gpus.yaml, entry {known.name}, field aliases: {alias} already names {other.name}")
     for alias, known in called:
         names.setdefault(f"{normalize_gpu_name(alias)}{known.marketed_gb:g}gb", known)
-    return found, names
+    return gpus, names
 
 
 def list_gpus() -> tuple[Gpu, ...]:
@@ -178,9 +178,9 @@ def list_gpus() -> tuple[Gpu, ...]:
 
 def get_gpu(name: str) -> Gpu:
     """The GPU called `name` or known by it (see `aliases` in the catalog); `PlannerError` with the nearest if none."""
-    found, names = _load_gpu_catalog()
+    gpus, names = _load_gpu_catalog()
     if normalize_gpu_name(name) not in names:
-        raise make_unknown_name_error(name, {alias for known in found for alias in (known.name, *known.aliases)}, "GPU")
+        raise make_unknown_name_error(name, {alias for gpu in gpus for alias in (gpu.name, *gpu.aliases)}, "GPU")
     return names[normalize_gpu_name(name)]
 
 

@@ -81,12 +81,12 @@ class GpuPrice:
     def __str__(self) -> str:
         if self.is_user_given:
             return f"{_format_usd(self.median_usd)} USD per GPU-hour ({SCENARIO_PRICE_SOURCE})"
-        said = f"{_format_usd(self.median_usd)} USD per GPU-hour {self.tier.replace('_', ' ')}"
+        text = f"{_format_usd(self.median_usd)} USD per GPU-hour {self.tier.replace('_', ' ')}"
         if len(self.quotes) == 1:
-            return f"{said} ({self.source}, {self.date})"
+            return f"{text} ({self.source}, {self.date})"
         first, *_, last = sorted(self.quotes, key=lambda quote: quote.usd)
         ends = f"{first.usd:.2f} ({first.seller}) to {last.usd:.2f} ({last.seller})"
-        return f"{said}, the middle of {len(self.quotes)} quotes from {ends}, {self.date}"
+        return f"{text}, the middle of {len(self.quotes)} quotes from {ends}, {self.date}"
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,6 @@ def look_up_gpu_price(gpu: Gpu, prices: PriceSelection | None = None) -> GpuPric
             raise PlannerError(f"price of {name}: expected USD per GPU-hour above 0, got {usd}")
         if get_gpu(name).name == gpu.name:
             return GpuPrice(prices.tier, (PriceQuote(usd=usd, source=SCENARIO_PRICE_SOURCE, date=""),))
-    known = _load_price_catalog().get(gpu.name)
-    quotes: tuple[PriceQuote, ...] = getattr(known, prices.tier) if known else ()
+    price_entry = _load_price_catalog().get(gpu.name)
+    quotes: tuple[PriceQuote, ...] = getattr(price_entry, prices.tier) if price_entry else ()
     return GpuPrice(prices.tier, quotes) if quotes else None

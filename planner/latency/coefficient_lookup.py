@@ -115,22 +115,30 @@ def look_up_coefficients(
     gpu: Gpu, engine: Engine, model_type: str, quantization: str, tp: int = 0
 ) -> CalibratedCoefficients:
     """Coefficients for `gpu` under `engine` and a model of this `model_type` (config.json), quantization and TP."""
-    known = load_calibration_catalog(engine.name)
+    calibration_catalog = load_calibration_catalog(engine.name)
     asked: dict[str, str | int] = {"generation": gpu.kernel_generation, "gpu": gpu.name, "model": model_type, "tp": tp}
     asked["quantization"] = quantization
-    effects = [effect for effect in known.effects.values() if known.matches(effect, engine, **asked)]
-    values = dict(known.common.coefficients)
+    effects = [
+        effect
+        for effect in calibration_catalog.effects.values()
+        if calibration_catalog.matches(effect, engine, **asked)
+    ]
+    values = dict(calibration_catalog.common.coefficients)
     for effect in effects:
         for name, factor in effect.times.items():
             values[name] *= factor
-    here = [effect for effect in known.effects.values() if effect.gpu == gpu.name and effect.points]
+    here = [effect for effect in calibration_catalog.effects.values() if effect.gpu == gpu.name and effect.points]
     measured = [e for e in here if (e.model, e.quantization) == (model_type, quantization)]
-    versions = {parse_release(version) for e in (measured or here or known.effects.values()) for version in e.versions}
+    versions = {
+        parse_release(version)
+        for e in (measured or here or calibration_catalog.effects.values())
+        for version in e.versions
+    }
     apart = bool(versions) and not min(versions) <= engine.release_tuple <= max(versions)
     there = next((e for e in effects if e.generation and not (e.before or e.gpu or e.model)), None)
     is_known = {
         "pair": bool(measured),
-        "model": any(effect.model == model_type for effect in known.effects.values()),
+        "model": any(effect.model == model_type for effect in calibration_catalog.effects.values()),
         "gpu": bool(here),
         "version": not apart,
     }
@@ -139,22 +147,30 @@ def look_up_coefficients(
     )
     new = tuple(name for name in NOVELTY_KINDS if not is_known[name])
     many = max((effect.curves for effect in measured), default=0) >= MIN_CURVES_PER_PAIR
-    loads = known.common.sigma_tpot, known.common.sigma_ttft
+    loads = calibration_catalog.common.sigma_tpot, calibration_catalog.common.sigma_ttft
     tpot, ttft = (widths.many if many and not new else _compute_error_width(widths, new) for widths in loads)
     tpot *= there.spread_tpot if there else UNSEEN_GENERATION_FACTOR
     ttft *= there.spread_ttft if there else UNSEEN_GENERATION_FACTOR
-    rate = known.common.sigma_output_tps if new else None
+    rate = calibration_catalog.common.sigma_output_tps if new else None
     tps = (
         max(tpot, _compute_error_width(rate, new) * (there.spread_output_tps if there else UNSEEN_GENERATION_FACTOR))
         if rate
         else tpot
     )
     dtype = next((e.kv_cache_dtype for e in effects if e.kv_cache_dtype != "auto"), "auto")
-    found = CalibratedCoefficients(
-        StepCoefficients(**values), basis, new, tpot, ttft, tps, dtype, sum(e.points for e in here), known.common.source
+    coefficients = CalibratedCoefficients(
+        StepCoefficients(**values),
+        basis,
+        new,
+        tpot,
+        ttft,
+        tps,
+        dtype,
+        sum(e.points for e in here),
+        calibration_catalog.common.source,
     )
     own = engine.calibration.get(gpu.name)
-    return found if own is None else _apply_user_measurements(found, own, model_type)
+    return coefficients if own is None else _apply_user_measurements(coefficients, own, model_type)
 
 
 MIN_CURVES_PER_PAIR = 10

@@ -64,8 +64,8 @@ class Performance:
 
     def get(self, metric: str, point: str) -> Interval:
         """Seconds of one of `LATENCIES` at one of `POINTS`."""
-        found: Interval = getattr(self, metric)[point]
-        return found
+        interval: Interval = getattr(self, metric)[point]
+        return interval
 
     def get_for_display(self, metric: str, point: str) -> Interval:
         """`at`, for people: see `unending`."""
@@ -74,8 +74,8 @@ class Performance:
     @property
     def queue_growth(self) -> str:
         """Whether TTFT and E2E grow for as long as it runs: "no", "may" (if it is as slow as may be) or "yes"."""
-        told = apply_unbounded_queue(Interval.from_value(0.0), "ttft", self.arrival_rps, self.capacity)
-        return "yes" if told.mid else "may" if told.hi else "no"
+        interval = apply_unbounded_queue(Interval.from_value(0.0), "ttft", self.arrival_rps, self.capacity)
+        return "yes" if interval.mid else "may" if interval.hi else "no"
 
     @property
     def source_label(self) -> str:
@@ -96,10 +96,10 @@ class Performance:
             return f"mean {values['mean'] * 1e3:.1f} ms, p99 {values['p99'] * 1e3:.1f} ms"
 
         shown = {name: getattr(self, name) for name in ("ttft", "itl", "tpot")}
-        said = "; ".join(
+        text = "; ".join(
             f"{name.upper()} {ms(times)}" for name, times in shown.items() if not math.isnan(times["mean"].mid)
         )
-        return f"{said}; {self.output_tps:.0f} output tokens/s ({self.basis}; limit: {self.bottleneck})"
+        return f"{text}; {self.output_tps:.0f} output tokens/s ({self.basis}; limit: {self.bottleneck})"
 
 
 @dataclass(frozen=True)
@@ -149,13 +149,13 @@ class PerformanceBatch:
             )
             for name, sigma in zip(("ttft", "tpot", "itl", "e2e"), self.sigmas[k].tolist(), strict=True)
         }
-        served = Interval.from_lognormal(float(self.request_tps[k]), float(self.request_sigma[k]))
+        interval = Interval.from_lognormal(float(self.request_tps[k]), float(self.request_sigma[k]))
         outputs = float(self.output_tokens[k])
         return Performance(
             **times,
-            output_tps=served * outputs,
-            total_tps=served * (outputs + float(self.prompt_tokens[k])),
-            request_tps=served,
+            output_tps=interval * outputs,
+            total_tps=interval * (outputs + float(self.prompt_tokens[k])),
+            request_tps=interval,
             decode_batch=float(self.decode_batch[k]),
             kv_usage=float(self.kv_usage[k]),
             kv_usage_p99=min(

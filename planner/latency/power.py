@@ -63,16 +63,16 @@ class GpuActivity:
 @cache
 def load_energies() -> Mapping[str, GpuEnergy]:
     """The catalog by name; `PlannerError` where there is no `prior` or a name is no GPU's and no architecture's."""
-    found = load_catalog(POWER_CATALOG, GpuEnergy)
+    energies = load_catalog(POWER_CATALOG, GpuEnergy)
     if (
-        odd := found.keys()
+        odd := energies.keys()
         - {"prior"}
         - {name for gpu in list_gpus() for name in (gpu.name, *_list_architecture_keys(gpu))}
     ):
         raise PlannerError(f"{POWER_CATALOG}, entry {min(odd)}: no GPU and no architecture in gpus.yaml has this name")
-    if "prior" not in found:
+    if "prior" not in energies:
         raise PlannerError(f"{POWER_CATALOG}: the entry prior is missing, which GPUs that nobody measured use")
-    return found
+    return energies
 
 
 def _list_architecture_keys(gpu: Gpu) -> tuple[str, str]:

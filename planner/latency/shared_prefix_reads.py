@@ -27,9 +27,14 @@ def count_concurrent_readers(deployment: Deployment) -> float:
     What several of them have in common then comes from memory once (FlashAttention 3 on Hopper). 0 where that is not
     known: of other GPUs, latent attention, or layers that differ.
     """
-    found = {layer.mixer for layer in deployment.model.architecture.layers}
-    mixer = found.pop()
-    if found or not isinstance(mixer, GroupedQueryAttention) or mixer.window or not deployment.gpu.multiprocessors:
+    sequence_mixers = {layer.mixer for layer in deployment.model.architecture.layers}
+    mixer = sequence_mixers.pop()
+    if (
+        sequence_mixers
+        or not isinstance(mixer, GroupedQueryAttention)
+        or mixer.window
+        or not deployment.gpu.multiprocessors
+    ):
         return 0.0
     return deployment.gpu.multiprocessors / max(mixer.kv_heads / deployment.layout.tp, 1.0)
 

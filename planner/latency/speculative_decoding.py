@@ -231,8 +231,8 @@ def evaluate_speculation(
 
 def find_break_even_acceptance(deployment: Deployment, batch: float, context: float) -> float | None:
     """The acceptance rate above which speculation pays at this batch; None when no rate does."""
-    found = evaluate_speculation(deployment, batch, context)
-    needed = (found.verify_s + found.draft_s) / found.plain_s
+    speedup = evaluate_speculation(deployment, batch, context)
+    needed = (speedup.verify_s + speedup.draft_s) / speedup.plain_s
     k = deployment.num_draft_tokens
     return infer_acceptance_rate(max(needed, 1.0), k) if needed <= k + 1 else None
 
@@ -268,8 +268,8 @@ def sweep_speedup(
     for k in ks:
         changed = deployment.speculation and replace(deployment.speculation, num_speculative_tokens=k)
         for batch in batches:
-            found = evaluate_speculation(replace(deployment, speculation=changed), batch, context)
-            at = {rate: replace(found, tokens_per_step=compute_expected_tokens(rate, k)) for rate in rates}
+            speedup = evaluate_speculation(replace(deployment, speculation=changed), batch, context)
+            at = {rate: replace(speedup, tokens_per_step=compute_expected_tokens(rate, k)) for rate in rates}
             rows += [(k, batch, rate, one.speedup.mid) for rate, one in at.items()]
     return pd.DataFrame(rows, columns=["k", "batch", "acceptance_rate", "speedup"])
 

@@ -85,8 +85,15 @@ def estimate_startup(deployment: Deployment, storage: str = DEFAULT_STORAGE) -> 
 
     def of(items: float, *names: str) -> Interval:
         """The product of `items` and the constants `names`."""
-        found = [get_constant(name, deployment.engine.release_tuple, STARTUP_CATALOG) for name in names]
-        values, sigmas = zip(*((one.value, one.sigma) for one in found if one), strict=True)
+        fitted_constants = [get_constant(name, deployment.engine.release_tuple, STARTUP_CATALOG) for name in names]
+        values, sigmas = zip(
+            *(
+                (fitted_constant.value, fitted_constant.sigma)
+                for fitted_constant in fitted_constants
+                if fitted_constant
+            ),
+            strict=True,
+        )
         return Interval.from_lognormal(items * math.prod(values), math.hypot(*sigmas))
 
     def read(size: float, name: str) -> Interval:

@@ -135,7 +135,7 @@ def _count_experts(deployment: Deployment) -> tuple[ExpertWork, ...]:
         shapes = [compute_shard_shape(weight, layout) for weight in weights]
         held = shapes[0][2]
         inner = sum(rows for (rows, _, _), weight in zip(shapes, weights, strict=True) if weight.shard == "column")
-        one = ExpertWork(
+        expert_work = ExpertWork(
             dtype=dtype,
             format=_get_expert_format(dtype, bits, scheme.method if scheme else ""),
             layers=1,
@@ -147,7 +147,7 @@ def _count_experts(deployment: Deployment) -> tuple[ExpertWork, ...]:
             flops=2.0 * sum(rows * cols for rows, cols, _ in shapes),
             row_bytes=2.0 * (2 * model.architecture.hidden + 1.5 * inner),
         )
-        found[one] = found.get(one, 0) + times
+        found[expert_work] = found.get(expert_work, 0) + times
     return tuple(replace(one, layers=times) for one, times in found.items())
 
 

@@ -44,10 +44,10 @@ UNMEASURED_POOL_COSTS = WorkerPoolCosts(
 
 @cache
 def _load_pool_costs() -> dict[str, WorkerPoolCosts]:
-    found = load_catalog("pools.yaml", WorkerPoolCosts)
-    for name, costs in found.items():
+    pool_costs = load_catalog("pools.yaml", WorkerPoolCosts)
+    for name, costs in pool_costs.items():
         check_coefficient_names(costs.prefill.keys() | costs.decode.keys(), f"pools.yaml, entry {name}")
-    return found
+    return pool_costs
 
 
 def get_pool_entry_name(engine: Engine) -> str:
@@ -65,18 +65,20 @@ def get_pool_coefficients(
 ) -> StepCoefficients:
     """The coefficients of a worker that only computes prompts, or only decodes; `costs` replaces the catalog's."""
     costs = costs or get_pool_costs(deployment.engine)
-    known = get_deployment_coefficients(
+    coefficients = get_deployment_coefficients(
         deployment, layouts=False
     ).coefficients  # a layout's own pace is that of mixed steps
     given = dict(getattr(costs, phase))
     if phase == "prefill" and deployment.layout.dp > 1:
         given["pace"] = given.get("pace", 1.0) * costs.attention_dp
-    pace = known.pace * given.get("pace", 1.0)  # of the whole step: what is given in seconds must not be scaled by it
+    pace = coefficients.pace * given.get(
+        "pace", 1.0
+    )  # of the whole step: what is given in seconds must not be scaled by it
     values = {
-        name: value / pace if name in COEFFICIENTS_IN_SECONDS else value * getattr(known, name)
+        name: value / pace if name in COEFFICIENTS_IN_SECONDS else value * getattr(coefficients, name)
         for name, value in given.items()
     }
-    return replace(known, **values)
+    return replace(coefficients, **values)
 
 
 def get_pool_sigmas(deployment: Deployment, tpot: float, ttft: float) -> tuple[float, float]:

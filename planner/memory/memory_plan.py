@@ -132,19 +132,19 @@ def plan_memory(deployment: Deployment) -> MemoryPlan:
     pools = [layout.build_pool([getattr(kv, end) for _, kv, _ in stages]) for end in ("lo", "mid", "hi")]
     tight = min(range(len(stages)), key=lambda i: stages[i][1].mid / layout.stage_bytes_per_block[i])
     terms, available, budgeted = stages[tight]
-    found = MemoryPlan(
+    memory = MemoryPlan(
         deployment, deployment.gpu_total_bytes, budgeted + round(available.mid), **terms, budgeted_terms=in_budget,
         context=context, kv_available=available, layout=layout, pool=pools[1], status="ok", reason="", warnings=(),
         max_concurrency=Interval(*(pool.max_concurrency_x for pool in pools)),
     )  # fmt: skip
-    status, reason = _determine_status(found, pools)
-    return replace(found, status=status, reason=reason, warnings=(reason,) if status == "at_risk" else ())
+    status, reason = _determine_status(memory, pools)
+    return replace(memory, status=status, reason=reason, warnings=(reason,) if status == "at_risk" else ())
 
 
 def get_memory_plan(deployment: Deployment) -> MemoryPlan:
     """`plan`, worked out once for any number of replicas."""
-    found = _plan_memory_cached(deployment.with_replicas(1))
-    return found if deployment.layout.replicas == 1 else replace(found, deployment=deployment)
+    memory = _plan_memory_cached(deployment.with_replicas(1))
+    return memory if deployment.layout.replicas == 1 else replace(memory, deployment=deployment)
 
 
 _plan_memory_cached = lru_cache(maxsize=4096)(plan_memory)
@@ -196,10 +196,10 @@ def _determine_status(memory: MemoryPlan, pools: list[KvCachePool]) -> tuple[Mem
         return "at_risk", (
             f"{free / gib:.2f} GiB may be free at start, {memory.budget_bytes / gib:.2f} GiB is requested"
         )
-    rest, wanted = _estimate_after_pool(memory)
-    if rest < wanted.hi:
+    rest, interval = _estimate_after_pool(memory)
+    if rest < interval.hi:
         return "at_risk", (
-            f"CUDA graphs and the sampler's warm-up on {deployment.args.max_num_seqs} rows want {wanted / gib:.2f} GiB "
+            f"CUDA graphs and the sampler's warm-up on {deployment.args.max_num_seqs} rows want {interval / gib:.2f} GiB "
             f"after the KV pool is allocated, {rest / gib:.2f} GiB remains"
         )
     return "ok", ""
@@ -232,10 +232,10 @@ def _estimate_after_pool(memory: MemoryPlan) -> tuple[float, Interval]:
 
 def find_safe_memory_utilization(deployment: Deployment) -> float:
     """The largest gpu_memory_utilization, in hundredths, that passes the start check and leaves room after the pool."""
-    found = get_memory_plan(deployment)
-    rest, wanted = _estimate_after_pool(found)
-    most = min(_estimate_free_at_start(found).lo, found.budget_bytes + rest - wanted.hi, found.total_bytes)
-    return max(0.0, math.floor(100 * most / found.total_bytes) / 100)
+    memory = get_memory_plan(deployment)
+    rest, interval = _estimate_after_pool(memory)
+    most = min(_estimate_free_at_start(memory).lo, memory.budget_bytes + rest - interval.hi, memory.total_bytes)
+    return max(0.0, math.floor(100 * most / memory.total_bytes) / 100)
 
 
 def explain_memory_utilization(deployment: Deployment) -> str:

@@ -68,9 +68,9 @@ def _get_constants_release(deployment: Deployment) -> tuple[int, int, int]:
 
 
 def _get_deployment_constant(deployment: Deployment, name: str) -> FittedConstant:
-    found = get_constant(name, _get_constants_release(deployment))
-    assert found is not None, name
-    return found
+    fitted_constant = get_constant(name, _get_constants_release(deployment))
+    assert fitted_constant is not None, name
+    return fitted_constant
 
 
 def uses_model_runner_v2(deployment: Deployment) -> bool:
@@ -174,11 +174,11 @@ def estimate_non_torch(deployment: Deployment) -> Interval:
     elsewhere = (
         Interval.from_value(0) if measured else _get_deployment_constant(deployment, "non-torch-elsewhere").as_interval
     )
-    found = (
+    interval = (
         _get_deployment_constant(deployment, "non-torch" + _get_fabric_suffix(deployment)).as_non_negative_interval
         + elsewhere
     )
-    return Interval(max(0.0, found.lo), found.mid, found.hi)
+    return Interval(max(0.0, interval.lo), interval.mid, interval.hi)
 
 
 def estimate_driver_context(deployment: Deployment) -> Interval:

@@ -47,8 +47,8 @@ def compute_lora_bytes(
     Both are in 16 bit, and only the side that the weight itself splits is split (vLLM 0.33.0 lora/layers/). `targets`
     are module names such as "q_proj"; empty means every linear layer. `reserved`: as torch's allocator reserves them.
     """
-    wanted = [w for w in weights if w.linear and (not targets or w.name.split(".")[-1] in targets)]
-    shapes = (compute_shard_shape(weight, layout) for weight in wanted)
+    weight_tensors = [w for w in weights if w.linear and (not targets or w.name.split(".")[-1] in targets)]
+    shapes = (compute_shard_shape(weight, layout) for weight in weight_tensors)
     sizes = ((2 * max_loras * max_lora_rank * side, n) for rows, cols, n in shapes for side in (rows, cols))
     return sum(
         n

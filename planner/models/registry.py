@@ -57,12 +57,12 @@ class Model:
     def layer_prefixes(self) -> tuple[str, ...]:
         """A module path for every layer, "layers.3."; layers whose weights are stored alike share the first one's."""
         alike: dict[Any, str] = {}
-        found = []
+        rows = []
         for index, layer in enumerate(self.architecture.layers):
             prefix = f"layers.{index}."
             formats = tuple(self.quantization.get_weight_format(weight, prefix) for weight in layer.weights)
-            found.append(alike.setdefault((layer, formats), prefix))
-        return tuple(found)
+            rows.append(alike.setdefault((layer, formats), prefix))
+        return tuple(rows)
 
     @cached_property
     def distinct_layers(self) -> Mapping[tuple[DecoderLayer, str], int]:
@@ -96,29 +96,29 @@ def load_model(
     that contradicts the checkpoint.
     """
     if isinstance(source, Mapping):
-        found = _build_model(
+        model = _build_model(
             source, validate_unicode_text(source.get("_name_or_path") or source.get("model_type") or "config", "model")
         )
     elif isfile(path := Path(validate_unicode_text(source, "model"))) or isfile(path / "config.json"):
         where = path.name if isfile(path) else "config.json"
-        found = _build_model(_read_config_file(path), str(source).removesuffix("/config.json"), where)
+        model = _build_model(_read_config_file(path), str(source).removesuffix("/config.json"), where)
     elif str(source).endswith(".json"):
         raise PlannerError(f"model {str(source)!r:.300}: there is no such file")
     elif not str(source).isprintable() or len(str(source)) > 200:
         long = f"model {str(source)!r:.80} is longer than 200 letters"
         raise PlannerError(f"{long}, or has one that cannot be printed; no name is so")
     else:
-        found = _look_up_model(str(source))
+        model = _look_up_model(str(source))
     if quantization is not None:
-        found = _apply_format(quantization, found)
-    if not found.quantization.schemes and (said := _split_format_from_name(found.name)[1]) not in (None, "none"):
-        note = f"{found.name} says {said}, and its configuration states no quantization: planned in {found.dtype}"
-        found = replace(found, warnings=(*found.warnings, f"{note}; add its hf_quant_config.json, or quantization"))
+        model = _apply_format(quantization, model)
+    if not model.quantization.schemes and (said := _split_format_from_name(model.name)[1]) not in (None, "none"):
+        note = f"{model.name} says {said}, and its configuration states no quantization: planned in {model.dtype}"
+        model = replace(model, warnings=(*model.warnings, f"{note}; add its hf_quant_config.json, or quantization"))
     if dtype is not None and dtype != "auto":
         if dtype not in DTYPE_BYTES:
             raise make_unknown_name_error(dtype, (*DTYPE_BYTES, "auto"), "dtype")
-        found = replace(found, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
-    return found
+        model = replace(model, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
+    return model
 
 
 @lru_cache(maxsize=256)
@@ -277,9 +277,9 @@ _BLOCK_FP8_MAKERS = ("qwen", "zai-org", "deepseek-ai", "minimaxai", "moonshotai"
 def _look_up_model(name: str) -> Model:
     _, folded = _load_model_catalog()
     if (known := folded.get(_remove_dashes(_normalize_name(name)))) is not None:
-        found = _build_catalog_model(known)
+        model = _build_catalog_model(known)
         read = (f"{name} is read as {known}",) if name.casefold() != known.casefold() else ()
-        return found if name == known else replace(found, name=name, warnings=(*found.warnings, *read))
+        return model if name == known else replace(model, name=name, warnings=(*model.warnings, *read))
     if (config := _read_hub_cache(name)) is not None:
         return _build_model(config, name)
     if (variant := _find_variant(name)) is not None:
@@ -363,8 +363,8 @@ def _read_hub_cache(name: str) -> dict[str, Any] | None:
     home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
     cache_dir = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
     folder = escape(f"models--{name.replace('/', '--')}")
-    found = sorted(cache_dir.glob(f"{folder}/snapshots/*/config.json"), key=os.path.getmtime)
-    return _read_config_file(found[-1]) if found else None
+    paths = sorted(cache_dir.glob(f"{folder}/snapshots/*/config.json"), key=os.path.getmtime)
+    return _read_config_file(paths[-1]) if paths else None
 
 
 @cache

@@ -48,7 +48,7 @@ def estimate_collectives(deployment: Deployment, tokens: np.ndarray, c: StepCoef
     )
     outside = gpu.internode_bandwidth * c.link
     latency = c.allreduce_s * (1 if nvlink else PCIE_LATENCY_FACTOR)
-    found = []
+    rows = []
     if layout.tp > 1:
         link = inside if layout.tp <= deployment.gpus_per_node else outside
         layers = architecture.distinct_layers.items()
@@ -57,11 +57,11 @@ def estimate_collectives(deployment: Deployment, tokens: np.ndarray, c: StepCoef
         if norms:
             small = np.asarray(tokens, float) * 8
             seconds = norms * estimate_allreduce_s(small, layout.tp, link, latency)
-            found.append(CollectiveCost("query-key norm all-reduce", norms, small, seconds))
+            rows.append(CollectiveCost("query-key norm all-reduce", norms, small, seconds))
         seconds = count * estimate_allreduce_s(size, layout.tp, link, latency)
-        found.append(CollectiveCost("TP all-reduce", count, size, seconds))
+        rows.append(CollectiveCost("TP all-reduce", count, size, seconds))
     if layout.dcp > 1:
-        found.append(_estimate_dcp_collective(deployment, np.minimum(tokens, deployment.args.max_num_seqs), inside))
+        rows.append(_estimate_dcp_collective(deployment, np.minimum(tokens, deployment.args.max_num_seqs), inside))
     if layout.dp > 1 and architecture.is_moe:
         link = inside if layout.tp * layout.dp <= deployment.gpus_per_node else outside
         experts = [layer.mlp for layer in architecture.layers if isinstance(layer.mlp, MoeBlock)]
@@ -73,13 +73,13 @@ def estimate_collectives(deployment: Deployment, tokens: np.ndarray, c: StepCoef
                 EXPERT_EXCHANGE_LATENCY_FACTOR * latency,
             )  # to the ranks of its experts only: FP8 there, bf16 back
         seconds = len(experts) * estimate_allreduce_s(size * sent, layout.dp, link, wait)
-        found.append(CollectiveCost("expert dispatch and combine", len(experts), size * sent, seconds))
+        rows.append(CollectiveCost("expert dispatch and combine", len(experts), size * sent, seconds))
     if layout.pp > 1:
         across = min(ceil(layout.tp * layout.pp / deployment.gpus_per_node) - 1, layout.pp - 1)
         sends = 2 * size  # hidden states and residual
         seconds = (layout.pp - 1) * latency + sends * (across / outside + (layout.pp - 1 - across) / inside)
-        found.append(CollectiveCost("PP send", layout.pp - 1, sends, seconds))
-    return tuple(found)
+        rows.append(CollectiveCost("PP send", layout.pp - 1, sends, seconds))
+    return tuple(rows)
 
 
 def _estimate_dcp_collective(deployment: Deployment, rows: np.ndarray, link: float) -> CollectiveCost:

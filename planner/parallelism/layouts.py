@@ -53,14 +53,14 @@ def explain_illegal_layout(
 
 def _collect_fp8_block_widths(model: Model, layout: ParallelLayout, experts: bool) -> dict[tuple[str, int, int], None]:
     """Sizes that tensor parallelism cuts and that must stay whole 128-blocks: (name, size, cut over)."""
-    found: dict[tuple[str, int, int], None] = {}
+    fp8_block_widths: dict[tuple[str, int, int], None] = {}
     for layer in model.architecture.distinct_layers:
         for weight in layer.weights:
             if experts and weight.part == "routed_experts" and weight.shard == "column" and layout.ep == 1:
-                found["the experts' gate and up", weight.rows, layout.tp * layout.dp] = None
+                fp8_block_widths["the experts' gate and up", weight.rows, layout.tp * layout.dp] = None
             elif weight.part in ("dense_mlp", "shared_experts") and weight.shard == "column":
-                found["gate and up", weight.rows, layout.tp] = None
-    return found
+                fp8_block_widths["gate and up", weight.rows, layout.tp] = None
+    return fp8_block_widths
 
 
 def list_legal_layouts(
@@ -73,14 +73,14 @@ def list_legal_layouts(
     Decode context parallelism (DCP) is not tried: with its messages for free it changed no bill, of the shipped
     scenarios and of 60 random ones (2026-11).
     """
-    node, moe, found = gpus_per_node or gpu.gpus_per_node, model.architecture.is_moe, []
+    node, moe, rows = gpus_per_node or gpu.gpus_per_node, model.architecture.is_moe, []
     shared = moe and (engine is None or engine.facts["data_parallel_attention"])
     for tp in _list_powers_of_two(min(node, max_gpus)):
         sizes = product(range(1, min(max_gpus // tp, MAX_PIPELINE_STAGES) + 1), (1, tp) if moe and tp > 1 else (1,))
-        found += [ParallelLayout(tp=tp, pp=pp, ep=ep) for pp, ep in sizes if not pp % ceil(tp * pp / node)]
+        rows += [ParallelLayout(tp=tp, pp=pp, ep=ep) for pp, ep in sizes if not pp % ceil(tp * pp / node)]
         ranks = _list_powers_of_two(max_gpus // tp)[1:] if shared else []
-        found += [ParallelLayout(tp=tp, dp=dp, ep=tp * dp) for dp in ranks]
-    return [layout for layout in found if explain_illegal_layout(model, layout, node, engine) is None]
+        rows += [ParallelLayout(tp=tp, dp=dp, ep=tp * dp) for dp in ranks]
+    return [layout for layout in rows if explain_illegal_layout(model, layout, node, engine) is None]
 
 
 def _list_powers_of_two(most: int) -> list[int]:

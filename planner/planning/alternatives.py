@@ -43,10 +43,14 @@ def explain_alternatives(plan: Plan) -> tuple[Alternative, ...]:
 def _list_alternatives(plan: Plan, chosen: Candidate) -> Iterator[tuple[str, str, list[Candidate]]]:
     """(what, its GPU if that is what it is, the candidates with it) for each that `chosen` has not."""
     scenario = plan.scenario
-    for card in scenario.gpus:
-        if card.gpu != chosen.deployment.gpu:
-            name = card.gpu.name
-            yield name, name, [c for c in plan.without_disaggregation.candidates if c.deployment.gpu == card.gpu]
+    for candidate_gpu in scenario.gpus:
+        if candidate_gpu.gpu != chosen.deployment.gpu:
+            name = candidate_gpu.gpu.name
+            yield (
+                name,
+                name,
+                [c for c in plan.without_disaggregation.candidates if c.deployment.gpu == candidate_gpu.gpu],
+            )
     drafted = scenario.speculation.method if scenario.speculation and scenario.speculation.allowed else ""
     names = (
         [f"{q} weights" if q else "the checkpoint's own weights" for q in scenario.quantizations],
@@ -68,13 +72,15 @@ def _explain_alternative(plan: Plan, chosen: Candidate, what: str, gpu: str, oth
         last = max(refused, key=attrgetter("gpus"), default=None)
         return Alternative(what, None, f"{last.description}: {last.reason}" if last else "no deployment with it starts")
     if near := sorted(fit_to_budget(scenario, chosen.price_key, others), key=attrgetter("limit_utilization")):
-        found = ensure_simulated(scenario, near[0])
-        if found.is_feasible:
-            gains = _compare_to_chosen(scenario, found, chosen)
-            said = f"{found.description} does it too, for {_format_price(found)}{gains}; {_explain_rank(found, chosen)}"
-            return Alternative(what, found, said)
-        said = f"of all that costs no more, {found.description} comes nearest, but {'; '.join(found.violations)}"
-        return Alternative(what, found, said)
+        candidate = ensure_simulated(scenario, near[0])
+        if candidate.is_feasible:
+            gains = _compare_to_chosen(scenario, candidate, chosen)
+            text = f"{candidate.description} does it too, for {_format_price(candidate)}{gains}; {_explain_rank(candidate, chosen)}"
+            return Alternative(what, candidate, text)
+        text = (
+            f"of all that costs no more, {candidate.description} comes nearest, but {'; '.join(candidate.violations)}"
+        )
+        return Alternative(what, candidate, text)
     single = evaluate_candidates(scenario, [(one.deployment, 1, one.preference_key) for one in others])
     least = min(single, key=attrgetter("cost_key"))
     if least.usd_per_hour is None and chosen.usd_per_hour is not None:
@@ -101,15 +107,15 @@ def _compare_to_chosen(scenario: Scenario, candidate: Candidate, chosen: Candida
     ):
         return ""
     more = round(100 * (most.mid / least.mid - 1))
-    said = f", and serves {abs(more)}% {'more' if more > 0 else 'less'}" if more else ", and serves as much"
+    text = f", and serves {abs(more)}% {'more' if more > 0 else 'less'}" if more else ", and serves as much"
     paced = {t: old.get_for_display(t.metric, t.percentile).mid for t in scenario.slo_targets}
     paced = {t: value for t, value in paced.items() if not math.isnan(value)}  # answers of one token have no pace
     if not paced:
-        return said
+        return text
     target = max(paced, key=lambda t: paced[t] / t.seconds)
     after = format_latency(new.get_for_display(target.metric, target.percentile).mid)
     before = format_latency(paced[target])
-    return f"{said}, {target.name} {after}, not {before}" if after != before else said
+    return f"{text}, {target.name} {after}, not {before}" if after != before else text
 
 
 def _explain_rank(candidate: Candidate, chosen: Candidate) -> str:

@@ -136,9 +136,9 @@ def _suggest_batched_tokens(deployment: Deployment, load: Workload) -> int | Non
 
 def _suggest_num_seqs(deployment: Deployment, load: Workload) -> int | None:
     """As many sequences as hardly ever outgrow the pool, where the command has more."""
-    found, many = plan_memory(deployment), deployment.args.max_num_seqs
-    safe = find_safe_max_num_seqs(found, load)
-    crowded = estimate_preemption_risk(found, load, min(many, load.concurrency or 1)) > 0.05
+    memory, many = plan_memory(deployment), deployment.args.max_num_seqs
+    safe = find_safe_max_num_seqs(memory, load)
+    crowded = estimate_preemption_risk(memory, load, min(many, load.concurrency or 1)) > 0.05
     return safe if 0 < safe < many and crowded else None
 
 
@@ -156,7 +156,7 @@ def _describe_benefit(now: Prediction, then: Prediction, load: Workload) -> str:
     rate = after.output_tps.mid / before.output_tps.mid - 1
     pace = before.get("tpot", "mean").mid / after.get("tpot", "mean").mid - 1
     first = before.get("ttft", "p50").mid / after.get("ttft", "p50").mid - 1
-    fits = [found.memory.pool.count_sequences(round(load.mean_tokens_per_request)) for found in (now, then)]
+    fits = [prediction.memory.pool.count_sequences(round(load.mean_tokens_per_request)) for prediction in (now, then)]
     calmer = before.preemptions - after.preemptions > 0.01
     if (
         min(rate, pace) < -MIN_SUGGESTED_GAIN
@@ -169,21 +169,21 @@ def _describe_benefit(now: Prediction, then: Prediction, load: Workload) -> str:
         )
     ):
         return ""
-    said = (
+    sentences = (
         [f"TPOT {_format_ms(before, 'tpot', 'mean')} -> {_format_ms(after, 'tpot', 'mean')}"]
         if abs(pace) > MIN_SUGGESTED_GAIN / 2
         else []
     )
-    said += (
+    sentences += (
         [f"median TTFT {_format_ms(before, 'ttft', 'p50')} -> {_format_ms(after, 'ttft', 'p50')}"]
         if abs(first) > 0.05
         else []
     )
     served = f"{before.output_tps.mid:,.0f} -> {after.output_tps.mid:,.0f} output tokens/s"
-    said += [served] if abs(rate) > MIN_SUGGESTED_GAIN / 2 else []
-    said += [f"{before.preemptions:.2f} -> {after.preemptions:.2f} preemptions a request"] if calmer else []
-    said += [f"{fits[0]:,} -> {fits[1]:,} requests fit"] if fits[1] != fits[0] else []
-    return ", ".join(said) + f" at {load.concurrency} in flight"
+    sentences += [served] if abs(rate) > MIN_SUGGESTED_GAIN / 2 else []
+    sentences += [f"{before.preemptions:.2f} -> {after.preemptions:.2f} preemptions a request"] if calmer else []
+    sentences += [f"{fits[0]:,} -> {fits[1]:,} requests fit"] if fits[1] != fits[0] else []
+    return ", ".join(sentences) + f" at {load.concurrency} in flight"
 
 
 def _format_ms(performance: Performance, metric: str, point: str) -> str:

@@ -144,17 +144,17 @@ def compute_stabilization_s(start_s: float) -> float:
 
 def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPlan | None:
     """Replicas of `candidate` in each hour of the scenario's day; None without one, and where nothing is predicted."""
-    found = candidate.prediction.performance
-    if scenario.daily_profile is None or found is None:
+    performance = candidate.prediction.performance
+    if scenario.daily_profile is None or performance is None:
         return None
     deployment = candidate.deployment
     load = replace(derive_effective_workload(deployment, scenario.workload), trace=None, num_prompts=None)
-    one = find_max_replica_load(replace(scenario, workload=load), candidate)
-    assert load.rate is not None and one.workload is not None and one.workload.rate is not None
+    prediction = find_max_replica_load(replace(scenario, workload=load), candidate)
+    assert load.rate is not None and prediction.workload is not None and prediction.workload.rate is not None
     rates = tuple(share * load.rate for share in scenario.daily_profile.hourly_fractions)
     begins, most = estimate_startup(deployment, scenario.storage), deployment.layout.replicas
-    lead_s, drain_s = begins.total.hi if begins else DEFAULT_MAX_STARTUP_S, found.e2e["p99"].mid
-    needed = [math.ceil(rate / one.workload.rate - 1e-9) for rate in rates]
+    lead_s, drain_s = begins.total.hi if begins else DEFAULT_MAX_STARTUP_S, performance.e2e["p99"].mid
+    needed = [math.ceil(rate / prediction.workload.rate - 1e-9) for rate in rates]
     counts = np.clip(needed, min(scenario.replicas_at_least, most), most)
     price = look_up_gpu_price(deployment.gpu, scenario.prices)
 
@@ -174,7 +174,7 @@ def plan_autoscaling(scenario: Scenario, candidate: Candidate) -> AutoscalingPla
             counts = np.where(short, counts + 1 if left > 0 else most, counts)
     return AutoscalingPlan(
         deployment, rates, tuple(counts.tolist()), tuple(largest.tolist()),
-        sum(len(day.output) for day in days), one, lead_s, drain_s,
+        sum(len(day.output) for day in days), prediction, lead_s, drain_s,
         price.median_usd if price else None, scenario.daily_profile.peak_rps is None,
     )  # fmt: skip
 
@@ -186,7 +186,11 @@ def rank_by_daily_cost(scenario: Scenario, holding: list[Candidate]) -> tuple[li
     hours is paid in full, and where none costs clearly less the order stays.
     """
     first = holding[0]
-    kinds = {found.display_key: found for found in reversed(holding) if found.display_key != first.display_key}
+    kinds = {
+        candidate.display_key: candidate
+        for candidate in reversed(holding)
+        if candidate.display_key != first.display_key
+    }
     rivals = sorted(kinds.values(), key=lambda found: _estimate_min_daily_cost(scenario, found))
     rivals = [found for found in rivals if _estimate_min_daily_cost(scenario, found) < first.cost_key][
         :MAX_DAYS_COMPARED

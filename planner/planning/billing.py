@@ -36,17 +36,17 @@ class BillingComparison:
     def sentences(self) -> tuple[str, ...]:
         """What they cost, and up to where each is cheaper, in sentences."""
         costs = ", ".join(f"{way} ${usd:,.2f}" for way, usd in sorted(self.usd.items(), key=lambda item: item[1]))
-        found = [f"a day of {self.requests:,.0f} requests costs: {costs}"]
+        lines = [f"a day of {self.requests:,.0f} requests costs: {costs}"]
         for (first, second), most in self.break_even_requests.items():
             if not 0 < most < math.inf:
                 ever = "always" if most else "never"
-                found.append(f"{first} is {ever} cheaper than {second}, up to ten times the traffic")
+                lines.append(f"{first} is {ever} cheaper than {second}, up to ten times the traffic")
             else:
-                found.append(f"{first} is cheaper than {second} up to {float(f'{most:.2g}'):,.0f} requests a day")
+                lines.append(f"{first} is cheaper than {second} up to {float(f'{most:.2g}'):,.0f} requests a day")
         if self.cold is not None and self.cold >= 1e-4:
             start = f"{self.cold_start:,.0f} s"
-            found.append(f"of the quietest hour's requests {self.cold:.2%} wait for a serverless start ({start})")
-        return tuple(found)
+            lines.append(f"of the quietest hour's requests {self.cold:.2%} wait for a serverless start ({start})")
+        return tuple(lines)
 
 
 def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComparison:
@@ -65,8 +65,8 @@ def compare_billing(scenario: Scenario, scaling: AutoscalingPlan) -> BillingComp
         )
     if (paid := instead.serverless) is not None:
         ways[BILLING_SERVERLESS] = lambda times: price_serverless(paid, scaling, times)[0] / days
-    if (asked := instead.api) is not None:
-        ways[BILLING_API] = lambda times: _price_api(asked, scaling, times) / days
+    if (api_entry := instead.api) is not None:
+        ways[BILLING_API] = lambda times: _price_api(api_entry, scaling, times) / days
     usd |= {way: cost(1.0) for way, cost in ways.items() if way != BILLING_AUTOSCALED}
     requests = sum(scaling.rates) * 3600 / days
     curves = (

@@ -35,8 +35,8 @@ class Candidate:
     @property
     def is_underused(self) -> bool:
         """Most of what it holds and can do is idle: with more memory or with fewer slots it would do the same."""
-        found = self.prediction.performance
-        return found is not None and max(found.kv_usage, self.capacity_utilization) < MAX_UNDERUSED_FRACTION
+        performance = self.prediction.performance
+        return performance is not None and max(performance.kv_usage, self.capacity_utilization) < MAX_UNDERUSED_FRACTION
 
     @property
     def is_feasible(self) -> bool:

@@ -132,15 +132,15 @@ def _simulate_saturated_rps(replica: Deployment, lengths: Workload) -> float:
     waiting = replace(
         lengths, concurrency=min(2 * slots * replica.num_engine_instances, int(WORKLOAD_BOUNDS["concurrency"][1]))
     )
-    found = simulate_workload(replica, pool, build_step_model(replica), waiting, requests=n, even=True)
-    begun, tokens = found.outcome.first_token * found.clock_scale, found.prompt + found.output
+    result = simulate_workload(replica, pool, build_step_model(replica), waiting, requests=n, even=True)
+    begun, tokens = result.outcome.first_token * result.clock_scale, result.prompt + result.output
     end = begun.max()
     ends = np.append(np.sort(begun)[slots - 1 :: slots], end)  # of waves
     mixed = ends[np.searchsorted(ends, MIXING_TIME_FRACTION * end)]
     if (
-        mixed == end or found.preemptions.mean() > MAX_PREEMPTIONS_PER_REQUEST
+        mixed == end or result.preemptions.mean() > MAX_PREEMPTIONS_PER_REQUEST
     ):  # all in a step or two; or much is begun and given up again
-        end, mixed = found.duration, 0.0
+        end, mixed = result.duration, 0.0
     return replica.num_engine_instances * float(tokens[begun > mixed].sum() / tokens.mean() / (end - mixed))
 
 

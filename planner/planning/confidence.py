@@ -72,9 +72,9 @@ class ChoiceConfidence:
             "another at the same price does better": self.p_equal_cost,
             "only something dearer keeps all that is asked": self.p_costlier,
         }
-        told = [f"in {count} {what}" for what, share in others.items() if (count := round(share * NUM_DRAWS))]
+        sentences = [f"in {count} {what}" for what, share in others.items() if (count := round(share * NUM_DRAWS))]
         kept = f"in {self.p_unchanged * NUM_DRAWS:,.0f} of {NUM_DRAWS:,} draws from the intervals it stays the cheapest that holds"
-        return "; ".join([kept, *([", ".join(told)] if told else [])])
+        return "; ".join([kept, *([", ".join(sentences)] if sentences else [])])
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,10 @@ def _build_choice_set(plan: Plan, chosen: Candidate) -> _ChoiceSet:
         kept[chosen.placement_key] = chosen, _compute_limit_rows(plan.scenario, chosen) or []
     first = [(candidate.cost_key, candidate.rank_key, candidate is not chosen) for candidate, _ in kept.values()]
     ordered = sorted(zip(first, kept.values(), strict=True), key=lambda item: item[0])
-    found = [candidate for _, (candidate, _) in ordered]
-    keys = [((c.cost_key[0], round(c.cost_key[1], 6)), c.rank_key[:-1]) for c in found]
+    candidates = [candidate for _, (candidate, _) in ordered]
+    keys = [((c.cost_key[0], round(c.cost_key[1], 6)), c.rank_key[:-1]) for c in candidates]
     order = np.array([[sorted(set(keys)).index(key)] for key in keys])
-    return _ChoiceSet(found, np.array([kept[candidate.placement_key][1] for candidate in found]), order)
+    return _ChoiceSet(candidates, np.array([kept[candidate.placement_key][1] for candidate in candidates]), order)
 
 
 def _compute_limit_rows(scenario: Scenario, candidate: Candidate) -> list[tuple[float, float, float]] | None:
@@ -184,16 +184,18 @@ def _compute_log_sensitivity(value: Interval, limit: float) -> tuple[float, floa
 def _decompose_variance(candidate: Candidate) -> dict[str, float]:
     """Shares of the variance of its step cost, by what has the same error; those of its layout alone last."""
     deployment = candidate.deployment
-    known, engine, card = get_deployment_coefficients(deployment), deployment.engine, deployment.gpu.name
+    coefficients, engine, card = get_deployment_coefficients(deployment), deployment.engine, deployment.gpu.name
     widths = load_calibration_catalog(engine.name).common.sigma_tpot
     name, layout = str(engine), deployment.with_replicas(1).layout
     pair = f"{name}, {card}, {get_weight_format_name(deployment.model)}"
     own = f"{pair}, {layout}, {deployment.args.kv_cache_dtype or 'auto'} KV, {deployment.num_draft_tokens} drafts"
     kinds = {"model": f"{name}, the model", "gpu": f"{name}, {card}", "version": name}
     found = {
-        kinds[new]: max(getattr(widths, new) ** 2 - widths.curve**2, 0.0) for new in known.novelties if new in kinds
+        kinds[new]: max(getattr(widths, new) ** 2 - widths.curve**2, 0.0)
+        for new in coefficients.novelties
+        if new in kinds
     }
-    found[pair] = max(widths.curve**2 - widths.many**2, 0.0) * (known.sigma_tpot > widths.many)
+    found[pair] = max(widths.curve**2 - widths.many**2, 0.0) * (coefficients.sigma_tpot > widths.many)
     found[own] = widths.many**2
     return {name: square / sum(found.values()) for name, square in found.items()}
 
@@ -211,13 +213,13 @@ def _rank_benchmarks(
     A result tells the error of its own layout, and of others as far as they share it; the rest stays at the middle.
     The plan's own, the first of `asked`, comes first where no other changes it clearly more often.
     """
-    today, found = rivals.choose(np.zeros((len(z), 1)))[0], []
+    today, rows = rivals.choose(np.zeros((len(z), 1)))[0], []
     for k in dict.fromkeys({list(shares[k])[-1]: k for k in reversed(asked)}[list(shares[k])[-1]] for k in asked):
         known = [sum(math.sqrt(share * shares[k].get(name, 0)) for name, share in each.items()) for each in shares]
         changed = float((rivals.choose(np.outer(known, z[k])) != today).mean())
-        found.append((changed + MIN_BENCHMARK_ADVANTAGE * (k == asked[0]), changed, k))
+        rows.append((changed + MIN_BENCHMARK_ADVANTAGE * (k == asked[0]), changed, k))
     return tuple(
         (rivals.candidates[k], changed)
-        for _, changed, k in sorted(found, reverse=True)
+        for _, changed, k in sorted(rows, reverse=True)
         if changed >= MIN_REPORTED_PROBABILITY
     )

@@ -29,17 +29,17 @@ def choose_max_model_len(workload: Workload, buffer: float, limit: int) -> int:
 
 
 def build_deployment(
-    scenario: Scenario, candidate_gpu: CandidateGpu, served: Model, layout: ParallelLayout, kv_cache_dtype: str = "auto",
+    scenario: Scenario, candidate_gpu: CandidateGpu, model: Model, layout: ParallelLayout, kv_cache_dtype: str = "auto",
     speculation: SpeculationConfig | None = None,
 ) -> Deployment:  # fmt: skip
     """`served` on one kind of GPU as the scenario sets it up, with the limits that its traffic and memory allow."""
-    length = choose_max_model_len(scenario.workload, scenario.context_buffer, served.architecture.max_position)
+    length = choose_max_model_len(scenario.workload, scenario.context_buffer, model.architecture.max_position)
     args: dict[str, Any] = {"max_model_len": length, "kv_cache_dtype": kv_cache_dtype}
     if adapters := scenario.workload.adapters:
         args["max_loras"] = min(adapters, DEFAULT_LORA_SLOTS, int(scenario.engine_args["max_cpu_loras"]))
     args |= scenario.engine_args
     deployment = deploy_on(
-        served, candidate_gpu.gpu, **vars(layout), engine=scenario.engine, speculation=speculation,
+        model, candidate_gpu.gpu, **vars(layout), engine=scenario.engine, speculation=speculation,
         interconnect=candidate_gpu.interconnect, gpus_per_node=candidate_gpu.max_machine_gpus, other_tenants=scenario.other_tenants,
         spare_replicas=scenario.spare_replicas, sold_in=candidate_gpu.machine_sizes,
         memory_calibration=scenario.memory_calibration, **args,

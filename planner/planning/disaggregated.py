@@ -68,14 +68,14 @@ def evaluate_disaggregated(
     for pool, memory in memories.items():
         if not memory.can_start:
             return Prediction(pool, workload, memory, None, paid)
-    found = Prediction(decode, workload, memories[decode], None, paid, prefill=prefill)
+    prediction = Prediction(decode, workload, memories[decode], None, paid, prefill=prefill)
     load = derive_effective_workload(prefill, workload)  # which looks for shared prefixes where prompts are computed
     pools = DisaggregatedPools.from_deployments(prefill, decode, memories[decode], load)
     performance, others = pools.simulate(load), []
     if load.rate is not None and not quick:  # in a closed loop every time is longer by the same factor
         pace = math.exp(Z_SCORE_80PCT * pools.sigma_tpot)
         others = [pools.scale(factor).simulate(load) for factor in (1 / pace, pace)]
-    return replace(found, performance=_widen_intervals(performance, others))
+    return replace(prediction, performance=_widen_intervals(performance, others))
 
 
 def estimate_kv_transfer(prefill: Deployment, decode: Deployment) -> tuple[float, float]:
@@ -177,15 +177,15 @@ class DisaggregatedPools:
         gaps = [steps[min(int(np.searchsorted(reached, q)), seats)] for q in LATENCY_QUANTILES]
         spread, first = self.sigma_tpot, self.sigma_ttft
         mixed = math.hypot(first * ttft.mean(), spread * decoding.mean()) / (ttft.mean() + decoding.mean())
-        served = Interval.from_lognormal(rate, spread)
+        interval = Interval.from_lognormal(rate, spread)
         return Performance(
             ttft=_summarize(ttft, first),
             tpot=_summarize(tpot, spread),
             itl=_build_statistics((shares @ steps, *gaps), spread),
             e2e=_summarize(ttft + decoding, mixed),
-            output_tps=served * float(output.mean()),
-            total_tps=served * (float(output.mean()) + workload.prompt.mean),
-            request_tps=served,
+            output_tps=interval * float(output.mean()),
+            total_tps=interval * (float(output.mean()) + workload.prompt.mean),
+            request_tps=interval,
             decode_batch=batch / self.ranks,
             kv_usage=min(batch / self.resident_sequences, 1.0),
             kv_usage_p99=min(int(np.searchsorted(reached, 0.99)) / self.resident_sequences, 1.0),
@@ -219,8 +219,8 @@ def _widen_intervals(mid: Performance, others: list[Performance]) -> Performance
         return mid
 
     def wider(metric: str, point: str) -> Interval:
-        known, ends = mid.get(metric, point), [one.get(metric, point).mid for one in others]
-        return Interval(min(known.lo, *ends), known.mid, max(known.hi, *ends))
+        interval, ends = mid.get(metric, point), [performance.get(metric, point).mid for performance in others]
+        return Interval(min(interval.lo, *ends), interval.mid, max(interval.hi, *ends))
 
     times: dict[str, Any] = {
         metric: {point: wider(metric, point) for point in LATENCY_STATISTICS} for metric in LATENCY_METRICS

@@ -59,22 +59,26 @@ def search_pools(scenario: Scenario, max_price: float = math.inf) -> list[Candid
         return []
     many = replace(scenario.workload, num_prompts=min(scenario.workload.num_requests, SCREENING_REQUESTS))
     looks: list[tuple[Candidate, CandidateGpu]] = []
-    for asked, first, rest, preference in _generate_worker_shapes(scenario):
+    for candidate_gpu, first, rest, preference in _generate_worker_shapes(scenario):
         if not _is_hopeless(scenario, first, rest) and (
-            look := _add_workers_until_feasible(scenario, asked, first, rest, preference, many, max_price, quick=True)
+            look := _add_workers_until_feasible(
+                scenario, candidate_gpu, first, rest, preference, many, max_price, quick=True
+            )
         ):
-            looks.append((look, asked))
+            looks.append((look, candidate_gpu))
     looks.sort(key=lambda look: look[0].rank_key)
-    found: list[Candidate] = []
-    while looks and len(found) < MAX_SIMULATED_POOLS and not _ranks_before(found, looks[0][0]):
-        best, asked = looks.pop(0)
+    candidates: list[Candidate] = []
+    while looks and len(candidates) < MAX_SIMULATED_POOLS and not _ranks_before(candidates, looks[0][0]):
+        best, candidate_gpu = looks.pop(0)
         first, rest = best.prediction.pools
-        found.append(
-            _add_workers_until_feasible(scenario, asked, first, rest, best.preference_key, scenario.workload, max_price)
+        candidates.append(
+            _add_workers_until_feasible(
+                scenario, candidate_gpu, first, rest, best.preference_key, scenario.workload, max_price
+            )
             or best
         )
-        found.sort(key=attrgetter("rank_key"))
-    return [*found, *(look for look, _ in looks if _ranks_before(found, look))]
+        candidates.sort(key=attrgetter("rank_key"))
+    return [*candidates, *(look for look, _ in looks if _ranks_before(candidates, look))]
 
 
 def _ranks_before(candidates: list[Candidate], look: Candidate) -> bool:
@@ -90,24 +94,28 @@ def _generate_worker_shapes(
     None of models whose layers keep caches of several kinds, with recurrent states or sliding windows: engines hand
     those over by other rules, and not in every version.
     """
-    for (e, under), asked, (q, quantization), (k, kv) in product(
+    for (e, under), candidate_gpu, (q, quantization), (k, kv) in product(
         enumerate(scenario.split_by_engine), scenario.gpus, enumerate(scenario.quantizations),
         enumerate(scenario.kv_cache_dtypes),
     ):  # fmt: skip
-        if under.engine.facts["kv_handover"] == "none" or explain_unsupported_gpu(asked.gpu, under.engine):
+        if under.engine.facts["kv_handover"] == "none" or explain_unsupported_gpu(candidate_gpu.gpu, under.engine):
             continue
-        served, workers = load_model(scenario.model, quantization=quantization), list[Deployment]()
+        model, workers = load_model(scenario.model, quantization=quantization), list[Deployment]()
         for layout in list_legal_layouts(
-            served, asked.gpu, min(asked.max_machine_gpus, asked.max_gpus - 1), asked.max_machine_gpus, under.engine
+            model,
+            candidate_gpu.gpu,
+            min(candidate_gpu.max_machine_gpus, candidate_gpu.max_gpus - 1),
+            candidate_gpu.max_machine_gpus,
+            under.engine,
         ):
             if layout.pp > 1 or any(getattr(layout, name) != size for name, size in scenario.layout.items()):
                 continue
             with suppress(PlannerError):
-                one = build_deployment(under, asked, served, layout, kv)
-                memory = get_memory_plan(one)
-                workers += [one] if memory.can_start and len(memory.layout.groups) == 1 else []
+                deployment = build_deployment(under, candidate_gpu, model, layout, kv)
+                memory = get_memory_plan(deployment)
+                workers += [deployment] if memory.can_start and len(memory.layout.groups) == 1 else []
         pairs = (pair for pair in product(workers, workers) if _can_transfer_kv(*pair))
-        yield from ((asked, first, rest, (q, k, 0, e, 0)) for first, rest in pairs)
+        yield from ((candidate_gpu, first, rest, (q, k, 0, e, 0)) for first, rest in pairs)
 
 
 def _can_transfer_kv(prefill: Deployment, decode: Deployment) -> bool:
@@ -120,10 +128,12 @@ def _is_hopeless(scenario: Scenario, prefill: Deployment, decode: Deployment) ->
     """Whether even a request that is alone in both pools misses a promise."""
     load = replace(scenario.workload, rate=None, trace=None, concurrency=1, num_prompts=NUM_ISOLATED_REQUESTS)
     with suppress(PlannerError):
-        found = evaluate_disaggregated(prefill, decode, load).performance
-        promises = scenario.slo_targets if found else ()
+        performance = evaluate_disaggregated(prefill, decode, load).performance
+        promises = scenario.slo_targets if performance else ()
         return any(
-            found.get(t.metric, t.percentile).mid > ISOLATED_LATENCY_SLACK * t.seconds for t in promises if found
+            performance.get(t.metric, t.percentile).mid > ISOLATED_LATENCY_SLACK * t.seconds
+            for t in promises
+            if performance
         )
     return True
 
@@ -135,16 +145,22 @@ def _add_workers_until_feasible(
     """More workers of the pool that is short, until nothing is missed, or too many are needed; the best on the way."""
     best: Candidate | None = None
     for _ in range(MAX_GROWTH_STEPS):
-        found = evaluate_pools(scenario, prefill, decode, load, preference, quick=quick)
-        if found is None or found.prediction.num_gpus_billed > candidate_gpu.max_gpus or found.cost_key[1] > dearest:
+        candidate = evaluate_pools(scenario, prefill, decode, load, preference, quick=quick)
+        if (
+            candidate is None
+            or candidate.prediction.num_gpus_billed > candidate_gpu.max_gpus
+            or candidate.cost_key[1] > dearest
+        ):
             break
-        best = found if best is None or found.rank_key < best.rank_key else best
-        if (found.is_feasible and not found.at_risk) or UNFIXABLE_CONSTRAINTS & {*found.violated_constraints}:
+        best = candidate if best is None or candidate.rank_key < best.rank_key else best
+        if (candidate.is_feasible and not candidate.at_risk) or UNFIXABLE_CONSTRAINTS & {
+            *candidate.violated_constraints
+        }:
             break
-        more = max(found.capacity_utilization - 1, 0.0)
+        more = max(candidate.capacity_utilization - 1, 0.0)
         wider, longer = (pool.with_replicas(math.ceil(pool.layout.replicas * (1 + more)) + (more == 0))
                          for pool in (prefill, decode))  # fmt: skip
-        if _needs_decode_workers(scenario, found, wider, longer, load):
+        if _needs_decode_workers(scenario, candidate, wider, longer, load):
             decode = longer
         else:
             prefill = wider

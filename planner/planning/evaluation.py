@@ -35,18 +35,21 @@ def evaluate_candidates(
     if not cases:
         return []
     copies = [deployment.with_replicas(replicas) for deployment, replicas, _ in cases]
-    found = evaluate_batch([(one, get_candidate_workload(scenario, one)) for one in copies], scenario.prices)
-    return [check_against_slos(scenario, one, preference) for one, (_, _, preference) in zip(found, cases, strict=True)]
+    predictions = evaluate_batch([(one, get_candidate_workload(scenario, one)) for one in copies], scenario.prices)
+    return [
+        check_against_slos(scenario, prediction, preference)
+        for prediction, (_, _, preference) in zip(predictions, cases, strict=True)
+    ]
 
 
 def simulate_candidate(scenario: Scenario, candidate: Candidate, *, quick: bool = False) -> Candidate:
     """`candidate` as it is stated: its traffic, replayed; `quick` is a first look."""
     load, first = get_candidate_workload(scenario, candidate.deployment), candidate.prediction.prefill
     if first:
-        found = evaluate_disaggregated(first, candidate.deployment, load, scenario.prices)
+        prediction = evaluate_disaggregated(first, candidate.deployment, load, scenario.prices)
     else:
-        found = predict(candidate.deployment, load, scenario.prices, quick=quick)
-    return check_against_slos(scenario, found, candidate.preference_key)
+        prediction = predict(candidate.deployment, load, scenario.prices, quick=quick)
+    return check_against_slos(scenario, prediction, candidate.preference_key)
 
 
 def screen_candidate(scenario: Scenario, candidate: Candidate) -> Candidate:
@@ -54,8 +57,8 @@ def screen_candidate(scenario: Scenario, candidate: Candidate) -> Candidate:
     load = get_candidate_workload(scenario, candidate.deployment)
     if is_finite_run(load):
         return simulate_candidate(scenario, candidate, quick=True)
-    found = predict(candidate.deployment, load, scenario.prices, quick=True, rough=True)
-    look = check_against_slos(scenario, found, candidate.preference_key)
+    prediction = predict(candidate.deployment, load, scenario.prices, quick=True, rough=True)
+    look = check_against_slos(scenario, prediction, candidate.preference_key)
     else_decides = max(1.0, look.limit_utilization if look.limit_utilization > look.capacity_utilization else 0.0)
     return (
         look
@@ -85,29 +88,29 @@ def check_against_slos(scenario: Scenario, prediction: Prediction, preference: t
     missed, risks, share = _check_capacity(scenario, prediction, performance)
     margin = share
     for target in scenario.slo_targets:
-        found, told = (
+        interval, told = (
             read(target.metric, target.percentile) for read in (performance.get, performance.get_for_display)
         )
-        if math.isnan(found.mid):  # answers of one token have no pace
+        if math.isnan(interval.mid):  # answers of one token have no pace
             continue
-        margin = max(margin, found.mid / target.seconds)
+        margin = max(margin, interval.mid / target.seconds)
         if told.mid > target.seconds:
             missed.append((target.name, f"{target.name} {_format_violation('is', 'grows', told.mid, target.seconds)}"))
         elif told.hi > target.seconds:
             risks.append(f"{target.name} may {_format_violation('reach', 'grow', told.hi, target.seconds)}")
     if prediction.rejected_fraction > scenario.refused_at_most:
-        said = f"{prediction.rejected_fraction:.1%} of the requests are refused, above {scenario.refused_at_most:.1%}"
-        missed.append(("max_model_len", said))
+        text = f"{prediction.rejected_fraction:.1%} of the requests are refused, above {scenario.refused_at_most:.1%}"
+        missed.append(("max_model_len", text))
         margin = max(margin, prediction.rejected_fraction / max(scenario.refused_at_most, 1e-6))
-    for name, said, value, most in list_resource_limits(scenario, prediction):
+    for name, text, value, most in list_resource_limits(scenario, prediction):
         if value is None:
-            risks.append(f"{said} is not known, and {most} is the limit")
+            risks.append(f"{text} is not known, and {most} is the limit")
             continue
         margin = max(margin, value.mid / most.value)
         if value.mid > most.value:
-            missed.append((name, f"{said} is {most.format_amount(value.mid)}, above {most}"))
+            missed.append((name, f"{text} is {most.format_amount(value.mid)}, above {most}"))
         elif value.hi > most.value:
-            risks.append(f"{said} may reach {most.format_amount(value.hi)}, above {most}")
+            risks.append(f"{text} may reach {most.format_amount(value.hi)}, above {most}")
     if prediction.memory.status == "at_risk":
         risks.append(prediction.memory.reason)
     constraints, misses = zip(*missed, strict=True) if missed else ((), ())
@@ -126,7 +129,7 @@ def list_resource_limits(
     """(name, what it is, its figure, the limit) for each limit that the scenario sets beside its service level."""
     if scenario.start_up_at_most is not None:
         begins = [estimate_startup(pool, scenario.storage) for pool in prediction.pools]
-        totals = [one.total for one in begins if one]
+        totals = [startup_time.total for startup_time in begins if startup_time]
         slowest = max(totals, key=lambda total: total.mid) if len(totals) == len(begins) else None
         yield "start-up", "the start-up of a replica", slowest, ResourceLimit(scenario.start_up_at_most, "s")
     if scenario.power_at_most is not None:
@@ -160,8 +163,8 @@ def _check_capacity(
         beyond = f"above the {planned:.0%} that are planned" if used <= 1 else "so that its queue grows"
         digits = 3 if share <= 1.005 else 1 if used < 1.1 else 0
         times = f"{used:.3g} times" if used >= 2 else f"{used:.{digits}%} of"
-        said = f"{asked:.3g} requests/s are {times} the {most.mid:.3g} it serves at most, {beyond}"
-        return [("capacity", said)], [], share
+        text = f"{asked:.3g} requests/s are {times} the {most.mid:.3g} it serves at most, {beyond}"
+        return [("capacity", text)], [], share
     digits = 3 if most.lo < 0.99 * asked else 5
     risk = f"it may serve only {most.lo:.{digits}g} of {asked:.{digits}g} requests/s"
     return [], [risk] * (asked > most.lo), share
@@ -169,16 +172,16 @@ def _check_capacity(
 
 def compute_offered_rps(scenario: Scenario, prediction: Prediction) -> float:
     """Requests/s that are planned for: those that arrive and are taken, the deadline asks for, or the users send."""
-    rate, found = scenario.workload.rate, prediction.performance
+    rate, performance = scenario.workload.rate, prediction.performance
     if rate is None:
-        return found.request_tps.mid if found else math.nan
+        return performance.request_tps.mid if performance else math.nan
     return rate if scenario.offline else rate * (1 - prediction.rejected_fraction)
 
 
 def compute_free_capacity(scenario: Scenario, prediction: Prediction) -> float | None:
     """The share of what it can serve that the traffic leaves free; negative where it is overloaded."""
-    found = prediction.performance
-    if found is None or (most := get_capacity_rps(scenario, found)) is None:
+    performance = prediction.performance
+    if performance is None or (most := get_capacity_rps(scenario, performance)) is None:
         return None
     return 1 - compute_offered_rps(scenario, prediction) / most.mid
 
@@ -190,17 +193,23 @@ def get_capacity_rps(scenario: Scenario, performance: Performance) -> Interval |
 
 def estimate_run_hours(scenario: Scenario, candidate: Candidate) -> Interval | None:
     """Hours that work with a deadline takes; None where traffic goes on, or nothing is predicted."""
-    found, many = candidate.prediction.performance, scenario.workload.num_prompts
+    performance, many = candidate.prediction.performance, scenario.workload.num_prompts
     return (
-        found.request_tps.map_monotone(lambda rate: many / rate / 3600) if scenario.offline and found and many else None
+        performance.request_tps.map_monotone(lambda rate: many / rate / 3600)
+        if scenario.offline and performance and many
+        else None
     )
 
 
 def estimate_energy(scenario: Scenario, candidate: Candidate) -> list[tuple[str, Interval]]:
     """(unit, figure) of the boards' mean power and energy under the planned load; none where nothing runs."""
-    found, hours = candidate.prediction, estimate_run_hours(scenario, candidate)
-    if found.gpu_power_w is None:
+    prediction, hours = candidate.prediction, estimate_run_hours(scenario, candidate)
+    if prediction.gpu_power_w is None:
         return []
-    kwh = (found.total_power_w or found.gpu_power_w) * ((hours.mid if hours else HOURS_PER_MONTH) / 1e3)
-    shown = [("W each, mean", found.gpu_power_w), ("kWh for all of it" if hours else "kWh a month", kwh)]
-    return [*shown, ("J per output token", found.joules_per_output_token)] if found.joules_per_output_token else shown
+    kwh = (prediction.total_power_w or prediction.gpu_power_w) * ((hours.mid if hours else HOURS_PER_MONTH) / 1e3)
+    shown = [("W each, mean", prediction.gpu_power_w), ("kWh for all of it" if hours else "kWh a month", kwh)]
+    return (
+        [*shown, ("J per output token", prediction.joules_per_output_token)]
+        if prediction.joules_per_output_token
+        else shown
+    )

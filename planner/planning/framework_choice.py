@@ -114,11 +114,11 @@ def choose_framework(traits: WorkloadTraits, gpus: Iterable[Gpu]) -> FrameworkCh
     vendors = {gpu.vendor.casefold() for gpu in gpus}
     words |= {"beyond_nvidia"} if vendors != {"nvidia"} else {"one_nvidia_sku"} if len(set(gpus)) == 1 else set()
     scores = []
-    for name, known in load_frameworks().items():
-        reasons = tuple(rule for rule in known.rules if words.issuperset(rule.when))
+    for name, framework in load_frameworks().items():
+        reasons = tuple(rule for rule in framework.rules if words.issuperset(rule.when))
         serves = any(name in gpu.supported for gpu in gpus)
         ruled_out = "" if serves else f"does not serve on {', '.join(gpu.name for gpu in gpus)}"
-        scores.append(FrameworkScore(name, known.title, sum(rule.points for rule in reasons), reasons, ruled_out))
+        scores.append(FrameworkScore(name, framework.title, sum(rule.points for rule in reasons), reasons, ruled_out))
     ranked = sorted(scores, key=lambda score: (score.ruled_out != "", -score.points))
     if ranked[0].ruled_out:
         raise PlannerError(f"no known framework serves on {', '.join(gpu.name for gpu in gpus)}")

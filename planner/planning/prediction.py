@@ -168,11 +168,12 @@ def predict(
     `prices` are the catalog's on demand unless given. `quick` is a first look without intervals of its own, `rough` one
     with the closed form's capacity.
     """
-    found = evaluate(deployment, workload, prices)
-    if found.performance is None:
-        return found
+    prediction = evaluate(deployment, workload, prices)
+    if prediction.performance is None:
+        return prediction
     return replace(
-        found, performance=simulate_performance(deployment, workload, found.performance, quick=quick, rough=rough)
+        prediction,
+        performance=simulate_performance(deployment, workload, prediction.performance, quick=quick, rough=rough),
     )
 
 
@@ -185,18 +186,18 @@ def evaluate_batch(
     cases: Iterable[tuple[Deployment, Workload]], prices: PriceSelection | None = None
 ) -> list[Prediction]:
     """`evaluate` of every case, all worked out at once, so that more points cost little more."""
-    found = [
+    predictions = [
         Prediction(deployment, workload, get_memory_plan(deployment), None, estimate_hourly_cost(deployment, prices))
         for deployment, workload in cases
     ]
     loads = {
-        k: LoadCase(one.deployment, one.memory, one.effective_workload)
-        for k, one in enumerate(found)
-        if one.memory.can_start
+        k: LoadCase(prediction.deployment, prediction.memory, prediction.effective_workload)
+        for k, prediction in enumerate(predictions)
+        if prediction.memory.can_start
     }
     for k, steady in zip(loads, solve_load_cases(list(loads.values())), strict=True):
-        found[k] = replace(found[k], performance=steady)
-    return found
+        predictions[k] = replace(predictions[k], performance=steady)
+    return predictions
 
 
 def estimate_hourly_cost(deployment: Deployment, prices: PriceSelection | None = None) -> Interval | None:

@@ -115,7 +115,7 @@ class Scenario:
     def split_by_engine(self) -> tuple["Scenario", ...]:
         """The same question of each engine that may be used."""
         engines = (self.engine, *self.other_engines)
-        return tuple(replace(self, engine=one, other_engines=()) for one in engines)
+        return tuple(replace(self, engine=engine, other_engines=()) for engine in engines)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.model} on {' or '.join(c.gpu.name for c in self.gpus)}; {self.workload}"
@@ -143,8 +143,8 @@ def load_scenario(name: str | Path, overrides: Mapping[str, Any] | None = None) 
     data = read_yaml(path)
     if isinstance(data, dict):
         data = apply_overrides(data, overrides or {}, path.name)
-    found = parse_scenario(data, validate_unicode_text(path.stem, "scenario"), path.parent)
-    return replace(found, files=(path, *found.files))
+    scenario = parse_scenario(data, validate_unicode_text(path.stem, "scenario"), path.parent)
+    return replace(scenario, files=(path, *scenario.files))
 
 
 def apply_overrides(data: Mapping[str, Any], overrides: Mapping[str, Any], location: str) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
         longest = float(engine_args.get("max_model_len") or load_model(entry.model).architecture.max_position)
         day = parse_daily_profile(entry.workload, folder)
         own_day = str(entry.workload.day) if day and day.peak_rps else None
-        found = Scenario(
+        scenario = Scenario(
             name=name,
             **{field: getattr(entry, field) for field in FIELDS_COPIED_FROM_FILE},
             allow_disaggregation=entry.pools,
@@ -234,14 +234,14 @@ def parse_scenario(data: Mapping[str, object], name: str, folder: Path = Path())
                 resolve_path(folder, file) for file in (entry.calibration, entry.workload.trace, own_day) if file
             ),
         )
-        _check_consistency(found)
-        if (mean := found.workload.mean_tokens_per_request) > longest:
+        _check_consistency(scenario)
+        if (mean := scenario.workload.mean_tokens_per_request) > longest:
             of = "engine_args, field max_model_len" if "max_model_len" in engine_args else "the model's context length"
             raise PlannerError(
                 f"workload: prompt_tokens and output_tokens, {mean:,.0f} together on average, do not fit into {of} "
                 f"({longest:,.0f} tokens)"
             )
-    return found
+    return scenario
 
 
 def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
@@ -251,16 +251,16 @@ def _parse_engines(entry: ScenarioEntry, folder: Path) -> list[Engine]:
             f"engine_version: with several engines each has its own, such as {entry.engine[0]} {entry.engine_version}"
         )
     asked = [name.partition(" ")[::2] for name in entry.engine]
-    found = [get_engine(name, version.strip() or entry.engine_version) for name, version in asked]
+    engines = [get_engine(name, version.strip() or entry.engine_version) for name, version in asked]
     if entry.calibration is None:
-        return found
+        return engines
     own = load_user_calibrations(resolve_existing_path(folder, entry.calibration, "calibration"))
-    found = [apply_user_calibrations(one, own) for one in found]
-    if not any(one.calibration for one in found):
+    engines = [apply_user_calibrations(engine, own) for engine in engines]
+    if not any(one.calibration for one in engines):
         under = ", ".join(sorted({calibration.engine for calibration in own.values()})) or "nothing"
-        names = " or ".join(one.name for one in found)
+        names = " or ".join(one.name for one in engines)
         raise PlannerError(f"calibration: {entry.calibration} was measured under {under}, not {names}")
-    return found
+    return engines
 
 
 def check_artifact_supported(kind: str, engine: Engine) -> None:
@@ -275,12 +275,14 @@ def _check_consistency(scenario: Scenario) -> None:
     """Raise `PlannerError` for what is well-formed but cannot be meant."""
     if not scenario.gpus:
         raise PlannerError("gpus: name at least one candidate GPU")
-    for card in scenario.gpus:
-        if card.sold_in and card.sold_in[-1] > (node := card.gpus_per_node or card.gpu.gpus_per_node):
-            raise PlannerError(f"gpus, {card.gpu.name}, field sold_in: machines of at most {node} GPUs")
+    for candidate_gpu in scenario.gpus:
+        if candidate_gpu.sold_in and candidate_gpu.sold_in[-1] > (
+            node := candidate_gpu.gpus_per_node or candidate_gpu.gpu.gpus_per_node
+        ):
+            raise PlannerError(f"gpus, {candidate_gpu.gpu.name}, field sold_in: machines of at most {node} GPUs")
     if not scenario.slo_targets and not scenario.offline:
         raise PlannerError("service_level: state at least one limit, such as {ttft: {p95: 1000}} (ms)")
-    served = [load_model(scenario.model, quantization=quantization) for quantization in scenario.quantizations]
+    models = [load_model(scenario.model, quantization=quantization) for quantization in scenario.quantizations]
     if scenario.speculation:
         drafting = scenario.speculation.to_config()
         for served_by in (scenario.engine, *scenario.other_engines):
@@ -292,7 +294,7 @@ def _check_consistency(scenario: Scenario) -> None:
         args, refusals = {"kv_cache_dtype": kv_cache_dtype, **scenario.engine_args}, []
         for candidate in scenario.gpus:
             try:
-                resolve_engine_args(args, scenario.engine, candidate.gpu, served[0])
+                resolve_engine_args(args, scenario.engine, candidate.gpu, models[0])
             except PlannerError as error:
                 refusals.append(error)
         if len(refusals) == len(scenario.gpus):

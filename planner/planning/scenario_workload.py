@@ -68,8 +68,9 @@ def parse_workload(
         )
     measured = (base.prompt, base.output) if base else (None, None)
     prompt, output = (
-        (given and (given.exactly or given.mean)) or (own.mean if own else 0.0)  # mean tokens, as far as they are known
-        for given, own in zip((entry.prompt_tokens, entry.output_tokens), measured, strict=True)
+        (lengths_entry and (lengths_entry.exactly or lengths_entry.mean))
+        or (own.mean if own else 0.0)  # mean tokens, as far as they are known
+        for lengths_entry, own in zip((entry.prompt_tokens, entry.output_tokens), measured, strict=True)
     )
     bursts = day.burstiness if day and day.peak_rps else base.burstiness if base else 1.0
     prefix = entry.shared_prefix or PrefixEntry(hit_rate=base.prefix_hit_rate if base else 0.0)

@@ -157,33 +157,33 @@ def _search_unified(scenario: Scenario) -> Plan:
     candidates, rejected = evaluate_search_space(
         scenario, lambda card, layout: layout.num_gpus <= card.max_machine_gpus
     )
-    found = verify_candidates(scenario, candidates)
+    verified = verify_candidates(scenario, candidates)
 
-    def wide(card: CandidateGpu, layout: ParallelLayout) -> bool:
-        price = look_up_gpu_price(card.gpu, scenario.prices)
-        best = found.feasible[0].usd_per_hour if found.feasible else None
+    def wide(candidate_gpu: CandidateGpu, layout: ParallelLayout) -> bool:
+        price = look_up_gpu_price(candidate_gpu.gpu, scenario.prices)
+        best = verified.feasible[0].usd_per_hour if verified.feasible else None
         dearer = price is not None and best is not None and price.median_usd * layout.num_gpus > best
-        return layout.num_gpus > card.max_machine_gpus and not dearer
+        return layout.num_gpus > candidate_gpu.max_machine_gpus and not dearer
 
     more, refused = evaluate_search_space(scenario, wide)
     rejected += refused
     if more:
         candidates += more
-        found = verify_candidates(scenario, candidates)
-    while held := _retry_cheaper_candidates(scenario, found, candidates):
-        found.feasible = sorted([*held, *found.feasible], key=attrgetter("rank_key"))
-    looked_at = {c.placement_key for c in (*found.feasible, *found.infeasible)}
+        verified = verify_candidates(scenario, candidates)
+    while held := _retry_cheaper_candidates(scenario, verified, candidates):
+        verified.feasible = sorted([*held, *verified.feasible], key=attrgetter("rank_key"))
+    looked_at = {c.placement_key for c in (*verified.feasible, *verified.infeasible)}
     rest = [c for c in candidates if c.placement_key not in looked_at]
-    ordered = [] if found.feasible else rank_closest_candidates(scenario, [*found.infeasible, *rest])
-    found.feasible += sorted((c for c in ordered if c.is_feasible and c.is_simulated), key=attrgetter("rank_key"))
+    ordered = [] if verified.feasible else rank_closest_candidates(scenario, [*verified.infeasible, *rest])
+    verified.feasible += sorted((c for c in ordered if c.is_feasible and c.is_simulated), key=attrgetter("rank_key"))
     day = None
-    if found.feasible:
+    if verified.feasible:
         if scenario.daily_profile:
-            found.feasible, day = rank_by_daily_cost(scenario, found.feasible)
-        ordered = [*found.feasible, *sorted((*found.infeasible, *rest), key=attrgetter("rank_key"))]
+            verified.feasible, day = rank_by_daily_cost(scenario, verified.feasible)
+        ordered = [*verified.feasible, *sorted((*verified.infeasible, *rest), key=attrgetter("rank_key"))]
     unpriced = sorted({c.deployment.gpu.name for c in ordered if c.usd_per_hour is None})
     notes = [f"no price is known for {', '.join(unpriced)}: ranked after the others, by GPUs"] if unpriced else []
-    plan = _build_plan(scenario, found, ordered, rejected, notes)
+    plan = _build_plan(scenario, verified, ordered, rejected, notes)
     if day:
         vars(plan)["autoscaling"] = day
     return plan
@@ -220,8 +220,8 @@ def _build_plan(
         result.feasible[0],
         _find_binding_constraint(scenario, result.feasible[0], ordered, rejected, settle),
     )
-    safer, said = result.safest if chosen.at_risk else None, (*notes, *chosen.prediction.warnings)
-    return Plan(scenario, chosen, result.find_runner_up(chosen), safer, binding, *shown, said)
+    safer, sentences = result.safest if chosen.at_risk else None, (*notes, *chosen.prediction.warnings)
+    return Plan(scenario, chosen, result.find_runner_up(chosen), safer, binding, *shown, sentences)
 
 
 def search_analytically(scenario: Scenario) -> Plan:
@@ -233,10 +233,10 @@ def search_analytically(scenario: Scenario) -> Plan:
         wide, refused = evaluate_search_space(scenario, lambda card, layout: layout.num_gpus > card.max_machine_gpus)
         candidates, rejected = candidates + wide, rejected + refused
     ordered = sorted(candidates, key=attrgetter("rank_key"))
-    found = VerificationResult([candidate for candidate in ordered if candidate.is_feasible])
-    if not found.feasible:
+    verified = VerificationResult([candidate for candidate in ordered if candidate.is_feasible])
+    if not verified.feasible:
         ordered.sort(key=attrgetter("limit_utilization"))
-    return _build_plan(scenario, found, ordered, rejected, settle=lambda _, candidate: candidate)
+    return _build_plan(scenario, verified, ordered, rejected, settle=lambda _, candidate: candidate)
 
 
 def _find_binding_constraint(
@@ -251,8 +251,8 @@ def _find_binding_constraint(
         cheaper = sorted((candidate for candidate in looked_at if not candidate.is_feasible), key=margin)
     if cheaper:
         near = cheaper[0]
-        said = f"Of all that costs less, {near.description} comes nearest, but {'; '.join(near.violations)}."
-        return BindingConstraint(near.violated_constraints[0], said)
+        text = f"Of all that costs less, {near.description} comes nearest, but {'; '.join(near.violations)}."
+        return BindingConstraint(near.violated_constraints[0], text)
     small = [r for r in rejected if r.bottleneck == "memory" and r.gpus < chosen.deployment.layout.num_gpus]
     if small:
         largest = max(small, key=lambda rejection: rejection.gpus)
@@ -281,9 +281,11 @@ def get_reference_deployment(plan: Plan) -> Deployment:
     """The deployment to talk about: the chosen one, else the nearest, else the widest layout there is."""
     if plan.best:
         return plan.best.deployment
-    scenario, card = plan.scenario, plan.scenario.gpus[0]
-    served = load_model(scenario.model, quantization=scenario.quantizations[-1])
-    layouts = list_legal_layouts(served, card.gpu, card.max_gpus, card.max_machine_gpus, scenario.engine) or [
-        ParallelLayout()
-    ]
-    return build_deployment(scenario, card, served, max(layouts, key=lambda layout: (layout.num_gpus, layout.tp)))
+    scenario, candidate_gpu = plan.scenario, plan.scenario.gpus[0]
+    model = load_model(scenario.model, quantization=scenario.quantizations[-1])
+    layouts = list_legal_layouts(
+        model, candidate_gpu.gpu, candidate_gpu.max_gpus, candidate_gpu.max_machine_gpus, scenario.engine
+    ) or [ParallelLayout()]
+    return build_deployment(
+        scenario, candidate_gpu, model, max(layouts, key=lambda layout: (layout.num_gpus, layout.tp))
+    )

@@ -50,52 +50,62 @@ def evaluate_search_space(
         if isinstance(option, RejectedOption):
             rejected.append(option)
             continue
-        one, most, preference = option
-        if (memory := get_memory_plan(one)).can_start:
+        deployment, most, preference = option
+        if (memory := get_memory_plan(deployment)).can_start:
             cases.append(option)
-        elif (larger := next(generate_variants(scenario, one), None)) is not None:
+        elif (larger := next(generate_variants(scenario, deployment), None)) is not None:
             cases.append((larger, most, mark_as_tuned(preference)))
         else:
-            gpus = one.layout.gpus_per_replica
-            rejected.append(RejectedOption(describe_deployment(one), one.gpu.name, gpus, memory.reason, "memory"))
+            gpus = deployment.layout.gpus_per_replica
+            rejected.append(
+                RejectedOption(describe_deployment(deployment), deployment.gpu.name, gpus, memory.reason, "memory")
+            )
     usual = _find_min_replicas(scenario, cases)
     return [*usual, *_evaluate_tuned_options(scenario, cases, usual)], rejected
 
 
-def generate_search_options(scenario: Scenario, wanted: LayoutFilter) -> Iterator[SearchOption | RejectedOption]:
+def generate_search_options(scenario: Scenario, layout_filter: LayoutFilter) -> Iterator[SearchOption | RejectedOption]:
     """Every combination of GPU, formats, speculation and layout that the scenario allows and the engine accepts."""
-    given = scenario.speculation
-    speculations = [None, given.to_config()] if given and given.allowed else [None]
-    for (e, under), asked, (q, quantization) in product(
+    speculation_entry = scenario.speculation
+    speculations = [None, speculation_entry.to_config()] if speculation_entry and speculation_entry.allowed else [None]
+    for (e, under), candidate_gpu, (q, quantization) in product(
         enumerate(scenario.split_by_engine), scenario.gpus, enumerate(scenario.quantizations)
     ):
-        card, served, engine = asked.gpu, load_model(scenario.model, quantization=quantization), under.engine
-        if reason := explain_unsupported_gpu(card, engine):
-            if q == 0 and wanted(asked, ParallelLayout()):
-                yield RejectedOption(str(engine), card.name, 1, reason, "engine")
+        gpu, model, engine = candidate_gpu.gpu, load_model(scenario.model, quantization=quantization), under.engine
+        if reason := explain_unsupported_gpu(gpu, engine):
+            if q == 0 and layout_filter(candidate_gpu, ParallelLayout()):
+                yield RejectedOption(str(engine), gpu.name, 1, reason, "engine")
             continue
-        layouts = list_legal_layouts(served, card, asked.max_gpus, asked.max_machine_gpus, engine)
+        layouts = list_legal_layouts(model, gpu, candidate_gpu.max_gpus, candidate_gpu.max_machine_gpus, engine)
         settled = scenario.layout.items()
         kinds = product(
-            [shape for shape in layouts if wanted(asked, shape) and all(getattr(shape, k) == v for k, v in settled)],
+            [
+                shape
+                for shape in layouts
+                if layout_filter(candidate_gpu, shape) and all(getattr(shape, k) == v for k, v in settled)
+            ],
             enumerate(scenario.kv_cache_dtypes),
             enumerate(speculations),
         )
         for layout, (k, kv_cache_dtype), (s, speculation) in kinds:
             what = f"{layout}, {quantization or 'checkpoint'}"
             try:
-                deployment = build_deployment(under, asked, served, layout, kv_cache_dtype, speculation)
+                deployment = build_deployment(under, candidate_gpu, model, layout, kv_cache_dtype, speculation)
             except PlannerError as error:
-                yield RejectedOption(what, card.name, layout.num_gpus, str(error), "engine")
+                yield RejectedOption(what, gpu.name, layout.num_gpus, str(error), "engine")
                 continue
             rented = partial(_count_gpus_billed, deployment)
-            if most := bisect_right(range(1, asked.max_gpus // layout.num_gpus + 1), asked.max_gpus, key=rented):
+            if most := bisect_right(
+                range(1, candidate_gpu.max_gpus // layout.num_gpus + 1), candidate_gpu.max_gpus, key=rented
+            ):
                 yield deployment, most, (q, k, s, e, 0)
                 continue
             beside = f" and {deployment.spare_replicas} to spare" if deployment.spare_replicas else ""
-            reason = f"one replica{beside} takes {rented(1)} GPUs to rent, of at most {asked.max_gpus}"
-            reason += "; a machine of your own: sold_in: [1]" if asked.max_gpus < rented(1) > layout.num_gpus else ""
-            yield RejectedOption(describe_deployment(deployment), card.name, layout.num_gpus, reason, "stock")
+            reason = f"one replica{beside} takes {rented(1)} GPUs to rent, of at most {candidate_gpu.max_gpus}"
+            reason += (
+                "; a machine of your own: sold_in: [1]" if candidate_gpu.max_gpus < rented(1) > layout.num_gpus else ""
+            )
+            yield RejectedOption(describe_deployment(deployment), gpu.name, layout.num_gpus, reason, "stock")
 
 
 def _count_gpus_billed(deployment: Deployment, replicas: int) -> int:
@@ -114,7 +124,7 @@ def _find_min_replicas(scenario: Scenario, cases: list[SearchOption]) -> list[Ca
 
     high = {k: most for k, (_, most, _) in enumerate(cases)}
     best = tried(high)
-    low = {k: _count_insufficient_replicas(scenario, found) for k, found in best.items()}
+    low = {k: _count_insufficient_replicas(scenario, candidate) for k, candidate in best.items()}
 
     def enough(found: Candidate) -> bool:  # of more replicas, which do not mend a power limit, but break it
         return {*found.violated_constraints} <= {"power"}
@@ -141,12 +151,12 @@ def _count_insufficient_replicas(scenario: Scenario, candidate: Candidate) -> in
 
 def _evaluate_tuned_options(scenario: Scenario, cases: list[SearchOption], usual: list[Candidate]) -> list[Candidate]:
     """The same with other engine arguments, where those may do for less or at less risk: of each size the best."""
-    least = min((found.cost_key for found in usual if found.is_feasible), default=(True, math.inf))
+    least = min((candidate.cost_key for candidate in usual if candidate.is_feasible), default=(True, math.inf))
     tried = [
         (changed, most, mark_as_tuned(preference))
-        for (one, most, preference), found in zip(cases, usual, strict=True)
+        for (deployment, most, preference), found in zip(cases, usual, strict=True)
         if _compute_min_cost(scenario, found) <= least
-        for changed in generate_variants(scenario, one, SCREENING_TOKENS_VALUES, is_underused=found.is_underused)
+        for changed in generate_variants(scenario, deployment, SCREENING_TOKENS_VALUES, is_underused=found.is_underused)
     ]
 
     def hope(found: Candidate) -> tuple[object, ...]:  # what only comes near may hold in the replay

@@ -218,9 +218,9 @@ def run_simulation(deployment: Deployment, workload: Workload, *, quick: bool = 
     like = min(math.ceil(REQUESTS_PER_INTERVAL_END / many), first)
     sides = _get_interval_step_factors(step.sigma_tpot) if workload.rate is not None else ()
     cases = [(seed, 1.0) for seed in range(first)] + [(seed, factor) for factor in sides for seed in range(like)]
-    found = run_in_parallel(one, cases)
-    pooled = (SimulationResult.concatenate(found[start : start + like]) for start in range(first, len(found), like))
-    result = SimulationRun(deployment, workload, tuple(found[:first]), tuple(pooled), sigmas, like)
+    results = run_in_parallel(one, cases)
+    pooled = (SimulationResult.concatenate(results[start : start + like]) for start in range(first, len(results), like))
+    result = SimulationRun(deployment, workload, tuple(results[:first]), tuple(pooled), sigmas, like)
     goes_on = not is_finite_run(workload) or workload.trace is not None  # else the run's own luck is part of it
     while goes_on and len(result.seeds) < most and _needs_more_seeds(result):
         more = [(seed, 1.0) for seed in range(len(result.seeds), min(len(result.seeds) + 2, most))]
@@ -333,8 +333,8 @@ def count_requests_to_simulate(deployment: Deployment, workload: Workload, *, qu
 def _estimate_in_flight(deployment: Deployment, workload: Workload) -> float:
     """Requests that are in one engine at once, by Little's law and the closed form."""
     load = derive_effective_workload(deployment, workload)
-    found = solve_open_loop(LoadCase(deployment, get_memory_plan(deployment), load))
-    stay = found.request_tps.mid * found.e2e["mean"].mid / deployment.num_engine_instances
+    performance = solve_open_loop(LoadCase(deployment, get_memory_plan(deployment), load))
+    stay = performance.request_tps.mid * performance.e2e["mean"].mid / deployment.num_engine_instances
     return min(stay, float(deployment.args.max_num_seqs))
 
 
@@ -360,15 +360,15 @@ def _compute_performance_fields(
     `capacity` is the capacity, where it need not be replayed.
     """
     waiting = _get_thread_pool(os.getpid()).submit(lambda: capacity or estimate_capacity(deployment, workload))
-    found = run_simulation(deployment, workload, quick=quick)
+    run = run_simulation(deployment, workload, quick=quick)
     capacity = waiting.result()
-    mid, rate = found.mid, _estimate_served_rps(found, capacity)
+    mid, rate = run.mid, _estimate_served_rps(run, capacity)
     outputs, prompts = workload.output.mean, workload.prompt.mean
     if is_finite_run(workload):  # the run itself may serve a little more than a crowd that waits
         outputs, prompts = float(mid.output.mean()), float(mid.prompt.mean())
         capacity = Interval(max(capacity.lo, rate.lo), max(capacity.mid, rate.mid), max(capacity.hi, rate.hi))
     return {
-        **{name: {point: found.get(name, point) for point in LATENCY_STATISTICS} for name in LATENCY_METRICS},
+        **{name: {point: run.get(name, point) for point in LATENCY_STATISTICS} for name in LATENCY_METRICS},
         "request_tps": rate,
         "output_tps": rate * outputs,
         "total_tps": rate * (outputs + prompts),
@@ -376,12 +376,12 @@ def _compute_performance_fields(
         "kv_usage": mid.kv_usage_mean,
         "kv_usage_p99": mid.compute_kv_usage_quantile(0.99),
         "queue": get_statistic(mid, "queue", "p99"),
-        "preemptions": found.preemptions,
+        "preemptions": run.preemptions,
         "max_running": mid.max_running,
         "saturated": workload.rate is not None and compute_admitted_rps(deployment, workload) > capacity.mid,
-        "arrival_rps": found.arrival_rps,
+        "arrival_rps": run.arrival_rps,
         "capacity": capacity,
-        "num_simulated_requests": found.num_requests,
+        "num_simulated_requests": run.num_requests,
     }
 
 
@@ -394,8 +394,8 @@ def _estimate_served_rps(run: SimulationRun, capacity: Interval) -> Interval:
     if not is_finite_run(workload):
         coming = compute_admitted_rps(deployment, workload)
         reach = math.exp(Z_SCORE_80PCT / math.sqrt(max(workload.burstiness * workload.num_requests, 1.0)))
-        served = capacity.map_monotone(lambda rate: min(rate, coming))
-        return Interval(served.lo / reach, served.mid, served.hi * reach)
+        interval = capacity.map_monotone(lambda rate: min(rate, coming))
+        return Interval(interval.lo / reach, interval.mid, interval.hi * reach)
     served_once = (
         len(mid.output) / len(run.seeds) * deployment.num_engine_instances
     )  # of those sent, all that were not refused

@@ -90,23 +90,23 @@ def parse_model(cells: Mapping[str, Any], folder: Path, prefix: str = "") -> Mod
         return _load_model_cached(source)
     bits, stored, dtype = cells.get("weight_bits"), cells.get("quantization"), cells.get("dtype")
     stored = None if stored == "checkpoint" else stored  # as a scenario says it
-    found = _load_model_cached(source, stored, dtype)
-    if bits is not None and bits != found.quantization.weight_bits:
+    model = _load_model_cached(source, stored, dtype)
+    if bits is not None and bits != model.quantization.weight_bits:
         if stored is None:
             if (stored := {16: "none", 8: "int8", 4: "awq"}.get(int(bits))) is None:
                 raise PlannerError(f"weight_bits: 16, 8 or 4 are known without a quantization, got {bits:g}")
-            found = _load_model_cached(source, stored, dtype)
-        if found.quantization.schemes and bits != found.quantization.weight_bits:
-            schemes = tuple((where, replace(scheme, bits=float(bits))) for where, scheme in found.quantization.schemes)
-            found = replace(found, quantization=replace(found.quantization, schemes=schemes))
-    return found if name is None else replace(found, name=name)
+            model = _load_model_cached(source, stored, dtype)
+        if model.quantization.schemes and bits != model.quantization.weight_bits:
+            schemes = tuple((where, replace(scheme, bits=float(bits))) for where, scheme in model.quantization.schemes)
+            model = replace(model, quantization=replace(model.quantization, schemes=schemes))
+    return model if name is None else replace(model, name=name)
 
 
 def _load_model_cached(source: str, quantization: str | None = None, dtype: str | None = None) -> Model:
-    found = _try_load_model(source, quantization, dtype)
-    if isinstance(found, PlannerError):
-        raise found
-    return found
+    model_cached = _try_load_model(source, quantization, dtype)
+    if isinstance(model_cached, PlannerError):
+        raise model_cached
+    return model_cached
 
 
 @cache
@@ -119,7 +119,7 @@ def _try_load_model(source: str, quantization: str | None, dtype: str | None) ->
 
 
 def parse_deployment(
-    served: Model, cells: Mapping[str, Any], folder: Path, notes: list[str], pool: str = ""
+    model: Model, cells: Mapping[str, Any], folder: Path, notes: list[str], pool: str = ""
 ) -> Deployment:
     """What a row deploys: all of it, or its "prefill" or "decode" pool."""
     if "gpu" not in cells:
@@ -128,7 +128,7 @@ def parse_deployment(
     if pool:
         sizes = {size: cells[f"{pool}_{size}"] for size in POOL_SIZE_COLUMNS if f"{pool}_{size}" in cells}
         sizes["replicas"] = sizes.pop("workers", 1)
-    sizes = _correct_layout_sizes(sizes, served, cells, notes, squared=not pool)
+    sizes = _correct_layout_sizes(sizes, model, cells, notes, squared=not pool)
     speculation = None
     if "speculative_method" in cells:
         if "num_speculative_tokens" not in cells:
@@ -147,17 +147,17 @@ def parse_deployment(
     for size in ("gpu_total", "gpu_free", "other_tenants"):
         if (column := f"{size}_gib") in cells:
             memory[size] = convert_gib_to_bytes(cells[column], most, column)
-    args = ({} if pool else _get_recipe_args(served, cells)) | {
+    args = ({} if pool else _get_recipe_args(model, cells)) | {
         name: cells[name] for name in ENGINE_ARG_COLUMNS if name in cells
     }
     if pool == "prefill":  # workers that only compute prompts are started with more tokens a step than others
         usual = get_pool_costs(get_engine(str(named.get("engine", "vllm")), named.get("engine_version"))).prefill_tokens
         args.setdefault("max_num_batched_tokens", usual)
-    deployment = deploy_on(served, cells["gpu"], speculation=speculation, **sizes, **named, **memory, **args)
+    deployment = deploy_on(model, cells["gpu"], speculation=speculation, **sizes, **named, **memory, **args)
     if reason := explain_unsupported_gpu(deployment.gpu, deployment.engine):
         notes.append(reason)
     if reason := explain_illegal_layout(
-        served, deployment.layout, deployment.layout.gpus_per_replica, deployment.engine
+        model, deployment.layout, deployment.layout.gpus_per_replica, deployment.engine
     ):
         if deployment.engine.name == "vllm":
             raise PlannerError(reason)
@@ -169,15 +169,15 @@ def parse_deployment(
     )
 
 
-def _get_recipe_args(served: Model, cells: Mapping[str, Any]) -> dict[str, Any]:
+def _get_recipe_args(model: Model, cells: Mapping[str, Any]) -> dict[str, Any]:
     """Engine arguments that InferenceX's scripts set, for a row in its form."""
-    family, card = served.architecture.model_type, get_gpu(cells["gpu"]).name
-    found: dict[str, Any] = {}
+    family, card = model.architecture.model_type, get_gpu(cells["gpu"]).name
+    recipe_args: dict[str, Any] = {}
     for recipe in COLUMN_CATALOG["recipes"] if {"length_range_ratio", "concurrency"} <= cells.keys() else ():
         same = recipe["engine"] == cells.get("engine") and family in recipe["models"] and card in recipe["gpus"]
         if same and cells["concurrency"] >= recipe["concurrency"]:
-            found |= recipe["args"]
-    return found
+            recipe_args |= recipe["args"]
+    return recipe_args
 
 
 POOL_MEMORY_UTILIZATION, MIN_POOL_CACHE_FRACTION = 0.95, 0.05
@@ -200,7 +200,7 @@ def _raise_memory_utilization(deployment: Deployment, pool: str, notes: list[str
 
 
 def _correct_layout_sizes(
-    sizes: dict[str, Any], served: Model, cells: Mapping[str, Any], notes: list[str], squared: bool
+    sizes: dict[str, Any], model: Model, cells: Mapping[str, Any], notes: list[str], squared: bool
 ) -> dict[str, Any]:
     """Sizes that no engine could run, read as benchmark tables mean them.
 
@@ -214,12 +214,12 @@ def _correct_layout_sizes(
     if squared and tp == ep == side * side and side <= node < tp:
         notes.append(f"tp {tp} with ep {ep} is read as tp {side} with ep {side} on {side} GPUs")
         return {**sizes, "tp": side, "ep": side}
-    wide = served.architecture.is_mla and not squared and ep == tp > max(node, 8)  # all would hold the whole KV cache
-    if served.architecture.is_moe and tp > node and (served.architecture.num_query_heads % tp or wide):
+    wide = model.architecture.is_mla and not squared and ep == tp > max(node, 8)  # all would hold the whole KV cache
+    if model.architecture.is_moe and tp > node and (model.architecture.num_query_heads % tp or wide):
         notes.append(f"attention cut over {tp} GPUs is read as data-parallel attention on {tp} GPUs")
         return {**sizes, "tp": 1, "dp": tp, "ep": tp}
     ranks = sizes.get("dp", 1) * tp
-    if ep == 1 < sizes.get("dp", 1) and ranks > 8 and served.architecture.is_moe:
+    if ep == 1 < sizes.get("dp", 1) and ranks > 8 and model.architecture.is_moe:
         notes.append(f"experts cut over {ranks} data-parallel ranks are read as expert parallelism")
         return {**sizes, "ep": ranks}
     return sizes

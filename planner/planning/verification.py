@@ -88,22 +88,22 @@ def verify_candidates(scenario: Scenario, candidates: Iterable[Candidate]) -> Ve
     some = [candidate for candidate in candidates if may_be_feasible(scenario, candidate)]
     for candidate in (*some, *with_more(some, -1)):
         add(candidate)
-    found = VerificationResult()
-    at_most = {wanted.gpu: wanted.max_gpus for wanted in scenario.gpus}
+    verified = VerificationResult()
+    at_most = {candidate_gpu.gpu: candidate_gpu.max_gpus for candidate_gpu in scenario.gpus}
     tries, after = MAX_SIMULATED_CANDIDATES, MAX_SIMULATED_AFTER_FEASIBLE
     while pending and tries:
-        worse = bool(found.feasible) and not _may_beat(pending[0], found.feasible[0])
-        if worse and (found.is_complete or not after):
+        worse = bool(verified.feasible) and not _may_beat(pending[0], verified.feasible[0])
+        if worse and (verified.is_complete or not after):
             break
         asked = pending.pop(0)
-        if (worse and not _is_promising(asked, found)) or _get_size_independent_key(asked) in looked_at:
+        if (worse and not _is_promising(asked, verified)) or _get_size_independent_key(asked) in looked_at:
             continue
         tries, after = tries - 1, after - worse
         tried, layout = tune_and_simulate(scenario, asked, retune=not worse), asked.deployment.layout
         if tried.limit_utilization <= ANALYTICAL_ERROR_FACTOR:
             looked_at |= {_get_size_independent_key(asked), _get_size_independent_key(tried)}
         if tried.is_feasible:
-            insort(found.feasible, tried, key=attrgetter("rank_key"))
+            insort(verified.feasible, tried, key=attrgetter("rank_key"))
             alike = [
                 other for other in some if other.cost_key == asked.cost_key and other.identity_key != asked.identity_key
             ]
@@ -114,18 +114,20 @@ def verify_candidates(scenario: Scenario, candidates: Iterable[Candidate]) -> Ve
                 for one in [fewer] if may_be_feasible(scenario, fewer) else list_retuned_candidates(scenario, fewer):
                     add(one)
         else:
-            found.infeasible.append(tried)
+            verified.infeasible.append(tried)
             more = asked.deployment.with_replicas(layout.replicas + 1)
             helps = not {"power", "start-up"} & {*tried.violated_constraints}
             if helps and more.num_gpus_billed <= at_most.get(tried.deployment.gpu, math.inf):
                 add(*with_more([asked], 1))
-    if found.feasible and (best := found.feasible[0]).at_risk:  # at the same price other arguments may be safer
+    if verified.feasible and (best := verified.feasible[0]).at_risk:  # at the same price other arguments may be safer
         others = [
             *(tune_and_simulate(scenario, other) for other in list_retuned_candidates(scenario, best)),
             *_generate_wider_batches(scenario, best),
         ]
-        found.feasible = sorted([*found.feasible, *(c for c in others if c.is_feasible)], key=attrgetter("rank_key"))
-    return found
+        verified.feasible = sorted(
+            [*verified.feasible, *(c for c in others if c.is_feasible)], key=attrgetter("rank_key")
+        )
+    return verified
 
 
 def _generate_wider_batches(scenario: Scenario, candidate: Candidate) -> Iterator[Candidate]:
@@ -179,11 +181,11 @@ def may_be_feasible(scenario: Scenario, candidate: Candidate) -> bool:
         scenario.offline and candidate.capacity_utilization <= ANALYTICAL_ERROR_FACTOR
     ):
         return True
-    found = candidate.prediction.performance
-    if found is None or not found.saturated or candidate.capacity_utilization > ANALYTICAL_ERROR_FACTOR:
+    performance = candidate.prediction.performance
+    if performance is None or not performance.saturated or candidate.capacity_utilization > ANALYTICAL_ERROR_FACTOR:
         return False
     return all(
-        getattr(found, t.metric)[t.percentile].mid <= FULL_BATCH_SLOWDOWN * t.seconds
+        getattr(performance, t.metric)[t.percentile].mid <= FULL_BATCH_SLOWDOWN * t.seconds
         for t in _list_pace_targets(scenario)
     )
 
@@ -228,7 +230,7 @@ def _climb_step_sizes(scenario: Scenario, looks: list[Candidate]) -> list[Candid
     """
     best = min(looks, key=attrgetter("limit_utilization"))
     known = {look.deployment.args.max_num_batched_tokens for look in looks}
-    args, preference, found = best.deployment.args, mark_as_tuned(best.preference_key), []
+    args, preference, rows = best.deployment.args, mark_as_tuned(best.preference_key), []
     if "max_num_batched_tokens" in scenario.engine_args:
         return []
     far = best.limit_utilization > FULL_BATCH_SLOWDOWN and _misses_only_pace(best)
@@ -252,8 +254,8 @@ def _climb_step_sizes(scenario: Scenario, looks: list[Candidate]) -> list[Candid
             if look.limit_utilization >= best.limit_utilization:
                 break
             best = look
-            found.append(look)
-    return found
+            rows.append(look)
+    return rows
 
 
 def _misses_only_pace(look: Candidate) -> bool:
@@ -320,28 +322,30 @@ def _screen_batch_sizes(scenario: Scenario, candidate: Candidate, than: Candidat
 
 def _compute_tightness(scenario: Scenario, candidate: Candidate) -> tuple[float, float]:
     """How near its limits it is; where users wait for their answers its capacity always is, and the latencies tell."""
-    found = candidate.prediction.performance
-    shares = [found.get(t.metric, t.percentile).mid / t.seconds for t in scenario.slo_targets] if found else []
+    performance = candidate.prediction.performance
+    shares = (
+        [performance.get(t.metric, t.percentile).mid / t.seconds for t in scenario.slo_targets] if performance else []
+    )
     return candidate.limit_utilization, max(shares, default=0.0)
 
 
 def _has_free_memory_and_slots(scenario: Scenario, candidate: Candidate) -> bool:
     """Whether the replay says that neither memory nor slots are what it lacks."""
-    found = candidate.prediction.performance
+    performance = candidate.prediction.performance
     if (
-        found is None
+        performance is None
         or not candidate.is_simulated
         or scenario.workload.trace
         or "capacity" in candidate.violated_constraints
     ):
         return False
-    slots = _list_pace_targets(scenario) or found.max_running < candidate.deployment.args.max_num_seqs
-    return bool(slots) and found.kv_usage_p99 < ROOMY_KV_USAGE
+    slots = _list_pace_targets(scenario) or performance.max_running < candidate.deployment.args.max_num_seqs
+    return bool(slots) and performance.kv_usage_p99 < ROOMY_KV_USAGE
 
 
 def _get_max_running(candidate: Candidate) -> float:
-    found = candidate.prediction.performance
-    return found.max_running if found and candidate.is_simulated else math.inf
+    performance = candidate.prediction.performance
+    return performance.max_running if performance and candidate.is_simulated else math.inf
 
 
 def list_retuned_candidates(scenario: Scenario, candidate: Candidate) -> list[Candidate]:
@@ -349,15 +353,15 @@ def list_retuned_candidates(scenario: Scenario, candidate: Candidate) -> list[Ca
 
     Longer, shorter and equal ones: it errs about one kind more than about another.
     """
-    one, replicas = candidate.deployment, candidate.deployment.layout.replicas
-    preference, tokens = mark_as_tuned(candidate.preference_key), one.args.max_num_batched_tokens
-    others = generate_variants(scenario, one, is_underused=candidate.is_underused)
-    usual, *tried = evaluate_candidates(scenario, [(each, replicas, preference) for each in (one, *others)])
+    deployment, replicas = candidate.deployment, candidate.deployment.layout.replicas
+    preference, tokens = mark_as_tuned(candidate.preference_key), deployment.args.max_num_batched_tokens
+    others = generate_variants(scenario, deployment, is_underused=candidate.is_underused)
+    usual, *tried = evaluate_candidates(scenario, [(each, replicas, preference) for each in (deployment, *others)])
     tight = partial(_compute_tightness, scenario)
     better = [found for found in tried if tight(found) < tight(usual) and may_be_feasible(scenario, found)]
     if _has_free_memory_and_slots(scenario, candidate):
-        memory = {name: getattr(one.args, name) for name in ("gpu_memory_utilization", "max_num_seqs")}
-        better = [found for found in better if found.deployment.with_args(**memory) != one]
+        memory = {name: getattr(deployment.args, name) for name in ("gpu_memory_utilization", "max_num_seqs")}
+        better = [found for found in better if found.deployment.with_args(**memory) != deployment]
     best: dict[tuple[bool, bool], Candidate] = {}
     for found in sorted(better, key=tight):
         size = found.deployment.args.max_num_batched_tokens
@@ -375,9 +379,11 @@ def _find_max_paced_seqs(scenario: Scenario, candidate: Candidate) -> int:
 
     def too_slow(size: int) -> bool:
         sized = candidate.deployment.with_args(max_num_seqs=size)
-        found = evaluate(sized, saturate_workload(sized, replace(scenario.workload, num_prompts=None))).performance
-        return found is None or any(
-            getattr(found, t.metric)[t.percentile].mid > t.seconds for t in _list_pace_targets(scenario)
+        performance = evaluate(
+            sized, saturate_workload(sized, replace(scenario.workload, num_prompts=None))
+        ).performance
+        return performance is None or any(
+            getattr(performance, t.metric)[t.percentile].mid > t.seconds for t in _list_pace_targets(scenario)
         )
 
     sizes: list[int] = [most, *range(NUM_SEQS_STEP, most, NUM_SEQS_STEP), most]

@@ -44,13 +44,13 @@ class WhatIf:
 
 def run_what_ifs(plan: Plan) -> tuple[WhatIf, ...]:
     """Every change of `changes` with what it leads to; where nothing met the service level, only those that help."""
-    found = []
+    rows = []
     for change, scenario in propose_changes(plan):
         try:
-            found.append(WhatIf(change, search_deployments(scenario)))
+            rows.append(WhatIf(change, search_deployments(scenario)))
         except PlannerError:  # such as a format that this model cannot take
             continue
-    return tuple(item for item in found if plan.chosen or item.plan.chosen)
+    return tuple(item for item in rows if plan.chosen or item.plan.chosen)
 
 
 def propose_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
@@ -79,8 +79,8 @@ def _propose_cheaper_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
         yield "FP8 weights allowed", replace(cheaper, quantizations=(*first, "fp8"))
     elif None in first and chosen.preference_key[0] != first.index(None):
         yield "only the checkpoint's own weights", replace(scenario, quantizations=(None,))
-    found = chosen.prediction.performance
-    if "fp8" not in scenario.kv_cache_dtypes and found and found.kv_usage_p99 > CROWDED_KV_USAGE:
+    performance = chosen.prediction.performance
+    if "fp8" not in scenario.kv_cache_dtypes and performance and performance.kv_usage_p99 > CROWDED_KV_USAGE:
         yield "FP8 KV cache allowed", replace(cheaper, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8"))
     if scenario.speculation and not scenario.speculation.allowed:
         yield "speculative decoding allowed", _enable_speculation(cheaper)
@@ -102,14 +102,14 @@ def _propose_enabling_changes(plan: Plan) -> Iterator[tuple[str, Scenario]]:
         tried += [("half the traffic", _scale_rate(scenario, 0.5))]
     if scenario.slo_targets and plan.best:
         tried += [("every limit twice as long", _relax_targets(scenario, 2.0))]
-    for name, said in (("fp8", "FP8 weights allowed"), ("awq", "4-bit weights (AWQ) allowed")):
+    for name, text in (("fp8", "FP8 weights allowed"), ("awq", "4-bit weights (AWQ) allowed")):
         if name not in scenario.quantizations:
-            tried += [(said, replace(scenario, quantizations=(*scenario.quantizations, name)))]
+            tried += [(text, replace(scenario, quantizations=(*scenario.quantizations, name)))]
     if "fp8" not in scenario.kv_cache_dtypes:
         tried += [("FP8 KV cache allowed", replace(scenario, kv_cache_dtypes=(*scenario.kv_cache_dtypes, "fp8")))]
     if scenario.speculation and not scenario.speculation.allowed:
         tried += [("speculative decoding allowed", _enable_speculation(scenario))]
-    yield from ((said, changed) for said, changed in tried if _select_promising_gpus(changed))
+    yield from ((sentence, changed) for sentence, changed in tried if _select_promising_gpus(changed))
     if other := _select_promising_gpus(_use_other_gpus(scenario)):
         yield f"{_describe_gpus(other)} instead", other
 
@@ -134,12 +134,12 @@ def _enable_speculation(scenario: Scenario) -> Scenario:
 
 def _use_other_gpus(scenario: Scenario) -> Scenario:
     """On the GPUs that it does not name."""
-    known, most = (
+    gpus, most = (
         [candidate.gpu for candidate in scenario.gpus],
         max(FALLBACK_MAX_GPUS, *(c.max_gpus for c in scenario.gpus)),
     )
     return replace(
-        scenario, gpus=tuple(CandidateGpu(card, most) for card in map(get_gpu, SUGGESTED_GPUS) if card not in known)
+        scenario, gpus=tuple(CandidateGpu(gpu, most) for gpu in map(get_gpu, SUGGESTED_GPUS) if gpu not in gpus)
     )
 
 
@@ -150,25 +150,31 @@ def _describe_gpus(scenario: Scenario) -> str:
 def limit_to_budget(scenario: Scenario, chosen: Candidate, times: float) -> Scenario:
     """`scenario` with no more GPUs of a kind than `times` the price of `chosen` buys (without prices: its GPUs)."""
     cards = []
-    for card in scenario.gpus:
-        price = look_up_gpu_price(card.gpu, scenario.prices)
+    for candidate_gpu in scenario.gpus:
+        price = look_up_gpu_price(candidate_gpu.gpu, scenario.prices)
         usd, gpus = chosen.usd_per_hour, chosen.prediction.num_gpus_billed
         most = int(times * (usd / price.median_usd if usd and price else gpus) + 1e-6)
-        cards += [replace(card, max_gpus=min(card.max_gpus, most))] if most else []
+        cards += [replace(candidate_gpu, max_gpus=min(candidate_gpu.max_gpus, most))] if most else []
     return replace(scenario, gpus=tuple(cards))
 
 
 def _select_promising_gpus(scenario: Scenario) -> Scenario | None:
     """`scenario` with the GPUs on which the closed form gives it hope, best served for the money; None where none."""
     worth = {}
-    for card in scenario.gpus:
+    for candidate_gpu in scenario.gpus:
         hopeful = [
-            candidate for candidate in _evaluate_all_layouts(scenario, card) if may_be_feasible(scenario, candidate)
+            candidate
+            for candidate in _evaluate_all_layouts(scenario, candidate_gpu)
+            if may_be_feasible(scenario, candidate)
         ]
         served = [(c.prediction.performance, c.cost_key) for c in hopeful]
-        rates = [(not cost[0], found.capacity.mid / cost[1]) for found, cost in served if found and found.capacity]
+        rates = [
+            (not cost[0], performance.capacity.mid / cost[1])
+            for performance, cost in served
+            if performance and performance.capacity
+        ]
         if rates:
-            worth[card] = max(rates)
+            worth[candidate_gpu] = max(rates)
     best = sorted(worth, key=lambda card: worth[card], reverse=True)[:MAX_SUGGESTED_GPUS_SEARCHED]
     return replace(scenario, gpus=tuple(best)) if best else None
 

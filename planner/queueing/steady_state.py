@@ -96,15 +96,15 @@ def _solve_in_batches(
     loop: Callable[[Sequence[LoadCase], StepModel, TrafficMix], SteadyState], cases: Sequence[LoadCase]
 ) -> PerformanceBatch:
     """`loop` over some of the cases at a time, with their step costs and traffic."""
-    found = []
+    rows = []
     if len(cases) > MAX_CASES_PER_BATCH:
         np.empty(MALLOC_WARMUP_ELEMENTS)
     for start in range(0, len(cases), MAX_CASES_PER_BATCH):
         part = cases[start : start + MAX_CASES_PER_BATCH]
         steps = [_get_case_step_model(case) for case in part]
         step, workloads = batch_step_models(steps), [case.workload for case in part]
-        found.append(derive_performance(loop(part, step, build_traffic_mix(workloads, step)), workloads, steps))
-    return PerformanceBatch.concatenate(found)
+        rows.append(derive_performance(loop(part, step, build_traffic_mix(workloads, step)), workloads, steps))
+    return PerformanceBatch.concatenate(rows)
 
 
 def _get_case_step_model(case: LoadCase) -> StepModel:
@@ -287,7 +287,7 @@ def _count_steps_ahead(cases: Sequence[LoadCase]) -> np.ndarray:
     A scheduler that looks for requests every n-th step lets (n - 1) / 2 more pass.
     """
     deployed = [case.deployment for case in cases]
-    unseen = stack_scalars([(one.args.scheduler_recv_interval - 1) / 2 for one in deployed])
+    unseen = stack_scalars([(deployment.args.scheduler_recv_interval - 1) / 2 for deployment in deployed])
     return unseen + stack_scalars([one.args.async_scheduling and one.layout.pp == 1 for one in deployed])
 
 

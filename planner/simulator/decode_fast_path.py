@@ -217,13 +217,13 @@ def run_decode_only_steps(rules: Any, table: Any, traffic: Any, e: Any, until: f
     count, usable, overlap = c.num_running, rules.num_blocks - 1, overlaps_steps(rules, table)
     usage, totals, before = e.usage, e.totals, c.drifted
     now, entry, end, last, oldest = c.now, c.entry, c.end, c.last, e.ends[c.first]
-    found = step_kernels.count_shared_tokens(rules, table, e.pool, count)
+    value = step_kernels.count_shared_tokens(rules, table, e.pool, count)
     while now < until:
         bucket = seats + c.drifted % MAX_FAST_PATH_STEPS
         if drift.due[0, bucket] != bucket or drift.blocks[0, c.drifted % size] > free[0]:
             break
         allocate_fast_path_blocks(rules, table, traffic, e)
-        seconds = step_kernels.compute_decode_s(table, count, c.contexts, found, drift.inside[0]) + c.adapters_s
+        seconds = step_kernels.compute_decode_s(table, count, c.contexts, value, drift.inside[0]) + c.adapters_s
         start = max(now, entry)
         entry, end = start + seconds, max(start + seconds, end + seconds)
         now, oldest = (oldest, end) if overlap else (end, end)

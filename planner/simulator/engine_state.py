@@ -108,10 +108,10 @@ def create_request_records(n: int, closed: bool) -> Any:
 @njit_force_inline
 def has_windows(rules: Any) -> bool:
     """Whether some KV-cache group looks back over a window only."""
-    found = False
+    windows = False
     for g in range(len(rules.groups)):
-        found |= rules.groups[g, 0] > 0
-    return found
+        windows |= rules.groups[g, 0] > 0
+    return windows
 
 
 @njit_force_inline

@@ -24,14 +24,14 @@ def make_interruptible(compiled: Callable[..., ResultT]) -> Callable[..., Result
         jobs, answers = _start_worker(os.getpid()), SimpleQueue[tuple[Any, BaseException | None]]()
         jobs.put((compiled, args, answers))
         try:
-            found, error = answers.get()
+            value, error = answers.get()
         except BaseException:  # the next does not wait for what was interrupted
             _start_worker.cache_clear()
             jobs.put(None)
             raise
         if error:
             raise error
-        return found
+        return value
 
     return beside
 

@@ -46,21 +46,21 @@ def count_shared_tokens(rules: Any, table: Any, pool: Any, sequences: int) -> fl
     The sequences are read in n / together rounds, in each of which a block comes from memory once: if r of n have it,
     in as many as one of the r is in. The chance that none is: (n - together) / n x (n - 1 - together) / (n - 1) x ...
     """
-    found, missed = 0.0, 1.0
+    value, missed = 0.0, 1.0
     for r in range(1, min(MAX_BLOCK_SHARERS, sequences + 1) if table.concurrent_readers > 0 else 0):
         missed *= max(0.0, 1 - table.concurrent_readers / (sequences - r + 1))
-        found += pool.shared[r] * (r - max(1.0, sequences / table.concurrent_readers) * (1 - missed)) if r > 1 else 0.0
-    return found * rules.groups[0, 1]
+        value += pool.shared[r] * (r - max(1.0, sequences / table.concurrent_readers) * (1 - missed)) if r > 1 else 0.0
+    return value * rules.groups[0, 1]
 
 
 @njit_force_inline
-def compute_decode_s(table: Any, count: int, contexts: int, found: float, inside: Any) -> float:
+def compute_decode_s(table: Any, count: int, contexts: int, value: float, inside: Any) -> float:
     """Seconds of a step in which `count` sequences decode, of which so much is `inside` the windows."""
     windows_s = 0.0
     for k in range(len(table.decode_windows)):
         windows_s += table.decode_windows[k, 1] * inside[k]
     return _sum_step_s(
-        table, count, count, count, max(contexts - found, contexts / L2_BANDWIDTH_FACTOR), 0.0, windows_s
+        table, count, count, count, max(contexts - value, contexts / L2_BANDWIDTH_FACTOR), 0.0, windows_s
     )
 
 

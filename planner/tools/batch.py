@@ -120,26 +120,26 @@ def predict_row(
             raise PlannerError(f"the row has {surplus} more cells than the header has columns")
         cells, notes = parse_cells(row)
         workload = parse_row_workload(cells, folder, notes)
-        served = parse_model(cells, folder)
+        model = parse_model(cells, folder)
         pools = [pool for pool in ("prefill", "decode") if any(f"{pool}_{size}" in cells for size in POOL_SIZE_COLUMNS)]
         if len(pools) == 1:
             raise PlannerError(f"only the {pools[0]} pool is given; disaggregated serving needs both pools' sizes")
-        deployments = [parse_deployment(served, cells, folder, notes, pool) for pool in pools or [""]]
+        deployments = [parse_deployment(model, cells, folder, notes, pool) for pool in pools or [""]]
         if own:
             deployments = [replace(found, engine=apply_user_calibrations(found.engine, own)) for found in deployments]
         if workload and "max_model_len" not in cells:
             deployments = [fit_max_model_len(deployment, workload, notes) for deployment in deployments]
         if workload is None:
-            found = Prediction(deployments[-1], None, get_memory_plan(deployments[-1]), None, None)
+            prediction = Prediction(deployments[-1], None, get_memory_plan(deployments[-1]), None, None)
         elif pools:
-            found = evaluate_disaggregated(deployments[0], deployments[1], workload)
+            prediction = evaluate_disaggregated(deployments[0], deployments[1], workload)
         else:
-            found = predict(deployments[0], workload)
+            prediction = predict(deployments[0], workload)
     except PlannerError as error:
         return {**answer, "status": "error", "error": str(error)}
     except Exception as error:  # one odd row must not end the others
         return {**answer, "status": "error", "error": f"this row cannot be planned ({type(error).__name__}: {error})"}
-    return answer | build_output_row(found, notes)
+    return answer | build_output_row(prediction, notes)
 
 
 def _format_cell(value: object) -> str:

@@ -55,13 +55,13 @@ def _build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
 
     for name, command in yaml.safe_load((CLI_TEMPLATE_DIR / "commands.yaml").read_text(encoding="utf-8")).items():
-        made = commands.add_parser(name, help=command["about"])
-        made.register("type", "path", Path)
-        made.register("type", "float", float)
-        made.register("type", "count", _parse_count)
-        made.set_defaults(run=globals()[f"_run_{name.replace('-', '_')}"])
+        argument_parser = commands.add_parser(name, help=command["about"])
+        argument_parser.register("type", "path", Path)
+        argument_parser.register("type", "float", float)
+        argument_parser.register("type", "count", _parse_count)
+        argument_parser.set_defaults(run=globals()[f"_run_{name.replace('-', '_')}"])
         for argument, how in command.get("takes", {}).items():
-            made.add_argument(argument, **how)
+            argument_parser.add_argument(argument, **how)
     return parser
 
 
@@ -100,10 +100,10 @@ def _run_models(options: argparse.Namespace) -> None:
     known = list_model_names() if options.pattern else list_models()
     rows = [("model", "parameters", "active", "context", "weights")]
     for name in _filter_names(options.pattern, known, "model"):
-        served = load_model(name)
-        shape, stored = served.architecture, served.quantization.method
+        model = load_model(name)
+        shape, stored = model.architecture, model.quantization.method
         total, active = (f"{count / 1e9:.2f} B" for count in (shape.params_total, shape.params_active))
-        weights = served.dtype if stored == "none" else stored
+        weights = model.dtype if stored == "none" else stored
         rows.append((name, total, active if shape.is_moe else "", f"{shape.max_position:,}", weights))
     print(format_columns(rows))
 
@@ -112,7 +112,7 @@ def _run_gpus(options: argparse.Namespace) -> None:
     from planner.hardware.gpus import get_gpu, list_gpus
     from planner.hardware.prices import look_up_gpu_price
 
-    known = {called: card.name for card in list_gpus() for called in (card.name, *card.aliases)}
+    known = {called: gpu.name for gpu in list_gpus() for called in (gpu.name, *gpu.aliases)}
     names = dict.fromkeys(known[called] for called in _filter_names(options.pattern, known, "GPU"))
     rows = [("GPU", "GiB", "GB/s", "USD/h", "engines, from and to version")]
     for card in map(get_gpu, names):
@@ -128,11 +128,11 @@ def _filter_names(pattern: str, names: Iterable[str], what: str) -> list[str]:
     if len(pattern) > 200:
         raise PlannerError(f"a part of a name has at most 200 letters, got {len(pattern):,}")
     names = list(names)
-    found = [name for name in names if fnmatchcase(name.casefold(), f"*{pattern.casefold()}*")]
-    if not found:
+    lines = [name for name in names if fnmatchcase(name.casefold(), f"*{pattern.casefold()}*")]
+    if not lines:
         parts = {part for name in names for part in (name, *re.split("[/-]", name))}
         raise make_unknown_name_error(pattern, parts, what, alike=0.6)
-    return found
+    return lines
 
 
 def announce_compilation(command: Callable[[argparse.Namespace], Any]) -> Callable[[argparse.Namespace], Any]:
@@ -168,16 +168,16 @@ def _run_plan(options: argparse.Namespace) -> int:
     from planner.ui.plan_json import serialize_plan
     from planner.ui.plan_text import EXIT_CODES, format_plan
 
-    asked = load_scenario(options.scenario, _parse_overrides(options))
-    if asked.daily_profile and sys.stderr.isatty():
+    scenario = load_scenario(options.scenario, _parse_overrides(options))
+    if scenario.daily_profile and sys.stderr.isatty():
         print("planner: replaying the hours of several days, up to a minute or two", file=sys.stderr, flush=True)
-    found = search_deployments(asked)
-    print(json.dumps(serialize_plan(found), indent=2, allow_nan=False) if options.json else format_plan(found))
+    plan = search_deployments(scenario)
+    print(json.dumps(serialize_plan(plan), indent=2, allow_nan=False) if options.json else format_plan(plan))
     if options.out:
-        names = write_plan_files(found, options.out)
+        names = write_plan_files(plan, options.out)
         if not options.json:
             print(f"{'Written':<10}{', '.join(names)} in {options.out}")
-    return EXIT_CODES[found.verdict]
+    return EXIT_CODES[plan.verdict]
 
 
 @announce_compilation
@@ -234,9 +234,9 @@ def _run_sweep(options: argparse.Namespace) -> int:
             _print_progress(done, points, f"points, {kept:,} from the store")
 
     store = options.store or user_data_path("headroom") / "answers.sqlite"
-    found = run_sweep_file(options.sweep, options.out, store, options.scheduler, options.workers, progress)
-    print(format_sweep(found))
-    failed = found[found["status"] == "error"]
+    frame = run_sweep_file(options.sweep, options.out, store, options.scheduler, options.workers, progress)
+    print(format_sweep(frame))
+    failed = frame[frame["status"] == "error"]
     if len(failed):
         print(f"planner: {len(failed):,} points failed, the first: {failed['error'].iloc[0]}", file=sys.stderr)
     return int(len(failed) > 0)
@@ -253,21 +253,23 @@ def _run_explain_log(options: argparse.Namespace) -> int:
     from planner.planning.scenario import load_scenario
     from planner.tools.diagnostics.log_comparison import explain_log_file
 
-    found = explain_log_file(options.log, options.gpu, load_scenario(options.scenario) if options.scenario else None)
-    print(found)
-    if found.scenario_line:
-        print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{found.scenario_line}")
-    if found.suggestions:
-        print(f"\n{found.suggestions}")
-    return int(bool(found.log.failure or found.errors))
+    explanation = explain_log_file(
+        options.log, options.gpu, load_scenario(options.scenario) if options.scenario else None
+    )
+    print(explanation)
+    if explanation.scenario_line:
+        print(f"\nTo plan with what this log says, add to the scenario (GiB):\n{explanation.scenario_line}")
+    if explanation.suggestions:
+        print(f"\n{explanation.suggestions}")
+    return int(bool(explanation.log.failure or explanation.errors))
 
 
 def _run_diagnose(options: argparse.Namespace) -> int:
     from planner.tools.diagnostics import diagnose
 
-    found = diagnose(options.pages, options.log, options.plan, options.seconds)
-    print(json.dumps(found.to_json(), indent=2, allow_nan=False) if options.json else found)
-    return int(found.has_findings)
+    diagnosis = diagnose(options.pages, options.log, options.plan, options.seconds)
+    print(json.dumps(diagnosis.to_json(), indent=2, allow_nan=False) if options.json else diagnosis)
+    return int(diagnosis.has_findings)
 
 
 def _run_profile(options: argparse.Namespace) -> None:
@@ -283,9 +285,9 @@ def _run_lint(options: argparse.Namespace) -> int:
     traffic = load_scenario(options.scenario).workload if options.scenario else None
     words = [*options.what, *options.rest]
     what, version = words[0] if len(words) == 1 else shlex.join(words), options.engine_version
-    found = lint(what, version, engine=options.engine, gpu=options.gpu, to=options.to, workload=traffic)
-    print(json.dumps(found.to_json(), indent=2, allow_nan=False) if options.json else found)
-    return {"ok": 0, "at_risk": 3, "mend": 1}[found.verdict]
+    report = lint(what, version, engine=options.engine, gpu=options.gpu, to=options.to, workload=traffic)
+    print(json.dumps(report.to_json(), indent=2, allow_nan=False) if options.json else report)
+    return {"ok": 0, "at_risk": 3, "mend": 1}[report.verdict]
 
 
 @announce_compilation
@@ -307,11 +309,11 @@ def _run_replay(options: argparse.Namespace) -> None:
     scenario = load_scenario(options.scenario)
     check_not_overwriting(scenario.files, written)
     deployment = get_reference_deployment(search_deployments(scenario))
-    found = run_simulation(deployment, get_candidate_workload(scenario, deployment)).mid
-    print(f"{deployment}\n{found}")
+    result = run_simulation(deployment, get_candidate_workload(scenario, deployment)).mid
+    print(f"{deployment}\n{result}")
     if options.requests is not None:
         with replace_atomically(options.requests) as (part,):
-            found.to_frame().to_csv(part, index=False)
+            result.to_frame().to_csv(part, index=False)
 
 
 def _run_calibrate(options: argparse.Namespace) -> None:

@@ -80,7 +80,7 @@ def _build_controls() -> dict[str, ui.Widget]:
             options=list_model_names(), placeholder="a part of its name, or any Hub id", description="model", **late
         ),
         "config": ui.Textarea(placeholder='{"architectures": ...}', rows=6, **late),
-        "gpus": MultiSelect([card.name for card in list_gpus()], "GPUs", "add one: type a part of its name"),
+        "gpus": MultiSelect([gpu.name for gpu in list_gpus()], "GPUs", "add one: type a part of its name"),
         "at_most": ui.BoundedIntText(min=1, max=16384, description="at most", **late),
         "engine": ui.Dropdown(options=list(list_engines()), description="engine", **_CONTROL_STYLE),
         "engine_version": ui.Combobox(description="version", **late),
@@ -172,9 +172,9 @@ class Cockpit(ui.VBox):
         self._from.observe(lambda moved: self.load_scenario(moved["new"]), names="value")
         self._name = ui.Text("my-question", description="name", **_CONTROL_STYLE)
         self.load_scenario(first)
-        badge, said, *rest = self.places.values()
+        badge, html, *rest = self.places.values()
         shown = ui.VBox(
-            [badge, said, self._progress, *rest], layout=ui.Layout(flex=_COLUMN_FLEX["right"], min_width="0")
+            [badge, html, self._progress, *rest], layout=ui.Layout(flex=_COLUMN_FLEX["right"], min_width="0")
         )
         self.children = (ui.HTML(_STYLE_SHEET), ui.Box([self._arrange_controls(), shown], layout=_FLEX_ROW))
         self.add_class("headroom")
@@ -249,19 +249,19 @@ class Cockpit(ui.VBox):
 
     def _update_scenario(self, fields: question.ScenarioFields, name: str) -> None:
         """Make `fields` the question, and show its answer in closed form."""
-        asked = parse_scenario(fields, name)
+        scenario = parse_scenario(fields, name)
         with self._lock:
-            self._asked = asked
+            self._asked = scenario
             if self._timer:
                 self._timer.cancel()
             self._timer = threading.Timer(
-                DEBOUNCE_S, self._simulate_scenario, [asked]
+                DEBOUNCE_S, self._simulate_scenario, [scenario]
             )  # another core searches meanwhile
             self._timer.daemon = True
             self._timer.start()
-            plan = search_analytically(asked)
+            plan = search_analytically(scenario)
             shown = render_figures(plan)
-            self.fields, self.scenario, self.plan = fields, asked, plan
+            self.fields, self.scenario, self.plan = fields, scenario, plan
             self._sync_controls()
             self._show_plan(plan, shown, busy=True)
 
@@ -360,20 +360,20 @@ class Cockpit(ui.VBox):
         threading.Thread(target=self._write_report, args=[path], daemon=True).start()
 
     def _write_report(self, path: Path) -> None:
-        many, done, said = len(list_chapter_notebooks()), iter(range(1, 1000)), self.places["said"]
+        many, done, html = len(list_chapter_notebooks()), iter(range(1, 1000)), self.places["said"]
         self._progress.max, self._progress.value, self._progress.layout.display = many + 2, 1, None
 
         def told(line: str) -> None:
             self._progress.value = next(done)
-            said.value = f"<p>Report: {escape_html(line.splitlines()[-1])}</p>"
+            html.value = f"<p>Report: {escape_html(line.splitlines()[-1])}</p>"
 
         try:
-            said.value = "<p>Report: searching</p>"
+            html.value = "<p>Report: searching</p>"
             made = write_report(path, Path("reports") / path.stem, progress=told)
             where = Path("reports") / path.stem / made.name
-            said.value = f'<p>Report: <a href="../../files/{where}" target="_blank">{escape_html(where)}</a></p>'
+            html.value = f'<p>Report: <a href="../../files/{where}" target="_blank">{escape_html(where)}</a></p>'
         except PlannerError as error:
-            said.value = show_note(str(error)).html
+            html.value = show_note(str(error)).html
         finally:
             self._progress.layout.display = "none"
 

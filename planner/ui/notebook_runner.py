@@ -46,7 +46,7 @@ def execute_notebooks(
                 raise PlannerError(error.evalue if error.ename == "PlannerError" else failed) from None
             except RuntimeError as error:  # the kernel died or never answered
                 raise PlannerError(f"notebook {notebook.stem} could not be run: {error}") from None
-            now = [one.stem for other, one in running.items() if other.running()]
+            now = [path.stem for other, path in running.items() if other.running()]
             at_work = f"; at work: {', '.join(now)}" if now else "; now the PDF"
             progress(f"[{done}/{len(running)}] {notebook.stem} ({time.monotonic() - start:.0f} s){at_work}")
     finally:

@@ -46,14 +46,14 @@ def open_plans(scenarios: str, kept: str | Path = "") -> tuple[Plan, ...]:
 
 def open_fleet_plan(fleet: str | Path, kept: str | Path = "") -> FleetPlan:
     """The answer to the file `fleet` (empty: that of `planner init --kind fleet`), or the one in the file `kept`."""
-    asked = Path(fleet) if fleet else Path(__file__).with_name("templates") / "fleet.yaml"
-    return _load_pickle(Path(kept), FleetPlan) if kept else plan_fleet(asked)
+    path = Path(fleet) if fleet else Path(__file__).with_name("templates") / "fleet.yaml"
+    return _load_pickle(Path(kept), FleetPlan) if kept else plan_fleet(path)
 
 
 def _load_pickle(kept: Path, kind: type[CachedT]) -> CachedT:
-    found = pickle.loads(kept.read_bytes())
-    assert isinstance(found, kind)
-    return found
+    value = pickle.loads(kept.read_bytes())
+    assert isinstance(value, kind)
+    return value
 
 
 def load_current_scenario(scenario: str | Path = CURRENT_SCENARIO, *, changed: bool = True) -> Scenario:
@@ -106,10 +106,10 @@ def search_cached(scenario: Scenario) -> Plan:
 
 def _compute_cache_key(scenario: Scenario) -> str:
     """What the answer to `scenario` hangs on, as one word."""
-    found = hashlib.sha256(repr((compute_build_digest(), replace(scenario, files=(), name="", question=""))).encode())
+    digest = hashlib.sha256(repr((compute_build_digest(), replace(scenario, files=(), name="", question=""))).encode())
     for quantization in scenario.quantizations:
-        served = load_model(scenario.model, quantization=quantization)
-        found.update(repr((served.architecture, served.quantization, served.dtype)).encode())
+        model = load_model(scenario.model, quantization=quantization)
+        digest.update(repr((model.architecture, model.quantization, model.dtype)).encode())
     for path in scenario.files[1:]:
-        found.update(path.read_bytes())
-    return found.hexdigest()[:32]
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:32]

@@ -71,11 +71,11 @@ def show_table(frame: pd.DataFrame, caption: str = "") -> HtmlOutput:
         style = f"text-align: {align}; padding: 0.3em 0.6em"
         head += f'<th style="{style}">{escape_html(str(name))}</th>'
         for row, value in enumerate(column):
-            said = format_value(value)
+            text = format_value(value)
             width = (
-                "; white-space: nowrap" if len(said) <= _MAX_UNBROKEN_CHARS else "; min-width: 7em" * (align == "left")
+                "; white-space: nowrap" if len(text) <= _MAX_UNBROKEN_CHARS else "; min-width: 7em" * (align == "left")
             )
-            body[row] += f'<td style="{style}{width}">{_format_cell(said)}</td>'
+            body[row] += f'<td style="{style}{width}">{_format_cell(text)}</td>'
     rows = "".join(f"<tr>{cells}</tr>" for cells in body)
     style = "caption-side: bottom; text-align: left; opacity: 0.75"
     wide = "display: inline-block; max-width: 52em; margin-right: -52em"  # beyond a narrow table, without widening it
@@ -85,9 +85,9 @@ def show_table(frame: pd.DataFrame, caption: str = "") -> HtmlOutput:
     )
 
 
-def _format_cell(said: str) -> str:
+def _format_cell(text: str) -> str:
     """Text that may go on in another line after a slash, and not within an interval, a date or GB/s."""
-    kept = re.sub(r"(\([\d.,]+) to ((?:[\d.,]+|growing)\))", "\\1\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}\\2", said)
+    kept = re.sub(r"(\([\d.,]+) to ((?:[\d.,]+|growing)\))", "\\1\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}\\2", text)
     kept = re.sub(r"\b\d{4}-\d\d(-\d\d)?\b", lambda date: date[0].replace("-", "\N{NON-BREAKING HYPHEN}"), kept)
     return re.sub(r"(?<!<)/(?!s\b)", "/<wbr>", escape_html(kept))
 
@@ -210,8 +210,8 @@ class InteractiveView(ipywidgets.VBox):
         self._draw, self._controls, self._lock = draw, controls, threading.Lock()
         self._screen = ipywidgets.HTML(self._render_html())
         self._screen.add_class("jp-RenderedHTMLCommon")  # tables and lines of text as cells beside it have them
-        said = [f"{name.description} {format_value(name.value)}" for name in controls.values() if name.value != ""]
-        drawn = f" Drawn for {escape_html(', '.join(said))}." if said else ""
+        sentences = [f"{name.description} {format_value(name.value)}" for name in controls.values() if name.value != ""]
+        drawn = f" Drawn for {escape_html(', '.join(sentences))}." if sentences else ""
         self._still = re.sub(r"(</(fig)?caption>)", lambda end: drawn + end[0], self._screen.value, count=1)
         layout = ipywidgets.Layout(flex_flow="row wrap")
         self._carry, self._first = carry or {}, {name: control.value for name, control in controls.items()}
@@ -269,9 +269,9 @@ def render_changes(scenario: str | Path, plan: Plan) -> ipywidgets.Widget | None
         return f"{found.best.description}{usd}" + ", which does not do" * (found.chosen is None)
 
     what = ", ".join(f"{field} = {_format_plain(value)}" for field, value in changed.items())
-    said = show_note(f"Changed from the plan: {what}. Now {cost(plan)}; before, {cost(before)}.")
+    html_output = show_note(f"Changed from the plan: {what}. Now {cost(plan)}; before, {cost(before)}.")
     return ipywidgets.VBox(
-        [ipywidgets.HTML(said.html), _build_rerun_button("Back to the plan", lambda: save_changes({}))]
+        [ipywidgets.HTML(html_output.html), _build_rerun_button("Back to the plan", lambda: save_changes({}))]
     )
 
 

@@ -93,10 +93,10 @@ def write_comparison_report(
     `overrides` sets fields of all scenarios.
     """
     check_plan_count(names)
-    asked = [load_scenario(name, overrides) for name in names]
+    scenarios = [load_scenario(name, overrides) for name in names]
     out = (out or Path("reports") / "-against-".join(find_scenario_file(name).stem for name in names)).resolve()
-    check_not_overwriting([path for scenario in asked for path in scenario.files], [out / "report.pdf"])
-    plans = [search_deployments(scenario) for scenario in asked]
+    check_not_overwriting([path for scenario in scenarios for path in scenario.files], [out / "report.pdf"])
+    plans = [search_deployments(scenario) for scenario in scenarios]
     ensure_folder(out)
     for plan in plans:
         progress(format_plan(plan))
@@ -122,7 +122,7 @@ def write_fleet_report(path: Path, out: Path | None = None, progress: Callable[[
     out = (out or Path("reports") / path.stem).resolve()
     plan = fleet_file.plan_fleet(path, searched)
     check_not_overwriting(
-        [path, *(file for one in plan.scenarios.values() for file in one.files)], [out / "report.pdf"]
+        [path, *(file for scenario in plan.scenarios.values() for file in scenario.files)], [out / "report.pdf"]
     )
     ensure_folder(out)
     progress(fleet_file.format_fleet_plan(plan))
@@ -141,10 +141,10 @@ def _write_single_notebook_report(
 ) -> Path:
     """A PDF of one notebook in the folder `out`; its path."""
     with (
-        _typeset_notebooks(kept, {}, [notebook], ["live"], title, progress) as made,
+        _typeset_notebooks(kept, {}, [notebook], ["live"], title, progress) as path,
         replace_atomically(out / "report.pdf") as (part,),
     ):
-        shutil.copyfile(made, part)
+        shutil.copyfile(path, part)
     return out / "report.pdf"
 
 

@@ -35,9 +35,11 @@ def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple
 
     Those of an earlier plan that this one has not are removed. Raises `PlannerError` where `out` cannot be written.
     """
-    chosen, asked = plan.chosen, plan.scenario
+    chosen, scenario = plan.chosen, plan.scenario
     texts = (
-        render_artifacts(chosen.prediction, asked.slo_targets, asked.storage, asked.output_kinds, plan.autoscaling)
+        render_artifacts(
+            chosen.prediction, scenario.slo_targets, scenario.storage, scenario.output_kinds, plan.autoscaling
+        )
         if chosen
         else {}
     )
@@ -45,7 +47,7 @@ def write_plan_files(plan: Plan, out: Path, report: Path | None = None) -> tuple
     texts = {name: text for name, text in texts.items() if name not in kept} | _render_benchmark_files(plan)
     texts["plan.json"] = json.dumps(serialize_plan(plan), indent=2, allow_nan=False) + "\n"
     paths = [out / name for name in (*texts, *([report.name] if report else []))]
-    check_not_overwriting(asked.files, paths)
+    check_not_overwriting(scenario.files, paths)
     for place in {out, *(path.parent for path in paths)}:
         ensure_folder(place)
     stale = [out / name for name in _list_previous_files(out) if name not in {*texts, *kept}]

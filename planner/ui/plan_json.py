@@ -42,7 +42,7 @@ def serialize_plan(plan: Plan) -> dict[str, Any]:
     found |= {"assumptions": list(scenario.assumptions), "notes": list(plan.notes)}
     started = build_launches(plan.chosen.prediction) if plan.chosen else ()
     found |= {"command": started[0].command if len(started) == 1 else None}
-    found |= {"commands": {one.role: one.command for one in started} if len(started) > 1 else None}
+    found |= {"commands": {launch.role: launch.command for launch in started} if len(started) > 1 else None}
     beside = list_artifact_files(plan.chosen.prediction, scenario.output_kinds) if plan.chosen else []
     return found | {
         "files": [*beside, *(name for name in list_benchmark_files(plan) if name.startswith(BENCHMARK_DIR))]
@@ -64,7 +64,7 @@ def _serialize_confidence(plan: Plan) -> dict[str, Any] | None:
     ]
     first = sure.best_benchmark and {
         "deployment": sure.best_benchmark[0].description, "changes_the_choice": sure.best_benchmark[1],
-        "commands": [one.command for one in build_launches(sure.best_benchmark[0].prediction)], "files": list(list_benchmark_files(plan)),
+        "commands": [launch.command for launch in build_launches(sure.best_benchmark[0].prediction)], "files": list(list_benchmark_files(plan)),
     }  # fmt: skip
     return {"draws": NUM_DRAWS, **parts, "instead": others, "measure_first": first}
 

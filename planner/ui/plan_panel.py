@@ -20,22 +20,22 @@ PENDING_COLOR = "#b36a1e"
 
 def render_figures(plan: Plan) -> dict[str, str]:
     """Everything that is shown of an answer, as HTML by the place where it stands."""
-    asked, best, found = plan.scenario, plan.best, plan.performance
-    if best is None or found is None:
+    scenario, best, performance = plan.scenario, plan.best, plan.performance
+    if best is None or performance is None:
         why = (
             show_table(summary.build_rejection_table(plan), "What was tried, and why it cannot be.").html
             if plan.rejected
             else ""
         )
         return {"answer": _render_verdict(plan), "why": why}
-    memory, dot = best.prediction.memory, f"dot: the plan, {found.source_label}"
+    memory, dot = best.prediction.memory, f"dot: the plan, {performance.source_label}"
     bars = charts.plot_memory_budget({"": memory}).properties(width=charts_cockpit.COCKPIT_WIDTH_PX)
-    load, here = at_a_glance.get_load(asked.workload)
-    limits = {f"{t.name} (ms)": t.seconds * 1e3 for t in asked.slo_targets}
-    told = {f"{t.name} (ms)": found.get(t.metric, t.percentile) * 1e3 for t in asked.slo_targets}
+    load, here = at_a_glance.get_load(scenario.workload)
+    limits = {f"{t.name} (ms)": t.seconds * 1e3 for t in scenario.slo_targets}
+    told = {f"{t.name} (ms)": performance.get(t.metric, t.percentile) * 1e3 for t in scenario.slo_targets}
     told = {name: value for name, value in told.items() if not math.isnan(value.mid)}
-    curves, costs = at_a_glance.sweep_latency_over_load(asked, best), at_a_glance.sweep_cost_over_load(plan)
-    latency = show_note("Nobody waits for this work: every slot is taken until it is done.").html * asked.offline
+    curves, costs = at_a_glance.sweep_latency_over_load(scenario, best), at_a_glance.sweep_cost_over_load(plan)
+    latency = show_note("Nobody waits for this work: every slot is taken until it is done.").html * scenario.offline
     how = "let through request by request" if best.is_disaggregated else "in closed form"
     if told and len(curves) > 1:
         drawn = charts_cockpit.plot_live_latency(curves, load, here, {name: limits[name] for name in told}, told)
@@ -52,11 +52,11 @@ def render_figures(plan: Plan) -> dict[str, str]:
 
 def _render_verdict(plan: Plan) -> str:
     """The answer in words, its main figures, and each promise."""
-    best, found, parts = plan.best, plan.performance, [show_note(summary.summarize_plan(plan)).html]
-    if best and found:
+    best, performance, parts = plan.best, plan.performance, [show_note(summary.summarize_plan(plan)).html]
+    if best and performance:
         parts.append(_render_tiles(plan))
         parts.append(show_table(layout_study.build_slo_table(plan.scenario, best)).html)
-    if found is None or found.num_simulated_requests:
+    if performance is None or performance.num_simulated_requests:
         return "".join(parts)
     said = "<p style='margin: .3em 0'><b>Provisional</b>: in closed form, not judged by the replay yet.</p>"
     frame = f"border: 2px dashed {PENDING_COLOR}; border-radius: 6px; padding: 0 .7em"
@@ -65,10 +65,10 @@ def _render_verdict(plan: Plan) -> str:
 
 def _render_day(plan: Plan) -> str:
     """What each hour of the day takes, once the plan is replayed; nothing where the question has no day."""
-    found = plan.performance
-    if plan.scenario.daily_profile is None or found is None:
+    performance = plan.performance
+    if plan.scenario.daily_profile is None or performance is None:
         return ""
-    if not found.num_simulated_requests:
+    if not performance.num_simulated_requests:
         return show_note("The hours of the day follow with the replay.").html
     if (day := plan.autoscaling) is None or plan.billing is None:
         return ""
@@ -88,18 +88,18 @@ def _render_tiles(plan: Plan) -> str:
     """The main figures, each with its name under it."""
     best = plan.best
     assert best is not None
-    found, usd, month = best.prediction.performance, best.usd_per_hour, best.prediction.usd_per_month
+    performance, usd, month = best.prediction.performance, best.usd_per_hour, best.prediction.usd_per_month
     told = [(best.description, "the deployment" if plan.chosen else "the nearest, which does not do")]
     if usd is not None and month is not None:
         told.append((f"USD {usd:,.2f}", f"an hour; USD {month.mid:,.0f} a month"))
     if each := best.prediction.usd_per_mtok_output:
         told.append((f"USD {each.mid:,.2f}", "per million output tokens"))
-    if found and found.capacity:
+    if performance and performance.capacity:
         free = compute_free_capacity(plan.scenario, best.prediction) or 0.0
         spare = f"; {free:.0%} stay free" if plan.scenario.workload.rate and not plan.scenario.offline else ""
-        ends = f"{format_value(found.capacity.lo)} to {format_value(found.capacity.hi)}"
-        about, until = ("", "") if found.num_simulated_requests else ("about ", ", until it is replayed")
-        told.append((f"{about}{format_value(found.capacity.mid)} requests/s", f"at most ({ends}){spare}{until}"))
+        ends = f"{format_value(performance.capacity.lo)} to {format_value(performance.capacity.hi)}"
+        about, until = ("", "") if performance.num_simulated_requests else ("about ", ", until it is replayed")
+        told.append((f"{about}{format_value(performance.capacity.mid)} requests/s", f"at most ({ends}){spare}{until}"))
     told.append((f"{format_value(best.prediction.memory.kv_available.mid / GIB)} GiB", "of KV cache on a GPU"))
     style = "border: 1px solid #8a8f9866; border-radius: 4px; padding: .4em .7em; line-height: 1.35"
     tiles = (
@@ -111,13 +111,13 @@ def _render_tiles(plan: Plan) -> str:
 
 def render_badge(plan: Plan | None, busy: bool = False) -> str:
     """Where the figures come from, and whether better ones are on their way."""
-    found = plan.performance if plan else None
+    performance = plan.performance if plan else None
     if plan is None:
         said, color = "working", charts.MUTED_COLOR
     elif busy:
         said, color = "provisional, in closed form; the replay is running", PENDING_COLOR
     else:
-        replays = found.num_simulated_requests if found else 0
+        replays = performance.num_simulated_requests if performance else 0
         said, color = f"replayed: {replays:,} requests an engine" if replays else "searched", "#1f7a5c"
     style = f"background: {color}; color: white; border-radius: 1em; padding: .15em .8em; font-weight: 600"
     return f"<p role='status' aria-live='polite' style='margin:.2em 0'><span style='{style}'>{escape_html(said)}</span></p>"

@@ -31,19 +31,19 @@ EXIT_CODES = {"holds": 0, "at_risk": 3, "nothing_meets": 4}
 
 def format_plan(plan: Plan) -> str:
     """The answer in a dozen lines."""
-    scenario, best, found = plan.scenario, plan.best, plan.performance
-    values: dict[str, Any] = {"plan": plan, "asked": scenario, "best": best, "found": found}
-    if best and found:
+    scenario, best, performance = plan.scenario, plan.best, plan.performance
+    values: dict[str, Any] = {"plan": plan, "asked": scenario, "best": best, "found": performance}
+    if best and performance:
         values |= {"launches": build_launches, "hours": estimate_run_hours(scenario, best)}
         drawn = [f"{value:,.{2 if value.mid < 10 else 0}f} {what}" for what, value in estimate_energy(scenario, best)]
         values |= {"price": look_up_gpu_price(best.deployment.gpu, scenario.prices)}
-        values |= {"power": drawn, "promises": [_format_slo(target, found) for target in scenario.slo_targets]}
+        values |= {"power": drawn, "promises": [_format_slo(target, performance) for target in scenario.slo_targets]}
         values |= {
             "pools_left_out": explain_skipped_pools(scenario),
             "not_written": list_unsupported_artifacts(plan),
             "handover": estimate_kv_transfer,
         }
-        values["promises"] += _format_latencies_without_slo(scenario, found)
+        values["promises"] += _format_latencies_without_slo(scenario, performance)
         values |= {
             "sure": estimate_choice_confidence(plan),
             "scripts": [name for name in list_benchmark_files(plan) if name.endswith(".sh")],

@@ -51,14 +51,14 @@ def load_presets() -> dict[str, WorkloadPreset]:
 def read_scenario_fields(name: str) -> ScenarioFields:
     """The fields of a shipped scenario, or of a YAML file; files that it names are found from anywhere."""
     path = find_scenario_file(name)
-    found = read_yaml(path)
-    if not isinstance(found, dict):
+    scenario_fields = read_yaml(path)
+    if not isinstance(scenario_fields, dict):
         raise PlannerError(f"{path}: expected fields such as model, gpus and workload")
-    found = {field: value for field, value in found.items() if value is not None}
-    for place, field in ((found, "calibration"), (found.get("workload") or {}, "trace")):
+    scenario_fields = {field: value for field, value in scenario_fields.items() if value is not None}
+    for place, field in ((scenario_fields, "calibration"), (scenario_fields.get("workload") or {}, "trace")):
         if isinstance(place.get(field), str) and (path.parent / place[field]).is_file():
             place[field] = str((path.parent / place[field]).resolve())
-    return found
+    return scenario_fields
 
 
 def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
     day = given.get("day") or ""
     return {
         "model": scenario.model,
-        "gpus": tuple(wanted.gpu.name for wanted in scenario.gpus),
+        "gpus": tuple(candidate_gpu.gpu.name for candidate_gpu in scenario.gpus),
         "at_most": max(wanted.max_gpus for wanted in scenario.gpus),
         "engine": scenario.engine.name,
         "engine_version": scenario.engine.version,
@@ -80,7 +80,9 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
         "prompt": workload.prompt.mean,
         "output": workload.output.mean,
         "reuse": round(100 * workload.cache_hit_fraction, 2),
-        "preset": next((name for name, told in load_presets().items() if _matches_preset(told, given)), ""),
+        "preset": next(
+            (name for name, workload_preset in load_presets().items() if _matches_preset(workload_preset, given)), ""
+        ),
         "day": day if isinstance(day, str) else ", ".join(f"{hour:g}" for hour in day),
         "adapters": workload.adapters,
         "rank": scenario.engine_args.get("max_lora_rank", 16),
@@ -94,8 +96,8 @@ def read_control_values(fields: ScenarioFields, scenario: Scenario) -> dict[str,
 
 def apply_control(fields: ScenarioFields, name: str, value: Any, values: Mapping[str, Any]) -> ScenarioFields:
     """The fields after the control `name` has been set to `value`; `values` are what the controls show."""
-    found = copy.deepcopy(fields)
-    workload = found["workload"]
+    control = copy.deepcopy(fields)
+    workload = control["workload"]
     if name in ("prompt", "output"):
         side = f"{name}_tokens"
         told, factor = workload.get(side) or {"mean": values[name]}, value / values[name]  # which keeps their spread
@@ -117,32 +119,32 @@ def apply_control(fields: ScenarioFields, name: str, value: Any, values: Mapping
     elif name == "day":
         workload[name] = _parse_hours(value.strip()) or None
     elif name == "adapters":
-        found[name] = {**(found.get(name) or {}), "count": value} if value else None
+        control[name] = {**(control.get(name) or {}), "count": value} if value else None
     elif name in ("rank", "zipf"):
-        found["adapters"] = {**found["adapters"], **({"ranks": [value]} if name == "rank" else {name: value})}
+        control["adapters"] = {**control["adapters"], **({"ranks": [value]} if name == "rank" else {name: value})}
     elif name == "gpus":
-        known = {get_gpu(wanted["gpu"]).name: wanted for wanted in found["gpus"]}
-        found["gpus"] = [known.get(card, {"gpu": card, "at_most": values["at_most"]}) for card in value]
+        known = {get_gpu(wanted["gpu"]).name: wanted for wanted in control["gpus"]}
+        control["gpus"] = [known.get(card, {"gpu": card, "at_most": values["at_most"]}) for card in value]
     elif name == "at_most":
-        found["gpus"] = [{**wanted, "at_most": value} for wanted in found["gpus"]]
+        control["gpus"] = [{**wanted, "at_most": value} for wanted in control["gpus"]]
     elif name in ("quantization", "kv_cache_dtype"):
-        found[name] = list(value) or [(FORMAT_CHOICES if name == "quantization" else KV_CACHE_CHOICES)[0]]
+        control[name] = list(value) or [(FORMAT_CHOICES if name == "quantization" else KV_CACHE_CHOICES)[0]]
     elif name == "headroom":
-        found[name] = round(value / 100, 4)
+        control[name] = round(value / 100, 4)
     elif name in ("model", "engine", "engine_version"):
-        found[name] = value
+        control[name] = value
         if name == "engine":
-            found.pop("engine_version", None)
+            control.pop("engine_version", None)
     elif " " in name:
         metric, percentile = name.split()
-        _set_slo_target(found, metric, percentile, value.strip())
-    return found
+        _set_slo_target(control, metric, percentile, value.strip())
+    return control
 
 
-def _matches_preset(told: WorkloadPreset, workload: Mapping[str, Any]) -> bool:
+def _matches_preset(workload_preset: WorkloadPreset, workload: Mapping[str, Any]) -> bool:
     """Whether a workload's lengths are those of a preset."""
     return all(
-        getattr(told, side).model_dump(exclude_none=True) == workload.get(side)
+        getattr(workload_preset, side).model_dump(exclude_none=True) == workload.get(side)
         for side in ("prompt_tokens", "output_tokens")
     )
 
@@ -166,12 +168,12 @@ def _replace_load(workload: ScenarioFields, kind: str, values: Mapping[str, Any]
         workload["within_hours"] = values["within_hours"]
 
 
-def _parse_hours(told: str) -> str | list[float]:
+def _parse_hours(text: str) -> str | list[float]:
     """A day as a scenario gives it: one figure an hour, or the name of a profile or of a file."""
     try:
-        return [float(hour) for hour in told.split(",")]
+        return [float(hour) for hour in text.split(",")]
     except ValueError:
-        return told
+        return text
 
 
 def _set_slo_target(fields: ScenarioFields, metric: str, percentile: str, limit: str) -> None:
@@ -207,12 +209,12 @@ def get_scenario_file(name: str) -> Path:
 
 def store_pasted_config(config: str) -> str:
     """The path of a file with the pasted `config.json`, which is a model's name to a scenario."""
-    found = parse_json(config, "the pasted config.json")
-    if not isinstance(found, dict) or not found:
+    value = parse_json(config, "the pasted config.json")
+    if not isinstance(value, dict) or not value:
         raise PlannerError('the pasted config.json: expected an object such as {"model_type": ...}')
-    kind = re.sub(r"\W", "", str(found.get("model_type", "model")))[:40]
-    told = json.dumps(found, indent=1)
-    path = Path(f"config-{kind}-{hashlib.sha256(told.encode()).hexdigest()[:8]}.json").resolve()
+    kind = re.sub(r"\W", "", str(value.get("model_type", "model")))[:40]
+    text = json.dumps(value, indent=1)
+    path = Path(f"config-{kind}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json").resolve()
     with replace_atomically(path) as (part,):
-        part.write_text(told, encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
     return str(path)

@@ -55,8 +55,8 @@ def build_daily_profile(given: str | Sequence[float], path: Path) -> DailyProfil
     """The day of hourly figures, of a profile's name, or of the trace in the file `path`."""
     if not isinstance(given, str):
         return _normalize_hours(np.array(given, float), "given by the scenario")
-    if known := load_daily_profiles().get(given):
-        return _normalize_hours(np.array(known.hours), given)
+    if daily_profile_entry := load_daily_profiles().get(given):
+        return _normalize_hours(np.array(daily_profile_entry.hours), given)
     if not isfile(path):  # Path.is_file raises for a name that is too long
         raise PlannerError(
             f"{make_unknown_name_error(given, load_daily_profiles(), 'profile')}; or the file of a trace of a day"

@@ -235,14 +235,14 @@ def _match_columns(names: Sequence[str], location: str) -> tuple[str, ...]:
     for kind in (AZURE_COLUMNS, PLAIN_COLUMNS, MOONCAKE_FIELDS):
         if set(map(str.casefold, kind)) <= set(folded):
             return tuple(names[folded.index(name.casefold())] for name in kind)
-    found = []
+    rows = []
     for what, pattern in _FIELD_NAME_PATTERNS.items():
         called = [name for name in names if pattern.fullmatch(_normalize_field_name(name))]
         if len(called) != 1:
             problem = f"{' or '.join(called)} for the {what}" if called else f"nothing for the {what}"
             raise PlannerError(f"{location}: found {problem} in {','.join(names)[:80]!r}; {_ACCEPTED_COLUMNS_HINT}")
-        found += called
-    return tuple(found)
+        rows += called
+    return tuple(rows)
 
 
 def _normalize_field_name(name: str) -> str:

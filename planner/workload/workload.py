@@ -80,7 +80,7 @@ class Workload:
     @property
     def assumptions(self) -> tuple[str, ...]:
         """What was taken for granted of the traffic, in sentences."""
-        said = [
+        sentences = [
             f"Of the {side} lengths only the mean is given: they are planned with the spread of {lengths.spread_source} "
             f"(p50 {lengths.p50:,.0f}, p95 {lengths.p95:,.0f}, at most {lengths.max_tokens:,.0f} tokens); "
             f"{{exactly: {lengths.mean:.10g}}} would make them all alike."
@@ -88,16 +88,18 @@ class Workload:
             if lengths.spread_source
         ]
         if self.prefix_tokens and (short := float(np.mean(self.prompt.values < self.prefix_tokens))) > 0.01:
-            found = f"{self.cache_hit_fraction:.0%} of all prompt tokens are found in the cache"
-            said.append(
+            text = f"{self.cache_hit_fraction:.0%} of all prompt tokens are found in the cache"
+            sentences.append(
                 f"{short:.0%} of the prompts are shorter than the {self.prefix_tokens:,} tokens that they share, and "
-                f"count as shared whole: {found}."
+                f"count as shared whole: {text}."
             )
         if self.trace is not None and self.trace.num_dropped:
-            said.append(f"{self.trace.num_dropped:,} requests of {self.trace.path.name} without output are left out.")
+            sentences.append(
+                f"{self.trace.num_dropped:,} requests of {self.trace.path.name} without output are left out."
+            )
         if self.trace is not None and self.trace.num_hours > 1:
-            said.append(f"Of the {self.trace.num_hours} hours of {self.trace.path.name} the busiest is planned.")
-        return tuple(said)
+            sentences.append(f"Of the {self.trace.num_hours} hours of {self.trace.path.name} the busiest is planned.")
+        return tuple(sentences)
 
     @property
     def uses_trace_prefixes(self) -> bool:

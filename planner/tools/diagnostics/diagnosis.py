@@ -80,7 +80,7 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """For other programs."""
         return {
-            "verdict": [*(error.key for error in self.errors), *(found.mode for found in self.findings)] or ["healthy"],
+            "verdict": [*(error.key for error in self.errors), *(finding.mode for finding in self.findings)] or ["healthy"],
             "findings": [{"mode": found.mode, "evidence": list(found.evidence)} for found in self.findings],
             "held_against": self.replica_description or None,
             "errors": [

@@ -106,7 +106,7 @@ class DiagnosisCase:
     @property
     def violated_slos(self) -> list[tuple[SloTarget, float]]:
         """(promise, share of requests surely late, or the mean in seconds): promises that are not kept."""
-        found = []
+        rows = []
         for target in self.planned.targets if self.planned else ():
             histogram = self.measured.histograms.get(target.metric)
             if histogram is None:
@@ -117,8 +117,8 @@ class DiagnosisCase:
                 value, limit = histogram.compute_fraction_above(target.seconds), 1 - int(target.percentile[1:]) / 100
                 value = max(value, 1.0 if histogram.mean > target.seconds else 0.0)
             if value > limit:
-                found.append((target, value))
-        return found
+                rows.append((target, value))
+        return rows
 
     @property
     def plan_could_serve_traffic(self) -> bool:
@@ -187,13 +187,13 @@ def find_failure_modes(case: DiagnosisCase) -> list[DiagnosisFinding]:
     for rule in FAILURE_DETECTORS:
         for each in rule(case):
             gathered[each.mode] = gathered.get(each.mode, ()) + each.evidence
-    found = [DiagnosisFinding(*each) for each in gathered.items()]
+    findings = [DiagnosisFinding(*each) for each in gathered.items()]
     if case.plan_could_serve_traffic:
-        found.sort(key=lambda each: each.mode in LOAD_DEPENDENT_MODES)
-    said = tuple(
+        findings.sort(key=lambda each: each.mode in LOAD_DEPENDENT_MODES)
+    sentences = tuple(
         f"promised is a {target}, {_describe_violation(target, value)}" for target, value in case.violated_slos
     )
-    return found or [DiagnosisFinding("broken_promise", said)] * bool(said)
+    return findings or [DiagnosisFinding("broken_promise", sentences)] * bool(sentences)
 
 
 def _describe_violation(target: SloTarget, value: float) -> str:
@@ -224,8 +224,8 @@ def detect_adapter_starvation(case: DiagnosisCase) -> Iterator[DiagnosisFinding]
     """Requests are passed over for want of an adapter's slot."""
     deferred = case.measured.deferred or 0.0
     if deferred >= 1 and deferred >= 0.5 * case.mean_waiting:
-        said = f"{deferred:.0f} of {max(case.mean_waiting, deferred):.0f} waiting requests are deferred"
-        yield DiagnosisFinding("adapter_starvation", (f"{said}, while {case.mean_running:.0f} run",))
+        text = f"{deferred:.0f} of {max(case.mean_waiting, deferred):.0f} waiting requests are deferred"
+        yield DiagnosisFinding("adapter_starvation", (f"{text}, while {case.mean_running:.0f} run",))
 
 
 def detect_rejected_drafts(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
@@ -244,8 +244,8 @@ def detect_cold_prefix_cache(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         return
     planned = workload.cache_hit_fraction
     if planned >= 0.05 and case.measured.prefix_hit_fraction < planned / 2:
-        said = f"{case.measured.prefix_hit_fraction:.0%} of the prompt tokens are cached, planned {planned:.0%}"
-        yield DiagnosisFinding("cold_prefix_cache", (said,))
+        text = f"{case.measured.prefix_hit_fraction:.0%} of the prompt tokens are cached, planned {planned:.0%}"
+        yield DiagnosisFinding("cold_prefix_cache", (text,))
 
 
 def detect_slow_machine(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
@@ -266,13 +266,15 @@ def detect_slow_machine(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     most = replayed.get(role, "mean").hi
     if not gap > STEP_SLOWDOWN_FACTOR * most:
         return
-    said = [f"gaps take {gap * 1e3:.1f} ms; a replay of the same traffic {replayed.get(role, 'mean') * 1e3:.1f} ms"]
+    sentences = [
+        f"gaps take {gap * 1e3:.1f} ms; a replay of the same traffic {replayed.get(role, 'mean') * 1e3:.1f} ms"
+    ]
     cpu = case.measured.cpu
     if cpu is not None:
-        said.append(f"the server's process uses {cpu:.2f} s of CPU a second")
+        sentences.append(f"the server's process uses {cpu:.2f} s of CPU a second")
     links = planned.deployment.layout.tp > 1
     host = cpu >= BUSY_FRACTION if cpu is not None else not links
-    yield DiagnosisFinding("host_bound" if host else "tp_communication" if links else "slow_gpu", tuple(said))
+    yield DiagnosisFinding("host_bound" if host else "tp_communication" if links else "slow_gpu", tuple(sentences))
 
 
 def detect_traffic_mismatch(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
@@ -307,15 +309,17 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
     if not case.is_queueing:
         return
     measured, slots = case.measured, case.max_running
-    said = [f"{case.mean_waiting:.0f} wait and {case.mean_running:.0f} run" + (f" of at most {slots}" if slots else "")]
+    sentences = [
+        f"{case.mean_waiting:.0f} wait and {case.mean_running:.0f} run" + (f" of at most {slots}" if slots else "")
+    ]
     queue, ttft = measured.get_mean("queue"), measured.get_mean("ttft")
     if queue is not None and ttft is not None:
-        said.append(f"{queue * 1e3:,.0f} of {ttft * 1e3:,.0f} ms to the first token are spent in the queue")
+        sentences.append(f"{queue * 1e3:,.0f} of {ttft * 1e3:,.0f} ms to the first token are spent in the queue")
     usage = measured.gauges.get("kv_usage", 0.0)
-    said.append(f"the KV cache is {usage:.0%} full")
+    sentences.append(f"the KV cache is {usage:.0%} full")
     room, free = explain_blocked_queue(case), slots is not None and case.mean_running < BUSY_FRACTION * slots
     if free and room:
-        yield DiagnosisFinding("oom_admission", (*said, room))
+        yield DiagnosisFinding("oom_admission", (*sentences, room))
     elif (
         free
         and (replay := case.simulated)
@@ -324,10 +328,10 @@ def detect_queueing(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         and replay.get("ttft", "mean").hi < ttft / STEP_SLOWDOWN_FACTOR
     ):
         sooner = replay.get("ttft", "mean").mid * 1e3
-        said.append(f"a replay of the same traffic has {sooner:,.0f} ms to the first token")
-        yield DiagnosisFinding("other_settings", tuple(said))
+        sentences.append(f"a replay of the same traffic has {sooner:,.0f} ms to the first token")
+        yield DiagnosisFinding("other_settings", tuple(sentences))
     else:
-        yield DiagnosisFinding("oversubscribed", tuple(said))
+        yield DiagnosisFinding("oversubscribed", tuple(sentences))
 
 
 def detect_slow_front_end(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
@@ -338,10 +342,10 @@ def detect_slow_front_end(case: DiagnosisCase) -> Iterator[DiagnosisFinding]:
         return
     ttft, queue, prefill = (1e3 * (case.measured.get_mean(role) or 0.0) for role in ("ttft", "queue", "prefill"))
     if outside > FRONT_END_DELAY_S and outside * 1e3 > FRONT_END_DELAY_S * ttft:
-        said = f"{outside * 1e3:,.0f} of {ttft:,.0f} ms to the first token are neither queue ({queue:,.0f}) nor prefill"
+        text = f"{outside * 1e3:,.0f} of {ttft:,.0f} ms to the first token are neither queue ({queue:,.0f}) nor prefill"
         cpu = case.measured.cpu
         busy = () if cpu is None else (f"the server's process uses {cpu:.2f} s of CPU a second",)
-        yield DiagnosisFinding("front_end", (f"{said} ({prefill:,.0f})", *busy))
+        yield DiagnosisFinding("front_end", (f"{text} ({prefill:,.0f})", *busy))
 
 
 def explain_blocked_queue(case: DiagnosisCase) -> str:

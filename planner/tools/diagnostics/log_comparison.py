@@ -96,8 +96,8 @@ class LogExplanation:
     @property
     def matches_deployment(self) -> bool:
         """The log may be one of this deployment: no term is off by a large part of the GPU."""
-        found, most = self.largest_deviation, MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes
-        return found is None or found.term not in BUDGET_TERMS or abs(found.difference) <= most
+        comparison, most = self.largest_deviation, MAX_TERM_ERROR_FRACTION * self.plan.deployment.gpu.memory_bytes
+        return comparison is None or comparison.term not in BUDGET_TERMS or abs(comparison.difference) <= most
 
     @property
     def calibration(self) -> dict[MemoryTerm, float]:
@@ -142,18 +142,16 @@ class LogExplanation:
             return "Every term lies in its interval: no assumption was off."
         named, unit, _, _, off = self.largest_deviation.cells
         if not self.matches_deployment:
-            served = self.plan.deployment
-            said = (
-                f"The log does not fit {served}: {named} is off by {off} of {served.gpu.memory_bytes / GIB:.0f} {unit}"
-            )
-            return f"{said}. Is it another GPU (--gpu NAME), model, tensor parallelism or gpu_memory_utilization?"
+            deployment = self.plan.deployment
+            text = f"The log does not fit {deployment}: {named} is off by {off} of {deployment.gpu.memory_bytes / GIB:.0f} {unit}"
+            return f"{text}. Is it another GPU (--gpu NAME), model, tensor parallelism or gpu_memory_utilization?"
         return f"Furthest off is {named}, by {off} {unit}. It rests on {LOG_PHRASES['rests_on'][self.largest_deviation.term]}."
 
     def __str__(self) -> str:
         head = [f"{'':<22}{'planned, 80% interval':<42}{'logged':>12}", *map(str, self.lines)] if self.lines else []
         weigh = f"weights take {self.plan.weights / GIB:.1f} of {self.plan.deployment.gpu.memory_bytes / GIB:.1f} GiB"
-        said = f"The plan says: {self.plan.reason or self.plan.status}; {weigh} on a GPU"
-        failed = [f"The log ends with: {self.log.failure}", said] if self.log.failure else []
+        text = f"The plan says: {self.plan.reason or self.plan.status}; {weigh} on a GPU"
+        failed = [f"The log ends with: {self.log.failure}", text] if self.log.failure else []
         logged = f"{self.plan.deployment}, {describe_formats(self.plan.deployment)}"
         asked = [f"The scenario plans {self.memory_requested}"] if self.memory_requested else []
         return "\n".join([logged, *asked, *head, *failed, *([self.verdict] if self.lines else [])])
@@ -172,8 +170,8 @@ class LogExplanation:
         steps = suggest_changes(as_logged, load)[0]
         better = [f"  {step.argument} {step.value}: {step.benefit}" for step in steps]
         room = f"{fit:,} requests of {size} fit into its KV cache, max_num_seqs lets {args.max_num_seqs:,} run"
-        said = f"{room}; {'better:' if better else 'no other argument serves them better.'}"
-        return "\n".join([said, *better, "Next: planner diagnose, on its /metrics under load."])
+        text = f"{room}; {'better:' if better else 'no other argument serves them better.'}"
+        return "\n".join([text, *better, "Next: planner diagnose, on its /metrics under load."])
 
 
 def infer_deployment(log: StartupLog, gpu: str | None = None, planned: Deployment | None = None) -> Deployment:
@@ -193,7 +191,7 @@ def infer_deployment(log: StartupLog, gpu: str | None = None, planned: Deploymen
         raise PlannerError(f"the log does not name its GPU: add --gpu NAME, or --scenario{hint}")
     if planned and planned.gpu.name == chip.name:
         chip = planned.gpu
-    served = _resolve_logged_model(name, stored, planned)
+    model = _resolve_logged_model(name, stored, planned)
     if total and abs(total - chip.memory_bytes) > 0.1 * chip.memory_bytes:
         raise PlannerError(
             f"the log's GPU has {total / GIB:.2f} GiB, {chip.name} has {chip.memory_bytes / GIB:.2f} GiB"
@@ -220,7 +218,7 @@ def infer_deployment(log: StartupLog, gpu: str | None = None, planned: Deploymen
         method, draft, tokens = speculation
         drafting = load_model(draft) if draft and draft != name else None
         said["speculation"] = SpeculationConfig(method or "draft_model", int(tokens or 1), draft=drafting)
-    return deploy_on(served, chip, **{**base, **said})
+    return deploy_on(model, chip, **{**base, **said})
 
 
 def _find_logged_gpu(name: str | None) -> Gpu | None:
@@ -235,7 +233,9 @@ def _plan_logged_scenario(scenario: Scenario, log: StartupLog, gpu: str | None) 
     """What a scenario plans on the GPU that wrote `log`; `PlannerError` where that may be one of several."""
     chip, total = find_gpu(gpu) if gpu else _find_logged_gpu(log.arguments.get("gpu")), log.figures.get("total", 0.0)
     if chip:
-        cards = [card for card in scenario.gpus if card.gpu.name == chip.name] or scenario.gpus[:1]
+        cards = [
+            candidate_gpu for candidate_gpu in scenario.gpus if candidate_gpu.gpu.name == chip.name
+        ] or scenario.gpus[:1]
     else:
         near = [card for card in scenario.gpus if abs(card.gpu.memory_bytes - total) < 0.02 * total]
         cards = near or list(scenario.gpus)
@@ -252,14 +252,14 @@ def _resolve_logged_model(name: str | None, stored: str | None, planned: Deploym
     if planned is not None and name in (None, planned.model.name):
         return planned.model
     try:
-        found = load_model(str(name))
+        model = load_model(str(name))
     except PlannerError:
         if planned is None:
             raise
         return planned.model
-    if planned is not None and found.architecture.params_total != planned.model.architecture.params_total:
+    if planned is not None and model.architecture.params_total != planned.model.architecture.params_total:
         raise PlannerError(f"the log is of {name}, the scenario plans {planned.model.name}; add --gpu NAME instead")
-    return load_model(str(name), quantization=stored) if stored and found.quantization.method == "none" else found
+    return load_model(str(name), quantization=stored) if stored and model.quantization.method == "none" else model
 
 
 def compare_log_to_plan(log: StartupLog, memory: MemoryPlan) -> LogExplanation:
@@ -313,8 +313,10 @@ def explain_log_file(
     try:
         log = parse_startup_log(text)
     except PlannerError as error:
-        said = "".join(f"; it ended so: {one.phrase.title}. {one.remedy}" for one in errors)
-        raise PlannerError(f"{error}{said}") from None
+        sentence = "".join(
+            f"; it ended so: {startup_error.phrase.title}. {startup_error.remedy}" for startup_error in errors
+        )
+        raise PlannerError(f"{error}{sentence}") from None
     asked = ""
     if isinstance(planned, Scenario):
         planned = _plan_logged_scenario(planned, log, gpu)

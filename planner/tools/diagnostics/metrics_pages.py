@@ -268,7 +268,7 @@ def measure_replica(
         gauges["kv_usage"] /= engines
     return ReplicaMetrics(
         after.engine, names, seconds, requests,
-        {role: found for role in HISTOGRAM_ROLES if (found := _subtract_histograms(before, after, names.names[role]))},
+        {role: histogram for role in HISTOGRAM_ROLES if (histogram := _subtract_histograms(before, after, names.names[role]))},
         gauges,
         {role: value for role in COUNTER_ROLES if (value := grown(names.names[role])) is not None},
         in_flight[-1] - in_flight[0] if before else in_flight[-1],

@@ -28,15 +28,15 @@ def simulate_remedies(case: DiagnosisCase, mode: str) -> list[Remedy]:
     """Every change that may help against `mode` with its replay; none where plan or traffic is unknown."""
     if case.simulated is None:
         return []
-    found = []
+    remedies = []
     for change, deployment, load in _propose_remedies(case, mode):
         try:
             performance = predict(deployment, load, quick=True).performance
         except PlannerError:  # a change that this engine or model cannot take
             continue
         if performance is not None:
-            found.append(Remedy(change, load.rate or 0.0, performance))
-    return found
+            remedies.append(Remedy(change, load.rate or 0.0, performance))
+    return remedies
 
 
 def _propose_remedies(case: DiagnosisCase, mode: str) -> Iterator[tuple[str, Deployment, Workload]]:

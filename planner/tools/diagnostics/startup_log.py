@@ -49,9 +49,9 @@ def parse_startup_log(text: str) -> StartupLog:
     """The figures and arguments in the `text` of a vLLM start-up log; `PlannerError` when it states none of them."""
     figures = {}
     for name, patterns in {**LOG_PHRASES["figures"], **COUNT_FIGURES}.items():
-        found = next((hits for pattern in patterns if (hits := _find_numbers(pattern, text))), [])
-        if found:
-            values = [float(hit.replace(",", "")) for hit in found]
+        lines = next((hits for pattern in patterns if (hits := _find_numbers(pattern, text))), [])
+        if lines:
+            values = [float(hit.replace(",", "")) for hit in lines]
             value = min(values) if name in _MIN_OVER_RANKS else max(values)
             figures[name] = value if name in COUNT_FIGURES else value * GIB
     arguments, said = dict[str, Any](), dict[str, str]()

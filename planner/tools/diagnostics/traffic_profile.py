@@ -27,21 +27,23 @@ def build_traffic_profile(sources: Sequence[str | Path], seconds: float | None =
         trace = read_trace(sources[0]).select_busiest_hour()
         load = Workload.from_trace(trace)
         known["burstiness"] = float(f"{trace.burstiness:.2g}")
-        said = f"{trace}; plan for the rate of your busiest hour"
+        text = f"{trace}; plan for the rate of your busiest hour"
     else:
-        found = measure_replica([read_metrics_page(source) for source in sources], seconds=seconds)
-        told = found.estimate_workload()
+        metrics = measure_replica([read_metrics_page(source) for source in sources], seconds=seconds)
+        told = metrics.estimate_workload()
         if told is None:
-            missing = "lengths of prompts or answers" if found.seconds else "the time between the pages: add --seconds"
+            missing = (
+                "lengths of prompts or answers" if metrics.seconds else "the time between the pages: add --seconds"
+            )
             raise PlannerError(f"{sources[-1]} does not say {missing}")
         load, known = told, {}
         how = "two pages" if len(sources) == 2 else "one page, since the server's start"
-        said = f"{found.requests:,.0f} requests of one replica, {how}; multiply the rate by your replicas"
+        text = f"{metrics.requests:,.0f} requests of one replica, {how}; multiply the rate by your replicas"
         if load.prefix_hit_rate >= 0.01:
             known["shared_prefix"] = {"tokens": round(load.mean_cached_tokens), "hit_rate": 1.0}
     fields = {"prompt_tokens": _format_lengths(load.prompt), "output_tokens": _format_lengths(load.output)}
     workload = {**fields, "rate": float(f"{load.rate or 0.0:.3g}"), **known}
-    return f"# {said}.\n{yaml.safe_dump({'workload': workload}, sort_keys=False, default_flow_style=None)}"
+    return f"# {text}.\n{yaml.safe_dump({'workload': workload}, sort_keys=False, default_flow_style=None)}"
 
 
 def _format_lengths(lengths: LengthDistribution) -> dict[str, Any]:

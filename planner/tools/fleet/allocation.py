@@ -57,7 +57,7 @@ class Fleet:
     def with_growth(self, factor: float, names: Collection[str] | None = None) -> "Fleet":
         """With the load of these scenarios (None: of all) so many times as large; a replica serves what it did."""
         return replace(self, options={
-            name: [replace(one, load_fraction=one.load_fraction / factor) for one in some] if names is None or name in names else some
+            name: [replace(fleet_option, load_fraction=fleet_option.load_fraction / factor) for fleet_option in some] if names is None or name in names else some
             for name, some in self.options.items()
         })  # fmt: skip
 
@@ -71,13 +71,15 @@ class Allocation:
     @property
     def usd_per_hour(self) -> float:
         """Price of all replicas."""
-        return math.fsum(one.usd_per_hour * many for some in self.replicas.values() for one, many in some.items())
+        return math.fsum(
+            fleet_option.usd_per_hour * many for some in self.replicas.values() for fleet_option, many in some.items()
+        )
 
     @property
     def watts(self) -> float:
         """Mean power of all replicas, among which each scenario's load is divided by what they can serve of it."""
         return math.fsum(
-            option.compute_watts(1 / max(math.fsum(one.load_fraction * count for one, count in some.items()), 1.0)) * many
+            option.compute_watts(1 / max(math.fsum(fleet_option.load_fraction * count for fleet_option, count in some.items()), 1.0)) * many
             for some in self.replicas.values() for option, many in some.items()
         )  # fmt: skip
 
@@ -123,12 +125,12 @@ def _solve(costs: np.ndarray, asked: dict[str, Any]) -> Any:
     """The solver's answer with the least costs; None where there is none, `PlannerError` where it does not know."""
     from scipy.optimize import milp
 
-    found = milp(costs, **asked)
-    if found.status == 2:
+    optimize_result = milp(costs, **asked)
+    if optimize_result.status == 2:
         return None
-    if found.x is None or found.status != 0:
-        raise PlannerError(f"the fleet's programme was not solved: {found.message}")
-    return found
+    if optimize_result.x is None or optimize_result.status != 0:
+        raise PlannerError(f"the fleet's programme was not solved: {optimize_result.message}")
+    return optimize_result
 
 
 def is_feasible_fleet(fleet: Fleet) -> bool:
@@ -150,12 +152,12 @@ def allocate_replicas(fleet: Fleet) -> Allocation | None:
     if not all(fleet.options.values()):
         return None
     flat, usd, asked = _build_linear_program(fleet)
-    if (found := _solve(usd, asked)) is None:
+    if (value := _solve(usd, asked)) is None:
         return None
     place = [k for some in fleet.options.values() for k in range(len(some))]
-    as_cheap = LinearConstraint(usd[None, :], ub=found.fun * (1 + LOAD_TOLERANCE))
+    as_cheap = LinearConstraint(usd[None, :], ub=value.fun * (1 + LOAD_TOLERANCE))
     first = milp(np.array(place, float), **{**asked, "constraints": [*asked["constraints"], as_cheap]})
-    counts = np.rint(found.x if first.x is None else first.x).astype(int)
+    counts = np.rint(value.x if first.x is None else first.x).astype(int)
     return Allocation(
         {
             name: {
@@ -173,8 +175,8 @@ def compute_shadow_prices(fleet: Fleet, now: Allocation) -> dict[str, float]:
     saved = {}
     for kind in sorted({option.gpu for some in fleet.options.values() for option in some}):
         _, usd, asked = _build_linear_program(fleet.with_gpus(kind, 1))
-        found = _solve(usd, asked)
-        saved[kind] = max(0.0, now.usd_per_hour - float(found.fun)) if found else 0.0
+        value = _solve(usd, asked)
+        saved[kind] = max(0.0, now.usd_per_hour - float(value.fun)) if value else 0.0
     return saved
 
 

@@ -48,10 +48,10 @@ def plan_fleet(path: Path, progress: Callable[[int, int], None] = lambda _done, 
     entry = validate_entry(FleetEntry, read_yaml(path), path.name)
     asked: dict[str, Scenario] = {}
     for name in entry.scenarios:
-        one = load_scenario(find_scenario_file(name, path.parent))
-        if one.name in asked:
-            raise PlannerError(f"{path.name}: two scenarios are called {one.name}; name their files differently")
-        asked[one.name] = one
+        scenario = load_scenario(find_scenario_file(name, path.parent))
+        if scenario.name in asked:
+            raise PlannerError(f"{path.name}: two scenarios are called {scenario.name}; name their files differently")
+        asked[scenario.name] = scenario
     stock: dict[str, int] = {}
     for name, many in entry.stock.items():
         if (kind := get_gpu(name).name) in stock:
@@ -64,11 +64,14 @@ def plan_fleet(path: Path, progress: Callable[[int, int], None] = lambda _done, 
         progress(done, len(searches))
         loaded = replace(asked[name], workload=asked[name].workload.scale(factor))
         for option in generate_fleet_options(loaded, kind, known_names=[*options[name]]):
-            found = replace(option, load_fraction=option.load_fraction * factor)
-            drawn[name, found.description] |= {(found.load_fraction, found.watts)}
-            best = options[name].get(found.description)
-            if best is None or (best.at_risk, -best.load_fraction) > (found.at_risk, -found.load_fraction):
-                options[name][found.description] = found
+            fleet_option = replace(option, load_fraction=option.load_fraction * factor)
+            drawn[name, fleet_option.description] |= {(fleet_option.load_fraction, fleet_option.watts)}
+            best = options[name].get(fleet_option.description)
+            if best is None or (best.at_risk, -best.load_fraction) > (
+                fleet_option.at_risk,
+                -fleet_option.load_fraction,
+            ):
+                options[name][fleet_option.description] = fleet_option
     progress(len(searches), len(searches))
     fleet = Fleet(
         {name: [_with_power_curve(one, drawn[name, one.description]) for one in some.values()] for name, some in options.items()},
@@ -84,25 +87,31 @@ def generate_fleet_options(scenario: Scenario, kind: str, known_names: Collectio
     A replica of a candidate that needs n of them serves a share of 1/n, wherever the rest of the load is served; of an
     load that is open or has a deadline as much more as it keeps the level with, no more at risk, where not yet `known`.
     """
-    own = next((card for card in scenario.gpus if card.gpu.name == kind), None)
+    own = next((candidate_gpu for candidate_gpu in scenario.gpus if candidate_gpu.gpu.name == kind), None)
     card = replace(own or CandidateGpu(get_gpu(kind), 1), max_gpus=MAX_CANDIDATE_GPUS_PER_KIND)
     plan = search_deployments(replace(scenario, gpus=(card,), daily_profile=None))
-    holding = [found for found in plan.without_disaggregation.candidates if found.is_feasible and found.is_simulated]
+    holding = [
+        candidate
+        for candidate in plan.without_disaggregation.candidates
+        if candidate.is_feasible and candidate.is_simulated
+    ]
     return [option for found in holding for option in _build_replica_options(scenario, found, known_names)]
 
 
 def _build_replica_options(
     scenario: Scenario, candidate: Candidate, known_names: Collection[str]
 ) -> Iterator[FleetOption]:
-    one, replicas, watts = (
+    deployment, replicas, watts = (
         candidate.deployment,
         candidate.deployment.layout.replicas,
         candidate.prediction.total_power_w,
     )
     if candidate.usd_per_hour is None:
-        raise PlannerError(f"no price is known for {one.gpu.name}: give the scenarios prices: {{{one.gpu.name}: ...}}")
+        raise PlannerError(
+            f"no price is known for {deployment.gpu.name}: give the scenarios prices: {{{deployment.gpu.name}: ...}}"
+        )
     option = FleetOption(
-        describe_deployment(one.with_replicas(1)), one.gpu.name, math.ceil(one.num_gpus_billed / replicas),
+        describe_deployment(deployment.with_replicas(1)), deployment.gpu.name, math.ceil(deployment.num_gpus_billed / replicas),
         candidate.usd_per_hour / replicas, watts.mid / replicas if watts else 0.0, 1 / replicas, candidate.at_risk,
     )  # fmt: skip
     yield option
@@ -117,15 +126,18 @@ def _build_replica_options(
 def _find_max_replica_load(scenario: Scenario, candidate: Candidate) -> tuple[float, float | None] | None:
     """The most of the load that a replica of `found` serves, and W with that; None where users wait, or for a trace."""
     performance, replicas = candidate.prediction.performance, candidate.deployment.layout.replicas
-    if scenario.offline and performance and (served := get_capacity_rps(scenario, performance)):
-        most = served.mid * (1 - scenario.headroom)  # so many requests/s whatever the job
-        most = most if candidate.at_risk else min(most, served.lo)
+    if scenario.offline and performance and (interval := get_capacity_rps(scenario, performance)):
+        most = interval.mid * (1 - scenario.headroom)  # so many requests/s whatever the job
+        most = most if candidate.at_risk else min(most, interval.lo)
         return most / compute_offered_rps(scenario, candidate.prediction) / replicas, None
     if scenario.offline or scenario.workload.trace or not scenario.workload.rate:
         return None
-    one = find_max_replica_load(scenario, candidate, safe=not candidate.at_risk)
-    assert one.workload is not None and one.workload.rate is not None
-    return one.workload.rate / scenario.workload.rate, one.total_power_w.mid if one.total_power_w else None
+    prediction = find_max_replica_load(scenario, candidate, safe=not candidate.at_risk)
+    assert prediction.workload is not None and prediction.workload.rate is not None
+    return (
+        prediction.workload.rate / scenario.workload.rate,
+        prediction.total_power_w.mid if prediction.total_power_w else None,
+    )
 
 
 def _with_power_curve(option: FleetOption, drawn: set[tuple[float, float]]) -> FleetOption:
@@ -139,5 +151,5 @@ def format_fleet_plan(plan: FleetPlan) -> str:
     """The answer in a table and a few lines: now, with one GPU more, and when every load grows."""
     rented = tables.build_allocation_table(plan)
     rows = [tuple(rented.columns), *(tuple(map(str, row)) for row in rented.itertuples(index=False))]
-    said = [tables.summarize_fleet(plan), tables.describe_shadow_prices(plan), tables.describe_growth(plan)]
-    return "\n".join([format_columns(rows)] * bool(len(rented)) + [line for line in said if line])
+    sentences = [tables.summarize_fleet(plan), tables.describe_shadow_prices(plan), tables.describe_growth(plan)]
+    return "\n".join([format_columns(rows)] * bool(len(rented)) + [line for line in sentences if line])

@@ -69,7 +69,7 @@ def sweep_fleet_growth(plan: FleetPlan) -> pd.DataFrame:
         return pd.DataFrame(columns=["every load, times", "USD per hour"])
     loads = [1 + (most - 1) * k / (GROWTH_CURVE_POINTS - 1) for k in range(GROWTH_CURVE_POINTS)]
     found = [(load, allocate_replicas(plan.fleet.with_growth(load))) for load in loads]
-    rows = [(load, one.usd_per_hour) for load, one in found if one]
+    rows = [(load, allocation.usd_per_hour) for load, allocation in found if allocation]
     return pd.DataFrame(rows, columns=["every load, times", "USD per hour"])
 
 
@@ -81,9 +81,13 @@ def summarize_fleet(plan: FleetPlan) -> str:
         f"{plan.current_allocation.gpus_by_kind.get(kind, 0)} of {many} {kind}"
         for kind, many in plan.fleet.stock.items()
     )
-    risks = [name for name, some in plan.current_allocation.replicas.items() if any(one.at_risk for one in some)]
-    said = f"Together ${plan.current_allocation.usd_per_hour:,.2f} per hour and {plan.current_allocation.watts:,.0f} W on average; in use: {used}."
-    return said + f" At risk at the pessimistic end of an interval: {', '.join(risks)}." * (len(risks) > 0)
+    risks = [
+        name
+        for name, some in plan.current_allocation.replicas.items()
+        if any(fleet_option.at_risk for fleet_option in some)
+    ]
+    text = f"Together ${plan.current_allocation.usd_per_hour:,.2f} per hour and {plan.current_allocation.watts:,.0f} W on average; in use: {used}."
+    return text + f" At risk at the pessimistic end of an interval: {', '.join(risks)}." * (len(risks) > 0)
 
 
 def describe_shadow_prices(plan: FleetPlan) -> str:
@@ -99,10 +103,10 @@ def describe_growth(plan: FleetPlan) -> str:
     if plan.current_allocation is None:
         return ""
     after = f"${plan.grown_allocation.usd_per_hour:,.2f} per hour" if plan.grown_allocation else "not served"
-    said = f"With {plan.growth:g} times every load: {after}."
+    text = f"With {plan.growth:g} times every load: {after}."
     if math.isinf(plan.max_growth):
-        return f"{said} Nothing breaks up to {plan.growth_limit:g} times."
-    return f"{said} It breaks above {plan.max_growth:.2f} times; in the way: {describe_binding_limits(plan)}."
+        return f"{text} Nothing breaks up to {plan.growth_limit:g} times."
+    return f"{text} It breaks above {plan.max_growth:.2f} times; in the way: {describe_binding_limits(plan)}."
 
 
 def describe_binding_limits(plan: FleetPlan) -> str:

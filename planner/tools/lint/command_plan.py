@@ -39,30 +39,30 @@ class CommandPlan:
 def plan_command(judged: CheckedCommand, gpu: str, version: str, workload: Workload | None = None) -> CommandPlan:
     """The command on a GPU, under its traffic or one of usual lengths, and the changes that are worth something."""
     deployment = build_command_deployment(judged, gpu, version)
-    found = plan_memory(deployment)
+    memory = plan_memory(deployment)
     if workload:
         load = replace(workload, rate=None, concurrency=1, num_prompts=None, trace=None)
     else:
         load = build_default_workload(deployment.args.max_model_len)
-    many, engines = _limit_in_flight(found, load), deployment.num_engine_instances
-    sizes = sorted({engines, max(1, many // engines // 4) * engines, many}) if found.can_start else []
+    many, engines = _limit_in_flight(memory, load), deployment.num_engine_instances
+    sizes = sorted({engines, max(1, many // engines // 4) * engines, many}) if memory.can_start else []
     loads = tuple(predict(deployment, replace(load, concurrency=size)) for size in sizes)
     fixed = judged.command.role or (judged.command.planned_on and not workload)  # chosen for traffic that is not named
-    steps, better = suggest_changes(found, load, () if fixed else tuple(ARGUMENT_SUGGESTERS))
-    return CommandPlan(deployment, found, load, loads, steps, better)
+    steps, better = suggest_changes(memory, load, () if fixed else tuple(ARGUMENT_SUGGESTERS))
+    return CommandPlan(deployment, memory, load, loads, steps, better)
 
 
 def serialize_command_plan(plan: CommandPlan) -> dict[str, Any]:
     """What was planned, as JSON: GiB, ms, tokens/s, [middle, low, high]."""
     loads = [
         {
-            "concurrency": one.workload.concurrency, "output_tps": one.performance.output_tps.as_json_list,
-            "ttft_ms_p50": (one.performance.get("ttft", "p50") * 1e3).as_json_list,
-            "ttft_ms_p95": (one.performance.get("ttft", "p95") * 1e3).as_json_list,
-            "tpot_ms_mean": (one.performance.get("tpot", "mean") * 1e3).as_json_list,
-            "preemptions_per_request": one.performance.preemptions,
+            "concurrency": prediction.workload.concurrency, "output_tps": prediction.performance.output_tps.as_json_list,
+            "ttft_ms_p50": (prediction.performance.get("ttft", "p50") * 1e3).as_json_list,
+            "ttft_ms_p95": (prediction.performance.get("ttft", "p95") * 1e3).as_json_list,
+            "tpot_ms_mean": (prediction.performance.get("tpot", "mean") * 1e3).as_json_list,
+            "preemptions_per_request": prediction.performance.preemptions,
         }
-        for one in plan.loads if one.performance and one.workload
+        for prediction in plan.loads if prediction.performance and prediction.workload
     ]  # fmt: skip
     return {
         "deployment": str(plan.deployment), "starts": plan.memory.can_start, "status": plan.memory.status,

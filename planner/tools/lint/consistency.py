@@ -29,19 +29,17 @@ def find_contradictions(judged: CheckedCommand, engine: Engine | None) -> Iterat
     """What the command's model and its own arguments contradict, whatever the GPU."""
     yield from _check_devices(judged)
     try:
-        name, served = resolve_served_model(judged)
+        name, model = resolve_served_model(judged)
         layout = read_layout(judged.command.engine, judged.argument_values)
     except PlannerError:
         return
-    if engine and engine.name == "sglang" and served.architecture.is_moe:  # DeepEP spreads experts by itself
+    if engine and engine.name == "sglang" and model.architecture.is_moe:  # DeepEP spreads experts by itself
         layout = replace(layout, ep=layout.tp * layout.dp)
-    if reason := explain_illegal_layout(served, layout, max(layout.tp, 1), engine):
+    if reason := explain_illegal_layout(model, layout, max(layout.tp, 1), engine):
         widest = "--num-shard" if judged.command.engine == "tgi" else "--tensor-parallel-size"
-        yield _make_contradiction(
-            widest, layout.tp, f"{name}: {reason}"[:300], _suggest_divisor(served, layout, widest)
-        )
-    yield from _check_format(judged, name, served)
-    yield from _check_lengths(judged, name, served.architecture.max_position, engine)
+        yield _make_contradiction(widest, layout.tp, f"{name}: {reason}"[:300], _suggest_divisor(model, layout, widest))
+    yield from _check_format(judged, name, model)
+    yield from _check_lengths(judged, name, model.architecture.max_position, engine)
 
 
 def _check_devices(judged: CheckedCommand) -> Iterator[LintFinding]:
@@ -92,11 +90,11 @@ def _check_lengths(judged: CheckedCommand, name: str, longest: int, engine: Engi
         yield _make_contradiction(steps, tokens, why, f"{steps} {seqs} or more")
 
 
-def _check_format(judged: CheckedCommand, name: str, served: Model) -> Iterator[LintFinding]:
+def _check_format(judged: CheckedCommand, name: str, model: Model) -> Iterator[LintFinding]:
     """A format that the checkpoint does not have; nothing is said of a checkpoint of which only the name is known."""
-    values, stored = judged.argument_values, served.quantization.method
+    values, stored = judged.argument_values, model.quantization.method
     asked = values.get("quantization") or values.get("quantize")
-    if not isinstance(asked, str) or is_unresolved(asked) or served.is_inferred:
+    if not isinstance(asked, str) or is_unresolved(asked) or model.is_inferred:
         return
     option = "--quantize" if judged.command.engine == "tgi" else "--quantization"
     try:
@@ -107,12 +105,12 @@ def _check_format(judged: CheckedCommand, name: str, served: Model) -> Iterator[
         return
     if stored == "none" and asked.partition("_")[0] in CHECKPOINT_ONLY_FORMATS:
         packs = f"{judged.command.engine} packs nothing into {asked} while it loads"
-        why = f"{name} is stored in {served.dtype}, and {packs}"
+        why = f"{name} is stored in {model.dtype}, and {packs}"
         yield _make_contradiction(option, asked, why, f"a checkpoint in that format, or no {option}")
 
 
-def _suggest_divisor(served: Model, layout: ParallelLayout, option: str) -> str:
+def _suggest_divisor(model: Model, layout: ParallelLayout, option: str) -> str:
     """The powers of two next below and above that the heads allow."""
-    fits = [tp for tp in (1, 2, 4, 8, 16) if not explain_illegal_layout(served, replace(layout, tp=tp, ep=1), tp)]
+    fits = [tp for tp in (1, 2, 4, 8, 16) if not explain_illegal_layout(model, replace(layout, tp=tp, ep=1), tp)]
     near = [tp for tp in fits if tp < layout.tp][-1:] + [tp for tp in fits if tp > layout.tp][:1]
     return " or ".join(f"{option} {tp}" for tp in near)

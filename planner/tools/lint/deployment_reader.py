@@ -185,21 +185,21 @@ def build_command_deployment(judged: CheckedCommand, gpu: str, version: str) -> 
     """The command's deployment on a GPU; `PlannerError` for what the planner does not know, or the engine refuses."""
     values, engine = judged.argument_values, judged.command.engine
     many, card = parse_gpu_count(gpu)
-    name, served = resolve_served_model(judged)
+    name, model = resolve_served_model(judged)
     asked = values.get("quantization") or values.get("quantize")
-    if isinstance(asked, str) and served.quantization.method == "none" and asked in get_engine_packaging(engine).online:
-        served = load_model(served.name, quantization=asked)
+    if isinstance(asked, str) and model.quantization.method == "none" and asked in get_engine_packaging(engine).online:
+        model = load_model(model.name, quantization=asked)
     args: dict[str, Any] = dict(coerce_engine_args(read_engine_args(engine, values)))
     layout = read_layout(engine, values)
     if dtype := args.pop("dtype", None):
-        served = replace(served, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
+        model = replace(model, dtype={"half": "float16", "float": "float32"}.get(dtype, dtype))
     if many is not None and many < layout.num_gpus:
         raise PlannerError(f"{name} on {layout} takes {layout.num_gpus} GPUs, and --gpu says {many}")
     node = min(many or card.gpus_per_node, card.gpus_per_node)
-    made = deploy_on(
-        served, card, **vars(layout), engine=engine, engine_version=version, gpus_per_node=node,
+    deployment = deploy_on(
+        model, card, **vars(layout), engine=engine, engine_version=version, gpus_per_node=node,
         speculation=read_speculation(engine, values), **args,
     )  # fmt: skip
-    if reason := explain_illegal_layout(made.model, layout, node, made.engine):
+    if reason := explain_illegal_layout(deployment.model, layout, node, deployment.engine):
         raise PlannerError(f"{name} on {layout}: {reason}")
-    return made
+    return deployment

@@ -22,15 +22,15 @@ class FixedCommand:
 
 def fix_command(judged: CheckedCommand, settings: Mapping[str, Any] | None = None) -> FixedCommand:
     """The command without what its version does not take or do, and with `settings` (arguments -> values) in place."""
-    known, old = judged.options, {found.name: found for found in judged.findings}
+    cli_options, old = judged.options, {found.name: found for found in judged.findings}
     words, diff, drafting = list[str](), list[str](), dict[str, Any]()
     wanted = dict(settings or {})
-    drafts = load_argument_names("vllm").drafting if "--speculative-config" in known.spellings else {}
-    for asked, given in zip(judged.as_written.given, judged.as_meant.given, strict=True):
-        spelt = given.written.replace("_", "-") if known.lists.underscores else given.written
+    drafts = load_argument_names("vllm").drafting if "--speculative-config" in cli_options.spellings else {}
+    for option, given in zip(judged.as_written.options, judged.as_meant.options, strict=True):
+        spelt = given.written.replace("_", "-") if cli_options.lists.underscores else given.written
         name = given.option.name if given.option and spelt not in old else spelt
         argument = given.option.argument if given.option else ""
-        was = [asked.written, *asked.words]
+        was = [option.written, *option.words]
         if given.option is None and name in drafts:
             word = next(iter(given.words), None)
             drafting[drafts[name]] = int(word) if word and word.isdigit() else word
@@ -58,7 +58,7 @@ def fix_command(judged: CheckedCommand, settings: Mapping[str, Any] | None = Non
             continue
         diff.append(_format_diff_line("-", [f"{name}={value}"]))
         del environment[name]
-        if change.becomes and change.becomes in known.spellings:
+        if change.becomes and change.becomes in cli_options.spellings:
             words += [change.becomes, normalize_variable_value(value)]
             diff.append(_format_diff_line("+", [change.becomes, normalize_variable_value(value)]))
     for argument, value in wanted.items():
@@ -107,8 +107,10 @@ def _replace_option(judged: CheckedCommand, option: ParsedOption, name: str, fin
 
 def _spell_argument(judged: CheckedCommand, argument: str, value: Any) -> list[str]:
     """An argument as an option of this version."""
-    known = judged.options
-    option = next((one for one in known.by_spelling.values() if one.argument == argument), None)
+    cli_options = judged.options
+    option = next(
+        (cli_option for cli_option in cli_options.by_spelling.values() if cli_option.argument == argument), None
+    )
     if option is None:
         return []
     if value is True:

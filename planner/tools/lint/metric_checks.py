@@ -40,10 +40,10 @@ def _list_metric_spellings(name: str) -> list[str]:
 
 def check_metrics(names: Sequence[str], judged: Sequence[CheckedCommand], version: str | None) -> list[LintFinding]:
     """The verdicts on metrics that a text names, of the engines that it starts or of their own prefix."""
-    found = []
+    metrics = []
     for name in names:
         engine = name.partition(":")[0]
-        own = next((one.version for one in judged if one.command.engine == engine), None)
+        own = next((checked.version for checked in judged if checked.command.engine == engine), None)
         at = (version if own or not judged else None) or own or load_flag_lists(engine).versions[-1]
         verdict = check_metric(name, engine, at)
         off = next((one for one in judged if one.command.engine == engine and _explain_disabled_metrics(one)), None)
@@ -51,8 +51,8 @@ def check_metrics(names: Sequence[str], judged: Sequence[CheckedCommand], versio
             verdict = LintFinding(
                 "metric", name, name, "contradicts", f"the server has none: {_explain_disabled_metrics(off)}", ""
             )
-        found.append(verdict)
-    return found
+        metrics.append(verdict)
+    return metrics
 
 
 def _explain_disabled_metrics(judged: CheckedCommand) -> str:

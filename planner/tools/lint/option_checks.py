@@ -53,24 +53,24 @@ class CheckedCommand:
         variables = {name.lower(): value for name, value in self.command.environment.items()}
         own: dict[str, Any] = {}
         if self.command.engine == "tgi":  # clap reads each option from the variable of its name, too
-            known = {option for option in self.options.by_spelling.values() if option.argument in variables}
-            words = [word for option in known for word in (option.name, variables[option.argument])]
+            cli_options = {option for option in self.options.by_spelling.values() if option.argument in variables}
+            words = [word for option in cli_options for word in (option.name, variables[option.argument])]
             own = {**self.options.parse(words).values, "prefix_caching": variables.get("prefix_caching")}
         return {**own, **self.as_meant.values, **self.command.config}
 
 
 def check_command(command: ServerCommand, version: str) -> CheckedCommand:
     """The verdicts on a command at a version of its engine, in the order in which things stand there."""
-    known = get_cli_options(command.engine, version)
-    asked = known.parse(command.argv)
-    findings = [check_flag(given, known, version) for given in asked.given]
-    parsed = _correct_misspellings(command, asked, findings, known)
-    pairs = zip(asked.given, parsed.given, strict=True)
-    findings += [check_flag(meant, known, version) for given, meant in pairs if meant.error and meant != given]
+    cli_options = get_cli_options(command.engine, version)
+    parsed_command_line = cli_options.parse(command.argv)
+    findings = [check_flag(option, cli_options, version) for option in parsed_command_line.options]
+    parsed = _correct_misspellings(command, parsed_command_line, findings, cli_options)
+    pairs = zip(parsed_command_line.options, parsed.options, strict=True)
+    findings += [check_flag(meant, cli_options, version) for given, meant in pairs if meant.error and meant != given]
     findings += check_positional_words(command, parsed, version)
     findings += check_environment(command, version)
     findings += check_settings(command, version)
-    said = {(found.kind, found.name): at for at, found in enumerate(findings)}
+    said = {(finding.kind, finding.name): at for at, finding in enumerate(findings)}
     for extra in (
         *find_redundant_defaults(parsed, command.engine, version),
         *apply_option_rules(command, parsed, version),
@@ -82,18 +82,18 @@ def check_command(command: ServerCommand, version: str) -> CheckedCommand:
             extra.needs_fix and not findings[at].needs_fix
         ):
             findings[at] = extra
-    return CheckedCommand(command, known, version, asked, parsed, tuple(findings))
+    return CheckedCommand(command, cli_options, version, parsed_command_line, parsed, tuple(findings))
 
 
 def _correct_misspellings(
     command: ServerCommand, parsed: ParsedCommandLine, findings: Sequence[LintFinding], options: CliOptions
 ) -> ParsedCommandLine:
     """The command line with its misspelt options as they were meant, so that their values are judged too."""
-    unknown = (found for found in findings if found.verdict == "unknown" and found.instead in options.spellings)
+    unknown = (finding for finding in findings if finding.verdict == "unknown" and finding.instead in options.spellings)
     right = {found.written.split()[0]: found.instead for found in unknown}
     parted = [word.partition("=") for word in command.argv]
     meant = options.parse([right.get(name, name) + sign + value for name, sign, value in parted])
-    return meant if len(meant.given) == len(parsed.given) else parsed
+    return meant if len(meant.options) == len(parsed.options) else parsed
 
 
 def check_flag(option: ParsedOption, options: CliOptions, version: str) -> LintFinding:
@@ -104,8 +104,8 @@ def check_flag(option: ParsedOption, options: CliOptions, version: str) -> LintF
     )[:300]
     change = load_engine_changes(options.engine).flags.get(name) or OptionChange()
     if option.option is None:
-        found = _check_missing_option(name, written, options, version, change)
-        return replace(found, refused=found.needs_fix)
+        finding = _check_missing_option(name, written, options, version, change)
+        return replace(finding, refused=finding.needs_fix)
     if option.error:
         return LintFinding("flag", name, written, *_check_value(option, options), refused=True)
     verdict, why = _check_accepted_option(change, name, version)
@@ -283,14 +283,14 @@ def find_redundant_defaults(parsed: ParsedCommandLine, engine: str, version: str
     facts = find_engine_version(engine, version)
     if engine != "vllm" or facts is None:
         return
-    for given in parsed.given:
-        fact = VERSIONED_DEFAULTS.get(given.option.argument) if given.option and not given.error else None
-        if fact and given.option and given.value == facts.facts[fact]:
-            since = _find_default_since(fact, given.value, version)
+    for option in parsed.options:
+        fact = VERSIONED_DEFAULTS.get(option.option.argument) if option.option and not option.error else None
+        if fact and option.option and option.value == facts.facts[fact]:
+            since = _find_default_since(fact, option.value, version)
             why = f"the default since {since}, if not before" if since else "the default"
-            if fact == "prefix_caching" and given.value and not facts.facts["prefix_caching_hybrid"]:
+            if fact == "prefix_caching" and option.value and not facts.facts["prefix_caching_hybrid"]:
                 why += ", but for models with recurrent layers"
-            yield LintFinding("flag", given.option.name, str(given)[:300], "useless", why)
+            yield LintFinding("flag", option.option.name, str(option)[:300], "useless", why)
 
 
 @lru_cache(maxsize=256)
@@ -298,8 +298,8 @@ def _find_default_since(fact: str, value: Any, version: str) -> str:
     """The first version from which on a default of vLLM is what it is at `version`."""
     first = ""
     for listed_version in load_flag_lists("vllm").versions:
-        known = find_engine_version("vllm", listed_version)
-        if known is None or parse_release(listed_version) > parse_release(version):
+        engine = find_engine_version("vllm", listed_version)
+        if engine is None or parse_release(listed_version) > parse_release(version):
             continue
-        first = (first or known.facts_version) if known.facts[fact] == value else ""
+        first = (first or engine.facts_version) if engine.facts[fact] == value else ""
     return first

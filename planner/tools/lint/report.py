@@ -37,24 +37,26 @@ class CommandReport:
     @property
     def refuses_to_start(self) -> bool:
         """The server ends at once over how it is written."""
-        return any(found.refused for found in self.checked.findings)
+        return any(finding.refused for finding in self.checked.findings)
 
     @property
     def reported_findings(self) -> list[LintFinding]:
         """What there is to say something of."""
-        return [found for found in self.checked.findings if found.verdict != "ok" or found.why]
+        return [finding for finding in self.checked.findings if finding.verdict != "ok" or finding.why]
 
     @property
     def accepted_names(self) -> list[str]:
         """The names of the rest."""
-        names = dict.fromkeys(found.name for found in self.checked.findings if found not in self.reported_findings)
+        names = dict.fromkeys(
+            finding.name for finding in self.checked.findings if finding not in self.reported_findings
+        )
         return [escape_to_one_line(name)[:40] for name in names]
 
     @property
     def needs_author(self) -> bool:
         """Only its author can say how it starts."""
         return not self.plan and any(
-            found.kind == "flag" and found.verdict == "contradicts" for found in self.reported_findings
+            finding.kind == "flag" and finding.verdict == "contradicts" for finding in self.reported_findings
         )
 
 
@@ -71,42 +73,45 @@ class LintReport:
     @property
     def findings(self) -> list[LintFinding]:
         """Of all commands and metrics."""
-        return [*(found for one in self.commands for found in one.checked.findings), *self.metrics]
+        return [
+            *(finding for command_report in self.commands for finding in command_report.checked.findings),
+            *self.metrics,
+        ]
 
     @property
     def needs_fix(self) -> bool:
         """Something should be mended: now, or to start at `to`."""
         starts = all(memory.can_start for memory in self._memory_plans)
-        return not starts or any(found.needs_fix for found in (*self.findings, *self.upgrade_findings))
+        return not starts or any(finding.needs_fix for finding in (*self.findings, *self.upgrade_findings))
 
     @property
     def verdict(self) -> Literal["ok", "at_risk", "mend"]:
         """At risk: it starts, but something in it is risky, or its memory may not suffice."""
-        wrong = {found.verdict for found in (*self.findings, *self.upgrade_findings) if found.needs_fix}
+        wrong = {finding.verdict for finding in (*self.findings, *self.upgrade_findings) if finding.needs_fix}
         if wrong - {"risky"} or not all(memory.can_start for memory in self._memory_plans):
             return "mend"
         return "at_risk" if wrong or any(memory.status != "ok" for memory in self._memory_plans) else "ok"
 
     @property
     def _memory_plans(self) -> list[MemoryPlan]:
-        return [one.plan.memory for one in self.commands if one.plan]
+        return [command_report.plan.memory for command_report in self.commands if command_report.plan]
 
     def list_rows(self) -> list[dict[str, Any]]:
         """One row for each finding, for tables."""
-        return [{**vars(found), "mend": found.needs_fix} for found in self.findings]
+        return [{**vars(finding), "mend": finding.needs_fix} for finding in self.findings]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "commands": [
                 {
-                    "where": one.checked.command.where, "engine": one.checked.command.engine,
-                    "engine_version": one.checked.version, "command": _format_without_secrets(one.checked.command),
-                    "findings": [vars(found) for found in one.checked.findings],
-                    "better": _format_without_secrets(one.fixed.command) if one.fixed.diff else None, "diff": list(one.fixed.diff),
-                    "refused": one.refuses_to_start, "planned": serialize_command_plan(one.plan) if one.plan else None,
-                    "unplanned": one.not_planned_reason or None,
+                    "where": command_report.checked.command.where, "engine": command_report.checked.command.engine,
+                    "engine_version": command_report.checked.version, "command": _format_without_secrets(command_report.checked.command),
+                    "findings": [vars(finding) for finding in command_report.checked.findings],
+                    "better": _format_without_secrets(command_report.fixed.command) if command_report.fixed.diff else None, "diff": list(command_report.fixed.diff),
+                    "refused": command_report.refuses_to_start, "planned": serialize_command_plan(command_report.plan) if command_report.plan else None,
+                    "unplanned": command_report.not_planned_reason or None,
                 }
-                for one in self.commands
+                for command_report in self.commands
             ],
             "metrics": [vars(found) for found in self.metrics],
             "to": self.target_version, "drift": [vars(found) for found in self.upgrade_findings],
@@ -134,7 +139,7 @@ def lint(
     for given in filter(None, (version, to)):
         if not given.startswith("nightly"):
             parse_release(given)
-    found, drift = list[CommandReport](), list[LintFinding]()
+    command_reports, drift = list[CommandReport](), list[LintFinding]()
     if gpu is not None:
         parse_gpu_count(gpu)
     for command in text.commands:
@@ -145,14 +150,20 @@ def lint(
         on = gpu or command.planned_on or None
         notes += [pool] if command.role and on else []
         notes += [] if version or command.version else [f"no version given: judged for {command.engine} {at}"]
-        found.append(_plan_command(judged, on, at, workload))
+        command_reports.append(_plan_command(judged, on, at, workload))
         drift += check_upgrade(judged, to) if to else []
-    watched = check_metrics(text.metrics, [one.checked for one in found], version) if text.metrics else []
+    watched = (
+        check_metrics(text.metrics, [command_report.checked for command_report in command_reports], version)
+        if text.metrics
+        else []
+    )
     if to and text.metrics:
-        now = {one.name: one for one in watched}
-        then = check_metrics(text.metrics, [one.checked for one in found], to)
+        now = {finding.name: finding for finding in watched}
+        then = check_metrics(text.metrics, [one.checked for one in command_reports], to)
         drift += [one for one in then if one != now[one.name] and one.needs_fix]
-    return LintReport(tuple(found), tuple(watched), tuple(dict.fromkeys(notes)), to, tuple(dict.fromkeys(drift)))
+    return LintReport(
+        tuple(command_reports), tuple(watched), tuple(dict.fromkeys(notes)), to, tuple(dict.fromkeys(drift))
+    )
 
 
 def _check_command(command: ServerCommand, version: str) -> CheckedCommand:
@@ -168,7 +179,7 @@ def _plan_command(judged: CheckedCommand, gpu: str | None, version: str, workloa
     if gpu is None:
         return CommandReport(judged, better, None, "")
     starting = judged
-    if any(found.refused for found in judged.findings):
+    if any(finding.refused for finding in judged.findings):
         starting = _check_command(better.command, version)
         if still := next((found for found in starting.findings if found.refused), None):
             why = f"the server ends with an error while it starts. {still.written}: {still.why}"
@@ -187,15 +198,15 @@ def _drop_safe_memory_findings(judged: CheckedCommand, done: CommandPlan) -> Che
         return judged
     share = ("--gpu-memory-utilization", "risky")
     findings = (
-        replace(one, verdict="ok", why="", instead="") if (one.name, one.verdict) == share else one
-        for one in judged.findings
+        replace(finding, verdict="ok", why="", instead="") if (finding.name, finding.verdict) == share else finding
+        for finding in judged.findings
     )
     return replace(judged, findings=tuple(findings))
 
 
 def _merge_findings(findings: Iterable[LintFinding], more: Iterable[LintFinding]) -> tuple[LintFinding, ...]:
     """Findings, those of `more` in place of what was said of the same item and was no more than a risk."""
-    made = {(one.kind, one.name): one for one in findings}
+    made = {(finding.kind, finding.name): finding for finding in findings}
     for one in more:
         said = made.get((one.kind, one.name))
         if said is None or not said.needs_fix or said.verdict == "risky":
@@ -223,8 +234,8 @@ def _mask_secret(command: ServerCommand) -> str:
 
 def _format_findings_table(findings: Iterable[LintFinding]) -> list[str]:
     """A line for each finding: verdict, item, why, and what to write instead."""
-    rows = [("", one.verdict, escape_to_one_line(one.name if one.kind == "metric" else one.written)[:70], _format_finding(one))
-            for one in findings]  # fmt: skip
+    rows = [("", finding.verdict, escape_to_one_line(finding.name if finding.kind == "metric" else finding.written)[:70], _format_finding(finding))
+            for finding in findings]  # fmt: skip
     return format_columns(rows).splitlines() if rows else []
 
 

@@ -55,17 +55,17 @@ def apply_option_rules(command: ServerCommand, parsed: ParsedCommandLine, versio
             written = f"{name}={values.get(name)}"[:300]
             yield LintFinding("environment", name, written, rule.verdict, rule.say, rule.instead, rule.refuses)
             continue
-        given = next((one for one in reversed(parsed.given) if one.option and one.option.argument == name), None)
-        shown = given.option.name if given and given.option else f"--{name.replace('_', '-')}"
-        written = "(not given)" if given is None else shown if is_secret_option(given.written) else str(given)[:300]
+        option = next((one for one in reversed(parsed.options) if one.option and one.option.argument == name), None)
+        shown = option.option.name if option and option.option else f"--{name.replace('_', '-')}"
+        written = "(not given)" if option is None else shown if is_secret_option(option.written) else str(option)[:300]
         yield LintFinding("flag", shown, written, rule.verdict, rule.say, rule.instead, rule.refuses)
 
 
 def _read_nearby_version(command: ServerCommand, version: str) -> dict[str, Any]:
     """What the next list reads in the command, for a version between two lists."""
-    known = get_cli_options(command.engine, version)
+    cli_options = get_cli_options(command.engine, version)
     later = [one for one in load_flag_lists(command.engine).versions if parse_release(one) > parse_release(version)]
-    return get_cli_options(command.engine, later[0]).parse(command.argv).values if known.note and later else {}
+    return get_cli_options(command.engine, later[0]).parse(command.argv).values if cli_options.note and later else {}
 
 
 def _matches_test(test: str, value: Any) -> bool:

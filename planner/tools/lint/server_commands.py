@@ -71,8 +71,8 @@ class ServerCommand:
     def role(self) -> str:
         """Of a worker of pools, "prefill" or "decode"; nothing of a server that does both."""
         pattern = r"--(?:is-|disaggregation-mode[ =])(prefill|decode)|kv_(producer|consumer)"
-        said = re.search(pattern, f"{self.launched} {' '.join(self.argv)}")
-        return {"producer": "prefill", "consumer": "decode"}.get(said[2], said[1]) if said else ""
+        match = re.search(pattern, f"{self.launched} {' '.join(self.argv)}")
+        return {"producer": "prefill", "consumer": "decode"}.get(match[2], match[1]) if match else ""
 
 
 def quote_word(word: str) -> str:
@@ -86,10 +86,10 @@ def find_commands(
     text: str, location: str, engine: str | None, environment: Mapping[str, str] | None = None
 ) -> Iterator[ServerCommand]:
     """Commands of shell text; with an `engine` also a list of nothing but its options."""
-    found = parse_statements(text, environment)
-    for number, statement in enumerate(found, start=1):
-        place = location or (f"command {number}" if len(found) > 1 else "")
-        yield from _parse_statement(statement, place, engine if len(found) == 1 else None)
+    shell_statements = parse_statements(text, environment)
+    for number, statement in enumerate(shell_statements, start=1):
+        place = location or (f"command {number}" if len(shell_statements) > 1 else "")
+        yield from _parse_statement(statement, place, engine if len(shell_statements) == 1 else None)
 
 
 def _parse_statement(
@@ -123,13 +123,13 @@ def _parse_statement(
         yield command
         return
     script = next((at for at, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)), None)
-    told = [
+    sentences = [
         word for word in words if " " in word and SERVER_MENTION_PATTERN.search(word)
     ]  # ssh HOST '...', tmux new '...'
     if script is not None and any(PurePath(word).name in _SHELL_PROGRAMS for word in words[:script]):
-        told = [words[script + 1]]
-    if told:
-        for inner in parse_statements(told[-1], environment):
+        sentences = [words[script + 1]]
+    if sentences:
+        for inner in parse_statements(sentences[-1], environment):
             yield from _parse_statement(inner, location, None, depth + 1)
     elif engine and words[0].startswith("-"):
         yield ServerCommand(location, engine, words, environment)
@@ -173,12 +173,12 @@ def _parse_docker_run(
     while at < len(words) and words[at].startswith("-"):
         key, tied, value = words[at].partition("=")
         alone = bool(tied) or key in _VALUELESS_DOCKER_OPTIONS or re.fullmatch(r"-[ditP]+", key) is not None
-        said = value if tied else words[at + 1] if at + 1 < len(words) else ""
+        text = value if tied else words[at + 1] if at + 1 < len(words) else ""
         at += 1 if alone else 2
         if key == "--entrypoint":
-            entrypoint = said
+            entrypoint = text
         elif key in ("-e", "--env"):
-            name, equals, content = said.partition("=")
+            name, equals, content = text.partition("=")
             inside[name] = content if equals else environment.get(name, f"${{{name}}}")
     if at < len(words):
         rest = ((entrypoint,) if entrypoint else ()) + tuple(words[at + 1 :])
@@ -214,13 +214,19 @@ def parse_container(
     depth: int = 0,
 ) -> Iterator[ServerCommand]:
     """What a container of the image `name` starts with these words, unless its entry point is `replaced`."""
-    known = parse_image_name(name)
+    engine_image = parse_image_name(name)
     begun = list(_parse_statement(ShellStatement(tuple(words), environment), location, None, depth + 1))
     for command in begun:
-        version = known.version if known and known.engine == command.engine else ""
+        version = engine_image.version if engine_image and engine_image.engine == command.engine else ""
         yield replace(command, container=True, version=version or command.version)
-    if not begun and known and known.starts and not replaced and (words or environment):
-        serves = known.engine == "vllm"
+    if not begun and engine_image and engine_image.starts and not replaced and (words or environment):
+        serves = engine_image.engine == "vllm"
         yield ServerCommand(
-            location, known.engine, tuple(words), environment, known.version, container=True, subcommand=serves
+            location,
+            engine_image.engine,
+            tuple(words),
+            environment,
+            engine_image.version,
+            container=True,
+            subcommand=serves,
         )

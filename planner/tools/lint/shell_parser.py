@@ -49,7 +49,7 @@ class ShellStatement:
 def parse_statements(text: str, environment: Mapping[str, str] | None = None) -> list[ShellStatement]:
     """The commands of `text`, each with the variables set before it; `PlannerError` where a quote does not end."""
     exported, variables = dict(environment or {}), {name: [value] for name, value in (environment or {}).items()}
-    found = []
+    statements = []
     for words in _split_into_commands(text):
         filled, own, exporting, at = list[str](), dict[str, str](), False, 0
         while at < len(words):
@@ -75,12 +75,12 @@ def parse_statements(text: str, environment: Mapping[str, str] | None = None) ->
         if exporting:
             exported |= own | {name: " ".join(variables[name]) for name in filled if name in variables}
         elif filled:
-            found.append(ShellStatement(tuple(filled), {**exported, **own}))
+            statements.append(ShellStatement(tuple(filled), {**exported, **own}))
         else:
             exported |= {name: value for name, value in own.items() if name in exported}
         if sum(map(len, filled)) + sum(len(v) for values in variables.values() for v in values) > MAX_EXPANDED_CHARS:
             raise PlannerError(f"with its variables filled in the text grows beyond {MAX_EXPANDED_CHARS:,} characters")
-    return found
+    return statements
 
 
 def expand_variables(text: str, variables: Mapping[str, str]) -> str:
@@ -267,14 +267,14 @@ def _read_expansion(text: str, at: int) -> tuple[str, int]:
 
 def extract_here_documents(text: str) -> dict[str, str]:
     """What here-documents write into files, by the file's name: `cat > NAME <<EOF`, `tee NAME <<EOF`."""
-    found = {}
+    here_documents = {}
     head = re.compile(r"^[^\n#]*<<(-?)[ \t]*(['\"]?)(\w+)\2[^\n]*\n", re.MULTILINE)
     for match in head.finditer(text):
         end = re.compile(rf"^[ \t]*{match[3]}[ \t]*$", re.MULTILINE).search(text, match.end())
         named = re.search(r"(?:(?<![<>\d&])>>?|\btee(?:\s+-a)?)\s*['\"]?([^\s'\"<>|;&]+)", match[0])
         if end and named:
-            found[named[1].rpartition("/")[2]] = dedent(text[match.end() : end.start()])
-    return found
+            here_documents[named[1].rpartition("/")[2]] = dedent(text[match.end() : end.start()])
+    return here_documents
 
 
 def _skip_here_documents(text: str, at: int, ends: list[str]) -> int:

@@ -47,10 +47,10 @@ def read_source(what: str, engine: str | None = None) -> ParsedSource:
     text = re.sub(r"(?<=[ \t])[`^][ \t]*\r?\n", "\\\\\n", text)  # lines that PowerShell and cmd carry on
     if len(text) > MAX_FILE_BYTES:
         raise PlannerError(f"a command line has at most {MAX_FILE_BYTES:,} characters, got {len(text):,}")
-    started = list(islice(_find_commands_in_text(text, name, engine), MAX_COMMANDS_PER_FILE))
-    for script in () if started else re.findall(r"^ExecStart=.*?(\S+\.sh)\b", text, re.MULTILINE):
-        started += islice(_find_commands_in_text(beside.find(script) or "", "", engine), MAX_COMMANDS_PER_FILE)
-    found = tuple(_apply_config_file(_apply_plan_header(command, text), beside) for command in started)
+    server_commands = list(islice(_find_commands_in_text(text, name, engine), MAX_COMMANDS_PER_FILE))
+    for script in () if server_commands else re.findall(r"^ExecStart=.*?(\S+\.sh)\b", text, re.MULTILINE):
+        server_commands += islice(_find_commands_in_text(beside.find(script) or "", "", engine), MAX_COMMANDS_PER_FILE)
+    found = tuple(_apply_config_file(_apply_plan_header(command, text), beside) for command in server_commands)
     metrics = tuple(dict.fromkeys(word for word in _METRIC_NAME_PATTERN.findall(text) if "_" in word))
     if not found and not metrics:
         where = path.name if path else f"{what!r:.60}"
@@ -93,11 +93,15 @@ class _NearbyFiles(NamedTuple):
 
 def _apply_config_file(command: ServerCommand, beside: _NearbyFiles) -> ServerCommand:
     """The command with what its configuration file says: options in front, or what TensorRT-LLM keeps there."""
-    known = get_cli_options(command.engine, load_flag_lists(command.engine).versions[-1])
-    given = [one for one in known.parse(command.argv).given if one.option and one.option.argument == "config"]
-    if not given or not given[-1].words:
+    cli_options = get_cli_options(command.engine, load_flag_lists(command.engine).versions[-1])
+    options = [
+        option
+        for option in cli_options.parse(command.argv).options
+        if option.option and option.option.argument == "config"
+    ]
+    if not options or not options[-1].words:
         return command
-    path = given[-1].words[0]
+    path = options[-1].words[0]
     try:
         content = None if is_unresolved(path) else parse_yaml(beside.find(path) or "", path)
     except PlannerError as error:
@@ -196,10 +200,10 @@ def _split_words(text: str) -> list[str]:
 def _parse_json_list(text: str) -> list[str]:
     """A JSON list of words, as in a Dockerfile; empty where it is none."""
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    return [str(word) for word in found] if isinstance(found, list) else []
+    return [str(word) for word in value] if isinstance(value, list) else []
 
 
 def _load_yaml_documents(text: str, name: str) -> Iterator[Any]:
@@ -235,10 +239,10 @@ def _find_commands_in_node(node: Any, location: str, engine: str | None, depth: 
     if flat := _read_config_options(node, engine):
         yield ServerCommand(location or "configuration", engine or "vllm", flat, {}, subcommand=True)
         return
-    started = list(_parse_container_node(node, location))
-    yield from started
+    server_commands = list(_parse_container_node(node, location))
+    yield from server_commands
     for key, value in node.items():
-        if not (started and key in ("command", "args", "entrypoint")):
+        if not (server_commands and key in ("command", "args", "entrypoint")):
             yield from _find_commands_in_node(value, f"{location}.{key}".lstrip("."), engine, depth + 1)
 
 
@@ -283,11 +287,11 @@ def _parse_production_stack(node: Mapping[str, Any], location: str) -> ServerCom
         if key not in ("extraArgs", "v1") and _is_scalar(value):
             pairs.append((f"--no-{name}", True) if value is False else (f"--{name}", value))
     extra = config.get("extraArgs") if isinstance(config, Mapping) else None
-    known = parse_image_name(f"{node.get('repository', '')}:{node.get('tag', '')}")
+    engine_image = parse_image_name(f"{node.get('repository', '')}:{node.get('tag', '')}")
     words = (_format_scalar(node["modelURL"]), *_format_as_words(pairs), *_split_command_value(extra))
     asked = str(node.get("requestGPU", ""))
     gpus = int(asked) if asked.isdecimal() and len(asked) < 10 else None
-    version = known.version if known else ""
+    version = engine_image.version if engine_image else ""
     return ServerCommand(
         location, "vllm", words, _parse_environment(node.get("env")), version, True, True, num_visible_gpus=gpus
     )
@@ -326,8 +330,14 @@ def _split_command_value(value: Any) -> list[str]:
         return [_format_scalar(word) for word in value if isinstance(word, str | int | float)]
     if not isinstance(value, str):
         return []
-    found = parse_statements(value)
-    return list(found[0].words) if len(found) == 1 else ["sh", "-c", value] if found else []
+    shell_statements = parse_statements(value)
+    return (
+        list(shell_statements[0].words)
+        if len(shell_statements) == 1
+        else ["sh", "-c", value]
+        if shell_statements
+        else []
+    )
 
 
 def _format_scalar(value: Any) -> str:
@@ -351,9 +361,9 @@ def _parse_environment(value: Any) -> dict[str, str]:
 
 def _read_config_options(node: Mapping[str, Any], engine: str | None) -> tuple[str, ...]:
     """A file for `--config` as the options that it stands for; empty where the mapping is something else."""
-    known = get_cli_options(engine or "vllm", load_flag_lists(engine or "vllm").versions[-1])
+    cli_options = get_cli_options(engine or "vllm", load_flag_lists(engine or "vllm").versions[-1])
     names = [f"--{name}" for name in node if isinstance(name, str)]
-    right = sum(len(known.find_spellings(name)) == 1 for name in names)
+    right = sum(len(cli_options.find_spellings(name)) == 1 for name in names)
     if len(names) < 2 or right < 0.6 * len(node) or not all(_is_scalar(value) for value in node.values()):
         return ()
     return tuple(_format_as_words(zip(names, node.values(), strict=False)))

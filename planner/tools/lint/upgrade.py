@@ -10,7 +10,7 @@ from planner.tools.lint.option_checks import VERSIONED_DEFAULTS, CheckedCommand,
 
 def check_upgrade(judged: CheckedCommand, to: str) -> list[LintFinding]:
     """What `to` changes for a command: its verdicts, and the defaults that it leaves open."""
-    now = {(one.kind, one.name): one for one in judged.findings}
+    now = {(finding.kind, finding.name): finding for finding in judged.findings}
     then = check_command(judged.command, to).findings
     changed = [one for one in then if one.verdict != "ok" and one != now.get((one.kind, one.name))]
     listed = list(_compare_recorded_defaults(judged, to))

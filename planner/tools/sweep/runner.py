@@ -111,11 +111,11 @@ def answer_point(sweep: SweepSpec, point: Mapping[str, Any]) -> dict[str, Any]:
     try:
         fields = sweep.build_scenario_fields(point)
         wanted = fields.pop("deployment", None)
-        asked = parse_scenario(fields, sweep.name, sweep.folder)
+        scenario = parse_scenario(fields, sweep.name, sweep.folder)
         if sweep.answer == "predict":
-            found = _predict_point(asked, validate_entry(DeploymentEntry, wanted, "deployment"), sweep.replay)
-            return _build_point_row(asked, found)
-        plan = search_deployments(asked) if sweep.replay else search_analytically(asked)
+            candidate = _predict_point(scenario, validate_entry(DeploymentEntry, wanted, "deployment"), sweep.replay)
+            return _build_point_row(scenario, candidate)
+        plan = search_deployments(scenario) if sweep.replay else search_analytically(scenario)
         about: dict[str, Any] = {"verdict": plan.verdict, "binding": plan.binding_constraint.constraint}
         if sweep.replay and (day := plan.autoscaling):
             fewest, most = min(day.replicas), max(day.replicas)
@@ -123,7 +123,7 @@ def answer_point(sweep: SweepSpec, point: Mapping[str, Any]) -> dict[str, Any]:
             about |= {"gpu_hours": day.gpu_hours, "gpu_hours_fixed": day.fixed_gpu_hours}
         if plan.best is None:
             return {"status": "nothing_meets", **about, "error": str(plan.binding_constraint)}
-        row = _build_point_row(asked, plan.best) | about
+        row = _build_point_row(scenario, plan.best) | about
         return row if plan.chosen else row | {"status": "nothing_meets", "error": "; ".join(plan.reasons)}
     except PlannerError as error:
         return {"status": "error", "error": str(error)}
@@ -134,33 +134,36 @@ def answer_point(sweep: SweepSpec, point: Mapping[str, Any]) -> dict[str, Any]:
         }
 
 
-def _predict_point(scenario: Scenario, wanted: DeploymentEntry, replay: bool) -> Candidate:
+def _predict_point(scenario: Scenario, deployment_entry: DeploymentEntry, replay: bool) -> Candidate:
     """The given deployment under the scenario's traffic."""
-    name = get_gpu(wanted.gpu).name if wanted.gpu else scenario.gpus[0].gpu.name
-    card = next((card for card in scenario.gpus if card.gpu.name == name), None)
-    served = load_model(
-        scenario.model, quantization=None if wanted.quantization == "checkpoint" else wanted.quantization
+    name = get_gpu(deployment_entry.gpu).name if deployment_entry.gpu else scenario.gpus[0].gpu.name
+    candidate_gpu = next((card for card in scenario.gpus if card.gpu.name == name), None)
+    model = load_model(
+        scenario.model,
+        quantization=None if deployment_entry.quantization == "checkpoint" else deployment_entry.quantization,
     )
-    layout = ParallelLayout(wanted.tp, wanted.pp, wanted.dp, wanted.ep, wanted.dcp)
-    if reason := explain_illegal_layout(served, layout, layout.gpus_per_replica, scenario.engine):
+    layout = ParallelLayout(
+        deployment_entry.tp, deployment_entry.pp, deployment_entry.dp, deployment_entry.ep, deployment_entry.dcp
+    )
+    if reason := explain_illegal_layout(model, layout, layout.gpus_per_replica, scenario.engine):
         raise PlannerError(reason)
     drafting = scenario.speculation.to_config() if scenario.speculation and scenario.speculation.allowed else None
-    card = card or CandidateGpu(get_gpu(name), layout.num_gpus * wanted.replicas)
-    one = build_deployment(scenario, card, served, layout, wanted.kv_cache_dtype, drafting)
-    found = evaluate_candidate(scenario, one, wanted.replicas)
-    return simulate_candidate(scenario, found) if replay and found.prediction.can_start else found
+    candidate_gpu = candidate_gpu or CandidateGpu(get_gpu(name), layout.num_gpus * deployment_entry.replicas)
+    deployment = build_deployment(scenario, candidate_gpu, model, layout, deployment_entry.kv_cache_dtype, drafting)
+    candidate = evaluate_candidate(scenario, deployment, deployment_entry.replicas)
+    return simulate_candidate(scenario, candidate) if replay and candidate.prediction.can_start else candidate
 
 
 def _build_point_row(scenario: Scenario, candidate: Candidate) -> dict[str, Any]:
     """What a candidate is and does, with the columns of `planner predict`."""
-    one = candidate.deployment
+    deployment = candidate.deployment
     verdict = "nothing_meets" if not candidate.is_feasible else "at_risk" if candidate.at_risk else "holds"
     return {
         "status": "ok", "verdict": verdict, "binding": "", "figures": "replay" if candidate.is_simulated else "closed form",
-        "gpu": one.gpu.name, "gpus": sum(pool.num_gpus for pool in candidate.prediction.pools),
-        "gpus_rented": candidate.prediction.num_gpus_billed, **vars(one.layout), "pools": candidate.description if candidate.is_disaggregated else "",
-        "quantization": one.model.quantization.method, "kv_cache_dtype": one.args.kv_cache_dtype or "auto",
-        "max_num_seqs": one.args.max_num_seqs, "max_model_len": one.args.max_model_len,
+        "gpu": deployment.gpu.name, "gpus": sum(pool.num_gpus for pool in candidate.prediction.pools),
+        "gpus_rented": candidate.prediction.num_gpus_billed, **vars(deployment.layout), "pools": candidate.description if candidate.is_disaggregated else "",
+        "quantization": deployment.model.quantization.method, "kv_cache_dtype": deployment.args.kv_cache_dtype or "auto",
+        "max_num_seqs": deployment.args.max_num_seqs, "max_model_len": deployment.args.max_model_len,
         "misses": "; ".join(candidate.violations), "margin": candidate.limit_utilization if math.isfinite(candidate.limit_utilization) else None,
     } | {
         name: None if isinstance(value, float) and not math.isfinite(value) else value  # as JSON holds it

@@ -118,12 +118,12 @@ def load_sweep_spec(path: Path) -> SweepSpec:
         raise PlannerError(f"{path.name}: a plan chooses its deployment; sweep that with answer: predict")
     with add_error_context(path.name):
         points = _sample_points(entry.sample) if entry.sample else _build_grid(entry.grid)
-        found = SweepSpec(
+        sweep_spec = SweepSpec(
             entry.answer, entry.answer == "plan" if entry.replay is None else entry.replay, fields, source.stem,
             source.parent.resolve(), points, (path, source),
         )  # fmt: skip
-        found.build_scenario_fields(points[0])
-    return found
+        sweep_spec.build_scenario_fields(points[0])
+    return sweep_spec
 
 
 def _build_grid(fields: Mapping[str, list[FieldValue] | RangeEntry]) -> list[dict[str, Any]]:
@@ -151,9 +151,9 @@ def _list_values(name: str, given: list[FieldValue] | RangeEntry) -> list[Any]:
     return list(dict.fromkeys(given.interpolate(k / (given.points - 1)) for k in range(given.points)))
 
 
-def _check_range(name: str, given: RangeEntry) -> None:
-    if given.high < given.low or (given.scale == "log" and given.low < MIN_LOG_RANGE_START):
-        ends = f"{given.low:g} to {given.high:g}"
+def _check_range(name: str, range_entry: RangeEntry) -> None:
+    if range_entry.high < range_entry.low or (range_entry.scale == "log" and range_entry.low < MIN_LOG_RANGE_START):
+        ends = f"{range_entry.low:g} to {range_entry.high:g}"
         raise PlannerError(f"{name}: a range goes up, and by factors from {MIN_LOG_RANGE_START:g} on, got {ends}")
 
 
@@ -162,11 +162,11 @@ def _sample_points(sample: SampleEntry) -> list[dict[str, Any]]:
     from scipy.stats import qmc
 
     _check_sweep_size(sample.points, len(sample.fields))
-    for name, given in sample.fields.items():
-        if isinstance(given, list):
-            _list_values(name, given)
-        elif given.points is None:
-            _check_range(name, given)
+    for name, field_values in sample.fields.items():
+        if isinstance(field_values, list):
+            _list_values(name, field_values)
+        elif field_values.points is None:
+            _check_range(name, field_values)
         else:
             raise PlannerError(f"{name}: a range in a sample has no number of points of its own")
     shares = qmc.LatinHypercube(len(sample.fields), rng=sample.seed).random(sample.points)

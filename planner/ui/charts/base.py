@@ -62,10 +62,10 @@ def _widen_left_margin(drawn: str) -> str:
     room = math.ceil(max(map(len, map(unescape, labels)), default=0) * FONT_MARGIN_PX_PER_CHAR)
     size = r'width="([\d.]+)" height="([\d.]+)" viewBox="0 0 [\d. ]+"'
 
-    def widened(found: re.Match[str]) -> str:
-        width = float(found[1]) + room
+    def widened(match: re.Match[str]) -> str:
+        width = float(match[1]) + room
         return (
-            f'width="{width:g}" height="{found[2]}" viewBox="{-room} 0 {width:g} {found[2]}" style="overflow: visible"'
+            f'width="{width:g}" height="{match[2]}" viewBox="{-room} 0 {width:g} {match[2]}" style="overflow: visible"'
         )
 
     return re.sub(size, widened, drawn, count=1)

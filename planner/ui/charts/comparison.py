@@ -50,13 +50,13 @@ def plot_cost_comparison(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
     if len(heads) != 1 or not (head := next(iter(heads))):
         return None
     load, unit = head
-    told = pd.concat([
+    frame = pd.concat([
         pd.DataFrame({"load": data[load], "cost": data[unit], "scenario": name})
         for name, data in zip(names, drawn, strict=True)
     ])  # fmt: skip
     dash = alt.Scale(domain=names, range=[[1, 0], [7, 3], [2, 2], [9, 3, 2, 3]][: len(names)])
     return (
-        alt.Chart(told, width=CHART_WIDTH_PX, height=180)
+        alt.Chart(frame, width=CHART_WIDTH_PX, height=180)
         .mark_line(interpolate="step-before")
         .encode(
             x=alt.X("load:Q", title=load, scale=alt.Scale(type="log", nice=False), axis=alt.Axis(format="~g")),
@@ -70,8 +70,8 @@ def plot_cost_comparison(plans: Sequence[Plan]) -> alt.TopLevelMixin | None:
 def plot_knob_effects(data: pd.DataFrame) -> alt.TopLevelMixin:
     """What each knob does to each measure; see `analysis.sensitivity`. Blue helps, orange hurts."""
     knobs, measures = (list(dict.fromkeys(data[name])) for name in ("knob", "measure"))
-    told = data.assign(helps=data["benefit"] > 0, strength=data["benefit"].abs().clip(upper=0.5))
-    base = alt.Chart(told, width=CHART_WIDTH_PX - 150, height=alt.Step(17)).encode(
+    frame = data.assign(helps=data["benefit"] > 0, strength=data["benefit"].abs().clip(upper=0.5))
+    base = alt.Chart(frame, width=CHART_WIDTH_PX - 150, height=alt.Step(17)).encode(
         x=alt.X("measure:N", title=None, sort=measures, axis=alt.Axis(orient="top", labelAngle=0)),
         y=alt.Y("knob:N", title=None, sort=knobs, axis=alt.Axis(labelLimit=260)),
     )

@@ -88,8 +88,8 @@ def plot_pace_throughput(load: pd.DataFrame, here: pd.DataFrame, tpot: str, limi
 
     def points(data: pd.DataFrame) -> alt.Chart:
         flat = pd.DataFrame({"made": [value.mid for value in data["Output tokens/s"]], **split_intervals(data[tpot])})
-        made = alt.X("made:Q", title="Output tokens/s of one replica")
-        return alt.Chart(flat.assign(n=list(data["Requests in flight"]))).encode(x=made)
+        x = alt.X("made:Q", title="Output tokens/s of one replica")
+        return alt.Chart(flat.assign(n=list(data["Requests in flight"]))).encode(x=x)
 
     height, spot = alt.Y("mid:Q", title=tpot), points(here)
     layers = [

@@ -48,8 +48,8 @@ def plot_tails(
             layers.append(hollow.encode(y=alt.Y("closed form:Q")))
         if promises := limits.get(name):
             rows = [(TAIL_AXIS_MARKS[at], ms, 1.0, f"{at} promised") for at, ms in promises]
-            told = pd.DataFrame(rows, columns=["slower", "ms", "from", "text"])
-            promised = alt.Chart(told).encode(x=x, y=alt.Y("ms:Q"))
+            frame = pd.DataFrame(rows, columns=["slower", "ms", "from", "text"])
+            promised = alt.Chart(frame).encode(x=x, y=alt.Y("ms:Q"))
             layers += [
                 promised.mark_rule(strokeDash=[5, 4], color=VIOLATED_COLOR).encode(x2="from"),
                 promised.mark_point(shape="triangle-down", color=VIOLATED_COLOR, size=60),
@@ -92,8 +92,8 @@ def plot_load_ramp(
 
 def plot_timelines(cases: Mapping[str, pd.DataFrame]) -> alt.TopLevelMixin:
     """How many requests run and wait over time in one engine, a panel per case; see `ramp_test.crowd`."""
-    told = pd.concat([data.assign(case=name) for name, data in cases.items()])
-    base = alt.Chart(told.melt(["Seconds", "case"], list(GAUGE_COLORS), "kind", "requests")).encode(
+    frame = pd.concat([data.assign(case=name) for name, data in cases.items()])
+    base = alt.Chart(frame.melt(["Seconds", "case"], list(GAUGE_COLORS), "kind", "requests")).encode(
         x=alt.X("Seconds:Q", title="seconds", scale=alt.Scale(nice=False)),
         y=alt.Y("requests:Q", title="requests", axis=alt.Axis(tickCount=4)),
         color=encode_color("kind:N", GAUGE_COLORS),

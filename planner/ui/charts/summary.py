@@ -32,9 +32,9 @@ def plot_slos(scenario: Scenario, candidate: Candidate) -> alt.TopLevelMixin:
     """Each target's prediction with its 80% interval, as a share of its limit."""
     performance, rows = candidate.prediction.performance, []
     for target in scenario.slo_targets:
-        told = performance.get_for_display(target.metric, target.percentile) if performance else UNBOUNDED
-        if performance and not math.isnan(told.mid):
-            rows.append((str(target), told / target.seconds, SLO_STATUS_LABELS[get_slo_status(target, told)]))
+        interval = performance.get_for_display(target.metric, target.percentile) if performance else UNBOUNDED
+        if performance and not math.isnan(interval.mid):
+            rows.append((str(target), interval / target.seconds, SLO_STATUS_LABELS[get_slo_status(target, interval)]))
     names, parts, states = zip(*rows, strict=True) if rows else ((), (), ())
     data = cap_utilization(parts).assign(target=names, state=states)
     y = alt.Y("target:N", title=None, sort=None, axis=alt.Axis(labelLimit=220))
