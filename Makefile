@@ -1,4 +1,5 @@
 # make report: the capacity report of one scenario as a PDF.   make test: the tests.   make lab: the cockpit and the notebooks, live.
+# LAB_OPTIONS: for JupyterLab, such as LAB_OPTIONS='--no-browser --port=8899'.
 PYTHON ?= python3
 SCENARIO ?= chat-70b
 BIN := .venv/bin
@@ -10,7 +11,7 @@ report: .venv/ready
 	$(BIN)/planner report $(SCENARIO)
 
 lab: .venv/ready
-	$(BIN)/jupyter lab --LabApp.extra_labextensions_path=planner/ui/lab --notebook-dir=notebooks start.ipynb
+	$(BIN)/planner lab notebooks $(LAB_OPTIONS)
 
 test: .venv/ready-dev
 	$(BIN)/pytest -n auto --dist loadfile --no-loadscope-reorder

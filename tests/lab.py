@@ -3,27 +3,20 @@
 Run as a script it saves a picture of every notebook, light and dark: `python tests/lab.py FOLDER [NOTEBOOK ...]`.
 """
 
-import json
-import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from lab_answers import serving
 from playwright.sync_api import Page, sync_playwright
 
 from planner.ui.pdf_report import list_chapter_notebooks
 
 ROOT = Path(__file__).resolve().parent.parent
 THEME = "theme => window.jupyterapp.commands.execute('apputils:change-theme', {theme})"
-TRACKER = "@jupyterlab/notebook-extension/tracker.jupyterlab-settings"
-NEWS = "@jupyterlab/apputils-extension/notification.jupyterlab-settings"
 PANEL = "window.jupyterapp?.shell.currentWidget"
 CODE = f"{PANEL}.content.widgets.filter(cell => cell.model.type === 'code')"
 
@@ -35,39 +28,9 @@ def chromium() -> str | None:
 
 @contextmanager
 def jupyterlab(folder: Path) -> Iterator[str]:
-    """A server over `folder`, with settings of its own; its address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as home:
-        settings = Path(home) / "lab" / "user-settings"
-        (settings / TRACKER).parent.mkdir(parents=True)
-        (settings / TRACKER).write_text(json.dumps({"windowingMode": "none"}))  # cells out of sight are drawn too
-        (settings / NEWS).parent.mkdir(parents=True)
-        (settings / NEWS).write_text(json.dumps({"fetchNews": "false"}))
-        environment = {**os.environ, "JUPYTER_CONFIG_DIR": home, "JUPYTERLAB_SETTINGS_DIR": str(settings)}
-        options = [f"--port={port}", "--no-browser", "--expose-app-in-browser", "--IdentityProvider.token="]
-        options += ["--ServerApp.root_dir=" + str(folder), "--allow-root", "--LabApp.news_url=None"]
-        options += [f"--LabApp.extra_labextensions_path={ROOT / 'planner' / 'faces' / 'lab'}"]  # as `make lab` has it
-        command = [
-            sys.executable,
-            "-m",
-            "jupyterlab",
-            *options,
-            "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
-        ]
-        server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            address = f"http://127.0.0.1:{port}/lab"
-            for _ in range(300):
-                with suppress(OSError):
-                    urllib.request.urlopen(address, timeout=5).close()
-                    break
-                time.sleep(0.2)
-            yield address
-        finally:
-            server.terminate()
-            server.wait(timeout=20)
+    """A server over `folder` as `planner lab` starts it, with settings of its own; its address."""
+    with serving([sys.executable, "-m", "planner", "lab", str(folder)], ROOT) as address:
+        yield address
 
 
 @contextmanager

@@ -1,9 +1,11 @@
 """A reader moves controls in a real JupyterLab and sees what they change."""
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
-from lab import browser, chromium, jupyterlab, run_notebook
+from lab import CODE, PANEL, browser, chromium, jupyterlab, run_notebook
 from playwright.sync_api import Page
 
 from planner.ui.pdf_report import NOTEBOOK_DIR
@@ -27,6 +29,8 @@ def test_a_slider_redraws_its_chart(tmp_path):
         page.wait_for_function(
             "before => document.querySelector('.widget-html svg').innerHTML !== before", arg=before, timeout=15_000
         )
+        page.get_by_role("button", name="Carry on with this").first.click()  # the whole chapter runs again
+        page.get_by_role("button", name="Back to the plan").wait_for(timeout=60_000)
         assert "Error" not in page.locator(".jp-OutputArea").all_inner_texts()
         elsewhere = [url for url in requests if not url.startswith((address.removesuffix("/lab"), "data:", "blob:"))]
         assert elsewhere == []  # works with no network
@@ -60,6 +64,67 @@ def test_a_question_is_asked_saved_and_walked_through(tmp_path, monkeypatch):
             "[...document.querySelectorAll('.jp-OutputArea')].some(it => /Qwen3-8B.* on .*L40S/.test(it.innerText))",
             timeout=240_000,
         )
+
+
+RUNS_ALL = '<p class="headroom headroom-runs-all">Carry on</p>'
+"""What a stranger's prose or output may hold: a thing to click."""
+QUIET_MS = 2_000
+"""How long a notebook is watched that nothing may run in."""
+
+
+def _stranger(cells: list[dict], marker: Path) -> dict:
+    """A stranger's notebook: `cells`, one that writes the file `marker`, and two places to click."""
+    code = f"from pathlib import Path\n\nPath({str(marker)!r}).touch()"
+    shown = {"output_type": "display_data", "metadata": {}, "data": {"text/html": RUNS_ALL}}
+    mine = [
+        {
+            "cell_type": "code",
+            "id": "code",
+            "metadata": {},
+            "source": code,
+            "outputs": [shown],
+            "execution_count": None,
+        },
+        {"cell_type": "markdown", "id": "prose", "metadata": {}, "source": RUNS_ALL},
+    ]
+    kernel = {"name": "python3", "display_name": "Python 3 (ipykernel)", "language": "python"}
+    return {"cells": [*cells, *mine], "metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
+
+
+def test_a_strangers_notebook_does_not_run_by_itself(tmp_path):
+    """Neither under a name of ours, nor with our code beside its own, nor by a click on what it shows."""
+    ran = tmp_path / "ran"
+    genuine = json.loads((NOTEBOOK_DIR / "start.ipynb").read_text(encoding="utf-8"))["cells"]
+    strangers = {"start.ipynb": [], "2-vram.ipynb": [], "theirs/start.ipynb": genuine}
+    (tmp_path / "theirs").mkdir()
+    for name, cells in strangers.items():
+        (tmp_path / name).write_text(json.dumps(_stranger(cells, ran)), encoding="utf-8")
+    with jupyterlab(tmp_path) as address, browser() as page:
+        for name in strangers:
+            page.goto(f"{address}/tree/{name}?reset")
+            page.wait_for_function(f"{PANEL}?.sessionContext?.session?.kernel?.status === 'idle'", timeout=90_000)
+            for place in ("", ".jp-MarkdownCell", ".jp-CodeCell .jp-OutputArea"):
+                if place:
+                    page.locator(f"{place} .headroom-runs-all").last.click()
+                page.wait_for_timeout(QUIET_MS)
+                assert not ran.exists(), (name, place)
+            assert page.evaluate(f"{CODE}.every(cell => !cell.model.executionCount)"), name
+        run_notebook(page, address, "1-framework.ipynb")  # a genuine one beside them runs by itself
+
+
+def test_the_cockpit_imports_no_module_of_the_notebooks_folder(tmp_path, monkeypatch):
+    """Neither its kernel nor the process that replays."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "kept"))
+    place = tmp_path / "theirs"
+    place.mkdir()
+    shutil.copy(NOTEBOOK_DIR / "start.ipynb", place)
+    modules = ("planner", "ipywidgets", "multiprocessing", "pickle")
+    for name in modules:
+        (place / f"{name}.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write({name!r})")
+    with jupyterlab(tmp_path) as address, browser(width=1400, height=1400) as page:
+        page.goto(f"{address}/tree/theirs/start.ipynb?reset")
+        page.wait_for_function("document.querySelector('.headroom')?.innerText.includes('replayed:')", timeout=240_000)
+        assert not (tmp_path / "ran").exists()
 
 
 def _fill(page: Page, label: str, value: str) -> None:

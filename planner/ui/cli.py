@@ -28,7 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; 0 when all went well, 1 when rows of a batch failed, 2 for unusable input."""
     parser = _build_parser()
     options, rest = parser.parse_known_args(arguments)
-    if rest and len(getattr(options, "what", ())) < 2:
+    passed_on = options.run is _run_lab or len(getattr(options, "what", ())) > 1
+    if rest and not passed_on:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     options.rest = rest
     gc.set_threshold(200_000, 20, 50)  # a search makes many small objects and few circles: a tenth of its time
@@ -335,6 +336,15 @@ def _run_calibrate(options: argparse.Namespace) -> None:
     else:
         fitted.save(options.out, date)
         print(f"saved: {options.out}; to plan with it, add to the scenario:\ncalibration: {options.out}")
+
+
+def _run_lab(options: argparse.Namespace) -> None:
+    """Open JupyterLab; an unknown option is JupyterLab's own."""
+    from planner.ui.lab_server import DEFAULT_FOLDER, open_lab
+
+    words = [*([options.folder] if options.folder else []), *(word for word in options.rest if word != "--")]
+    folder = None if not words or words[0].startswith("-") else words.pop(0)
+    open_lab(Path(folder or DEFAULT_FOLDER), words)
 
 
 def _run_scenarios(_options: argparse.Namespace) -> None:

@@ -1,0 +1,128 @@
+"""Open JupyterLab on the package's notebooks, with the extension that runs them when they are opened.
+
+`planner lab` and `make lab` both start here, and so do the browser tests.
+"""
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.core.errors import PlannerError
+from planner.core.files import ensure_folder
+from planner.core.readers import read_text
+from planner.ui.pdf_report import NOTEBOOK_DIR, list_chapter_notebooks
+
+DEFAULT_FOLDER = Path("headroom-notebooks")
+FIRST_NOTEBOOK = "start.ipynb"
+EXTENSION = Path(__file__).with_name("lab") / "headroom"
+SCRIPT = Path("static") / "remoteEntry.js"
+SHIPPED_LINE = "const SHIPPED = [];"
+"""The line of the extension's script that `build_extension` replaces."""
+MADE_BY_USE = (".yaml", ".json")
+"""Suffixes of what the cockpit writes beside the notebooks of a checkout; it is not copied."""
+LISTED_FILES_MAX = 5
+
+
+def open_lab(place: Path, options: Sequence[str] = ()) -> None:
+    """Open JupyterLab on `start.ipynb` in the folder `place`, until it is stopped.
+
+    Notebooks that are missing there are copied first. `options` are JupyterLab's own.
+    """
+    from jupyterlab.labapp import main
+
+    if kept := copy_notebooks(place):
+        more = f" and {len(kept) - LISTED_FILES_MAX} more" if len(kept) > LISTED_FILES_MAX else ""
+        names = ", ".join(map(str, kept[:LISTED_FILES_MAX]))
+        print(f"planner: {place}: kept your own {names}{more}; notebooks among them do not run when they are opened")
+    print(f"planner: notebooks in {place}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="headroom-lab-", ignore_cleanup_errors=True) as extensions:
+        build_extension(Path(extensions))
+        main(
+            [
+                f"--ServerApp.root_dir={place.resolve()}",
+                f"--LabApp.default_url=/lab/tree/{FIRST_NOTEBOOK}",
+                f"--LabApp.extra_labextensions_path={extensions}",
+                *options,
+            ]
+        )
+
+
+def copy_notebooks(place: Path) -> list[Path]:
+    """Copy the notebooks, and what they need, to the folder `place`; return the files that differ and are kept.
+
+    An existing file is never overwritten. The package's own folder stays as it is.
+    """
+    ensure_folder(place)
+    kept: list[Path] = []
+    if place.resolve() == NOTEBOOK_DIR.resolve():
+        return kept
+    for name in _list_files():
+        original, copy = NOTEBOOK_DIR / name, place / name
+        ensure_folder(copy.parent)
+        try:
+            with original.open("rb") as read, copy.open("xb") as written:
+                shutil.copyfileobj(read, written)
+        except FileExistsError:
+            if not _is_same(original, copy):
+                kept.append(name)
+        except OSError as error:
+            raise PlannerError(f"cannot write {copy}: {error.strerror or error}") from None
+    return kept
+
+
+def _list_files() -> Iterator[Path]:
+    """List what is copied, relative to `NOTEBOOK_DIR`: without hidden files and what the cockpit wrote there."""
+    for path in sorted(NOTEBOOK_DIR.rglob("*")):
+        name = path.relative_to(NOTEBOOK_DIR)
+        hidden = any(part.startswith((".", "__")) for part in name.parts)
+        made = name.parts[0] == "reports" or (len(name.parts) == 1 and name.suffix in MADE_BY_USE)
+        if path.is_file() and not hidden and not made:
+            yield name
+
+
+def _is_same(original: Path, copy: Path) -> bool:
+    """Tell whether a file is a copy of the original; of a notebook, whether it has the same code."""
+    try:
+        if original.suffix == ".ipynb":
+            return read_code(original) == read_code(copy)
+        return original.read_bytes() == copy.read_bytes()
+    except (OSError, PlannerError):
+        return False
+
+
+def build_extension(extensions: Path) -> Path:
+    """Write the lab extension to a folder in `extensions`, with the code of the shipped notebooks in its script.
+
+    Browsers keep the files of extensions for good, so that the script is named by its content.
+    """
+    made = extensions / EXTENSION.name
+    (made / SCRIPT).parent.mkdir(parents=True)
+    script = (EXTENSION / SCRIPT).read_text(encoding="utf-8")
+    assert script.count(SHIPPED_LINE) == 1
+    script = script.replace(SHIPPED_LINE, f"const SHIPPED = {json.dumps(list_shipped())};")
+    named = SCRIPT.with_suffix(f".{hashlib.sha256(script.encode()).hexdigest()[:16]}.js")
+    (made / named).write_text(script, encoding="utf-8")
+    package = json.loads((EXTENSION / "package.json").read_text(encoding="utf-8"))
+    package["jupyterlab"]["_build"]["load"] = named.as_posix()
+    (made / "package.json").write_text(json.dumps(package), encoding="utf-8")
+    return made
+
+
+def list_shipped() -> list[dict[str, Any]]:
+    """List the code of every shipped notebook, and whether it runs when it is opened: the cockpit and the walk do."""
+    opened = {NOTEBOOK_DIR / FIRST_NOTEBOOK, *list_chapter_notebooks()}
+    paths = [NOTEBOOK_DIR / name for name in _list_files() if name.suffix == ".ipynb"]
+    return [{"runsWhenOpened": path in opened, "code": read_code(path)} for path in paths]
+
+
+def read_code(notebook: Path) -> list[str]:
+    """Read the sources of the code cells of a notebook; `PlannerError` if it is none."""
+    try:
+        cells = json.loads(read_text(notebook))["cells"]
+        return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlannerError(f"{notebook} is not a notebook: {error!r}") from None
